@@ -1,0 +1,45 @@
+"""Networks that an algorithm brings along: trained beside the module's, merged by n_k, checkpointed with the rest."""
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.federated import Client, FederatedAlgorithm, FlatParameters, Weighted
+from lit_epgan.federated.report import Report
+
+
+class AlgorithmNetworks:
+    """The algorithm's own networks; empty for most algorithms, and then free of cost."""
+
+    def __init__(self, algorithm: FederatedAlgorithm) -> None:
+        self.algorithm = algorithm
+        self.server: Tensor | None = None
+        self._modules: nn.ModuleDict | None = None
+
+    def build(self, module: nn.Module) -> None:
+        self._modules = self.algorithm.build(module)
+
+    def flatten(self, device: torch.device) -> None:
+        if self._modules is None:
+            return
+        self._flat = FlatParameters.of(self._modules.to(device))
+        self.server = self._flat.vector.clone()
+
+    def load_server(self) -> None:
+        """Start from the server's networks, with a fresh optimizer."""
+        if self.server is None or self._modules is None:
+            return
+        self._flat.load(self.server)
+        self._optimizer = self.algorithm.network_optimizer(self._modules)
+        self._optimizer.zero_grad()
+
+    def step(self) -> None:
+        if self.server is not None:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    def report(self, client: Client) -> Report:
+        return {} if self.server is None else {"federation/networks": Weighted(self._flat.vector, client.weight)}
+
+    def update(self, total: dict[str, Tensor], weight: Tensor) -> None:
+        if self.server is not None:
+            self.server.copy_(total.pop("federation/networks") / weight)

@@ -1,0 +1,134 @@
+"""What of the module and its optimizers belongs to a client, and what of it the server keeps."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from lit_epgan.errors import UserError
+from lit_epgan.federated.parameters import matches
+
+BufferPolicy = Literal["average", "local", "exclude"]
+OptimizerPolicy = Literal["reset", "keep"]
+
+
+class ModuleTensors:
+    """Buffers and personal parameters: everything of the module that is not in the flat vector of its parameters.
+
+    Floating-point buffers are averaged with the parameters (``average``), kept by each client (``local``), or go back
+    to the server's after each client (``exclude``). Integer buffers are never averaged: they go back to the server's,
+    or stay the client's under ``local``. Names that match ``local`` stay the client's, parameters and buffers alike;
+    the server's module keeps their initial values.
+    """
+
+    def __init__(self, module: LightningModule, local: Sequence[str], buffers: BufferPolicy) -> None:
+        if buffers not in ("average", "local", "exclude"):
+            raise UserError(f"FederationCallback's buffers is {buffers!r}; choose average, local or exclude")
+        named: dict[str, Tensor] = dict(module.named_buffers())
+        personal = {n for n in named if buffers == "local" or matches(n, local)}
+        named |= {n: p for n, p in module.named_parameters() if p.requires_grad and matches(n, local)}
+        unmatched = [pattern for pattern in local if not any(matches(n, [pattern]) for n in named)]
+        if unmatched:
+            raise UserError(f"no parameter or buffer matches the local name pattern {', '.join(unmatched)}")
+        self._module = module
+        self.personal = [n for n in named if n in personal or matches(n, local)]
+        averaged = buffers == "average"
+        self.averaged = [n for n in named if averaged and n not in self.personal and named[n].is_floating_point()]
+        self.names = list(named)
+        self.server = {name: tensor.detach().clone() for name, tensor in named.items()}
+
+    def load_server(self) -> None:
+        self._copy(self.server)
+
+    def load_personal(self, state: dict[str, Tensor]) -> None:
+        self._copy(state)
+
+    def read_personal(self) -> dict[str, Tensor]:
+        live = self._live()
+        return {name: live[name].clone() for name in self.personal}
+
+    def read_averaged(self) -> Tensor | None:
+        """The buffers that are averaged, as one flat vector; None if there are none."""
+        if not self.averaged:
+            return None
+        live = self._live()
+        return torch.cat([live[name].flatten() for name in self.averaged])
+
+    def write_averaged(self, vector: Tensor) -> None:
+        """Set the server's averaged buffers."""
+        start = 0
+        for name in self.averaged:
+            tensor = self.server[name]
+            tensor.copy_(vector[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()
+
+    def _live(self) -> dict[str, Tensor]:
+        # by name each time: modules may assign a new tensor to a buffer
+        live: dict[str, Tensor] = {n: p.detach() for n, p in self._module.named_parameters() if n in self.server}
+        return live | {n: b for n, b in self._module.named_buffers() if n in self.server}
+
+    def _copy(self, values: dict[str, Tensor]) -> None:
+        if not values:
+            return
+        live = self._live()
+        for name, value in values.items():
+            live[name].copy_(value)
+
+
+class Optimizers:
+    """The optimizers' state: fresh for each client, or each client's own from round to round.
+
+    Learning rates with a scheduler of interval "epoch" run with the rounds; with interval "step" they are the
+    client's, and start afresh or go on with its optimizer state.
+    """
+
+    def __init__(self, trainer: Trainer, policy: OptimizerPolicy) -> None:
+        if policy not in ("reset", "keep"):
+            raise UserError(f"FederationCallback's optimizer_state is {policy!r}; choose reset or keep")
+        self.policy = policy
+        self.optimizers = list(trainer.optimizers)
+        self.per_step = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if not 0 <= float(group["lr"]) < float("inf"):
+                    raise UserError(f"the learning rate is {float(group['lr'])}; it must be a finite number, 0 or more")
+        self._groups = [self._settings(o) for o in self.optimizers] if self.per_step else []
+        self._schedules = [copy.deepcopy(s.state_dict()) for s in self.per_step]
+
+    def begin(self, state: dict[str, Any] | None) -> None:
+        """Take up a client's optimizer state; None starts afresh."""
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+            optimizer.zero_grad()
+        if self.per_step:
+            self._restore(self._groups, self._schedules)
+        if state is not None:
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                groups = optimizer.state_dict()["param_groups"]
+                optimizer.load_state_dict({"state": saved, "param_groups": groups})
+            if self.per_step:
+                self._restore(state["groups"], state["schedules"])
+
+    def collect(self) -> dict[str, Any] | None:
+        """The client's optimizer state, copied, if it is to be kept."""
+        if self.policy == "reset":
+            return None
+        return {
+            "optimizers": [copy.deepcopy(o.state_dict()["state"]) for o in self.optimizers],
+            "groups": [self._settings(o) for o in self.optimizers] if self.per_step else [],
+            "schedules": [copy.deepcopy(s.state_dict()) for s in self.per_step],
+        }
+
+    def _restore(self, groups: list[list[dict[str, Any]]], schedules: list[dict[str, Any]]) -> None:
+        for optimizer, settings in zip(self.optimizers, groups, strict=True):
+            for group, values in zip(optimizer.param_groups, settings, strict=True):
+                group.update(copy.deepcopy(values))
+        for scheduler, schedule in zip(self.per_step, schedules, strict=True):
+            scheduler.load_state_dict(copy.deepcopy(schedule))
+
+    @staticmethod
+    def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+        return [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]

@@ -1,0 +1,127 @@
+"""Who holds what: a table and a picture of the partition, written when training starts."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from lightning.pytorch import Callback, LightningModule, Trainer
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from rich.console import Console
+from rich.table import Table
+
+from datamodules.partition import partition_table
+
+PRINTED_CLIENTS, PRINTED_CLASSES = 12, 12
+WRITTEN = 20  # clients and classes up to which every cell bears its count
+INK, GRID, BAR, CELLS = "#333333", "#e4e4e4", "#9a9a9a", "Blues"
+
+
+class PartitionReport(Callback):
+    """Writes ``partition.csv`` and ``pictures/partition.png`` into the run folder and prints the table if it is small.
+
+    The labels are those of ``trainer.datamodule.data.labels``; where there are none, nothing is written.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        datamodule = getattr(trainer, "datamodule", None)
+        labels = getattr(getattr(datamodule, "data", None), "labels", None)
+        if not labels or not trainer.is_global_zero:
+            return
+        table = partition_table(labels)
+        run = Path(trainer.default_root_dir)
+        (run / "pictures").mkdir(parents=True, exist_ok=True)
+        table.to_csv(run / "partition.csv")
+        names = getattr(datamodule, "label_names", None)
+        partition_picture(table, names).savefig(run / "pictures" / "partition.png", dpi=150)
+        print_partition(table, run / "partition.csv", Console())
+
+
+def print_partition(table: pd.DataFrame, file: Path, console: Console) -> None:
+    """Print the table of counts (clients, classes) where it fits a terminal, and one line where it does not."""
+    if len(table) > PRINTED_CLIENTS or len(table.columns) > PRINTED_CLASSES:
+        totals = table.sum(axis=1)
+        size = f"{len(table)} clients hold {totals.sum():,} records of {len(table.columns)} classes"
+        console.print(f"{size}, {totals.min():,} to {totals.max():,} each; who holds what: {file}", highlight=False)
+        return
+    printed = Table("client", *(f"{label}" for label in table.columns), "records", title="Records by client and class")
+    for column in printed.columns[1:]:
+        column.justify = "right"
+    for client, row in zip(table.index, table.to_numpy().tolist(), strict=True):
+        printed.add_row(str(client), *(f"{n:,}" if n else "·" for n in row), f"{sum(row):,}")
+    console.print(printed)
+
+
+def partition_picture(table: pd.DataFrame, class_names: list[str] | None = None) -> Figure:
+    """A map of the counts (clients across, classes down), below bars of the clients' sizes.
+
+    Args:
+        table: counts, as ``partition_table`` gives them.
+        class_names: the name of class 0, 1, ..., where they have names.
+    """
+    clients, classes = table.shape
+    width = float(np.clip(0.62 * clients, 4.5, 14))
+    height = float(np.clip(0.36 * classes, 1, 11))
+    figure = Figure(figsize=(width + 1.6, height + 2.7), layout="constrained")
+    bars, cells = figure.subplots(2, 1, sharex=True, height_ratios=[1.1, height])
+    _draw_bars(bars, table)
+    image = _draw_cells(cells, table, class_names)
+    if max(clients, classes) <= WRITTEN:
+        _write_counts(cells, table)
+    else:
+        figure.colorbar(image, ax=cells, label="records", fraction=0.03, pad=0.01, aspect=30)
+    total = int(table.to_numpy().sum())
+    figure.suptitle(f"{_number(clients, 'client')}, {_number(classes, 'class')}, {_number(total, 'record')}", color=INK)
+    return figure
+
+
+def _draw_bars(axes: Axes, table: pd.DataFrame) -> None:
+    axes.bar(np.arange(len(table)), table.sum(axis=1), width=0.85, color=BAR)
+    axes.set_ylabel("records", color=INK)
+    axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.tick_params(axis="both", which="both", length=0, labelbottom=False, colors=INK)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.grid(axis="y", color=GRID)
+    axes.set_axisbelow(True)
+
+
+def _draw_cells(axes: Axes, table: pd.DataFrame, class_names: list[str] | None) -> AxesImage:
+    counts = table.to_numpy().T
+    classes, clients = counts.shape
+    shown = np.ma.masked_equal(counts, 0)  # nothing held stays white
+    image = axes.imshow(shown, cmap=CELLS, norm=PowerNorm(0.5, 0, counts.max()), aspect="auto", interpolation="nearest")
+    names = [class_names[int(c)] if class_names else str(c) for c in table.columns]
+    axes.set_xticks(*_ticks([str(name) for name in table.index], most=50))
+    axes.set_yticks(*_ticks(names, most=50))
+    axes.tick_params(axis="x", rotation=90 if clients > 8 else 0)
+    axes.tick_params(length=0, colors=INK, labelsize=8 if max(clients, classes) > WRITTEN else 10)
+    axes.set_ylabel("class", color=INK)
+    axes.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color=GRID, linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def _write_counts(axes: Axes, table: pd.DataFrame) -> None:
+    counts = table.to_numpy()
+    for client, label in np.argwhere(counts):
+        count = counts[client, label]
+        color = "white" if count > counts.max() / 3 else INK
+        axes.text(client, label, f"{count:,}", ha="center", va="center", color=color, fontsize=8)
+
+
+def _ticks(names: list[str], most: int) -> tuple[np.ndarray, list[str]]:
+    """Positions and names of every n-th tick, so that no more than ``most`` are written."""
+    step = -(-len(names) // most)
+    return np.arange(0, len(names), step), names[::step]
+
+
+def _number(n: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{n:,} {noun if n == 1 else plural}"

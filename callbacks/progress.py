@@ -1,0 +1,179 @@
+"""Where a federated run is: round, client, step and losses, on the terminal and in a file."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from lit_epgan.atomic import write_text
+
+FILE = "progress.json"
+
+
+class Position(NamedTuple):
+    """Where the run is; rounds, clients and steps count from 1 as people do."""
+
+    round: int
+    rounds: int
+    client: str = ""
+    client_position: int = 0
+    clients: int = 0
+    step: int = 0
+    steps: int = 0
+
+    @property
+    def done(self) -> float:
+        """Rounds done, the current one in parts."""
+        within = self.step / self.steps if self.steps else 0.0
+        part = (max(self.client_position - 1, 0) + within) / self.clients if self.clients else 0.0
+        return min(self.round - 1 + part, self.rounds)
+
+
+class FederatedProgressBar(ProgressBar):
+    """A bar over the rounds with the client being trained and the losses; without a terminal, a line now and then.
+
+    Losses are whatever the module logs with ``prog_bar=True``; before there is any, the sum of its ``step_losses``. The first rank also keeps ``progress.json`` in the run's
+    folder up to date, from which a study draws its bars. Between two refreshes a training step costs one look at the clock.
+
+    Args:
+        refresh_seconds: Least time between two refreshes of the terminal and of the file.
+        line_seconds: Least time between two lines where the output is no terminal; there is one a round at most.
+    """
+
+    def __init__(self, refresh_seconds: float = 0.5, line_seconds: float = 2.0) -> None:
+        super().__init__()
+        self.refresh_seconds = refresh_seconds
+        self.line_seconds = line_seconds
+        self._enabled = True
+        self._next_refresh = self._next_line = -math.inf
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._federation: Any = None
+
+    def disable(self) -> None:
+        """Show nothing (Lightning asks for it on every rank but the first)."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Show again."""
+        self._enabled = True
+
+    # Lightning's hooks
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Open the bar."""
+        self._federation = next((c for c in trainer.callbacks if _is_position(getattr(c, "progress", None))), None)
+        if self._enabled and sys.stdout.isatty():
+            self._bar = _new_bar()
+            self._task = self._bar.add_task(
+                "", total=trainer.max_epochs, completed=trainer.current_epoch, where="", losses=""
+            )
+            self._bar.start()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Refresh, if it is time."""
+        now = time.monotonic()
+        if self._enabled and now >= self._next_refresh:
+            self._next_refresh = now + self.refresh_seconds
+            self._refresh(trainer, self._position(trainer))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A line for the round, where there is no terminal."""
+        if not self._enabled or self._bar is not None:
+            return
+        now = time.monotonic()
+        last = trainer.current_epoch + 1 == trainer.max_epochs
+        if last or now >= self._next_line:
+            self._next_line = now + self.line_seconds
+            losses = _losses(self._shown(trainer))
+            print(f"round {trainer.current_epoch + 1}/{trainer.max_epochs}  {losses}".rstrip(), flush=True)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A last refresh; the bar stays on the terminal as it is."""
+        if self._enabled:
+            rounds = trainer.max_epochs or trainer.current_epoch
+            self._refresh(trainer, Position(round=trainer.current_epoch + 1, rounds=rounds))
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the terminal back."""
+        self._close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the terminal back."""
+        self._close()
+
+    # What is shown
+
+    def _position(self, trainer: Trainer) -> Position:
+        rounds = trainer.max_epochs or 0
+        if self._federation is None:
+            return Position(round=trainer.current_epoch + 1, rounds=rounds)
+        now = self._federation.progress
+        return Position(
+            now.round + 1, rounds, now.client, now.client_position + 1, now.clients, now.step, now.steps or 0
+        )
+
+    def _shown(self, trainer: Trainer) -> dict[str, float]:
+        shown = {name: float(value) for name, value in trainer.progress_bar_metrics.items()}
+        now = getattr(trainer.lightning_module, "step_losses", None)  # a GAN logs its losses once a round only
+        return shown if now is None or shown else {"loss": float(now.sum())}
+
+    def _refresh(self, trainer: Trainer, at: Position) -> None:
+        metrics = self._shown(trainer)
+        record = {**at._asdict(), "done": at.done, "metrics": metrics}
+        write_text(Path(trainer.default_root_dir) / FILE, json.dumps(record))
+        if self._bar is not None:
+            self._bar.update(
+                self._task,
+                completed=at.done,
+                total=at.rounds,
+                where=describe(at),
+                losses=_losses(metrics),
+                refresh=True,
+            )
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def describe(at: Position) -> str:
+    """``round 3/25 · client 7 (4/10) · step 12/20``, as far as it is known."""
+    words = [f"round {min(at.round, at.rounds)}/{at.rounds}"]
+    if at.client:
+        words.append(f"client {at.client} ({at.client_position}/{at.clients})")
+        words.append(f"step {at.step}" + (f"/{at.steps}" if at.steps else ""))
+    return " · ".join(words)
+
+
+def _new_bar() -> Progress:
+    return Progress(
+        TextColumn("{task.fields[where]}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("[dim]{task.fields[losses]}"),
+        console=Console(),
+        auto_refresh=False,
+        transient=False,
+    )
+
+
+def _losses(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def _is_position(value: Any) -> bool:
+    return hasattr(value, "client_position")

@@ -1,0 +1,78 @@
+"""A checkpoint at the end of every round, from which a killed run goes on as if nothing had happened."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks.model_checkpoint import ModelCheckpoint
+
+from lit_epgan.atomic import replacing
+from lit_epgan.checkpoints import LAST, PREVIOUS, newest_whole
+
+
+class RoundCheckpoint(ModelCheckpoint):
+    """Writes ``last.ckpt`` after each round's last entry in the logs; the one before stays as ``previous.ckpt``.
+
+    Args:
+        dirpath: where to; by default ``checkpoints`` in the run's folder.
+        every_n_rounds: how often; the last round is always saved.
+    """
+
+    def __init__(self, dirpath: str | Path | None = None, every_n_rounds: int = 1) -> None:
+        super().__init__(dirpath=dirpath, save_top_k=0)
+        self.every_n_rounds = every_n_rounds
+        self._saved_round = -1
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.dirpath is None:
+            self.dirpath = os.path.join(trainer.default_root_dir, "checkpoints")
+
+    @property
+    def folder(self) -> Path:
+        assert self.dirpath is not None
+        return Path(self.dirpath)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._saved_round = trainer.current_epoch
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch % self.every_n_rounds == 0:
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Too early: the round's epoch metrics have not been logged."""
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Never within a round."""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Too early."""
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The last round's checkpoint is there already."""
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.current_epoch == self._saved_round:
+            return
+        self._saved_round = trainer.current_epoch
+        last = self.folder / LAST
+        if not trainer.is_global_zero:
+            trainer.save_checkpoint(last)  # every rank contributes its clients' states; rank 0 alone writes
+            return
+        with replacing(last, durable=True) as beside:
+            trainer.save_checkpoint(beside)
+            if last.exists():
+                os.replace(last, last.with_name(PREVIOUS))
+
+    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
+        return {str(newest_whole(self.folder))} if self.folder.exists() else set()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing is kept."""

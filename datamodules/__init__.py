@@ -1,0 +1,5 @@
+"""LightningDataModules whose training loader yields a round's clients one after another."""
+
+from datamodules.base import ClientData, FederatedDataModule
+
+__all__ = ["ClientData", "FederatedDataModule"]

@@ -1,0 +1,174 @@
+"""A user's own images as a federation, without code: a folder of images or a CSV manifest."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.transforms import functional
+
+from datamodules.base import ClientData, FederatedDataModule
+from datamodules.manifest import read_records
+from lit_epgan.errors import UserError
+
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises on broken files
+BYTES_OF_16_BITS = 257  # 65535 / 255
+
+
+class ImageFiles(Dataset):
+    """Images read from disk when they are asked for.
+
+    Args:
+        paths: one file per image.
+        labels: int64 tensor (n,), or None.
+        shape: (C, H, W) with H = W: the shorter side is resized to H and the middle cut out; C is 1 (grey) or 3 (RGB).
+        cache: keep the bytes of every image once read: C H W bytes each.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], labels: Tensor | None, shape: tuple[int, int, int], cache: bool = True
+    ) -> None:
+        self.paths = list(paths)
+        self.labels = labels
+        self.shape = shape
+        self.cache: dict[int, Tensor] | None = {} if cache else None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        """One image, float tensor (C, H, W) in [-1, 1], and its label where there are labels."""
+        image = self.pixels(index).float() / 127.5 - 1
+        return (image,) if self.labels is None else (image, self.labels[index])
+
+    def fetch(self, indices: list[int]) -> list[Tensor]:
+        """A batch at once: [images, float tensor (b, C, H, W) in [-1, 1]] and, where there are labels, int64 (b,)."""
+        images = torch.stack([self.pixels(index) for index in indices]).float().div_(127.5).sub_(1)
+        return [images] if self.labels is None else [images, self.labels[indices]]
+
+    def pixels(self, index: int) -> Tensor:
+        """One image, uint8 tensor (C, H, W).
+
+        Raises:
+            UserError: if the file cannot be read as an image.
+        """
+        if self.cache is not None and index in self.cache:
+            return self.cache[index]
+        try:
+            pixels = _read(self.paths[index], self.shape)
+        except UNREADABLE as error:
+            raise _unreadable(self.paths[index], error) from error
+        if self.cache is not None:
+            self.cache[index] = pixels
+        return pixels
+
+
+class FolderDataModule(FederatedDataModule):
+    """A user's own images.
+
+    Args:
+        path: a folder ``[SPLIT/]CLIENT/[LABEL/]IMAGE``, where SPLIT is train, val or test (without these folders all
+            images are for training), or a CSV manifest with the columns path (relative to the manifest), client and,
+            if wanted, label and split.
+        image_size: side of the square that every image is resized and cut to, in pixels.
+        color: ``rgb`` or ``grayscale``.
+        on_error: an image that cannot be read is refused, or skipped with a warning that names it. To be sure, ``skip``
+            decodes every image once at the start; ``refuse`` looks at the files' headers, and at the rest in use.
+        cache: keep what was read: image_size^2 bytes per image and channel.
+        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
+            ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
+
+    Attributes:
+        shape: (C, H, W) of an image.
+        label_names: the name of label 0, 1, ..., known once the data are loaded.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        image_size: int = 32,
+        color: Literal["rgb", "grayscale"] = "rgb",
+        on_error: Literal["refuse", "skip"] = "refuse",
+        cache: bool = True,
+        **federated: Any,
+    ) -> None:
+        super().__init__(**federated)
+        if image_size < 1:
+            raise UserError(f"data.image_size is {image_size}; it must be at least 1")
+        self.path = path
+        self.on_error = on_error
+        self.cache = cache
+        self.shape = (3 if color == "rgb" else 1, image_size, image_size)
+        self.label_names: list[str] = []
+
+    def load(self) -> ClientData:
+        """Find the images and their clients.
+
+        Raises:
+            UserError: names the first mistake in the folder or manifest, see ``read_records``, or an unreadable image.
+        """
+        records = self._readable(read_records(self.path))
+        self.label_names = sorted(set(records["label"]) - {""}, key=_numbers_first)
+        train = self._by_client(records[records["split"] == "train"])
+        val = self._by_client(records[records["split"] == "val"])
+        test = records[records["split"] == "test"]
+        return ClientData(
+            train=train,
+            val=val or None,
+            test=self._dataset(test) if len(test) else None,
+            labels={name: d.labels for name, d in train.items() if d.labels is not None} or None,
+        )
+
+    def _by_client(self, records: pd.DataFrame) -> dict[str, ImageFiles]:
+        return {str(client): self._dataset(own) for client, own in records.groupby("client", sort=True)}
+
+    def _dataset(self, records: pd.DataFrame) -> ImageFiles:
+        number = {name: index for index, name in enumerate(self.label_names)}
+        labels = torch.tensor([number[name] for name in records["label"]]) if number else None
+        return ImageFiles(records["path"].tolist(), labels, self.shape, self.cache)
+
+    def _readable(self, records: pd.DataFrame) -> pd.DataFrame:
+        skipped = []
+        for path in records["path"]:
+            try:
+                _read(path, self.shape) if self.on_error == "skip" else Image.open(path).close()
+            except UNREADABLE as error:
+                if self.on_error == "refuse":
+                    raise _unreadable(path, error) from error
+                skipped.append(path)
+        if skipped:
+            rank_zero_warn(f"left out {len(skipped)} unreadable images: {', '.join(skipped)}")
+        kept = records[~records["path"].isin(skipped)]
+        for client in records["client"][records["split"] == "train"].unique():
+            if client not in set(kept["client"][kept["split"] == "train"]):
+                raise UserError(f"Client {client} is empty: none of its training images can be read.")
+        return kept
+
+
+def _read(path: str, shape: tuple[int, int, int]) -> Tensor:
+    """Decode, resize the shorter side, cut out the middle: uint8 tensor (C, H, W)."""
+    channels, size, _ = shape
+    with Image.open(path) as opened:
+        image = ImageOps.exif_transpose(opened)  # photographs state their orientation beside the pixels
+        if image.mode.startswith("I;16"):  # Pillow's own conversion would cut off at 255
+            image = Image.fromarray((np.asarray(image) / BYTES_OF_16_BITS).round().astype(np.uint8))
+        image = image.convert("L" if channels == 1 else "RGB")
+    return functional.pil_to_tensor(functional.center_crop(functional.resize(image, [size]), [size]))
+
+
+def _unreadable(path: str, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+    return UserError(
+        f"{path} cannot be read as an image ({reason[0]}): mend or remove it, "
+        "or set --data.on_error skip to leave such images out."
+    )
+
+
+def _numbers_first(label: str) -> tuple[int, int, str]:
+    """Sorts 2 before 10, and numbers before words."""
+    return (0, int(label), label) if label.isdecimal() else (1, 0, label)

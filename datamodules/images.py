@@ -1,0 +1,160 @@
+"""Digits, Fashion-MNIST, CIFAR-10 and CIFAR-100 as federations, under a partition of choice."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from datamodules.base import ClientData, FederatedDataModule
+from datamodules.cifar100_superclasses import superclass_of
+from datamodules.image_files import read_split
+from datamodules.partition import PartitionKind, hold_out, partition, refuse_empty
+from lit_epgan.errors import UserError
+from lit_epgan.randomness import generator_for
+
+ImageSetName = Literal["digits", "fashion_mnist", "cifar10", "cifar100"]
+
+SHAPES = {"digits": (1, 8, 8), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
+
+
+class ImageRecords(Dataset):
+    """Some rows of an image set that stays in memory as bytes, shared by all clients; a batch is scaled when read.
+
+    Args:
+        pixels: uint8 tensor (N, C, H, W) with values 0 .. levels.
+        labels: int64 tensor (N,).
+        rows: int64 tensor (n,), the rows that belong to this data set.
+        levels: the value of white, which becomes 1 (and 0 becomes -1).
+    """
+
+    def __init__(self, pixels: Tensor, labels: Tensor, rows: Tensor, levels: int = 255) -> None:
+        self.pixels = pixels
+        self.labels = labels
+        self.rows = rows
+        self.levels = levels
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """One image, float tensor (C, H, W) in [-1, 1], and its label."""
+        row = self.rows[index]
+        return self._scaled(self.pixels[row]), self.labels[row]
+
+    def fetch(self, indices: list[int]) -> list[Tensor]:
+        """A batch at once: [images, float tensor (b, C, H, W) in [-1, 1]; labels, int64 tensor (b,)]."""
+        rows = self.rows[indices]
+        return [self._scaled(self.pixels[rows]), self.labels[rows]]
+
+    def _scaled(self, pixels: Tensor) -> Tensor:
+        return pixels.float().div_(self.levels / 2).sub_(1)
+
+
+class ImageDataModule(FederatedDataModule):
+    """A public image set as a federation.
+
+    Args:
+        dataset: ``digits`` (1 x 8 x 8, embedded in scikit-learn), ``fashion_mnist`` (1 x 28 x 28), ``cifar10`` or
+            ``cifar100`` (3 x 32 x 32).
+        data_dir: the folder of the files (digits need none).
+        download: fetch missing files.
+        partition: ``iid``; ``one_class`` (one label per client; with fewer clients than labels the images of the other
+            labels belong to nobody, and the test images are restricted alike); ``dirichlet``; ``natural`` (only
+            cifar100 carries groups: its 20 superclasses).
+        clients: number of clients.
+        beta: concentration of ``dirichlet``.
+        split_seed: decides digits' train/test split (80 / 20 in each class), the partition and the held-out data.
+        val_fraction: share of each client's images that it holds out as its own validation data.
+        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
+            ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
+
+    Attributes:
+        shape: (C, H, W) of an image.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageSetName = "digits",
+        data_dir: str = "data",
+        download: bool = False,
+        partition: PartitionKind = "one_class",
+        clients: int = 10,
+        beta: float = 0.5,
+        split_seed: int = 7,
+        val_fraction: float = 0.0,
+        **federated: Any,
+    ) -> None:
+        super().__init__(**federated)
+        if dataset not in SHAPES:
+            raise UserError(f"There is no image set {dataset!r}: choose one of {', '.join(SHAPES)}.")
+        self.dataset = dataset
+        self.data_dir = data_dir
+        self.download = download
+        self.partition = partition
+        self.clients_wanted = clients
+        self.beta = beta
+        self.split_seed = split_seed
+        self.val_fraction = val_fraction
+        self.shape: tuple[int, int, int] = SHAPES[dataset]
+
+    def prepare_data(self) -> None:
+        """Fetch or unpack the files, on one process only; ``load`` then finds them in place."""
+        if self.dataset != "digits":
+            read_split(self.dataset, self.data_dir, train=False, download=self.download)
+
+    def load(self) -> ClientData:
+        """Read, split and deal out the images.
+
+        Raises:
+            UserError: if files are missing or damaged, or the partition cannot be made.
+        """
+        (pixels, labels), (test_pixels, test_labels), levels = self._splits()
+        groups = superclass_of(labels) if self.dataset == "cifar100" else None
+        generator = generator_for(self.split_seed, "partition")
+        parts = partition(labels, self.partition, self.clients_wanted, generator, self.beta, groups)
+        names = [f"client-{k:0{len(str(len(parts) - 1))}d}" for k in range(len(parts))]
+        held = [
+            hold_out(part, self.val_fraction, generator_for(self.split_seed, name, "validation"))
+            for name, part in zip(names, parts, strict=True)
+        ]
+        train = {name: kept for name, (kept, _) in zip(names, held, strict=True)}
+        val = {name: out for name, (_, out) in zip(names, held, strict=True) if len(out)}
+        refuse_empty(train, self.partition)
+        known = torch.isin(test_labels, labels[torch.cat(parts)])
+        return ClientData(
+            train={name: ImageRecords(pixels, labels, rows, levels) for name, rows in train.items()},
+            val={name: ImageRecords(pixels, labels, rows, levels) for name, rows in val.items()} or None,
+            test=ImageRecords(test_pixels, test_labels, torch.nonzero(known).flatten(), levels),
+            labels={name: labels[rows] for name, rows in train.items()},
+        )
+
+    def _splits(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], int]:
+        """(pixels, labels) of the training and of the test split, and the value of white."""
+        if self.dataset == "digits":
+            return *digits_splits(self.split_seed), 16
+        train = read_split(self.dataset, self.data_dir, train=True, download=self.download)
+        test = read_split(self.dataset, self.data_dir, train=False, download=self.download)
+        return train, test, 255
+
+
+def digits_splits(seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """scikit-learn's 1,797 digits as ((pixels, labels) for training, the same for test): in each class 80 % and 20 %.
+
+    Pixels are uint8 tensors (n, 1, 8, 8) with values 0 .. 16.
+    """
+    digits = load_digits()
+    pixels = torch.from_numpy(digits.images.astype(np.uint8)).unsqueeze(1)
+    labels = torch.from_numpy(digits.target.astype(np.int64))
+    generator = torch.Generator().manual_seed(seed)
+    train, test = [], []
+    for label in range(10):
+        rows = torch.nonzero(labels == label).flatten()
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        cut = int(0.8 * len(rows))
+        train.append(rows[:cut])
+        test.append(rows[cut:])
+    train_rows, test_rows = torch.cat(train), torch.cat(test)
+    return (pixels[train_rows], labels[train_rows]), (pixels[test_rows], labels[test_rows])

@@ -1,0 +1,139 @@
+"""Which image belongs to which client: read from a folder's layout or from a CSV manifest, every mistake named."""
+
+import csv
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from lit_epgan.errors import UserError
+
+SPLITS = ("train", "val", "test")
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+COLUMNS = ("path", "client", "label", "split")
+
+
+def read_records(source: str | Path) -> pd.DataFrame:
+    """One row per image.
+
+    Args:
+        source: a folder, ``[SPLIT/]CLIENT/[LABEL/]IMAGE``, where SPLIT is train, val or test (without these folders all
+            images are for training); or a CSV file with the columns ``path`` (relative to the file's folder) and
+            ``client``, and if wanted ``label`` and ``split``. Test rows need no client.
+
+    Returns:
+        Strings in the columns path, client, label (empty where there are none), split, and where: the row or file as a
+        message names it.
+
+    Raises:
+        UserError: names the first mistake and its row: a missing column, file, client, label or split, an image listed
+            twice, a client without training images.
+    """
+    path = Path(source).expanduser().absolute()
+    if path.is_dir():
+        records = pd.DataFrame(_scan(path), columns=[*COLUMNS, "where"], dtype=str)
+    elif path.is_file():
+        records = _read_manifest(path)
+    else:
+        raise UserError(f"There is no folder or CSV file at {path}: set --data.path to where your images are.")
+    _check_labels(records)
+    _check_clients(records, path)
+    return records
+
+
+def _scan(root: Path) -> Iterator[tuple[str, ...]]:
+    folders = _folders(root)
+    splits = [folder for folder in folders if folder.name in SPLITS]
+    others = [folder for folder in folders if folder.name not in SPLITS]
+    if splits and others:
+        raise UserError(
+            f"{root} mixes split folders with others ({others[0].name}): "
+            "put every client's folder inside train, val or test, or use none of these names."
+        )
+    for split, parent in [(folder.name, folder) for folder in splits] or [("train", root)]:
+        for client in _folders(parent):
+            yield from _scan_client(client, split)
+
+
+def _scan_client(client: Path, split: str) -> Iterator[tuple[str, ...]]:
+    direct = _images(client.iterdir())
+    labelled = {folder.name: _images(folder.rglob("*")) for folder in _folders(client)}
+    if direct and any(labelled.values()):
+        raise UserError(
+            f"{client} holds images beside folders of images: put each image into a folder named by its label."
+        )
+    if not direct and not any(labelled.values()):
+        raise UserError(f"Client {client.name} is empty: {client} holds no image ({', '.join(sorted(SUFFIXES))}).")
+    for label, images in {"": direct, **labelled}.items():
+        for image in images:
+            yield str(image), client.name, label, split, str(image)
+
+
+def _folders(parent: Path) -> list[Path]:
+    return sorted(entry for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _images(entries: Iterable[Path]) -> list[Path]:
+    return sorted(e for e in entries if e.suffix.lower() in SUFFIXES and not e.name.startswith(".") and e.is_file())
+
+
+def _read_manifest(file: Path) -> pd.DataFrame:
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            header, *rows = list(csv.reader(text)) or [[]]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as a CSV table in UTF-8: {error}.") from error
+    columns = [name.strip().lower() for name in header]
+    for column in ("path", "client"):
+        if column not in columns:
+            raise UserError(f"{file} has no column '{column}': its first row names {', '.join(columns) or 'nothing'}.")
+    records = []
+    for number, row in enumerate(rows, start=2):  # as a spreadsheet counts
+        fields = [field.strip() for field in row]
+        if not any(fields):
+            continue
+        where = f"{file}, row {number}"
+        if len(fields) != len(columns):
+            raise UserError(f"{where} has {len(fields)} fields, but the first row names {len(columns)} columns.")
+        records.append({"label": "", "split": "train"} | dict(zip(columns, fields, strict=True)) | {"where": where})
+    table = pd.DataFrame(records, columns=[*COLUMNS, "where"], dtype=str)
+    _check_rows(table)
+    table["path"] = [os.path.normpath(file.parent / path) for path in table["path"]]
+    _check_files(table)
+    return table
+
+
+def _check_rows(table: pd.DataFrame) -> None:
+    for column in ("path", "split"):
+        for where in table.loc[table[column] == "", "where"]:
+            raise UserError(f"{where}: the {column} is empty.")
+    for split, where in table.loc[~table["split"].isin(SPLITS), ["split", "where"]].to_numpy():
+        raise UserError(f"{where}: the split is {split!r}; it must be one of {', '.join(SPLITS)}.")
+    for where in table.loc[(table["client"] == "") & (table["split"] != "test"), "where"]:
+        raise UserError(f"{where}: the client is empty; every train and val row needs one.")
+
+
+def _check_files(table: pd.DataFrame) -> None:
+    seen: dict[str, str] = {}
+    for path, where in table[["path", "where"]].to_numpy():
+        if not Path(path).is_file():
+            raise UserError(f"{where}: there is no file {path}.")
+        if path in seen:
+            raise UserError(f"{where}: {path} is listed already in {seen[path].rpartition(', ')[2]}.")
+        seen[path] = where
+
+
+def _check_labels(records: pd.DataFrame) -> None:
+    unlabelled = records["label"] == ""
+    if unlabelled.any() and not unlabelled.all():
+        raise UserError(f"{records.loc[unlabelled, 'where'].iloc[0]} has no label, but others have: label all or none.")
+
+
+def _check_clients(records: pd.DataFrame, source: Path) -> None:
+    trained = set(records.loc[records["split"] == "train", "client"])
+    if not trained:
+        raise UserError(f"{source} has no image for training: put clients' images there, or rows with split 'train'.")
+    for client, where in records.loc[records["split"] == "val", ["client", "where"]].to_numpy():
+        if client not in trained:
+            raise UserError(f"{where}: client {client} has images for validation but none for training.")

@@ -1,0 +1,103 @@
+"""The loader of a federated round: clients one after another, each batch with a mark beside it."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lightning.pytorch.utilities.data import extract_batch_size
+
+if TYPE_CHECKING:
+    from datamodules.base import FederatedDataModule
+
+
+class Mark(NamedTuple):
+    """What travels beside a batch, in a queue, because the module must see the batch as its data set gave it.
+
+    Attributes:
+        client: the client's index among all clients.
+        position: its place in this rank's share of the cohort.
+        first, last: whether the batch is the client's first, its last.
+        steps: how many batches the client will have this round (None: its loader does not say).
+        weight: n_k, the client's number of records; 0 for one that a rank trains only to keep step with the others.
+    """
+
+    client: int
+    position: int
+    first: bool
+    last: bool
+    steps: int | None
+    weight: float
+
+
+class RoundLoader:
+    """One iteration is one round. It has no ``__len__``: Lightning would count it once and cut longer rounds short."""
+
+    def __init__(self, datamodule: "FederatedDataModule") -> None:
+        self.datamodule = datamodule
+
+    def __iter__(self) -> Iterator[Any]:
+        dm = self.datamodule
+        dm.marks.clear()
+        round_ = dm.current_round
+        share = dm.share(round_)
+        if not share:
+            yield from self._segment(round_, dm.cohort(round_)[0], 0, idle=True)
+        for position, client in enumerate(share):
+            yield from self._segment(round_, client, position)
+
+    def _segment(self, round_: int, index: int, position: int, idle: bool = False) -> Iterator[Any]:
+        dm = self.datamodule
+        client = dm.clients[index]
+        local_steps = 1 if idle else dm.steps_of_round(round_)
+        steps = client.steps(local_steps, dm.local_epochs)
+        batches = client.batches(local_steps, dm.local_epochs, dm.seed, round_, index)
+        rows = 0
+        for first, last, batch in _bounded(batches):
+            if client.records is None:
+                rows += extract_batch_size(batch)
+            weight = 0.0 if idle else float(client.records if client.records is not None else rows)
+            dm.marks.append(Mark(index, position, first, last, steps, weight))
+            yield batch
+
+
+class ValidationLoader:
+    """Every client's held-out batches, one client after another; its marks say whose each batch is."""
+
+    def __init__(self, loaders: Mapping[int, Iterable[Any]], marks: deque[Mark]) -> None:
+        self.loaders = loaders
+        self.marks = marks
+
+    def __len__(self) -> int:
+        return sum(len(loader) for loader in self.loaders.values())  # type: ignore[arg-type, misc]
+
+    def __iter__(self) -> Iterator[Any]:
+        self.marks.clear()
+        for position, (client, loader) in enumerate(self.loaders.items()):
+            for first, last, batch in _bounded(iter(loader)):
+                self.marks.append(Mark(client, position, first, last, None, 0.0))
+                yield batch
+
+
+class PlainLoader:
+    """A data loader that Lightning leaves as it is: every rank evaluates the whole set, so that monitors agree."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+def _bounded(batches: Iterator[Any]) -> Iterator[tuple[bool, bool, Any]]:
+    """Each batch with whether it is the first and the last."""
+    end = object()
+    first: bool = True
+    batch = next(batches, end)
+    while batch is not end:
+        following = next(batches, end)
+        yield first, following is end, batch
+        first = False
+        batch = following

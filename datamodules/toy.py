@@ -1,0 +1,157 @@
+"""Gaussians in the plane as a federation: the EP-GAN paper's four, or K on a ring."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from datamodules.base import ClientData, FederatedDataModule
+from datamodules.partition import partition
+from lit_epgan.errors import UserError
+from lit_epgan.randomness import generator_for
+
+FOUR_CENTRES = ((-3.0, 3.0), (3.0, 3.0), (-3.0, -3.0), (3.0, -3.0))
+
+
+@dataclass(frozen=True)
+class GaussianMixture2d:
+    """Round Gaussians in the plane with equal weights: p(x) = 1/K sum_k N(x; mean_k, variance_k I).
+
+    Attributes:
+        means: float tensor (K, 2), the centres.
+        variances: float tensor (K,), of each coordinate.
+    """
+
+    means: Tensor
+    variances: Tensor
+
+    def density(self, points: Tensor) -> Tensor:
+        """The density (n,) at points (n, 2)."""
+        squares = (points[:, None] - self.means).square().sum(-1)
+        heights = torch.exp(-squares / (2 * self.variances)) / (2 * math.pi * self.variances)
+        return heights.mean(1)
+
+    def sample(self, each: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """``each`` points of every Gaussian: points (K each, 2) and the Gaussian of each, int64 (K each,)."""
+        component = torch.arange(len(self.means)).repeat_interleave(each)
+        noise = torch.randn(len(component), 2, generator=generator)
+        return self.means[component] + self.variances[component].sqrt()[:, None] * noise, component
+
+
+class ToyDataModule(FederatedDataModule):
+    """A mixture of Gaussians, dealt out to clients (EP-GAN, section 5.1 and appendix F.2).
+
+    Args:
+        layout: ``four``: centres (+-3, +-3), as in the paper; ``ring``: evenly spaced on a circle.
+        components: number of Gaussians on the ring (ignored by ``four``).
+        radius: of the ring.
+        variances: range from which each Gaussian's variance is drawn uniformly. By default the paper's (.3, .5), and on
+            a crowded ring less, so that neighbours stay at least eight standard deviations apart.
+        points: training points of each Gaussian.
+        test_points: test points of each Gaussian.
+        partition: ``one_class``: one Gaussian per client; ``iid``; ``dirichlet``; ``pooled``: one client holds all.
+        clients: number of clients, by default one for each Gaussian; fewer under ``one_class`` leave the later
+            Gaussians out of the mixture altogether.
+        beta: concentration of ``dirichlet``.
+        data_seed: decides variances, points and partition.
+        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
+            ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
+
+    Attributes:
+        mixture: the true distribution of all clients' data together.
+        shape: (2,), the shape of a point.
+    """
+
+    def __init__(
+        self,
+        layout: Literal["four", "ring"] = "four",
+        components: int = 8,
+        radius: float = 4.0,
+        variances: tuple[float, float] | None = None,
+        points: int = 1024,
+        test_points: int = 1024,
+        partition: Literal["one_class", "iid", "dirichlet", "pooled"] = "one_class",
+        clients: int | None = None,
+        beta: float = 0.5,
+        data_seed: int = 0,
+        **federated: Any,
+    ) -> None:
+        super().__init__(**federated)
+        for name, count in (("components", components), ("points", points), ("test_points", test_points)):
+            if count < 1:
+                raise UserError(f"data.{name} is {count}; it must be at least 1")
+        self.points = points
+        self.test_points = test_points
+        self.partition = partition
+        self.beta = beta
+        self.data_seed = data_seed
+        self.shape = (2,)
+        means = _centres(layout, components, radius)
+        if partition == "one_class" and clients is not None:
+            _refuse_too_many(clients, len(means))
+            means = means[:clients]
+        low, high = variances if variances is not None else _default_variances(layout, components, radius)
+        if not 0 < low <= high:
+            raise UserError(f"data.variances is ({low}, {high}); give the least and the greatest, both above 0")
+        drawn = low + (high - low) * torch.rand(len(means), generator=generator_for(data_seed, "variances"))
+        self.mixture = GaussianMixture2d(means, drawn)
+        self.clients_wanted = 1 if partition == "pooled" else clients if clients is not None else len(means)
+
+    @property
+    def centres(self) -> Tensor:
+        """Centres of the Gaussians (K, 2)."""
+        return self.mixture.means
+
+    @property
+    def variances(self) -> Tensor:
+        """Variances of the Gaussians (K,)."""
+        return self.mixture.variances
+
+    def density(self, points: Tensor) -> Tensor:
+        """The true density (n,) of all clients' data together at points (n, 2)."""
+        return self.mixture.density(points)
+
+    def load(self) -> ClientData:
+        """Draw the points and deal them out.
+
+        Raises:
+            UserError: if the partition cannot be made.
+        """
+        x, component = self.mixture.sample(self.points, generator_for(self.data_seed, "train"))
+        test = self.mixture.sample(self.test_points, generator_for(self.data_seed, "test"))
+        kind = "iid" if self.partition == "pooled" else self.partition
+        parts = partition(component, kind, self.clients_wanted, generator_for(self.data_seed, "partition"), self.beta)
+        rows = {f"client-{k}": part for k, part in enumerate(parts)}
+        return ClientData(
+            train={name: TensorDataset(x[part], component[part]) for name, part in rows.items()},
+            test=TensorDataset(*test),
+            labels={name: component[part] for name, part in rows.items()},
+        )
+
+
+def _centres(layout: str, components: int, radius: float) -> Tensor:
+    if layout == "four":
+        return torch.tensor(FOUR_CENTRES)
+    if layout != "ring":
+        raise UserError(f"There is no toy layout {layout!r}: choose four or ring.")
+    angles = 2 * math.pi * torch.arange(components) / components
+    return radius * torch.stack([angles.cos(), angles.sin()], 1)
+
+
+def _default_variances(layout: str, components: int, radius: float) -> tuple[float, float]:
+    if layout == "four" or components == 1:
+        return 0.3, 0.5
+    spacing = 2 * radius * math.sin(math.pi / components)
+    high = min(0.5, (spacing / 8) ** 2)
+    return 0.6 * high, high
+
+
+def _refuse_too_many(clients: int, components: int) -> None:
+    if not 1 <= clients <= components:
+        raise UserError(
+            f"One Gaussian per client makes between 1 and {components} clients, not {clients}: "
+            f"set --data.clients to at most {components}, or choose another --data.partition."
+        )

@@ -1,0 +1,8 @@
+"""``python -m lit_epgan``."""
+
+import sys
+
+from lit_epgan.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""The command line: what to run, and every mistake of the user in one sentence."""
+
+import difflib
+import os
+import sys
+
+from lit_epgan.config_files import known_configs, resolve_configs
+from lit_epgan.errors import UserError
+
+HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml [--KEY VALUE ...]
+
+  fit        train; everything goes to one folder, runs/NAME (or --trainer.default_root_dir DIR)
+  validate   evaluate the newest checkpoint of the run (or --ckpt_path FILE) on the validation data
+  test       evaluate it on the test data
+  predict    write samples of it to the run's folder
+  study      methods x seeds in parallel: a table with t-tests, plots and one HTML page
+
+  --config NAME.yaml         looked up in the working directory, then in configs/
+  --KEY VALUE                overrides a key of it, e.g. --model.lr 1e-3 --trainer.devices 2
+  --ckpt_path last           goes on where the run was stopped (fit)
+  --print_config             shows the resolved configuration
+  fit --help                 lists every key; fit --model.help lit_epgan.gan.GAN those of a class
+
+configs: {configs}
+studies: {studies}
+
+LIT_EPGAN_DEBUG=1 shows the traceback behind an error.
+"""
+COMMANDS = ("fit", "validate", "test", "predict", "study")
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command line; a mistake of the user is told in one sentence.
+
+    Args:
+        args: Words after ``python -m lit_epgan``; by default the process's own.
+
+    Returns:
+        The exit code: 0, 2 for a mistake of the user, or the study's own.
+    """
+    args = sys.argv[1:] if args is None else args
+    if not args or args[0] in ("-h", "--help"):
+        print(HELP.format(configs=", ".join(known_configs()), studies=", ".join(known_configs(studies=True))))
+        return 0
+    try:
+        return _run(args)
+    except Exception as error:  # told in a sentence if it is a user's mistake, else raised again
+        if os.environ.get("LIT_EPGAN_DEBUG"):
+            raise
+        sentence = _sentence(error)
+        if sentence is None:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        return 2
+
+
+def _run(args: list[str]) -> int:
+    command = args[0]
+    if command == "study":
+        from lit_epgan.study.command import study  # each command pays for its own imports only
+
+        return study(args[1:])
+    if command not in COMMANDS:
+        raise UserError(_unknown_command(command))
+    resolved = resolve_configs(args)
+    from lit_epgan.lightning_cli import FederatedCLI
+
+    FederatedCLI(resolved)
+    return 0
+
+
+def _unknown_command(word: str) -> str:
+    close = difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.4)
+    hint = f" Did you mean {close[0]}?" if close else " Put the command first: python -m lit_epgan fit --config NAME.yaml."
+    return f"There is no command {word!r}; there are {', '.join(COMMANDS)}.{hint}"
+
+
+def _sentence(error: Exception) -> str | None:
+    if isinstance(error, UserError):
+        return str(error)
+    from lit_epgan.mistakes import explain
+
+    return explain(error)

@@ -1,0 +1,8 @@
+"""The one exception that stands for a user's mistake."""
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: its message says what is wrong, where, and what to do.
+
+    The command line prints the message alone and exits with code 2; from Python it is an ordinary exception.
+    """

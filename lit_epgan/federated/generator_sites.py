@@ -1,0 +1,165 @@
+"""Expectation propagation in function space: a client's site is a generator of its own data."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_epgan.errors import UserError
+from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, scalar
+from lit_epgan.federated.report import Report
+from lit_epgan.randomness import generator_for
+
+
+class GeneratorSites(FederatedAlgorithm):
+    """The site factor of client j, exp(n_j E_{x ~ X_j} phi(D(x))), by samples of a generator trained on X_j alone.
+
+    Removing client k's site from the product leaves the exact cavity: the other sites' samples. So
+
+        first round   each client trains alone (``data.warmup_steps`` long); its generator is its site
+        then          the first ``refine`` of its steps go on training the own site on own data; after that, from the
+                      server's parameters, the minibatch is ``own_rows`` rows of own data, which weigh n_k / n in all,
+                      and samples of the other sites for the rest
+        merge         FedAvg
+
+    A module must offer ``sample(n, generator)`` from the submodule ``generator`` names (the evaluated one), and take
+    batches (x, y, weight) whose third entry weighs the rows.
+
+    Price: the clients' individual generators become visible to the server and to each other (they do not sum, so
+    secure aggregation cannot hide them; under differential privacy each must carry its own noise); one generator more
+    up, and K - 1 down, per client and round. Always report the union of the sites beside it (``samples``): no
+    federation at all.
+
+    Args:
+        generator: name of the submodule that ``sample`` draws from: its parameters and buffers are the site.
+        own_rows: rows of own data in a minibatch.
+        pool: samples drawn of each site, afresh each round.
+        refine: share of a round's steps that refine the own site; 0 keeps the first one.
+
+    Raises:
+        UserError: if an argument is out of its range, or the module offers no such submodule or no ``sample``.
+    """
+
+    def __init__(self, generator: str = "average", own_rows: int = 8, pool: int = 2000, refine: float = 0.0) -> None:
+        if own_rows < 1 or pool < 1:
+            raise UserError(f"GeneratorSites: own_rows and pool are {own_rows} and {pool}; both must be at least 1")
+        if not 0 <= refine < 1:
+            raise UserError(f"GeneratorSites' refine is {refine}; it must lie in [0, 1)")
+        self.generator = generator
+        self.own_rows = own_rows
+        self.pool = pool
+        self.refine = refine
+        self._pools: dict[int, Tensor] = {}
+
+    def start_fit(self, server: Server) -> None:
+        known = [name for name, _ in server.module.named_children()]
+        if self.generator not in known or not hasattr(server.module, "sample"):
+            raise UserError(
+                f"GeneratorSites needs a module with sample(n, generator) and a submodule {self.generator!r}; "
+                f"{type(server.module).__name__} has the submodules {', '.join(known)}: set the algorithm's generator"
+            )
+
+    def start_round(self, server: Server) -> None:
+        self._pools = {
+            k: self._draw(server, k, self.pool, "pool") for k in range(server.clients) if f"site.{k}" in server.state
+        }
+
+    def start_client(self, client: Client) -> None:
+        self._refining = bool(self._pools) and "site" in client.state and self._refinement(client) > 0
+        if self._refining:
+            client.server.flat.load(client.state["parameters"])
+            self._load(client.server, client.state["site"])
+
+    def client_batch(self, client: Client, batch: Any) -> Any:
+        if self._refining and client.step == self._refinement(client):
+            self._keep_site(client)
+            self._refining = False
+            client.restart()
+        if not self._pools or self._refining:
+            return batch
+        return self._tilted_batch(client, batch)
+
+    def end_client(self, client: Client) -> None:
+        if not self._pools:
+            self._keep_site(client)
+
+    def client_report(self, client: Client) -> Report:
+        return {
+            **super().client_report(client),
+            f"site.{client.index}": client.state["site"],
+            f"records.{client.index}": scalar(client.weight),
+        }
+
+    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
+        super().server_update(server, total)
+        for name, value in total.items():
+            if name.startswith(("site.", "records.")):
+                server.state[name] = value.to(server.parameters.dtype)
+
+    def samples(self, server: Server, n: int) -> dict[str, Tensor]:
+        """``union``: the sites' own samples, in proportion to the clients' records."""
+        sites = [k for k in range(server.clients) if f"site.{k}" in server.state]
+        if not sites:
+            return {}
+        records = torch.cat([server.state[f"records.{k}"] for k in sites])
+        counts = _apportion(records / records.sum(), n)
+        return {
+            "union": torch.cat([self._draw(server, k, c, "union") for k, c in zip(sites, counts, strict=True) if c])
+        }
+
+    def _tilted_batch(self, client: Client, batch: Any) -> Any:
+        x = batch if isinstance(batch, Tensor) else batch[0]
+        others = [k for k in self._pools if k != client.index]
+        if not others:
+            return batch
+        rows, own = len(x), min(self.own_rows, len(x) - 1)
+        records = torch.tensor([float(client.server.state[f"records.{k}"]) for k in others])
+        origin = torch.multinomial(records, rows - own, replacement=True)
+        index = torch.randint(self.pool, (rows - own,))
+        pools = torch.stack([self._pools[k] for k in others])
+        replay = pools[origin.to(pools.device), index.to(pools.device)].to(x.device, x.dtype)
+        share = client.weight / (client.weight + float(records.sum()))
+        weight = torch.empty(rows, device=x.device, dtype=x.dtype)
+        weight[:own] = share / own
+        weight[own:] = (1 - share) / (rows - own)
+        unlabelled = torch.full((rows,), -1, device=x.device)
+        return torch.cat([x[:own], replay]), unlabelled, weight
+
+    def _refinement(self, client: Client) -> int:
+        return int(self.refine * client.steps) if client.steps is not None else 0
+
+    def _keep_site(self, client: Client) -> None:
+        client.state["site"] = self._read(client.server)
+        client.state["parameters"] = client.parameters.clone()
+
+    def _tensors(self, server: Server) -> list[Tensor]:
+        submodule = server.module.get_submodule(self.generator)
+        tensors = [*submodule.parameters(), *submodule.buffers()]
+        return [t.detach() for t in tensors if t.is_floating_point()]
+
+    def _read(self, server: Server) -> Tensor:
+        return torch.cat([t.flatten() for t in self._tensors(server)])
+
+    def _load(self, server: Server, site: Tensor) -> None:
+        start = 0
+        for tensor in self._tensors(server):
+            tensor.copy_(site[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()
+
+    def _draw(self, server: Server, k: int, n: int, purpose: str) -> Tensor:
+        """n samples of site k, leaving the module as it was."""
+        kept = self._read(server)
+        self._load(server, server.state[f"site.{k}"])
+        generator = generator_for(server.seed, server.round, k, purpose)
+        samples: Tensor = server.module.sample(n, generator)  # type: ignore[operator]
+        self._load(server, kept)
+        return samples
+
+
+def _apportion(shares: Tensor, n: int) -> list[int]:
+    """n split in proportion to shares, by largest remainders."""
+    exact = shares.double() * n
+    counts = exact.floor()
+    for i in (exact - counts).argsort(descending=True)[: n - int(counts.sum())].tolist():
+        counts[i] += 1
+    return [int(c) for c in counts]

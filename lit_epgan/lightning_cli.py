@@ -1,0 +1,197 @@
+"""LightningCLI as this package uses it: one seed, one folder a run, a federation beside the trainer."""
+
+import os
+import sys
+from argparse import ArgumentError, ArgumentTypeError
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from callbacks import FederationCallback
+from lit_epgan.atomic import replacing
+from lit_epgan.checkpoints import newest_whole, require_whole
+from lit_epgan.errors import UserError
+from lit_epgan.parse_errors import parse_error
+from lit_epgan.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    default_folder,
+    holds_a_run,
+    is_first_rank,
+    move_aside,
+    wandb_has_key,
+    wandb_id,
+)
+
+SUBCOMMANDS = ("fit", "validate", "test", "predict")
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Writes the resolved configuration of a fit to ``config.yaml`` in the run's folder."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Replace the file in one step; a resumed run writes what it runs with now."""
+        if stage == "fit":
+            with replacing(Path(trainer.default_root_dir) / CONFIG) as beside:
+                self.parser.save(self.config, str(beside), skip_none=False, overwrite=True)
+
+
+class FederatedCLI(LightningCLI):
+    """``fit``, ``validate``, ``test`` and ``predict`` of any LightningModule, with a top-level ``federation``."""
+
+    def __init__(self, args: list[str]) -> None:
+        strict = {"exit_on_error": False, "allow_abbrev": False}
+        super().__init__(
+            args=args,
+            seed_everything_default=0,
+            save_config_callback=SaveRunConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            parser_kwargs={**strict, **{name: dict(strict) for name in SUBCOMMANDS}},
+        )
+
+    # Parsing
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add ``federation`` and let one seed drive everything."""
+        parser.add_subclass_arguments(FederationCallback, "federation", required=False)
+        parser.link_arguments("seed_everything", "data.init_args.seed")
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        parser.set_defaults({"weights_only": True})  # a checkpoint from elsewhere must not run code
+        return parser
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse ``args``, whatever ``sys.argv`` holds."""
+        words = list(map(str, args or []))
+        refuse_own_seed(words)
+        try:
+            self.config = parser.parse_args(words)
+        except (ArgumentError, ArgumentTypeError) as error:
+            command = self._subcommand_parsers.get(words[0], parser)
+            keys = [action.dest for action in command._actions if "help" not in action.dest]
+            raise UserError(parse_error(str(error), words, keys)) from error
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the configuration as the user wrote it; Lightning would overwrite it from the checkpoint."""
+
+    # Before the classes exist
+
+    def before_instantiate_classes(self) -> None:
+        """Settle the run's folder, what to resume from, the loggers' and checkpoints' places, and the strategy."""
+        config = self.config[self.subcommand]
+        trainer = config.trainer
+        if trainer.default_root_dir is None:
+            trainer.default_root_dir = str(default_folder([str(path) for path in config.config or []]))
+        folder = Path(trainer.default_root_dir)
+        config.ckpt_path = self._checkpoint_for(folder, config.ckpt_path)
+        if self.subcommand == "fit" and config.ckpt_path is None and not trainer.fast_dev_run:
+            _make_room(folder)
+        _place_loggers(trainer, folder, str(self.subcommand))
+        _place_checkpoints(trainer, folder)
+        _choose_strategy(trainer, federated=config.get("federation") is not None)
+
+    def _checkpoint_for(self, folder: Path, asked: str | None) -> str | None:
+        checkpoints = folder / CHECKPOINTS
+        if asked is None and self.subcommand != "fit":
+            if any(checkpoints.glob("*.ckpt")):
+                asked = "last"
+            else:
+                _say(f"No checkpoint in {checkpoints}: this is the untrained model.")
+        if asked == "last":
+            asked = str(newest_whole(checkpoints))
+            if self.subcommand != "fit":
+                _say(f"Using {asked}.")
+        elif asked in ("best", "hpc", "registry"):
+            raise UserError(f"--ckpt_path {asked} is not supported here; name a file, or `last`.")
+        elif asked is not None:
+            require_whole(asked)
+        return asked
+
+    # The classes
+
+    def instantiate_classes(self) -> None:
+        """Build data, model and trainer; a value they refuse is the user's mistake."""
+        try:
+            super().instantiate_classes()
+        except (MisconfigurationException, ValueError, TypeError) as error:
+            raise UserError(f"The configuration cannot be built: {error}") from error
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The trainer, with the federation first among its callbacks: metrics must see the merged model."""
+        federation = self._get(self.config_init, "federation")
+        callbacks = self._get(self.config_init, "trainer").get("callbacks") or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        return super().instantiate_trainer(callbacks=[*([federation] if federation else []), *callbacks], **kwargs)
+
+
+def refuse_own_seed(args: list[str]) -> None:
+    """Raise a UserError for ``--data.seed``, which the parser would take and then overwrite."""
+    for word in args:
+        if word.split("=")[0] in ("--data.seed", "--data.init_args.seed"):
+            raise UserError("data.seed follows the run's one seed: give --seed_everything instead.")
+
+
+def _make_room(folder: Path) -> None:
+    if holds_a_run(folder) and is_first_rank():
+        aside = move_aside(folder)
+        _say(f"{folder} held a run; it is now {aside} (to continue it: --trainer.default_root_dir {aside} --ckpt_path last).")
+
+
+def _place_loggers(trainer: Namespace, folder: Path, subcommand: str) -> None:
+    loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
+    for logger in loggers:
+        if not isinstance(logger, Namespace):  # None, True or False
+            continue
+        arguments = logger.init_args
+        name = logger.class_path.rsplit(".", 1)[-1]
+        if arguments.get("save_dir") in (None, "."):
+            arguments.save_dir = str(folder)
+        if name == "MetricsFile" and subcommand != "fit":
+            arguments.file = f"{subcommand}_{arguments.file}"
+        if name == "WandbLogger":
+            _place_wandb(arguments, folder)
+
+
+def _place_wandb(arguments: Namespace, folder: Path) -> None:
+    if "WANDB_MODE" not in os.environ and not wandb_has_key():
+        arguments.offline = True
+    arguments.name = arguments.get("name") or folder.name
+    if is_first_rank():
+        arguments.id = arguments.get("id") or wandb_id(folder)  # WandbLogger resumes a known id
+
+
+def _place_checkpoints(trainer: Namespace, folder: Path) -> None:
+    for callback in trainer.callbacks or []:
+        if "dirpath" in callback.get("init_args", {}) and callback.init_args.dirpath is None:
+            callback.init_args.dirpath = str(folder / CHECKPOINTS)
+
+
+def _choose_strategy(trainer: Namespace, federated: bool) -> None:
+    """With several processes a federation's strategy leaves the clients' gradients alone; plain Lightning keeps its own."""
+    if federated and trainer.strategy == "auto" and _processes(trainer) > 1:
+        trainer.strategy = "federated"
+
+
+def _processes(trainer: Namespace) -> int:
+    on_gpu = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    devices = trainer.devices
+    if devices in ("auto", -1, "-1"):
+        count = torch.cuda.device_count() if on_gpu else 1
+    elif isinstance(devices, str) and "," in devices:
+        count = len([d for d in devices.split(",") if d.strip()])
+    elif isinstance(devices, list):
+        count = len(devices)
+    else:
+        count = int(devices) if str(devices).isdigit() else 1
+    return count * int(trainer.num_nodes)
+
+
+def _say(sentence: str) -> None:
+    if is_first_rank():
+        print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,124 @@
+"""The numbers of a run as one table in its folder."""
+
+import csv
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from lit_epgan.atomic import replacing
+
+Row = dict[str, str]
+
+
+class MetricsFile(Logger):
+    """Writes every logged metric to one CSV file in the run's folder, and goes on with it when the run is resumed.
+
+    One row per call to ``log_metrics``, appended whole, so that a killed process leaves a readable file; a metric
+    that appears later adds a column to the right. A run that was killed and resumed leaves the same bytes as one never
+    stopped, provided that ``rewind`` is called before it trains on (the federation callback does so).
+
+    Args:
+        save_dir: The run's folder. The command line fills in ``trainer.default_root_dir``.
+        file: The file's name in it.
+    """
+
+    def __init__(self, save_dir: str = ".", file: str = "metrics.csv") -> None:
+        super().__init__()
+        self._save_dir = os.fspath(save_dir)
+        self.path = Path(save_dir) / file
+        self._columns: list[str] | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
+    @property
+    def version(self) -> str:
+        """Empty: one run, one folder, one file."""
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        """The run's folder."""
+        return self._save_dir
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the run's ``config.yaml`` holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Append one row.
+
+        Args:
+            metrics: Name to value; ``epoch`` (the round, from 0) is what ``rewind`` goes by.
+            step: Optimizer steps so far, as Lightning counts them.
+        """
+        row = {"epoch": "", "step": "" if step is None else str(step), **{k: _cell(v) for k, v in metrics.items()}}
+        columns = self._columns if self._columns is not None else self._take_up()
+        new = [column for column in row if column not in columns]
+        if new:
+            columns = [*columns, *new]
+            self._rewrite(columns, self._read()[1])
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
+
+    @rank_zero_only
+    def rewind(self, epoch: int) -> None:
+        """Forget whatever was logged after round ``epoch - 1``: the rounds from ``epoch`` on are about to be trained (again).
+
+        Args:
+            epoch: The number of finished rounds.
+        """
+        columns, rows = self._read()
+        kept = _until(rows, epoch)
+        used = [column for column in columns if any(row[column] for row in kept)]
+        if kept:
+            self._rewrite([column for column in columns if column in ("epoch", "step", *used)], kept)
+        else:
+            self.path.unlink(missing_ok=True)
+            self._columns = None
+
+    def _take_up(self) -> list[str]:
+        """Make an existing file end in a whole line; its columns."""
+        columns, rows = self._read()
+        if rows:
+            self._rewrite(columns, rows)
+        return columns
+
+    def _read(self) -> tuple[list[str], list[Row]]:
+        """Columns and rows of the file, without a last line that a kill left unfinished."""
+        if not self.path.is_file():
+            return [], []
+        text = self.path.read_text(encoding="utf-8")
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        reader = csv.DictReader(lines, restval="")
+        return list(reader.fieldnames or []), list(reader)
+
+    def _rewrite(self, columns: list[str], rows: list[Row]) -> None:
+        with replacing(self.path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        self._columns = columns
+
+
+def _cell(value: Any) -> str:
+    plain = value.item() if hasattr(value, "item") else value
+    return repr(plain)
+
+
+def _until(rows: list[Row], epoch: int) -> list[Row]:
+    """The rows of rounds before ``epoch``; a row without a round belongs to the row before it."""
+    kept = 0
+    for i, row in enumerate(rows):
+        if row["epoch"] and int(float(row["epoch"])) >= epoch:
+            break
+        if row["epoch"]:
+            kept = i + 1
+    return rows[:kept]

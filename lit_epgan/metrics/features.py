@@ -1,0 +1,56 @@
+"""What a feature extractor is, and how a set of images goes through one."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.errors import UserError
+
+
+class FeatureExtractor(nn.Module):
+    """Images (n, channels, height, width) in [-1, 1] -> features (n, d) and class logits (n, classes).
+
+    A subclass overrides ``forward``. Metrics carry the extractor's ``name``; ``fid`` and ``is`` without a name belong to
+    Inception alone, because each extractor has a scale of its own.
+    """
+
+    name: ClassVar[str]
+    counts_classes: ClassVar[bool] = False  # whether the logits' classes are the data's, so that covering them means something
+    splits: ClassVar[int] = 1  # parts over which the inception score is averaged
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (n, d) and logits (n, classes) of ``images`` (n, channels, height, width) in [-1, 1]."""
+        raise NotImplementedError
+
+    def metric(self, name: str) -> str:
+        """``name`` as this extractor's metric is called, e.g. ``fid_digits``."""
+        return f"{name}_{self.name}"
+
+    @torch.no_grad()
+    def extract(self, images: Tensor, batch_size: int = 250) -> tuple[Tensor, Tensor]:
+        """Features and logits of any number of images, on the CPU, in double precision, in evaluation mode.
+
+        Args:
+            images: float tensor (n, channels, height, width) in [-1, 1], on any device.
+            batch_size: images that pass through the network at a time.
+
+        Raises:
+            UserError: ``images`` are not images.
+        """
+        if images.dim() != 4:
+            raise UserError(
+                f"the extractor {self.name!r} looks at images (n, channels, height, width), but the samples have shape "
+                f"{tuple(images.shape)}: use ToyMetrics for points."
+            )
+        self.eval()
+        device = next(self.parameters()).device
+        parts = [self(part.to(device, torch.float32)) for part in images.split(batch_size)]
+        features, logits = (torch.cat(column).double().cpu() for column in zip(*parts, strict=True))
+        return features, logits
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Images in [-1, 1] of one or three channels as uint8 RGB (n, 3, height, width), -1 -> 0 and 1 -> 255, rounded."""
+    colour = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
+    return ((colour.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)

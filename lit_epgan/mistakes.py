@@ -1,0 +1,23 @@
+"""Exceptions of the libraries underneath that a user's mistake causes, each as one sentence that says what to do."""
+
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+
+def explain(error: Exception) -> str | None:
+    """One sentence for a mistake of the user; None where the exception is nobody's mistake but the program's."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and "loading state_dict" in text:
+        return f"The checkpoint is one of another model: {_first_difference(text)}. Give the config it was trained with."
+    if isinstance(error, MisconfigurationException):
+        return " ".join(text.split())
+    if isinstance(error, torch.OutOfMemoryError):
+        return "The device's memory is full: lower --data.batch_size, or use more devices."
+    if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError) and error.filename:
+        return f"{error.filename}: {error.strerror}."
+    return None
+
+
+def _first_difference(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines()[1:] if line.strip()]
+    return (lines[0][:200] if lines else text).rstrip(" .")

@@ -1,0 +1,140 @@
+"""DCGANs: the convolutional networks of ProbGAN's published code and of the EP-GAN paper, by configuration.
+
+With the defaults these are ProbGAN's (one generator 3,448,576 parameters; discriminator 4,115,328 with one head).
+The EP-GAN paper (appendix F.3.2) counts four stride-2 deconvolutions and puts BatchNorm on every convolution:
+``upsamplings=4`` and ``norm_first=True``.
+"""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from lit_epgan.errors import UserError
+
+ImageNorm = Literal["batch", "group", "none"]
+
+
+class DCGANGenerator(nn.Module):
+    """Noise (n, latent_dim) -> images (n, channels, image_size, image_size) in (-1, 1).
+
+    The noise becomes an image of side image_size / 2^upsamplings by one transposed convolution (ProbGAN: 4x4); each of the
+    following transposed convolutions (4x4, stride 2, padding 1) doubles the side and halves the channels, down to ``width``
+    before the last. Norm and ReLU lie between them; no biases; weights N(0, 0.02^2).
+
+    Args:
+        image_size: side in pixels: 32 with 3 or 4 upsamplings, 28 with 1 or 2.
+        channels: colour channels.
+        latent_dim: dimension of the noise.
+        width: channels before the last layer; the first layer has width * 2^(upsamplings - 1).
+        upsamplings: number of stride-2 transposed convolutions.
+        norm: ``batch``, ``group`` (eight groups or fewer) or ``none``.
+
+    Raises:
+        UserError: the image's side is not divisible by 2^upsamplings, or a number is below one.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 32,
+        channels: int = 3,
+        latent_dim: int = 100,
+        width: int = 128,
+        upsamplings: int = 3,
+        norm: ImageNorm = "batch",
+    ) -> None:
+        super().__init__()
+        _check_positive(image_size=image_size, channels=channels, latent_dim=latent_dim, width=width, upsamplings=upsamplings)
+        if image_size % 2**upsamplings:
+            raise UserError(
+                f"{upsamplings} upsamplings cannot end at {image_size} pixels, which is not divisible by {2**upsamplings}: "
+                "choose another number of upsamplings."
+            )
+        self.latent_dim = latent_dim
+        self.data_shape = (channels, image_size, image_size)
+        widths = [width * 2**step for step in reversed(range(upsamplings))]
+        layers: list[nn.Module] = [
+            nn.ConvTranspose2d(latent_dim, widths[0], image_size // 2**upsamplings, bias=False),
+            *_norm(norm, widths[0]),
+            nn.ReLU(inplace=True),
+        ]
+        for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+            layers += [_double(inputs, outputs), *_norm(norm, outputs), nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*layers, _double(width, channels), nn.Tanh())
+        self.apply(_initialise)
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """Images (n, channels, image_size, image_size) of ``noise`` (n, latent_dim)."""
+        images: Tensor = self.layers(noise[:, :, None, None])
+        return images
+
+
+class DCGANDiscriminator(nn.Module):
+    """Images (n, channels, image_size, image_size) -> scores (n, heads).
+
+    Convolutions (5x5, stride 2, padding 2) halve the side and double the channels from ``width`` on; norm and
+    LeakyReLU(0.2) follow each; one last convolution over what is left gives the scores. No biases; weights N(0, 0.02^2).
+
+    Args:
+        image_size: side in pixels.
+        channels: colour channels.
+        width: channels after the first convolution.
+        downsamplings: number of stride-2 convolutions.
+        norm: ``batch``, ``group`` (eight groups or fewer) or ``none``.
+        norm_first: whether the first convolution is normalised, too (EP-GAN's paper: yes; ProbGAN's code: no).
+        heads: scores per image, one for each discriminator that shares the convolutions.
+
+    Raises:
+        UserError: a number is below one, or an unknown norm.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 32,
+        channels: int = 3,
+        width: int = 128,
+        downsamplings: int = 3,
+        norm: ImageNorm = "batch",
+        norm_first: bool = False,
+        heads: int = 1,
+    ) -> None:
+        super().__init__()
+        _check_positive(image_size=image_size, channels=channels, width=width, downsamplings=downsamplings, heads=heads)
+        widths = [channels, *(width * 2**step for step in range(downsamplings))]
+        layers: list[nn.Module] = []
+        for position, (inputs, outputs) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+            normalised = norm if position or norm_first else "none"
+            convolution = nn.Conv2d(inputs, outputs, 5, stride=2, padding=2, bias=False)
+            layers += [convolution, *_norm(normalised, outputs), nn.LeakyReLU(0.2, inplace=True)]
+        left = -(-image_size // 2**downsamplings)  # an odd side is halved upwards
+        self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], heads, left, bias=False))
+        self.apply(_initialise)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores (n, heads) of ``images`` (n, channels, image_size, image_size)."""
+        scores: Tensor = self.layers(images).flatten(1)
+        return scores
+
+
+def _double(inputs: int, outputs: int) -> nn.ConvTranspose2d:
+    return nn.ConvTranspose2d(inputs, outputs, 4, stride=2, padding=1, bias=False)
+
+
+def _norm(norm: str, width: int) -> list[nn.Module]:
+    if norm == "batch":
+        return [nn.BatchNorm2d(width)]
+    if norm == "group":
+        return [nn.GroupNorm(next(groups for groups in (8, 4, 2, 1) if width % groups == 0), width)]
+    if norm == "none":
+        return []
+    raise UserError(f"norm {norm!r} does not exist: choose batch, group or none.")
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+        nn.init.normal_(module.weight, std=0.02)
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise UserError(f"{name}={number} cannot be: a DCGAN needs {name} of at least 1.")

@@ -1,0 +1,118 @@
+"""GAN objectives: what the discriminator and the generator minimise, and the two gradient penalties.
+
+Scores D(x) are float tensors (batch, heads); a head is one discriminator. Losses are means over heads of (weighted) means
+over rows, so that several heads give the pairwise average of their losses under every objective.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_epgan.errors import UserError
+
+ObjectiveName = Literal["wgan-gp", "lsgan", "non-saturating"]
+Loss = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Three losses per score: l_real(D(x)) and l_fake(D(G(z))) for the discriminator, l_gen(D(G(z))) for the generator."""
+
+    real: Loss
+    fake: Loss
+    generator: Loss
+
+    def discriminator_loss(self, real: Tensor, fake: Tensor, weight: Tensor | None = None) -> Tensor:
+        """L_D = sum_i w_i l_real(D(x_i)) + mean_i l_fake(D(G(z_i))).
+
+        Args:
+            real: scores of real rows (batch, heads).
+            fake: scores of generated rows (any batch, heads).
+            weight: weights of the real rows (batch,) that sum to one; without them every row weighs 1 / batch.
+        """
+        return weighted_mean(self.real(real), weight) + self.fake(fake).mean()
+
+    def generator_loss(self, fake: Tensor) -> Tensor:
+        """L_G = mean_i l_gen(D(G(z_i))) of scores ``fake`` (batch, heads)."""
+        return self.generator(fake).mean()
+
+
+def _half_square_to_one(scores: Tensor) -> Tensor:
+    return (scores - 1).square() * 0.5
+
+
+OBJECTIVES: dict[str, Objective] = {
+    # Gulrajani et al. 2017; its penalty is `gradient_penalty`
+    "wgan-gp": Objective(real=torch.neg, fake=lambda scores: scores, generator=torch.neg),
+    # Mao et al. 2017 with a = 0, b = c = 1
+    "lsgan": Objective(_half_square_to_one, lambda scores: scores.square() * 0.5, _half_square_to_one),
+    # Goodfellow et al. 2014; -log sigmoid(s) = softplus(-s)
+    "non-saturating": Objective(lambda scores: F.softplus(-scores), F.softplus, lambda scores: F.softplus(-scores)),
+}
+
+
+def objective(name: str) -> Objective:
+    """The objective called ``name``.
+
+    Raises:
+        UserError: there is none of that name; the message lists those there are.
+    """
+    if name not in OBJECTIVES:
+        raise UserError(f"objective {name!r} does not exist: choose one of {', '.join(OBJECTIVES)}.")
+    return OBJECTIVES[name]
+
+
+def weighted_mean(values: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean over trailing dimensions of sum_i w_i values_i; ``values`` (batch, ...), ``weight`` (batch,) summing to one."""
+    if weight is None:
+        return values.mean()
+    return (weight @ values.flatten(1)).mean() if values.dim() > 1 else weight @ values
+
+
+def squared_gradient_norms(scores: Tensor, inputs: Tensor) -> Tensor:
+    """|| grad_x D(x_i) ||^2 of every row, over *all* dimensions of a sample, where D is the mean of the heads.
+
+    Args:
+        scores: D(inputs), (batch, heads), with its graph.
+        inputs: float tensor (batch, ...) that requires a gradient.
+
+    Returns:
+        float tensor (batch,), itself differentiable with respect to D's parameters.
+    """
+    heads = scores.numel() // len(scores)
+    total = scores.sum() if heads == 1 else scores.sum() / heads
+    (gradient,) = torch.autograd.grad(total, inputs, create_graph=True)
+    return gradient.square().flatten(1).sum(1)
+
+
+def gradient_penalty(
+    discriminator: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor, weight: Tensor | None = None
+) -> Tensor:
+    """sum_i w_i (|| grad D(x_i) ||_2 - 1)^2 at x_i = e_i real_i + (1 - e_i) fake_i, e_i ~ U(0, 1) for each *sample*.
+
+    Gulrajani et al. 2017, eq. 3, without its coefficient. (ProbGAN's published code takes the norm per pixel, over channels only.)
+
+    Args:
+        real, fake: float tensors of one shape (batch, ...).
+        weight: weights of the real rows (batch,), which their mixtures inherit.
+    """
+    share = torch.rand(len(real), *[1] * (real.dim() - 1), device=real.device, dtype=real.dtype)
+    mixed = torch.lerp(fake.detach(), real.detach(), share).requires_grad_()
+    # sqrt has no derivative at zero: a flat discriminator would give NaN
+    norms = (squared_gradient_norms(discriminator(mixed), mixed) + 1e-12).sqrt()
+    return weighted_mean((norms - 1).square(), weight)
+
+
+def r1_penalty(scores: Tensor, real: Tensor, weight: Tensor | None = None) -> Tensor:
+    """1/2 sum_i w_i || grad_x D(x_i) ||^2 on real rows (Mescheder et al. 2018, eq. 9), without its coefficient.
+
+    Args:
+        scores: D(real), (batch, heads), with its graph.
+        real: float tensor (batch, ...) that requires a gradient.
+        weight: weights of the rows (batch,) that sum to one.
+    """
+    return weighted_mean(squared_gradient_norms(scores, real), weight) * 0.5

@@ -1,0 +1,58 @@
+"""One run, one folder: where it is, what it holds, and how a new run makes room without losing the old one."""
+
+import netrc
+import os
+import secrets
+from pathlib import Path
+from urllib.parse import urlparse
+
+from lit_epgan.atomic import write_text
+
+CHECKPOINTS = "checkpoints"
+CONFIG = "config.yaml"
+WANDB_ID = "wandb_id.txt"
+
+
+def default_folder(config_files: list[str]) -> Path:
+    """``runs/NAME`` for a run of ``NAME.yaml``."""
+    return Path("runs") / (Path(config_files[0]).stem if config_files else "run")
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the one that writes, judged before any process group exists."""
+    ranks = (os.environ.get(name, "0") for name in ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"))
+    return all(rank in ("", "0") for rank in ranks)
+
+
+def holds_a_run(folder: Path) -> bool:
+    """Whether a fit has left its traces there."""
+    return any((folder / name).exists() for name in (CONFIG, "metrics.csv", CHECKPOINTS))
+
+
+def move_aside(folder: Path) -> Path:
+    """Rename ``folder`` to the first free of ``folder.1``, ``folder.2``, ...; return its new name."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    return aside
+
+
+def wandb_id(folder: Path) -> str:
+    """The Weights & Biases id of the folder's run: the one it had, else a new one, kept for when the run is resumed."""
+    path = folder / WANDB_ID
+    if not path.is_file():
+        write_text(path, secrets.token_hex(4) + "\n")
+    return path.read_text(encoding="utf-8").strip()
+
+
+def wandb_has_key() -> bool:
+    """Whether Weights & Biases could log in: a key in the environment or in the netrc file."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

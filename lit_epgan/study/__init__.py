@@ -1,0 +1,1 @@
+"""Methods x seeds: run, compared, and shown on one page."""

@@ -1,0 +1,167 @@
+"""What a study's YAML says: methods, seeds and the metrics they are judged by."""
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_epgan.config_files import find_config
+from lit_epgan.errors import UserError
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of the table.
+
+    Attributes:
+        name: the column's short name.
+        source: the metric's name in ``metrics.csv``.
+        lower_is_better: what to print in bold.
+        title: the column's heading.
+    """
+
+    name: str
+    source: str
+    lower_is_better: bool
+    title: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table.
+
+    Attributes:
+        name: the name of its folder.
+        title: what people call it.
+        config: the configuration it starts from.
+        settings: dotted keys and their values, given to the command line in this order.
+        source: another method whose runs this row is read from; it has none of its own then.
+        metrics: column to metric name, where it is not the study's.
+        grid: name of the sample grid's picture in a run's folder.
+        note: a sentence for the page.
+    """
+
+    name: str
+    title: str
+    config: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    source: str | None = None
+    metrics: dict[str, str] = field(default_factory=dict)
+    grid: str = "samples"
+    note: str = ""
+
+    @property
+    def runs_of(self) -> str:
+        """The method whose runs hold this row's numbers."""
+        return self.source or self.name
+
+    def metric(self, metric: Metric) -> str:
+        """Name of ``metric`` in this method's ``metrics.csv``."""
+        return self.metrics.get(metric.name, metric.source)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study as its YAML says it."""
+
+    name: str
+    title: str
+    description: str
+    seeds: list[int]
+    baseline: str
+    metrics: list[Metric]
+    methods: dict[str, Method]
+    partition: str = "partition"
+
+    @property
+    def trained(self) -> list[Method]:
+        """The methods that have runs of their own."""
+        return [method for method in self.methods.values() if method.source is None]
+
+
+STUDY_KEYS = ("title", "description", "config", "seeds", "baseline", "metrics", "methods", "partition")
+METHOD_KEYS = ("title", "config", "set", "from", "metrics", "grid", "note")
+METRIC_KEYS = ("metric", "better", "title")
+
+
+def read_study(path: Path) -> Study:
+    """Read and check a study's YAML.
+
+    Raises:
+        UserError: A key is missing or misspelt, or a name leads nowhere; the message says which.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    _check_keys(content, STUDY_KEYS, str(path))
+    for key in ("config", "seeds", "baseline", "metrics", "methods"):
+        if not content.get(key):
+            raise UserError(f"{path}: {key} is missing.")
+    metrics = [_metric(name, entry, path) for name, entry in content["metrics"].items()]
+    methods = {name: _method(name, entry or {}, content["config"], path) for name, entry in content["methods"].items()}
+    study = Study(
+        name=path.stem,
+        title=content.get("title", path.stem),
+        description=content.get("description", ""),
+        seeds=_seeds(content["seeds"], path),
+        baseline=content["baseline"],
+        metrics=metrics,
+        methods=methods,
+        partition=content.get("partition", "partition"),
+    )
+    _check_names(study, path)
+    return study
+
+
+def _metric(name: str, entry: Any, path: Path) -> Metric:
+    where = f"{path}: metrics.{name}"
+    _check_keys(entry, METRIC_KEYS, where)
+    better = entry.get("better", "lower")
+    if better not in ("lower", "higher"):
+        raise UserError(f"{where}.better is {better!r}; it is lower or higher.")
+    return Metric(name, entry.get("metric", name), better == "lower", entry.get("title", name))
+
+
+def _method(name: str, entry: Any, config: str, path: Path) -> Method:
+    _check_keys(entry, METHOD_KEYS, f"{path}: methods.{name}")
+    return Method(
+        name=name,
+        title=entry.get("title", name),
+        config=find_config(entry.get("config", config)),
+        settings=entry.get("set") or {},
+        source=entry.get("from"),
+        metrics=entry.get("metrics") or {},
+        grid=entry.get("grid", "samples"),
+        note=entry.get("note", ""),
+    )
+
+
+def _seeds(value: Any, path: Path) -> list[int]:
+    if not isinstance(value, list) or not all(isinstance(seed, int) for seed in value) or len(set(value)) < len(value):
+        raise UserError(f"{path}: seeds is {value!r}; it is a list of different whole numbers, e.g. [0, 1, 2].")
+    return value
+
+
+def _check_names(study: Study, path: Path) -> None:
+    if study.baseline not in study.methods:
+        raise UserError(f"{path}: the baseline {study.baseline!r} is none of the methods {', '.join(study.methods)}.")
+    columns = [metric.name for metric in study.metrics]
+    for method in study.methods.values():
+        if method.source is not None and method.source not in [other.name for other in study.trained]:
+            raise UserError(f"{path}: methods.{method.name}.from is {method.source!r}, which is no method with runs of its own.")
+        for column in method.metrics:
+            if column not in columns:
+                raise UserError(f"{path}: methods.{method.name}.metrics names {column!r}; the columns are {', '.join(columns)}.")
+
+
+def _check_keys(entry: Any, known: tuple[str, ...], where: str) -> None:
+    if not isinstance(entry, dict):
+        raise UserError(f"{where}: expected the keys {', '.join(known)}.")
+    for key in entry:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}."
+            raise UserError(f"{where}: there is no key {key}; {hint}")

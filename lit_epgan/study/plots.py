@@ -1,0 +1,116 @@
+"""A study's pictures: metrics over the rounds, and the methods' samples side by side."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from lit_epgan.atomic import replacing
+from lit_epgan.study.plan import Method, Metric, Study
+from lit_epgan.study.run import Run
+from lit_epgan.study.table import Row, curve, number_text
+
+# Okabe and Ito's colours, distinct to colour-blind eyes as well
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+PICTURES = "pictures"
+
+
+def save(figure: Figure, path: Path, dpi: int = 130) -> None:
+    """Write a figure in one step."""
+    with replacing(path) as beside:
+        figure.savefig(beside, format="png", dpi=dpi, bbox_inches="tight", facecolor="white")
+
+
+def curves(study: Study, metric: Metric, runs: Sequence[Run]) -> Figure:
+    """A metric over the rounds: mean over the seeds, and the spread from the lowest to the highest.
+
+    Methods differ in their number of rounds, so the horizontal axis is the share of the run.
+    """
+    figure = Figure(figsize=(7.2, 3.8))
+    axes = figure.subplots()
+    for colour, method in zip(_colours(study), study.methods.values(), strict=True):
+        lines = [curve(run, method.metric(metric)) for run in runs if run.method.name == method.runs_of]
+        lines = [line for line in lines if line]
+        if not lines:
+            continue
+        rounds, values = _aligned(lines)
+        share = 100 * rounds / rounds[-1]
+        label = f"{method.title} ({rounds[-1]:.0f} rounds)"
+        axes.plot(share, values.mean(0), color=colour, label=label, marker="o" if len(rounds) < 3 else None, lw=1.8)
+        if len(lines) > 1:
+            axes.fill_between(share, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
+    if _spans_decades([line.get_ydata() for line in axes.lines]):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.set_xlabel("share of the run's rounds (%)")
+    axes.set_ylabel(metric.title)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return figure
+
+
+def grids(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> Figure | None:
+    """Samples of every method's first seed side by side, its title above and its numbers below; None without pictures."""
+    found = [(row, path) for row in rows if (path := grid_file(row.method, runs)) is not None]
+    if not found:
+        return None
+    columns = min(len(found), 5)
+    lines = math.ceil(len(found) / columns)
+    figure = Figure(figsize=(3.1 * columns, 3.9 * lines), layout="constrained")
+    for axes, entry in zip(figure.subplots(lines, columns, squeeze=False).flat, [*found, *[None] * columns], strict=False):
+        axes.axis("off")
+        if entry is not None:
+            row, path = entry
+            axes.imshow(imread(path), interpolation="nearest")
+            axes.set_title(f"{row.method.title}\n", fontsize=12, fontweight="bold", pad=-6)
+            axes.text(0.5, -0.03, _numbers(study, row), transform=axes.transAxes, ha="center", va="top", fontsize=10)
+    return figure
+
+
+def grid_file(method: Method, runs: Sequence[Run]) -> Path | None:
+    """The newest sample grid of the method's first run that has one."""
+    for run in runs:
+        path = run.folder / PICTURES / f"{method.grid}.png"
+        if run.method.name == method.runs_of and path.is_file():
+            return path
+    return None
+
+
+def partition_file(study: Study, runs: Sequence[Run]) -> Path | None:
+    """The picture of who holds what, from the baseline's first run that has one, else from any."""
+    ordered = sorted(runs, key=lambda run: run.method.name != study.methods[study.baseline].runs_of)
+    paths = (run.folder / PICTURES / f"{study.partition}.png" for run in ordered)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _colours(study: Study) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(len(study.methods))]
+
+
+def _aligned(lines: list[list[tuple[int, float]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds (t,) that every run has reached, and the values (runs, t) there."""
+    rounds = sorted(set.intersection(*({r for r, _ in line} for line in lines)))
+    values = [[dict(line)[r] for r in rounds] for line in lines]
+    return np.array(rounds, dtype=float), np.array(values)
+
+
+def _spans_decades(lines: Sequence) -> bool:
+    values = np.concatenate([np.asarray(line, dtype=float) for line in lines]) if lines else np.zeros(0)
+    values = values[np.isfinite(values)]
+    return values.size > 0 and values.min() > 0 and values.max() / values.min() > 20
+
+
+def _numbers(study: Study, row: Row) -> str:
+    lines = []
+    for metric in study.metrics:
+        cell = row.cells[metric.name]
+        if cell.n:
+            spread = "" if math.isnan(cell.sd) else f" ± {number_text(cell.sd)}"
+            lines.append(f"{metric.title}: {number_text(cell.mean)}{spread}")
+    return "\n".join(lines)

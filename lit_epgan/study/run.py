@@ -1,0 +1,122 @@
+"""One run of a study: its command, its folder, and the record of how far it came."""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_epgan.atomic import write_text
+from lit_epgan.run_folder import CHECKPOINTS, wandb_has_key
+from lit_epgan.study.plan import Method, Study
+
+PROGRESS = "progress.json"
+
+
+@dataclass
+class Record:
+    """What is known about a run, kept beside its folder.
+
+    Attributes:
+        settings: hash of all that its numbers depend on.
+        exit_code: of its process; None while it has not ended by itself.
+        seconds: wall-clock seconds of all its processes so far.
+    """
+
+    settings: str = ""
+    exit_code: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A method with a seed."""
+
+    method: Method
+    seed: int
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """``method/seed-0``."""
+        return f"{self.method.name}/seed-{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder."""
+        return self.root / self.method.name / f"seed-{self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """What its processes printed."""
+        return self.folder.with_name(f"seed-{self.seed}.log")
+
+    @property
+    def settings(self) -> str:
+        """Hash of the configuration's text, the method's settings and the seed."""
+        content = [self.method.config.read_text(encoding="utf-8"), self.method.settings, self.seed]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    def record(self) -> Record:
+        """The record as it stands; an empty one if there is none."""
+        try:
+            return Record(**json.loads(self._record_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return Record()
+
+    def write(self, record: Record) -> None:
+        """Keep ``record``."""
+        write_text(self._record_file, json.dumps(asdict(record)) + "\n", durable=True)
+
+    @property
+    def _record_file(self) -> Path:
+        return self.folder.with_name(f"seed-{self.seed}.json")
+
+    def is_finished(self) -> bool:
+        """Whether it ended well with the settings of today."""
+        record = self.record()
+        return record.exit_code == 0 and record.settings == self.settings and self.folder.is_dir()
+
+    def can_go_on(self) -> bool:
+        """Whether there is a checkpoint to go on from, of a run with the settings of today."""
+        return self.record().settings == self.settings and any((self.folder / CHECKPOINTS).glob("*.ckpt"))
+
+    def progress(self) -> dict[str, Any]:
+        """What its progress bar last wrote; empty if nothing."""
+        try:
+            content = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def last_lines(self, n: int = 6) -> list[str]:
+        """The end of its log."""
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
+        return [line for line in text.splitlines() if line.strip()][-n:]
+
+
+Command = Callable[[Run], list[str]]
+
+
+def runs_of(study: Study, output: Path) -> list[Run]:
+    """All runs of a study, seed by seed, so that every method has a first result early."""
+    return [Run(method, seed, output / "runs") for seed in study.seeds for method in study.trained]
+
+
+def cli_command(run: Run) -> list[str]:
+    """The words of the process that trains ``run`` from its beginning."""
+    words = [sys.executable, "-m", "lit_epgan", "fit", "--config", str(run.method.config)]
+    words += ["--trainer.default_root_dir", str(run.folder), "--seed_everything", str(run.seed)]
+    for key, value in run.method.settings.items():
+        words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
+    return words
+
+
+def environment() -> dict[str, str]:
+    """One thread a run, since the runs themselves fill the cores; no W&B files where nobody could upload them."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    wandb = {} if wandb_has_key() else {"WANDB_MODE": "disabled"}
+    return {**wandb, **os.environ, **threads, "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,191 @@
+"""A study's numbers: every run's, and for each method mean, standard deviation and Welch's t-test against the baseline."""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scipy import stats
+
+from lit_epgan.atomic import replacing, write_text
+from lit_epgan.study.plan import Method, Metric, Study
+from lit_epgan.study.run import Run
+
+Curve = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method's values of one metric over the seeds.
+
+    Attributes:
+        values: one for each finished run that logged the metric.
+        p: two-sided p-value of Welch's t-test of the baseline's values against these; None for the baseline itself and
+            where either has fewer than two values.
+    """
+
+    values: tuple[float, ...]
+    p: float | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of values."""
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        """Mean; NaN without values."""
+        return sum(self.values) / self.n if self.values else math.nan
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation with n - 1; NaN with fewer than two values."""
+        return math.sqrt(sum((v - self.mean) ** 2 for v in self.values) / (self.n - 1)) if self.n > 1 else math.nan
+
+
+@dataclass
+class Row:
+    """A method's line of the table."""
+
+    method: Method
+    cells: dict[str, Cell] = field(default_factory=dict)
+    seconds: float = math.nan
+    runs: int = 0
+
+
+def curve(run: Run, metric: str) -> Curve:
+    """``(round, value)`` as the run's ``metrics.csv`` has them, rounds from 1; empty if it was never logged."""
+    path = run.folder / "metrics.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row.get(metric) and row.get("epoch")]
+    return [(int(float(row["epoch"])) + 1, float(row[metric])) for row in rows]
+
+
+def last_value(run: Run, metric: str) -> float | None:
+    """The metric's last value in the run; None if it was never logged."""
+    points = curve(run, metric)
+    return points[-1][1] if points else None
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Two-sided p-value of Welch's t-test (unequal variances) for equal means; None with fewer than two values each."""
+    if min(len(a), len(b)) < 2:
+        return None
+    if max(a) == min(a) and max(b) == min(b):  # no variance at all: t is 0/0 or infinite
+        return 1.0 if a[0] == b[0] else 0.0
+    return float(stats.ttest_ind(a, b, equal_var=False).pvalue)
+
+
+def tabulate(study: Study, runs: Sequence[Run]) -> list[Row]:
+    """The table, a row for each method in the study's order."""
+    finished = [run for run in runs if run.is_finished()]
+    values = {
+        (method.name, metric.name): _values(finished, method, metric)
+        for method in study.methods.values()
+        for metric in study.metrics
+    }
+    rows = []
+    for method in study.methods.values():
+        own = [run for run in finished if run.method.name == method.runs_of]
+        row = Row(method, runs=len(own))
+        if own and method.source is None:
+            row.seconds = sum(run.record().seconds for run in own) / len(own)
+        for metric in study.metrics:
+            mine = values[method.name, metric.name]
+            p = None if method.name == study.baseline else welch(values[study.baseline, metric.name], mine)
+            row.cells[metric.name] = Cell(mine, p)
+        rows.append(row)
+    return rows
+
+
+def best(rows: Sequence[Row], metric: Metric) -> str | None:
+    """Name of the method with the best mean."""
+    means = {row.method.name: row.cells[metric.name].mean for row in rows if row.cells[metric.name].n}
+    if not means:
+        return None
+    return (min if metric.lower_is_better else max)(means, key=lambda name: means[name])
+
+
+def write_tables(study: Study, rows: Sequence[Row], runs: Sequence[Run], folder: Path) -> None:
+    """Write ``table.csv``, ``table.md`` and ``runs.csv``."""
+    _write_csv(folder / "table.csv", _table_lines(study, rows))
+    _write_csv(folder / "runs.csv", _run_lines(study, runs))
+    write_text(folder / "table.md", markdown(study, rows))
+
+
+def markdown(study: Study, rows: Sequence[Row]) -> str:
+    """The table for a README."""
+    heads = ["method", *(metric.title for metric in study.metrics), "runs", "seconds"]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for row in rows:
+        cells = [_in_bold(cell_text(row.cells[m.name]), best(rows, m) == row.method.name) for m in study.metrics]
+        lines.append(f"| {' | '.join([row.method.title, *cells, str(row.runs), seconds_text(row.seconds)])} |")
+    note = f"p: Welch's t-test against {study.methods[study.baseline].title}. Seeds {', '.join(map(str, study.seeds))}."
+    return "\n".join([*lines, "", note, ""])
+
+
+def cell_text(cell: Cell) -> str:
+    """``1.19 ± 0.06 (p = 0.003)``, as far as it is known."""
+    if not cell.n:
+        return "–"
+    text = number_text(cell.mean)
+    if not math.isnan(cell.sd):
+        text += f" ± {number_text(cell.sd)}"
+    return text if cell.p is None else f"{text} ({p_text(cell.p)})"
+
+
+def p_text(p: float) -> str:
+    """``p = 0.04``, or ``p < 0.001``."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def number_text(value: float) -> str:
+    """Three significant digits, without an exponent where a person would write none."""
+    if value != 0 and (abs(value) < 1e-3 or abs(value) >= 1e6):
+        return f"{value:.2e}"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Whole seconds; empty if unknown."""
+    return "" if math.isnan(seconds) else f"{seconds:.0f}"
+
+
+def _values(finished: Sequence[Run], method: Method, metric: Metric) -> tuple[float, ...]:
+    values = (last_value(run, method.metric(metric)) for run in finished if run.method.name == method.runs_of)
+    return tuple(value for value in values if value is not None)
+
+
+def _in_bold(text: str, bold: bool) -> str:
+    return f"**{text}**" if bold else text
+
+
+def _table_lines(study: Study, rows: Sequence[Row]) -> list[list[object]]:
+    parts = ("mean", "sd", "n", "p")
+    lines: list[list[object]] = [["method", *(f"{m.name}_{part}" for m in study.metrics for part in parts), "seconds"]]
+    for row in rows:
+        cells = [row.cells[metric.name] for metric in study.metrics]
+        numbers: list[object] = [x for c in cells for x in (c.mean, c.sd, c.n, "" if c.p is None else c.p)]
+        lines.append([row.method.name, *numbers, row.seconds])
+    return lines
+
+
+def _run_lines(study: Study, runs: Sequence[Run]) -> list[list[object]]:
+    lines: list[list[object]] = [["method", "seed", *(metric.name for metric in study.metrics), "exit_code", "seconds"]]
+    for method in study.methods.values():
+        for run in runs:
+            if run.method.name != method.runs_of:
+                continue
+            record = run.record()
+            values = [last_value(run, method.metric(metric)) for metric in study.metrics]
+            cells = ["" if value is None else value for value in values]
+            lines.append([method.name, run.seed, *cells, "" if record.exit_code is None else record.exit_code, record.seconds])
+    return lines
+
+
+def _write_csv(path: Path, lines: list[list[object]]) -> None:
+    with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(lines)

@@ -1,0 +1,245 @@
+"""A user's own images: both layouts are read alike, and every mistake is named with its row."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datamodules.folder import FolderDataModule
+from lit_epgan.errors import UserError
+
+RED = (255, 0, 0)
+
+
+def save(path: Path, color: Any = RED, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, color).save(path)
+    return path
+
+
+def manifest(root: Path, text: str) -> Path:
+    file = root / "images.csv"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    for name in "abcdef":
+        save(tmp_path / f"{name}.png")
+    return tmp_path
+
+
+def loaded(path: Path, **options: Any) -> FolderDataModule:
+    datamodule = FolderDataModule(str(path), image_size=options.pop("image_size", 8), **options)
+    datamodule.setup()
+    return datamodule
+
+
+def counts(datasets: Any) -> dict[str, int]:
+    return {name: len(dataset) for name, dataset in datasets.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------ layouts
+
+
+def test_clients_and_labels_are_folders(tmp_path: Path) -> None:
+    for client, label, n in [("north", "cat", 2), ("north", "dog", 1), ("south", "dog", 3)]:
+        for i in range(n):
+            save(tmp_path / client / label / f"{i}.png")
+    (tmp_path / "north" / "cat" / "notes.txt").write_text("not an image")
+    (tmp_path / ".hidden").mkdir()
+    datamodule = loaded(tmp_path)
+    assert counts(datamodule.data.train) == {"north": 3, "south": 3}
+    assert datamodule.label_names == ["cat", "dog"]
+    assert datamodule.data.labels is not None
+    assert datamodule.data.labels["north"].tolist() == [0, 0, 1]
+    assert datamodule.data.val is datamodule.data.test is None
+
+
+def test_split_folders_come_before_clients(tmp_path: Path) -> None:
+    for split, client, n in [("train", "a", 3), ("train", "b", 2), ("val", "b", 1), ("test", "c", 4)]:
+        for i in range(n):
+            save(tmp_path / split / client / "x" / f"{i}.jpg")
+    data = loaded(tmp_path).data
+    assert counts(data.train) == {"a": 3, "b": 2}
+    assert counts(data.val) == {"b": 1}
+    assert len(data.test) == 4
+
+
+def test_without_label_folders_a_batch_is_images_alone(tmp_path: Path) -> None:
+    save(tmp_path / "a" / "1.png")
+    save(tmp_path / "b" / "1.PNG")
+    data = loaded(tmp_path).data
+    assert data.labels is None
+    assert len(data.train["a"].fetch([0])) == len(data.train["b"][0]) == 1
+
+
+def test_a_manifest_gives_what_the_folders_give(images: Path) -> None:
+    rows = ["a.png,007,10,train", "b.png,007,2,train", "", "c.png,NA,10,train", "d.png,NA,2,val", "e.png,,2,test"]
+    byte_order_mark = "\ufeff"  # as spreadsheets write it
+    datamodule = loaded(manifest(images, byte_order_mark + "\n".join(["Path,client,label,split", *rows])))
+    data = datamodule.data
+    assert counts(data.train) == {"007": 2, "NA": 1}
+    assert datamodule.label_names == ["2", "10"]
+    assert data.labels["007"].tolist() == [1, 0]
+    assert counts(data.val) == {"NA": 1}
+    assert len(data.test) == 1
+    assert data.train["007"].paths == [str(images / "a.png"), str(images / "b.png")]
+
+
+def test_a_manifest_needs_only_path_and_client(images: Path) -> None:
+    data = loaded(manifest(images, "client,path\nx,a.png\ny,b.png\n")).data
+    assert counts(data.train) == {"x": 1, "y": 1}
+    assert data.labels is None
+
+
+# ------------------------------------------------------------------------------------------------------------- pixels
+
+
+def test_pixels_are_scaled_and_color_is_converted(tmp_path: Path) -> None:
+    save(tmp_path / "a" / "red.png", RED)
+    save(tmp_path / "a" / "white.png", 255, mode="L")
+    red, white = loaded(tmp_path).data.train["a"].fetch([0, 1])[0]
+    assert red.shape == (3, 8, 8)
+    assert torch.equal(red[:, 0, 0], torch.tensor([1.0, -1.0, -1.0]))
+    assert torch.equal(white, torch.ones(3, 8, 8))
+    grey = loaded(tmp_path, color="grayscale")
+    assert grey.shape == (1, 8, 8)
+    assert grey.data.train["a"].fetch([0])[0].unique().item() == pytest.approx(76 / 127.5 - 1)  # .299 * 255
+
+
+def test_the_shorter_side_is_resized_and_the_middle_is_kept(tmp_path: Path) -> None:
+    strip = np.zeros((20, 60, 3), np.uint8)
+    strip[:, 20:40] = 255
+    (tmp_path / "a").mkdir()
+    Image.fromarray(strip).save(tmp_path / "a" / "strip.png")
+    datamodule = loaded(tmp_path, image_size=10)
+    (image,) = datamodule.data.train["a"][0]
+    assert image.shape == datamodule.shape == (3, 10, 10)
+    assert torch.equal(image[:, :, 2:8], torch.ones(3, 10, 6))
+    assert image[:, :, 0].max() < 1
+
+
+def test_sixteen_bits_keep_their_range(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(tmp_path / "a" / "scan.png")
+    (image,) = loaded(tmp_path, color="grayscale").data.train["a"][0]
+    expected = torch.tensor(ramp / 65535 * 2 - 1, dtype=torch.float32)
+    assert torch.allclose(image[0], expected, atol=1 / 255)
+
+
+def test_photographs_stand_upright(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    picture = Image.fromarray(np.repeat(np.array([[0], [255]], np.uint8), 4, 0).repeat(8, 1))  # dark above light
+    orientation = Image.Exif()
+    orientation[0x0112] = 3  # stored upside down
+    picture.save(tmp_path / "a" / "photo.png", exif=orientation)
+    (image,) = loaded(tmp_path, color="grayscale").data.train["a"][0]
+    assert image[0, 0].tolist() == [1.0] * 8
+    assert image[0, -1].tolist() == [-1.0] * 8
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_images_are_read_when_asked_for_and_kept_only_if_wanted(tmp_path: Path, cache: bool) -> None:
+    path = save(tmp_path / "a" / "x.png", RED)
+    dataset = loaded(tmp_path, cache=cache).data.train["a"]
+    save(path, (0, 0, 255))
+    assert dataset.fetch([0])[0][0, 2, 0, 0] == 1
+    save(path, RED)
+    assert dataset.fetch([0])[0][0, 2, 0, 0] == (1 if cache else -1)
+
+
+# ----------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("file,client\na.png,x\n", ["no column 'path'", "file, client"]),
+        ("path,label\na.png,x\n", ["no column 'client'"]),
+        ("", ["no column 'path'", "nothing"]),
+        ("path,client\na.png,x\nzz.png,x\n", ["row 3", "there is no file", "zz.png"]),
+        ("path,client\na.png,x\n\nb.png,x,y\n", ["row 4", "3 fields", "2 columns"]),
+        ("path,client\n,x\n", ["row 2", "path is empty"]),
+        ("path,client\na.png,x\nb.png,\n", ["row 3", "client is empty"]),
+        ("path,client,split\na.png,x,train\nb.png,x,valid\n", ["row 3", "'valid'", "train, val, test"]),
+        ("path,client,split\na.png,x,train\nb.png,x,\n", ["row 3", "split is empty"]),
+        ("path,client,split\na.png,x,test\n", ["no image for training"]),
+        ("path,client\n", ["no image for training"]),
+        ("path,client,split\na.png,x,train\nb.png,y,val\n", ["row 3", "client y", "none for training"]),
+        ("path,client,label\na.png,x,1\nb.png,x,\n", ["row 3", "has no label"]),
+        ("path,client,split\na.png,x,train\n./a.png,x,test\n", ["row 3", "a.png", "listed already in row 2"]),
+    ],
+)
+def test_a_mistake_in_a_manifest_is_one_sentence_with_its_row(images: Path, text: str, words: list[str]) -> None:
+    file = manifest(images, text)
+    with pytest.raises(UserError) as error:
+        loaded(file)
+    assert "\n" not in str(error.value)
+    assert str(images) in str(error.value)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_file_that_is_no_table_is_refused(images: Path) -> None:
+    with pytest.raises(UserError, match="CSV table in UTF-8"):
+        loaded(images / "a.png")
+
+
+def test_mistakes_in_a_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no folder or CSV file at .*nowhere"):
+        loaded(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="no image for training"):
+        loaded(tmp_path)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(UserError, match="Client a is empty"):
+        loaded(tmp_path)
+    save(tmp_path / "a" / "1.png")
+    save(tmp_path / "b" / "cat" / "1.png")
+    with pytest.raises(UserError, match=r"1\.png has no label"):
+        loaded(tmp_path)
+    save(tmp_path / "a" / "cat" / "1.png")
+    with pytest.raises(UserError, match="a holds images beside folders"):
+        loaded(tmp_path)
+    save(tmp_path / "train" / "b" / "cat" / "1.png")
+    with pytest.raises(UserError, match=r"mixes split folders with others \(a\)"):
+        loaded(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------- unreadable images
+
+
+def test_an_unreadable_image_is_named_and_refused(images: Path) -> None:
+    (images / "b.png").write_text("no image")
+    with pytest.raises(UserError, match=r"b\.png cannot be read as an image .*--data.on_error skip"):
+        loaded(manifest(images, "path,client\na.png,x\nb.png,x\n"))
+
+
+def test_a_truncated_image_is_named_when_it_is_read(images: Path) -> None:
+    path = images / "b.png"
+    Image.effect_noise((64, 64), 50).save(path)
+    path.write_bytes(path.read_bytes()[:-1000])
+    dataset = loaded(manifest(images, "path,client\na.png,x\nb.png,x\n")).data.train["x"]
+    with pytest.raises(UserError, match=r"b\.png cannot be read"):
+        dataset.fetch([0, 1])
+
+
+def test_skip_leaves_unreadable_and_truncated_images_out_and_says_which(images: Path) -> None:
+    (images / "b.png").write_text("no image")
+    Image.effect_noise((64, 64), 50).save(images / "c.png")
+    (images / "c.png").write_bytes((images / "c.png").read_bytes()[:-1000])
+    file = manifest(images, "path,client\na.png,x\nb.png,x\nc.png,x\nd.png,y\n")
+    with pytest.warns(UserWarning, match=r"left out 2 unreadable images: .*b\.png, .*c\.png"):
+        data = loaded(file, on_error="skip").data
+    assert counts(data.train) == {"x": 1, "y": 1}
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_skipping_may_not_empty_a_client(images: Path) -> None:
+    (images / "b.png").write_text("no image")
+    with pytest.raises(UserError, match="Client y is empty"):
+        loaded(manifest(images, "path,client\na.png,x\nb.png,y\n"), on_error="skip")

@@ -1,0 +1,297 @@
+"""Image federations: the facts of the digits, the formats of the others in miniature, and missing or damaged files."""
+
+import gzip
+import hashlib
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+import torchvision.datasets.utils as torchvision_files
+from sklearn.datasets import load_digits
+from torchvision.datasets import CIFAR10, CIFAR100
+
+from datamodules import image_files
+from datamodules.cifar100_superclasses import superclass_of
+from datamodules.images import ImageDataModule, digits_splits
+from lit_epgan.errors import UserError
+
+FASHION = {"train-images-idx3-ubyte": 40, "train-labels-idx1-ubyte": 40} | {
+    "t10k-images-idx3-ubyte": 20,
+    "t10k-labels-idx1-ubyte": 20,
+}
+
+
+def loaded(**options: Any) -> ImageDataModule:
+    datamodule = ImageDataModule(**options)
+    datamodule.prepare_data()
+    datamodule.setup()
+    return datamodule
+
+
+def write_fashion(root: Path, compressed: bool = False) -> Path:
+    """A tree of the published format: big-endian idx files; image i is filled with i, its label is i modulo 10."""
+    folder = root / "FashionMNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name, n in FASHION.items():
+        values = np.arange(n, dtype=np.uint8)
+        if "images" in name:
+            content = struct.pack(">IIII", 0x803, n, 28, 28) + values.repeat(28 * 28).tobytes()
+        else:
+            content = struct.pack(">II", 0x801, n) + (values % 10).tobytes()
+        path = folder / (f"{name}.gz" if compressed else name)
+        path.write_bytes(gzip.compress(content) if compressed else content)
+    return folder
+
+
+def cifar_batch(labels: list[int], key: str) -> bytes:
+    """A pickled batch of the published format: rows of 3,072 bytes, red, green and blue plane of a 32 x 32 image."""
+    planes = np.repeat(np.array([10, 20, 30], np.uint8), 1024)
+    return pickle.dumps({"data": np.tile(planes, (len(labels), 1)), key: labels}, protocol=2)
+
+
+@pytest.fixture
+def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A miniature CIFAR-10 and CIFAR-100, whose sums stand in for the published ones."""
+
+    def write(kind: type[CIFAR10], name: str, content: bytes) -> list[str]:
+        path = tmp_path / kind.base_folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        return [name, hashlib.md5(content).hexdigest()]
+
+    for kind, classes, key in ((CIFAR10, 10, "labels"), (CIFAR100, 100, "fine_labels")):
+        labels = list(range(classes))
+        train = [write(kind, name, cifar_batch(labels, key)) for name, _ in kind.train_list]
+        test = [write(kind, name, cifar_batch(labels, key)) for name, _ in kind.test_list]
+        names = pickle.dumps({kind.meta["key"]: [f"class {c}" for c in labels]}, protocol=2)
+        meta = dict(zip(("filename", "md5"), write(kind, kind.meta["filename"], names), strict=True))
+        monkeypatch.setattr(kind, "train_list", train)
+        monkeypatch.setattr(kind, "test_list", test)
+        monkeypatch.setattr(kind, "meta", kind.meta | meta)
+    return tmp_path
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise URLError("Temporary failure in name resolution")
+
+    monkeypatch.setattr(torchvision_files, "_get_redirect_url", refuse)
+    monkeypatch.setattr(torchvision_files, "_urlretrieve", refuse)
+
+
+class Trap:
+    """Unpickling this creates a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+# ------------------------------------------------------------------------------------------------------------- digits
+
+
+def test_digits_are_scikit_learns_scaled_to_plus_minus_one() -> None:
+    datamodule = loaded()
+    images = torch.cat([dataset.fetch(list(range(len(dataset))))[0] for dataset in datamodule.data.train.values()])
+    test = datamodule.data.test
+    images = torch.cat([images, test.fetch(list(range(len(test))))[0]])
+    assert images.shape == (1797, 1, 8, 8)
+    assert datamodule.shape == (1, 8, 8)
+    assert images.dtype == torch.float32
+    expected = torch.tensor(load_digits().data / 8 - 1, dtype=torch.float32)
+    order = lambda x: x[np.lexsort(x.numpy().T)]  # noqa: E731
+    assert torch.equal(order(images.flatten(1)), order(expected))
+
+
+def test_digits_split_is_fixed_and_takes_80_percent_of_each_class() -> None:
+    (_, labels), (_, test_labels) = digits_splits(seed=7)
+    train_counts, test_counts = torch.bincount(labels), torch.bincount(test_labels)
+    assert torch.equal(train_counts, ((train_counts + test_counts) * 0.8).long())
+    assert train_counts.tolist() == [142, 145, 141, 146, 144, 145, 144, 143, 139, 144]
+    first, again, other = (digits_splits(seed)[1][0] for seed in (7, 7, 8))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_one_client_per_digit_and_labels_of_what_it_trains_on() -> None:
+    data = loaded(val_fraction=0.1).data
+    assert data.labels is not None
+    for k, (name, dataset) in enumerate(data.train.items()):
+        images, labels = dataset.fetch(list(range(len(dataset))))
+        assert labels.tolist() == [k] * len(images)
+        assert torch.equal(data.labels[name], labels)
+        assert len(data.val[name]) == int(0.1 * (len(dataset) + len(data.val[name])))
+    assert list(data.train) == [f"client-{k}" for k in range(10)]
+
+
+def test_with_fewer_clients_than_digits_the_test_images_are_of_the_digits_held() -> None:
+    data = loaded(clients=2).data
+    assert data.test.fetch(list(range(len(data.test))))[1].unique().tolist() == [0, 1]
+    assert len(loaded(clients=2, partition="iid").data.test) == 364
+
+
+def test_a_fetched_batch_is_what_the_items_give() -> None:
+    dataset = loaded(partition="iid", clients=3).data.train["client-1"]
+    images, labels = dataset.fetch([5, 0, 5])
+    for row, index in enumerate([5, 0, 5]):
+        image, label = dataset[index]
+        assert torch.equal(images[row], image)
+        assert labels[row] == label
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+def test_clients_depend_on_the_split_seed_alone(kind: str) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = loaded(partition=kind, split_seed=3, seed=0).data.labels
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(
+        torch.equal(first[name], own) for name, own in loaded(partition=kind, split_seed=3, seed=9).data.labels.items()
+    )
+    other = loaded(partition=kind, split_seed=4).data.labels
+    assert any(not torch.equal(first[name], own) for name, own in other.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"clients": 11}, ["11 clients", "10", "--data.clients"]),
+        ({"partition": "natural"}, ["needs a group"]),
+        ({"dataset": "mnist"}, ["mnist", "digits"]),
+        ({"val_fraction": 1.5}, ["1.5", "--data.val_fraction"]),
+        ({"partition": "dirichlet", "clients": 900, "beta": 0.01}, ["900 clients", "--data.beta"]),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        loaded(**options)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------------ Fashion-MNIST
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_fashion_mnist_is_read_plain_or_as_published(tmp_path: Path, compressed: bool) -> None:
+    write_fashion(tmp_path, compressed)
+    datamodule = loaded(dataset="fashion_mnist", data_dir=str(tmp_path))
+    images, labels = datamodule.data.train["client-3"].fetch([0, 1])
+    assert images.shape == (2, *datamodule.shape) == (2, 1, 28, 28)
+    assert labels.tolist() == [3, 3]
+    assert torch.equal(images[:, 0, 0, 0], torch.tensor([3, 13]) / 127.5 - 1)
+    assert len(datamodule.data.test) == 20
+
+
+def test_missing_fashion_files_are_named_with_their_folder_and_the_option(tmp_path: Path) -> None:
+    folder = write_fashion(tmp_path)
+    (folder / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(UserError) as error:
+        loaded(dataset="fashion_mnist", data_dir=str(tmp_path))
+    message = str(error.value)
+    assert "place t10k-labels-idx1-ubyte.gz " in message
+    assert str(folder) in message
+    assert "--data.download true" in message
+    assert "train-images" not in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("keep", [0, 3, 500])
+def test_a_truncated_fashion_file_is_refused(tmp_path: Path, keep: int) -> None:
+    path = write_fashion(tmp_path) / "t10k-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UserError, match="damaged"):
+        loaded(dataset="fashion_mnist", data_dir=str(tmp_path))
+
+
+def test_a_truncated_fashion_archive_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = write_fashion(tmp_path, compressed=True) / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"train-labels-idx1-ubyte\.gz cannot be unpacked"):
+        loaded(dataset="fashion_mnist", data_dir=str(tmp_path))
+    assert not list(path.parent.glob("train-labels-idx1-ubyte*part"))
+    assert not path.with_suffix("").exists()
+
+
+# -------------------------------------------------------------------------------------------------------------- CIFAR
+
+
+def test_cifar10_channels_come_first(cifar: Path) -> None:
+    datamodule = loaded(dataset="cifar10", data_dir=str(cifar))
+    images, labels = datamodule.data.train["client-7"].fetch([0, 4])
+    assert images.shape == (2, *datamodule.shape) == (2, 3, 32, 32)
+    assert torch.equal(images[0, :, 5, 6], torch.tensor([10, 20, 30]) / 127.5 - 1)
+    assert labels.tolist() == [7, 7]
+    assert datamodule.data.train["client-7"].pixels.dtype == torch.uint8
+
+
+def test_cifar100s_natural_clients_are_its_superclasses(cifar: Path) -> None:
+    data = loaded(dataset="cifar100", data_dir=str(cifar), partition="natural", clients=20).data
+    assert data.labels["client-00"].unique().tolist() == [4, 30, 55, 72, 95]  # beaver, dolphin, otter, seal, whale
+    assert torch.equal(torch.bincount(superclass_of(torch.arange(100))), torch.full((20,), 5))
+
+
+def test_an_archive_in_the_data_folder_is_unpacked(
+    cifar: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, offline: None
+) -> None:
+    root = tmp_path_factory.mktemp("archive")
+    with tarfile.open(root / CIFAR10.filename, "w:gz") as archive:
+        archive.add(cifar / CIFAR10.base_folder, CIFAR10.base_folder)
+    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5((root / CIFAR10.filename).read_bytes()).hexdigest())
+    assert len(loaded(dataset="cifar10", data_dir=str(root)).data.test) == 10
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_missing_cifar_says_which_file_to_put_where(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError) as error:
+        ImageDataModule(dataset=name, data_dir=str(tmp_path)).prepare_data()
+    message = str(error.value)
+    assert f"place {name[:5]}-{name[5:]}-python.tar.gz " in message
+    assert f"in {tmp_path}" in message
+    assert "--data.download true" in message
+    assert "\n" not in message
+
+
+def test_a_half_downloaded_archive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / CIFAR10.filename).write_bytes(b"half")
+    with pytest.raises(UserError, match=r"cifar-10-python\.tar\.gz is incomplete"):
+        loaded(dataset="cifar10", data_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("victim", ["data_batch_3", "test_batch", "batches.meta"])
+def test_no_file_is_unpickled_before_its_sum_is_right(cifar: Path, victim: str) -> None:
+    marker = cifar / "code-was-run"
+    trap = pickle.dumps(Trap(marker))
+    pickle.loads(trap)
+    assert marker.exists(), "the trap must work, or this test shows nothing"
+    marker.unlink()
+    (cifar / CIFAR10.base_folder / victim).write_bytes(trap)
+    for train in (True, False):
+        with pytest.raises(UserError, match=f"{victim} in .* differs from the published file"):
+            image_files.read_split("cifar10", cifar, train=train, download=False)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("cifar10", "cifar-10-python.tar.gz"), ("fashion_mnist", "train-images-idx3-ubyte.gz")],
+)
+def test_a_download_without_network_says_what_to_place_by_hand(
+    tmp_path: Path, offline: None, name: str, file: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        loaded(dataset=name, data_dir=str(tmp_path), download=True)
+    message = str(error.value)
+    assert "could not be downloaded" in message
+    assert "name resolution" in message
+    assert file in message
+    assert str(tmp_path) in message
+    assert "\n" not in message
