@@ -5,8 +5,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from datamodules.rounds import Mark
-from lit_epgan.federated import Client
+from callbacks.round import Round
 
 
 class ClientAccumulation:
@@ -16,16 +15,21 @@ class ClientAccumulation:
     decisions, when to step and when to clear gradients, are answered here with the client's own step instead.
     """
 
-    def __init__(self, trainer: Trainer, current: Callable[[], tuple[Client, Mark]]) -> None:
+    def __init__(self, trainer: Trainer, current: Callable[[], Round | None]) -> None:
         loop = trainer.fit_loop.epoch_loop
         clear = loop.automatic_optimization._make_zero_grad_fn
 
         def reached() -> bool:
-            client, mark = current()
-            return mark.last or client.step % trainer.accumulate_grad_batches == 0
+            round_ = current()
+            if round_ is None or round_.client is None or round_.mark is None:
+                return True
+            return round_.mark.last or round_.client.step % trainer.accumulate_grad_batches == 0
 
         def make_zero_grad(batch_idx: int, optimizer: Any) -> Any:
-            return clear(current()[0].step - 1, optimizer)
+            round_ = current()
+            assert round_ is not None
+            assert round_.client is not None
+            return clear(round_.client.step - 1, optimizer)
 
         loop._accumulated_batches_reached = reached  # type: ignore[method-assign]
         loop.automatic_optimization._make_zero_grad_fn = make_zero_grad  # type: ignore[method-assign]

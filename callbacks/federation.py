@@ -5,23 +5,18 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
 from callbacks.accumulation import ClientAccumulation
 from callbacks.algorithm_networks import AlgorithmNetworks
 from callbacks.local_state import BufferPolicy, ModuleTensors, OptimizerPolicy, Optimizers
+from callbacks.round import Round, Workplace
 from callbacks.round_state import FederationState, RoundStart
 from callbacks.trainer_options import check_trainer, save_between_rounds
 from datamodules.base import FederatedDataModule
-from datamodules.rounds import Mark
 from lit_epgan.errors import UserError
-from lit_epgan.federated import Client, FedAvg, FederatedAlgorithm, FlatParameters, OptimizedParameters, Server
-from lit_epgan.federated.algorithm import scalar
-from lit_epgan.federated.reduction import all_reduce
-from lit_epgan.federated.report import ReportSum, Weighted, is_finite
-from lit_epgan.randomness import derive_seed, seed_streams
+from lit_epgan.federated import FedAvg, FederatedAlgorithm, FlatParameters, OptimizedParameters, Server
 
 
 class RoundProgress(NamedTuple):
@@ -34,14 +29,6 @@ class RoundProgress(NamedTuple):
     clients: int
     step: int
     steps: int | None
-
-
-class Waiting(NamedTuple):
-    """A client that is done and whose report waits for a sum over all clients."""
-
-    client: Client
-    parameters: Tensor
-    buffers: Tensor | None
 
 
 class FederationCallback(Callback):
@@ -75,13 +62,14 @@ class FederationCallback(Callback):
         self.optimizer_state: OptimizerPolicy = optimizer_state
         self.buffers: BufferPolicy = buffers
         self.local = list(local)
-        self.state = FederationState(self.algorithm)
+        self._state = FederationState(self.algorithm)
         self._networks = AlgorithmNetworks(self.algorithm)
-        self._client: Client | None = None
-        self._mark: Mark | None = None
         self._server: Server | None = None
+        self._place: Workplace | None = None
+        self._round: Round | None = None
         self._accumulation: ClientAccumulation | None = None
-        self._start: RoundStart | None = None
+        self._step_hooks: list[Any] = []
+        self._checkpoint: dict[str, Any] | None = None
 
     # Set-up -----------------------------------------------------------------------------------------------------------
 
@@ -104,170 +92,83 @@ class FederationCallback(Callback):
         self._datamodule = datamodule
         self._networks.build(pl_module)
 
+    @torch.no_grad()
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._checkpoint is not None:
+            # Lightning loaded it before it converted the module to the precision asked for, and so rounded doubles
+            trainer.strategy.load_model_state_dict(self._checkpoint, strict=pl_module.strict_loading)
+            self._checkpoint = None
         self._tensors = ModuleTensors(pl_module, self.local, self.buffers)
-        self._flat = FlatParameters.of(pl_module, self.local)
+        flat = FlatParameters.of(pl_module, self.local)
         self._networks.flatten(pl_module.device)
         self._server = Server(
-            parameters=self._flat.vector.clone(),
-            flat=self._flat,
+            parameters=flat.vector.clone(),
+            flat=flat,
             module=pl_module,
-            optimized=self._optimized(trainer),
+            optimized=[
+                OptimizedParameters(i, o, flat, [p for group in o.param_groups for p in group["params"] if p in flat])
+                for i, o in enumerate(trainer.optimizers)
+            ],
             clients=len(self._datamodule.clients),
             seed=self._datamodule.seed,
         )
-        self.state.attach(self._server, self._networks, self._datamodule.client_names)
+        self._state.attach(self._server, self._networks, self._datamodule.client_names)
         self.algorithm.start_fit(self._server)
-        self._start = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # here and not at fit start: optimizers and schedules have been restored by now
-        self._optimizers = Optimizers(trainer, self.optimizer_state)
-        self._hooks = [self._watch(o) for o in self.server.optimized] if self._overrides("after_step") else []
-        self._adjusts = {id(o.optimizer): o for o in self.server.optimized}
+        # here and not at fit start: optimizers and schedulers have been restored by now
+        optimizers = Optimizers(trainer, self.optimizer_state)
+        self._place = Workplace(
+            self.algorithm,
+            self.server,
+            self._tensors,
+            optimizers,
+            self._networks,
+            self._state,
+            self._datamodule.client_names,
+        )
+        self._adjusted = {id(o.optimizer): o for o in self.server.optimized}
+        if self.algorithm.overrides("after_step"):
+            self._step_hooks = [self._watch(o) for o in self.server.optimized]
         if trainer.accumulate_grad_batches > 1:
-            self._accumulation = ClientAccumulation(trainer, self._current)
-        self._min_epochs = trainer.fit_loop.min_epochs
+            self._accumulation = ClientAccumulation(trainer, lambda: self._round)
+        self._min_epochs = trainer.fit_loop.min_epochs or 0
         self._datamodule.on_train_batch = self._take_up
         for logger in trainer.loggers:
             if hasattr(logger, "rewind"):
                 logger.rewind(trainer.current_epoch)
 
-    def _optimized(self, trainer: Trainer) -> list[OptimizedParameters]:
-        chosen = []
-        for index, optimizer in enumerate(trainer.optimizers):
-            parameters = [p for group in optimizer.param_groups for p in group["params"] if p in self._flat]
-            chosen.append(OptimizedParameters(index, optimizer, self._flat, parameters))
-        return chosen
-
     def _watch(self, optimized: OptimizedParameters) -> Any:
         @torch.no_grad()
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if self._client is not None:
-                self.algorithm.after_step(self._client, optimized)
+            if self._round is not None and self._round.client is not None:
+                self.algorithm.after_step(self._round.client, optimized)
 
         return optimized.optimizer.register_step_post_hook(after_step)
-
-    def _overrides(self, hook: str) -> bool:
-        return getattr(type(self.algorithm), hook) is not getattr(FederatedAlgorithm, hook)
 
     # A round ----------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert self._place is not None
         self._start = RoundStart(trainer)
-        trainer.fit_loop.min_epochs = max(
-            self._min_epochs or 0, trainer.current_epoch + 1
-        )  # a round is never cut short
-        self.server.round = trainer.current_epoch
-        self._sum, self._first_sum = ReportSum(), ReportSum()
-        self._waiting: list[Waiting] = []
-        self._dropped: list[str] = []
-        self._share = self._datamodule.share(self.server.round) or [-1]
-        seed_streams(derive_seed(self.server.seed, self.server.round, "server"))
-        self.algorithm.start_round(self.server)
+        trainer.fit_loop.min_epochs = max(self._min_epochs, trainer.current_epoch + 1)  # a round is never cut short
+        self._clients_in_share = len(self._datamodule.share(trainer.current_epoch)) or 1
+        self._round = Round(self._place, trainer.current_epoch)
 
     @torch.no_grad()
     def _take_up(self, batch: Any) -> Any:
-        """A training batch is about to be used: switch to its client if it is another's."""
-        mark = self._datamodule.marks.popleft()
-        if mark.first:
-            self._close_client()
-            self._open_client(mark)
-        assert self._client is not None
-        self._mark = mark
-        self._client.weight = mark.weight
-        batch = self.algorithm.client_batch(self._client, batch)
-        self._client.step += 1
-        return batch
-
-    def _open_client(self, mark: Mark) -> None:
-        name = self._datamodule.client_names[mark.client]
-        seed_streams(derive_seed(self.server.seed, self.server.round, mark.client, "steps"))
-        private = self.state.take_up(name)
-        self._client = Client(mark.client, name, mark.steps, private.algorithm, self.server, self._restart, mark.weight)
-        self._private = private
-        self._restart(private.optimizers)
-        self._tensors.load_personal(private.personal)
-        self.algorithm.start_client(self._client)
-
-    def _restart(self, optimizers: dict[str, Any] | None = None) -> None:
-        self._flat.load(self.server.parameters)
-        self._tensors.load_server()
-        self._optimizers.begin(optimizers)
-        self._networks.load_server()
-
-    def _close_client(self) -> None:
-        """The client at work is done; its report is summed, or waits if the algorithm must know a sum first."""
-        client, self._client, self._mark = self._client, None, None
-        if client is None or client.weight == 0:
-            return
-        self.algorithm.end_client(client)
-        self._private.optimizers = self._optimizers.collect()
-        self._private.personal = self._tensors.read_personal()
-        self.state.propose(client.name, self._private)
-        first = self.algorithm.pre_report(client)
-        if first is None:
-            self._send(client, self._tensors.read_averaged())
-        elif is_finite(first) and is_finite({"parameters": client.parameters}):
-            self._first_sum.add(first)
-            self._waiting.append(Waiting(client, client.parameters.clone(), self._tensors.read_averaged()))
-        else:
-            self._drop(client.name)
-
-    def _send(self, client: Client, buffers: Tensor | None) -> None:
-        report = dict(self.algorithm.client_report(client))
-        weight = scalar(client.weight)
-        report |= {"federation/clients": scalar(1), "federation/weight": weight, **self._networks.report(client)}
-        if buffers is not None:
-            report["federation/buffers"] = Weighted(buffers, client.weight)
-        if is_finite(report):
-            self._sum.add(report)
-        else:
-            self._drop(client.name)
-
-    def _drop(self, name: str) -> None:
-        self.state.forget(name)
-        self._dropped.append(name)
-        rank_zero_warn(f"round {self.server.round}: the update of client {name!r} is not finite and is left out")
+        assert self._round is not None
+        return self._round.take_up(self._datamodule.marks.popleft(), batch)
 
     @torch.no_grad()
     def _finish_round(self) -> None:
-        """All clients are done: sum over ranks, update the server, load its parameters into the module."""
-        if self._start is None or self._start.finished:
-            return
-        self._close_client()
-        if self._overrides("pre_report"):
-            self.server.state.update(all_reduce(self._first_sum.total()))
-            for client, parameters, buffers in self._waiting:
-                self._flat.load(parameters)
-                self._send(client, buffers)
-        total = all_reduce(self._sum.total())
-        if not total:
-            raise UserError(
-                f"round {self.server.round}: no client's update is finite, so there is nothing to merge "
-                f"(left out: {', '.join(self._dropped)}); lower the learning rate. "
-                "The last checkpoint holds the round before"
-            )
-        weight = total.pop("federation/weight")
-        del total["federation/clients"]
-        if "federation/buffers" in total:
-            self._tensors.write_averaged(total.pop("federation/buffers") / weight)
-        self._networks.update(total, weight)
-        seed_streams(derive_seed(self.server.seed, self.server.round, "server", "update"))
-        self.algorithm.server_update(self.server, total)
-        self.state.commit()
-        self._load_server()
-        self._start.finished = True
-
-    def _load_server(self) -> None:
-        self._flat.load(self.server.parameters)
-        self._tensors.load_server()
-        self._networks.load_server()
+        # not at the last batch's end: the module's own hook there has yet to run
+        if self._round is not None:
+            self._round.finish()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.training or trainer.state.fn == "fit":
-            self._finish_round()
+        self._finish_round()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish_round()
@@ -275,61 +176,63 @@ class FederationCallback(Callback):
     # A local step -----------------------------------------------------------------------------------------------------
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if self._client is None or not self._overrides("extra_loss"):
+        if self._round is None or self._round.client is None or not self.algorithm.overrides("extra_loss"):
             return
-        extra = self.algorithm.extra_loss(self._client)
+        extra = self.algorithm.extra_loss(self._round.client)
         if extra is not None:
             loss.add_(extra / trainer.accumulate_grad_batches)
 
     @torch.no_grad()
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if self._client is not None:
-            self.algorithm.adjust_gradients(self._client, self._adjusts[id(optimizer)])
+        if self._round is not None and self._round.client is not None:
+            self.algorithm.adjust_gradients(self._round.client, self._adjusted[id(optimizer)])
             self._networks.step()
 
     # The end, and checkpoints -----------------------------------------------------------------------------------------
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._leave(trainer)
+        self._leave()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self._server is not None:
-            self._leave(trainer)
+        self._leave()
 
     @torch.no_grad()
-    def _leave(self, trainer: Trainer) -> None:
+    def _leave(self) -> None:
         """Leave the module as an ordinary one that holds the server's parameters."""
-        if self._client is not None:
-            self._client = None
-            rank_zero_warn(f"round {self.server.round} was not finished and is dropped")
-        self._load_server()
-        self._datamodule.on_train_batch = None
+        if self._round is not None:
+            self._round.abandon()
+        if self._place is not None:
+            self._place.load_server()
+            self._datamodule.on_train_batch = None
         if self._accumulation is not None:
             self._accumulation.remove()
             self._accumulation = None
-        for hook in getattr(self, "_hooks", []):
+        for hook in self._step_hooks:
             hook.remove()
-        self._hooks = []
+        self._step_hooks = []
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._server is not None:
-            self._flat.restore()
-            self._server = None
+            self._server.flat.restore()
+            self._server = self._place = self._round = None
 
     def state_dict(self) -> dict[str, Any]:
-        return self.state.state_dict()
+        return self._state.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.state.load_state_dict(state_dict)
+        self._state.load_state_dict(state_dict)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._checkpoint = checkpoint if trainer.state.fn == "fit" else None
 
     @torch.no_grad()
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Whenever it is saved, a checkpoint is the state at the end of a round, with the server's parameters."""
-        if self._server is None or self._start is None:
+        """Whenever it is saved, a checkpoint is the state between two rounds, with the server's parameters."""
+        if self._round is None:
             return
-        checkpoint["state_dict"].update(self._flat.as_dict(self.server.parameters))
+        checkpoint["state_dict"].update(self.server.flat.as_dict(self.server.parameters))
         checkpoint["state_dict"].update({n: t.clone() for n, t in self._tensors.server.items()})
-        self._start.rewrite(checkpoint)
+        self._start.rewrite(checkpoint, self._round.finished)
 
     # For others -------------------------------------------------------------------------------------------------------
 
@@ -341,42 +244,38 @@ class FederationCallback(Callback):
     @property
     def progress(self) -> RoundProgress:
         """Where the federation stands."""
-        client, mark = self._client, self._mark
-        rounds = self._datamodule.trainer.max_epochs if self._datamodule.trainer is not None else None
+        client = self._round.client if self._round is not None else None
+        mark = self._round.mark if self._round is not None else None
+        trainer = self._datamodule.trainer
         return RoundProgress(
             self.server.round,
-            rounds or 0,
+            (trainer.max_epochs or 0) if trainer is not None else 0,
             client.name if client is not None else "",
             mark.position if mark is not None else 0,
-            len(self._share),
+            self._clients_in_share,
             client.step if client is not None else 0,
             client.steps if client is not None else None,
         )
 
     def exchange_personal(self) -> None:
         """Let every rank know all clients' personal layers."""
-        if self._server is not None and self._tensors.personal:
-            self.state.exchange_personal()
+        if self._place is not None and self._tensors.personal:
+            self._state.exchange_personal()
 
     @torch.no_grad()
     def load_personal(self, client: int) -> None:
         """Give the server's module a client's personal layers, to evaluate the client's own model."""
-        if self._server is not None and self._tensors.personal:
+        if self._place is not None and self._tensors.personal:
             self._tensors.load_server()
-            self._tensors.load_personal(self.state.personal(self._datamodule.client_names[client]))
+            self._tensors.load_personal(self._state.personal(self._place.names[client]))
 
     @torch.no_grad()
     def load_server(self) -> None:
         """Make the module the server's again."""
-        if self._server is not None and self._tensors.personal:
-            self._load_server()
+        if self._place is not None and self._tensors.personal:
+            self._tensors.load_server()
 
     @torch.no_grad()
     def extra_samples(self, n: int) -> dict[str, Tensor]:
         """The algorithm's further sample sets, such as the union of sites."""
         return self.algorithm.samples(self.server, n) if self._server is not None else {}
-
-    def _current(self) -> tuple[Client, Mark]:
-        assert self._client is not None
-        assert self._mark is not None
-        return self._client, self._mark

@@ -17,6 +17,8 @@ from datamodules.partition import partition_table
 
 PRINTED_CLIENTS, PRINTED_CLASSES = 12, 12
 WRITTEN = 20  # clients and classes up to which every cell bears its count
+LETTERS = 50  # that fit side by side below the smallest picture
+RULED = 100  # up to which lines part the cells
 INK, GRID, BAR, CELLS = "#333333", "#e4e4e4", "#9a9a9a", "Blues"
 
 
@@ -65,7 +67,8 @@ def partition_picture(table: pd.DataFrame, class_names: list[str] | None = None)
     clients, classes = table.shape
     width = float(np.clip(0.62 * clients, 4.5, 14))
     height = float(np.clip(0.36 * classes, 1, 11))
-    figure = Figure(figsize=(width + 1.6, height + 2.7), layout="constrained")
+    figure = Figure(figsize=(width + 1.6, height + 2.7))
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
     bars, cells = figure.subplots(2, 1, sharex=True, height_ratios=[1.1, height])
     _draw_bars(bars, table)
     image = _draw_cells(cells, table, class_names)
@@ -97,12 +100,13 @@ def _draw_cells(axes: Axes, table: pd.DataFrame, class_names: list[str] | None) 
     names = [class_names[int(c)] if class_names else str(c) for c in table.columns]
     axes.set_xticks(*_ticks([str(name) for name in table.index], most=50))
     axes.set_yticks(*_ticks(names, most=50))
-    axes.tick_params(axis="x", rotation=90 if clients > 8 else 0)
+    longest = max(len(str(name)) for name in table.index)
+    axes.tick_params(axis="x", rotation=90 if longest * clients > LETTERS else 0)
     axes.tick_params(length=0, colors=INK, labelsize=8 if max(clients, classes) > WRITTEN else 10)
     axes.set_ylabel("class", color=INK)
     axes.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color=GRID, linewidth=0.5)
+    axes.grid(which="minor", color=GRID, linewidth=0.5 if max(clients, classes) <= RULED else 0)
     axes.tick_params(which="minor", length=0)
     axes.spines[:].set_visible(False)
     return image

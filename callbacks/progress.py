@@ -56,6 +56,7 @@ class FederatedProgressBar(ProgressBar):
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._federation: Any = None
+        self._first_round = 0
 
     def disable(self) -> None:
         """Show nothing (Lightning asks for it on every rank but the first)."""
@@ -69,6 +70,7 @@ class FederatedProgressBar(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar."""
+        self._first_round = trainer.current_epoch
         self._federation = next((c for c in trainer.callbacks if _is_position(getattr(c, "progress", None))), None)
         if self._enabled and sys.stdout.isatty():
             self._bar = _new_bar()
@@ -86,22 +88,19 @@ class FederatedProgressBar(ProgressBar):
             self._next_refresh = now + self.refresh_seconds
             self._refresh(trainer, self._position(trainer))
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A line for the round, where there is no terminal."""
-        if not self._enabled or self._bar is not None:
-            return
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A line for the round before, whose metrics are complete only now, where there is no terminal."""
         now = time.monotonic()
-        last = trainer.current_epoch + 1 == trainer.max_epochs
-        if last or now >= self._next_line:
+        if trainer.current_epoch > self._first_round and now >= self._next_line:
             self._next_line = now + self.line_seconds
-            losses = _losses(self._shown(trainer))
-            print(f"round {trainer.current_epoch + 1}/{trainer.max_epochs}  {losses}".rstrip(), flush=True)
+            self._line(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A last refresh; the bar stays on the terminal as it is."""
         if self._enabled:
             rounds = trainer.max_epochs or trainer.current_epoch
             self._refresh(trainer, Position(round=trainer.current_epoch + 1, rounds=rounds))
+        self._line(trainer)
         self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -141,6 +140,11 @@ class FederatedProgressBar(ProgressBar):
                 losses=_losses(metrics),
                 refresh=True,
             )
+
+    def _line(self, trainer: Trainer) -> None:
+        if self._enabled and self._bar is None:
+            done = f"round {trainer.current_epoch}/{trainer.max_epochs}"
+            print(f"{done}  {_losses(self._shown(trainer))}".rstrip(), flush=True)
 
     def _close(self) -> None:
         if self._bar is not None:

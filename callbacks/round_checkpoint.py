@@ -25,13 +25,10 @@ class RoundCheckpoint(ModelCheckpoint):
         self._saved_round = -1
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self.dirpath is None:
-            self.dirpath = os.path.join(trainer.default_root_dir, "checkpoints")
+        self.dirpath = str(self._folder(trainer))
 
-    @property
-    def folder(self) -> Path:
-        assert self.dirpath is not None
-        return Path(self.dirpath)
+    def _folder(self, trainer: Trainer) -> Path:
+        return Path(self.dirpath or os.path.join(trainer.default_root_dir, "checkpoints"))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_round = trainer.current_epoch
@@ -59,17 +56,17 @@ class RoundCheckpoint(ModelCheckpoint):
         if trainer.current_epoch == self._saved_round:
             return
         self._saved_round = trainer.current_epoch
-        last = self.folder / LAST
+        last = self._folder(trainer) / LAST
         if not trainer.is_global_zero:
-            trainer.save_checkpoint(last)  # every rank contributes its clients' states; rank 0 alone writes
+            trainer.save_checkpoint(last, weights_only=False)  # every rank contributes its clients' states; rank 0 alone writes
             return
         with replacing(last, durable=True) as beside:
-            trainer.save_checkpoint(beside)
+            trainer.save_checkpoint(beside, weights_only=False)
             if last.exists():
                 os.replace(last, last.with_name(PREVIOUS))
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        return {str(newest_whole(self.folder))} if self.folder.exists() else set()
+        return {str(newest_whole(self._folder(trainer)))}
 
     def state_dict(self) -> dict[str, Any]:
         return {}

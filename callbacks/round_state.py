@@ -119,8 +119,8 @@ class RoundStart:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self.finished = False
         self._trainer = trainer
+        self._round = trainer.current_epoch
         self._settings = self._capture()
 
     def _capture(self) -> dict[str, Any]:
@@ -136,12 +136,10 @@ class RoundStart:
             }
         )
 
-    def rewrite(self, checkpoint: dict[str, Any]) -> None:
-        """Make ``checkpoint`` one of the nearest state between two rounds."""
-        rounds = self._trainer.current_epoch
-        if self.finished:
-            rounds = self._trainer.fit_loop.epoch_progress.total.started  # type: ignore[attr-defined]
-        settings = self._capture() if self.finished else copy.deepcopy(self._settings)
+    def rewrite(self, checkpoint: dict[str, Any], finished: bool) -> None:
+        """Make ``checkpoint`` one of the nearest state between two rounds; ``finished``: this round has been merged."""
+        rounds = self._round + finished
+        settings = self._capture() if finished else copy.deepcopy(self._settings)
         _between_rounds(settings["loops"]["fit_loop"], rounds)
         checkpoint["epoch"] = rounds
         checkpoint["global_step"] = settings["global_step"]

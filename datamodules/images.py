@@ -124,10 +124,12 @@ class ImageDataModule(FederatedDataModule):
         val = {name: out for name, (_, out) in zip(names, held, strict=True) if len(out)}
         refuse_empty(train, self.partition)
         known = torch.isin(test_labels, labels[torch.cat(parts)])
+        test = ImageRecords(test_pixels, test_labels, torch.nonzero(known).flatten(), levels)
+        held_by_clients = {name: ImageRecords(pixels, labels, rows, levels) for name, rows in val.items()}
         return ClientData(
             train={name: ImageRecords(pixels, labels, rows, levels) for name, rows in train.items()},
-            val={name: ImageRecords(pixels, labels, rows, levels) for name, rows in val.items()} or None,
-            test=ImageRecords(test_pixels, test_labels, torch.nonzero(known).flatten(), levels),
+            val=held_by_clients or test,  # generative metrics are taken each round; nothing is chosen by them
+            test=test,
             labels={name: labels[rows] for name, rows in train.items()},
         )
 

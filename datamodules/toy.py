@@ -125,9 +125,11 @@ class ToyDataModule(FederatedDataModule):
         kind = "iid" if self.partition == "pooled" else self.partition
         parts = partition(component, kind, self.clients_wanted, generator_for(self.data_seed, "partition"), self.beta)
         rows = {f"client-{k}": part for k, part in enumerate(parts)}
+        held_out = TensorDataset(*test)
         return ClientData(
             train={name: TensorDataset(x[part], component[part]) for name, part in rows.items()},
-            test=TensorDataset(*test),
+            val=held_out,
+            test=held_out,
             labels={name: component[part] for name, part in rows.items()},
         )
 

@@ -76,7 +76,9 @@ def require_whole(path: str | os.PathLike[str]) -> None:
     """Raise a UserError unless the file is a whole checkpoint."""
     trouble = fault(Path(path))
     if trouble is not None:
-        raise UserError(f"The checkpoint {path} {trouble}. Name another one, or --ckpt_path last for the newest whole one.")
+        raise UserError(
+            f"The checkpoint {path} {trouble}. Name another one, or --ckpt_path last for the newest whole one."
+        )
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -71,7 +71,9 @@ def _run(args: list[str]) -> int:
 
 def _unknown_command(word: str) -> str:
     close = difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.4)
-    hint = f" Did you mean {close[0]}?" if close else " Put the command first: python -m lit_epgan fit --config NAME.yaml."
+    hint = (
+        f" Did you mean {close[0]}?" if close else " Put the command first: python -m lit_epgan fit --config NAME.yaml."
+    )
     return f"There is no command {word!r}; there are {', '.join(COMMANDS)}.{hint}"
 
 

@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lit_epgan.errors import UserError
 from lit_epgan.networks.average import average_slots, frozen_copy, has_batch_norm, recompute_batch_norm
-from lit_epgan.objectives import ObjectiveName, gradient_penalty, objective as named_objective, r1_penalty
+from lit_epgan.objectives import ObjectiveName, gradient_penalty, r1_penalty
+from lit_epgan.objectives import objective as named_objective
 from lit_epgan.randomness import generator_for
 
 
@@ -35,15 +36,15 @@ class Losses:
 
     def mean(self) -> tuple[Tensor, Tensor]:
         """Mean discriminator and generator loss of the steps so far; NaN if there were none."""
-        discriminator, generator = self._sum / self._count if isinstance(self._sum, Tensor) else torch.full((2,), math.nan)
-        return discriminator, generator
+        means = self._sum / self._count if isinstance(self._sum, Tensor) else torch.full((2,), math.nan)
+        return means[0], means[1]
 
 
 class GAN(LightningModule):
     """Generator against discriminator; each step is one discriminator step and then one generator step.
 
-    A batch is the real data x (batch, *data_shape), or a sequence that begins with it; a third entry is the rows' weights
-    (batch,), summing to one, of a weighted mean in the discriminator's real term and in the gradient penalties.
+    A batch is the real data x (batch, *data_shape), or a sequence that begins with it; a third entry is the rows'
+    weights (batch,), summing to one, of a weighted mean in the discriminator's real term and in the gradient penalties.
 
     Args:
         generator: noise (n, latent_dim) -> samples (n, *data_shape).
@@ -54,12 +55,13 @@ class GAN(LightningModule):
         betas: Adam's decay rates.
         latent_dim: dimension of the noise; by default what the generator says.
         r1: coefficient of the R1 penalty r1/2 E ||grad D(x)||^2 on real data; 0 is none.
-        r1_every: the R1 penalty is taken on every ``r1_every``-th step and scaled by it (lazy regularisation, Karras et al.
-            2020), counted from a fresh optimizer on.
+        r1_every: the R1 penalty is taken on every ``r1_every``-th step and scaled by it (lazy regularisation, Karras
+            et al. 2020), counted from a fresh optimizer on.
         gp: coefficient of wgan-gp's gradient penalty.
-        average: decay of an exponential moving average of the generator's parameters, which is then the generator that is
-            evaluated; it starts anew with a fresh optimizer. None: the generator itself is evaluated.
-        lr_decay: factor of the learning rates in the last epoch; they fall linearly from epoch to epoch. None: constant.
+        average: decay of an exponential moving average of the generator's parameters, which is then the generator
+            that is evaluated; it starts anew with a fresh optimizer. None: the generator itself is evaluated.
+        lr_decay: factor of the learning rates in the last epoch; they fall linearly from epoch to epoch. None:
+            constant.
         channels_last: memory format of convolutions, faster on most hardware.
 
     Raises:
@@ -89,7 +91,7 @@ class GAN(LightningModule):
         self.automatic_optimization = False
         self.objective = named_objective(objective)
         self.lr, self.lr_discriminator = lr, lr if lr_discriminator is None else lr_discriminator
-        self.betas, self.lr_decay = tuple(betas), lr_decay
+        self.betas, self.lr_decay = (betas[0], betas[1]), lr_decay
         self.r1, self.r1_every, self.gp = r1, r1_every, gp if objective == "wgan-gp" else 0.0
         self.latent_dim = _latent_dim(latent_dim, generator)
         self._check(average)
@@ -101,7 +103,6 @@ class GAN(LightningModule):
         self._slots = [] if self.average is None else average_slots(generator, self.average)
         # BatchNorm must not see real and generated rows in one batch
         self._one_pass = not has_batch_norm(discriminator)
-        self._statistics_stale = True
         self.losses = Losses()
 
     # ------------------------------------------------------------------ training
@@ -110,7 +111,7 @@ class GAN(LightningModule):
         """One step of the discriminator on (real, fresh samples), then one of the generator."""
         real, weight = _rows_and_weights(batch)
         real = real.contiguous(memory_format=self.memory_format) if real.dim() == 4 else real
-        generator_optimizer, discriminator_optimizer = self.optimizers()
+        generator_optimizer, discriminator_optimizer = self.optimizers()  # type: ignore[attr-defined]
         parameters = generator_optimizer.param_groups[0]["params"]
         steps = _steps_taken(discriminator_optimizer)
         if steps == 0 and self.average is not None:
@@ -123,7 +124,8 @@ class GAN(LightningModule):
 
         # frozen parameters get no gradient that the next step would throw away
         with _frozen(discriminator_optimizer.param_groups[0]["params"]):
-            generator_loss = self.objective.generator_loss(self.discriminator(self.generator(self._noise(len(real), real))))
+            fake = self.generator(self._noise(len(real), real))
+            generator_loss = self.objective.generator_loss(self.discriminator(fake))
             generator_optimizer.zero_grad()
             self.manual_backward(generator_loss)
         generator_optimizer.step()
@@ -133,9 +135,13 @@ class GAN(LightningModule):
                 torch._foreach_lerp_(self._averaged(), parameters, self._average_weight)
         self.losses.add(discriminator_loss, generator_loss)
 
+    @property
+    def step_losses(self) -> Tensor | None:
+        """Discriminator's and generator's loss (2,) of the last step of this epoch, for a progress bar."""
+        return None if self.losses.last is None else torch.stack(self.losses.last)
+
     def on_train_epoch_start(self) -> None:
         """Begin the epoch's mean losses."""
-        self._statistics_stale = True
         self.losses = Losses()
 
     def on_train_epoch_end(self) -> None:
@@ -146,7 +152,7 @@ class GAN(LightningModule):
         self.log("loss/generator", generator_loss, prog_bar=True, sync_dist=True)
         schedulers = self.lr_schedulers()
         for scheduler in schedulers if isinstance(schedulers, list) else []:
-            scheduler.step()
+            scheduler.step()  # type: ignore[call-arg]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Two Adams, generator first; with ``lr_decay`` a linear schedule each, stepped every epoch."""
@@ -155,13 +161,13 @@ class GAN(LightningModule):
             return optimizers
         epochs = self.trainer.max_epochs
         if epochs is None or epochs < 1:
-            raise UserError("lr_decay falls from the first epoch to the last: give the trainer max_epochs, or drop lr_decay.")
+            raise UserError("lr_decay falls until the last epoch: give the trainer max_epochs, or leave lr_decay out.")
         decay, last = self.lr_decay, max(1, epochs - 1)
 
         def factor(epoch: int) -> float:
             return 1 - (1 - decay) * min(epoch / last, 1.0)
 
-        return optimizers, [{"scheduler": LambdaLR(optimizer, factor), "interval": "epoch"} for optimizer in optimizers]
+        return optimizers, [LambdaLR(optimizer, factor) for optimizer in optimizers]
 
     def _discriminator_loss(self, real: Tensor, weight: Tensor | None, steps: int) -> Tensor:
         with torch.no_grad():
@@ -181,8 +187,8 @@ class GAN(LightningModule):
         return loss
 
     def _adam(self, network: nn.Module, lr: float) -> Adam:
-        # fused is fastest on a CPU (950 against 1,130 us a step for the digits' MLPs); on an accelerator it would keep Adam's
-        # step count there, and reading it would make the host wait
+        # fused is fastest on a CPU (950 against 1,130 us a step for the digits' MLPs); on an accelerator it would
+        # keep Adam's step count there, and reading it would make the host wait
         return Adam(network.parameters(), lr=lr, betas=self.betas, fused=self.device.type == "cpu" or None)
 
     def _averaged(self) -> list[Tensor]:
@@ -198,16 +204,44 @@ class GAN(LightningModule):
         """The network that is sampled from: the average if there is one, else the generator."""
         return self.generator if self.average is None else self.average
 
-    @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Samples (n, *data_shape) of the evaluated generator in evaluation mode.
+        """Samples (n, *data_shape) of the evaluated generator in evaluation mode, without gradients.
+
+        BatchNorm statistics are first recomputed from noise: whoever merged or loaded parameters, they fit.
 
         Args:
             n: number of samples.
             generator: the noise's stream; without it the global one.
         """
-        if self._statistics_stale:
-            self.refresh_statistics()
+        self.refresh_statistics()
+        return self._draw(n, generator)
+
+    def refresh_statistics(self) -> None:
+        """Recompute the evaluated generator's BatchNorm statistics from noise of a stream of its own."""
+        if has_batch_norm(self.evaluated_generator):
+            noise = self._evaluation_noise(1000, generator_for("batch norm statistics"))
+            recompute_batch_norm(self.evaluated_generator, noise.split(250))
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Nothing: a GAN is judged by its samples, which callbacks look at."""
+
+    test_step = validation_step
+
+    def on_predict_start(self) -> None:
+        """Make the statistics ready once, for all batches."""
+        self.refresh_statistics()
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """As many samples as the batch has rows."""
+        return self._draw(len(_rows_and_weights(batch)[0]), None)
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """Samples (n, *data_shape) of ``noise`` (n, latent_dim) by the evaluated generator."""
+        samples: Tensor = self.evaluated_generator(noise)
+        return samples
+
+    @torch.no_grad()
+    def _draw(self, n: int, generator: torch.Generator | None) -> Tensor:
         network = self.evaluated_generator
         mode = network.training
         network.eval()
@@ -216,52 +250,20 @@ class GAN(LightningModule):
         network.train(mode)
         return samples
 
-    def refresh_statistics(self) -> None:
-        """Recompute the evaluated generator's BatchNorm statistics from noise of a stream of its own."""
-        if has_batch_norm(self.evaluated_generator):
-            noise = self._evaluation_noise(2000, generator_for("batch norm statistics"))
-            recompute_batch_norm(self.evaluated_generator, noise.split(500))
-        self._statistics_stale = False
-
-    def on_validation_start(self) -> None:
-        """Whoever merged or loaded parameters since, the statistics fit them now."""
-        self.refresh_statistics()
-
-    on_test_start = on_predict_start = on_validation_start
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Nothing: a GAN is judged by its samples, which callbacks look at."""
-
-    test_step = validation_step
-
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """As many samples as the batch has rows."""
-        return self.sample(len(_rows_and_weights(batch)[0]))
-
-    def forward(self, noise: Tensor) -> Tensor:
-        """Samples (n, *data_shape) of ``noise`` (n, latent_dim) by the evaluated generator."""
-        samples: Tensor = self.evaluated_generator(noise)
-        return samples
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch's; BatchNorm statistics are recomputed before the next sample."""
-        self._statistics_stale = True
-        return super().load_state_dict(*args, **kwargs)
-
     def _evaluation_noise(self, n: int, generator: torch.Generator | None) -> Tensor:
         device = self.device if generator is None else generator.device
-        return torch.randn(n, self.latent_dim, generator=generator, device=device, dtype=self.dtype).to(self.device)
+        return torch.randn(n, self.latent_dim, generator=generator, device=device, dtype=self._float).to(self.device)
 
     def _check(self, average: float | None) -> None:
         numbers = {
             "lr": (self.lr, 0 < self.lr < math.inf, "positive"),
             "lr_discriminator": (self.lr_discriminator, 0 < self.lr_discriminator < math.inf, "positive"),
-            "betas": (self.betas, len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)"),
+            "betas": (self.betas, all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)"),
             "r1": (self.r1, 0 <= self.r1 < math.inf, "zero or positive"),
             "r1_every": (self.r1_every, self.r1_every >= 1, "at least 1"),
             "gp": (self.gp, 0 <= self.gp < math.inf, "zero or positive"),
             "average": (average, average is None or 0 <= average < 1, "in [0, 1), or null for no average"),
-            "lr_decay": (self.lr_decay, self.lr_decay is None or 0 <= self.lr_decay <= 1, "in [0, 1], or null for none"),
+            "lr_decay": (self.lr_decay, self.lr_decay is None or 0 <= self.lr_decay <= 1, "in [0, 1], or null"),
         }
         for name, (value, good, wanted) in numbers.items():
             if not good:
@@ -280,12 +282,12 @@ def _latent_dim(given: int | None, generator: nn.Module) -> int:
     if dimension is None:
         raise UserError("the generator does not say its latent_dim: give the model's latent_dim.")
     if own not in (None, dimension) or dimension < 1:
-        raise UserError(f"the model's latent_dim is {dimension}, but its generator takes {own}: leave it out, or make them agree.")
+        raise UserError(f"the model's latent_dim is {dimension}, but its generator takes {own}: leave it out.")
     return int(dimension)
 
 
 def _steps_taken(optimizer: Optimizer) -> int:
-    """Steps since the optimizer was fresh: kept in its state, so that whoever resets or restores that state is followed."""
+    """Steps since the optimizer was fresh, from its own state: whoever resets or restores that state is followed."""
     state = optimizer.state.get(optimizer.param_groups[0]["params"][0])
     return int(state["step"]) if state else 0
 

@@ -1,16 +1,18 @@
 """LightningCLI as this package uses it: one seed, one folder a run, a federation beside the trainer."""
 
+import logging
 import os
 import sys
+import warnings
 from argparse import ArgumentError, ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
 import torch
 from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from callbacks import FederationCallback
 from lit_epgan.atomic import replacing
@@ -27,6 +29,11 @@ from lit_epgan.run_folder import (
     wandb_has_key,
     wandb_id,
 )
+
+logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+    lambda record: "litlogger" not in record.getMessage()
+)
+warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")  # Lightning 2.6 with PyTorch 2.14
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
@@ -105,8 +112,6 @@ class FederatedCLI(LightningCLI):
                 _say(f"No checkpoint in {checkpoints}: this is the untrained model.")
         if asked == "last":
             asked = str(newest_whole(checkpoints))
-            if self.subcommand != "fit":
-                _say(f"Using {asked}.")
         elif asked in ("best", "hpc", "registry"):
             raise UserError(f"--ckpt_path {asked} is not supported here; name a file, or `last`.")
         elif asked is not None:
@@ -140,7 +145,9 @@ def refuse_own_seed(args: list[str]) -> None:
 def _make_room(folder: Path) -> None:
     if holds_a_run(folder) and is_first_rank():
         aside = move_aside(folder)
-        _say(f"{folder} held a run; it is now {aside} (to continue it: --trainer.default_root_dir {aside} --ckpt_path last).")
+        _say(
+            f"{folder} held a run; it is now {aside} (to continue it: --trainer.default_root_dir {aside} --ckpt_path last)."
+        )
 
 
 def _place_loggers(trainer: Namespace, folder: Path, subcommand: str) -> None:

@@ -115,10 +115,7 @@ def _cell(value: Any) -> str:
 
 def _until(rows: list[Row], epoch: int) -> list[Row]:
     """The rows of rounds before ``epoch``; a row without a round belongs to the row before it."""
-    kept = 0
     for i, row in enumerate(rows):
         if row["epoch"] and int(float(row["epoch"])) >= epoch:
-            break
-        if row["epoch"]:
-            kept = i + 1
-    return rows[:kept]
+            return rows[:i]
+    return rows

@@ -1,14 +1,16 @@
 """Exceptions of the libraries underneath that a user's mistake causes, each as one sentence that says what to do."""
 
 import torch
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 
 def explain(error: Exception) -> str | None:
     """One sentence for a mistake of the user; None where the exception is nobody's mistake but the program's."""
     text = str(error)
     if isinstance(error, RuntimeError) and "loading state_dict" in text:
-        return f"The checkpoint is one of another model: {_first_difference(text)}. Give the config it was trained with."
+        return (
+            f"The checkpoint is one of another model: {_first_difference(text)}. Give the config it was trained with."
+        )
     if isinstance(error, MisconfigurationException):
         return " ".join(text.split())
     if isinstance(error, torch.OutOfMemoryError):

@@ -1,7 +1,7 @@
 """GAN objectives: what the discriminator and the generator minimise, and the two gradient penalties.
 
-Scores D(x) are float tensors (batch, heads); a head is one discriminator. Losses are means over heads of (weighted) means
-over rows, so that several heads give the pairwise average of their losses under every objective.
+Scores D(x) are float tensors (batch, heads); a head is one discriminator. Losses are means over heads of (weighted)
+means over rows, so that several heads give the pairwise average of their losses under every objective.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Loss = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """Three losses per score: l_real(D(x)) and l_fake(D(G(z))) for the discriminator, l_gen(D(G(z))) for the generator."""
+    """Losses of a score: l_real(D(x)) and l_fake(D(G(z))) for the discriminator, l_gen(D(G(z))) for the generator."""
 
     real: Loss
     fake: Loss
@@ -67,7 +67,7 @@ def objective(name: str) -> Objective:
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Mean over trailing dimensions of sum_i w_i values_i; ``values`` (batch, ...), ``weight`` (batch,) summing to one."""
+    """sum_i w_i values_i, then the mean over what trails; ``values`` (batch, ...), ``weight`` (batch,) sums to one."""
     if weight is None:
         return values.mean()
     return (weight @ values.flatten(1)).mean() if values.dim() > 1 else weight @ values
@@ -94,7 +94,8 @@ def gradient_penalty(
 ) -> Tensor:
     """sum_i w_i (|| grad D(x_i) ||_2 - 1)^2 at x_i = e_i real_i + (1 - e_i) fake_i, e_i ~ U(0, 1) for each *sample*.
 
-    Gulrajani et al. 2017, eq. 3, without its coefficient. (ProbGAN's published code takes the norm per pixel, over channels only.)
+    Gulrajani et al. 2017, eq. 3, without its coefficient. (ProbGAN's published code takes the norm per pixel, over
+    channels only.)
 
     Args:
         real, fake: float tensors of one shape (batch, ...).

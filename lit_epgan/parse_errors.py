@@ -12,7 +12,6 @@ import yaml
 PARTS = ("model", "data", "federation", "trainer")
 
 
-
 def parse_error(text: str, args: list[str], keys: list[str]) -> str:
     """One sentence for what jsonargparse says about the command line or a config.
 
@@ -91,11 +90,15 @@ def _cause(line: str, path: list[_Place]) -> str | None:
         return f"{key} is {match[1]!r}, but {' or '.join(map(_plain_type, path[-1].types))} is expected."
     if match := re.match(r"module '([^']+)' has no attribute '([^']+)'", line):
         close = difflib.get_close_matches(match[2], _classes_in(match[1]), n=1, cutoff=0.5)
-        return f"{key}: there is no class {match[1]}.{match[2]}" + (f"; did you mean {match[1]}.{close[0]}?" if close else ".")
+        return f"{key}: there is no class {match[1]}.{match[2]}" + (
+            f"; did you mean {match[1]}.{close[0]}?" if close else "."
+        )
     if match := re.match(r"No module named '([^']+)'", line):
         return f"{key}: there is no module {match[1]}."
     if match := re.match(r"the following arguments are required: (.*)", line):
-        return f"{key}: {owner or 'it'} needs {match[1]}." if key else f"{match[1]} is missing: give --config NAME.yaml."
+        return (
+            f"{key}: {owner or 'it'} needs {match[1]}." if key else f"{match[1]} is missing: give --config NAME.yaml."
+        )
     if match := re.match(r"Import path does not correspond to a subclass of (.*)", line):
         return f"{key}: a subclass of {match[1]} is expected."
     return None

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from callbacks import FederationCallback
 from datamodules import FederatedDataModule
 
-SIZES = (20, 7, 33, 12)
+SIZES = (20, 7, 34, 12)
 
 
 def client_sets(sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float64) -> list[TensorDataset]:
@@ -19,7 +19,9 @@ def client_sets(sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float
     sets = []
     for k, n in enumerate(sizes):
         x = torch.randn(n, 3, generator=generator, dtype=dtype) + k
-        sets.append(TensorDataset(x, x.sum(1, keepdim=True) * (k + 1) + torch.randn(n, 1, generator=generator, dtype=dtype)))
+        sets.append(
+            TensorDataset(x, x.sum(1, keepdim=True) * (k + 1) + torch.randn(n, 1, generator=generator, dtype=dtype))
+        )
     return sets
 
 
@@ -29,7 +31,11 @@ def federation(**options: Any) -> FederatedDataModule:
 
 
 def fit(
-    module: LightningModule, datamodule: FederatedDataModule, rounds: int = 3, folder: Path | None = None, **options: Any
+    module: LightningModule,
+    datamodule: FederatedDataModule,
+    rounds: int = 3,
+    folder: Path | None = None,
+    **options: Any,
 ) -> Trainer:
     """Federate ``module`` in double precision on the CPU; options for the Trainer or, by name, for the callback."""
     ours = {k: options.pop(k) for k in ("algorithm", "optimizer_state", "buffers", "local") if k in options}

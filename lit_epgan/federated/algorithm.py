@@ -113,6 +113,10 @@ class FederatedAlgorithm:
     overridden costs nothing.
     """
 
+    def overrides(self, hook: str) -> bool:
+        """Whether the algorithm defines a hook of its own; what it does not is not called on the hot path."""
+        return getattr(type(self), hook) is not getattr(FederatedAlgorithm, hook)
+
     def build(self, module: nn.Module) -> nn.ModuleDict | None:
         """Networks of the algorithm's own, trained through ``extra_loss``, merged by n_k and checkpointed."""
         return None

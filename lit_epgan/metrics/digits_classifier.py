@@ -11,16 +11,16 @@ from lit_epgan.metrics.cache import cache_folder, load_tensors, save_tensors
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.randomness import isolated, seed_on_host
 
-RECIPE = "conv 32-64-64, dense 64; AdamW 2e-3 to 0, decay 1e-2, 30 epochs of 64, pixel noise 0.1; seed 1"
-EPOCHS, BATCH, LEARNING_RATE, PIXEL_NOISE, SEED = 30, 64, 2e-3, 0.1, 1
+RECIPE = "conv 32-64-64, dense 64; AdamW 2e-3 to 0, decay 1e-2, 40 epochs of 64, pixel noise 0.2; seed 1"
+EPOCHS, BATCH, LEARNING_RATE, PIXEL_NOISE, SEED = 40, 64, 2e-3, 0.2, 1
 TOTAL_VARIANCE = 100.0
 
 
 class DigitsClassifier(FeatureExtractor):
     """64 penultimate features and ten logits of digits (n, 1, 8, 8).
 
-    The features are scaled by one constant such that the test images' total variance is 100: then the Frechet distance of a
-    set without anything of the digits is of that order, and train against test images score about 0.4.
+    The features are scaled by one constant such that the test images' total variance is 100: then the Frechet
+    distance of a set without anything of the digits is of that order, and train against test images score about 0.4.
     """
 
     name = "digits"
@@ -56,7 +56,8 @@ class DigitsClassifier(FeatureExtractor):
 def digits_split(seed: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training images, training labels, test images, test labels: of every class 80 % and 20 %.
 
-    One generator permutes the rows of class 0, 1, ... in turn and the first 80 % train; the data module follows the same rule.
+    One generator permutes the rows of class 0, 1, ... in turn and the first 80 % train; the data module follows the
+    same rule.
 
     Returns:
         images (n, 1, 8, 8) in [-1, 1] and labels (n,), twice.
@@ -78,6 +79,7 @@ def digits_split(seed: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images[first], labels[first], images[second], labels[second]
 
 
+@torch.inference_mode(False)
 def digits_classifier() -> DigitsClassifier:
     """The trained classifier, from the cache or trained now (seconds).
 

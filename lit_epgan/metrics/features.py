@@ -11,8 +11,8 @@ from lit_epgan.errors import UserError
 class FeatureExtractor(nn.Module):
     """Images (n, channels, height, width) in [-1, 1] -> features (n, d) and class logits (n, classes).
 
-    A subclass overrides ``forward``. Metrics carry the extractor's ``name``; ``fid`` and ``is`` without a name belong to
-    Inception alone, because each extractor has a scale of its own.
+    A subclass overrides ``forward``. Metrics carry the extractor's ``name``; ``fid`` and ``is`` without a name belong
+    to Inception alone, because each extractor has a scale of its own.
     """
 
     name: ClassVar[str]

@@ -24,7 +24,8 @@ def frozen_copy(module: nn.Module) -> nn.Module:
 
 
 def average_slots(module: nn.Module, twin: nn.Module) -> list[Slot]:
-    """Where ``twin``, the frozen copy of ``module``, keeps the buffer of each of ``module.parameters()``, in their order.
+    """Where ``twin``, the frozen copy of ``module``, keeps the buffer of each of ``module.parameters()``, in their
+    order.
 
     Buffers are looked up at every use, because moving a module to a device replaces them.
     """

@@ -5,6 +5,7 @@ The EP-GAN paper (appendix F.3.2) counts four stride-2 deconvolutions and puts B
 ``upsamplings=4`` and ``norm_first=True``.
 """
 
+from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
@@ -17,9 +18,9 @@ ImageNorm = Literal["batch", "group", "none"]
 class DCGANGenerator(nn.Module):
     """Noise (n, latent_dim) -> images (n, channels, image_size, image_size) in (-1, 1).
 
-    The noise becomes an image of side image_size / 2^upsamplings by one transposed convolution (ProbGAN: 4x4); each of the
-    following transposed convolutions (4x4, stride 2, padding 1) doubles the side and halves the channels, down to ``width``
-    before the last. Norm and ReLU lie between them; no biases; weights N(0, 0.02^2).
+    The noise becomes an image of side image_size / 2^upsamplings by one transposed convolution (ProbGAN: 4x4); each
+    of the following transposed convolutions (4x4, stride 2, padding 1) doubles the side and halves the channels, down
+    to ``width`` before the last. Norm and ReLU lie between them; no biases; weights N(0, 0.02^2).
 
     Args:
         image_size: side in pixels: 32 with 3 or 4 upsamplings, 28 with 1 or 2.
@@ -43,10 +44,12 @@ class DCGANGenerator(nn.Module):
         norm: ImageNorm = "batch",
     ) -> None:
         super().__init__()
-        _check_positive(image_size=image_size, channels=channels, latent_dim=latent_dim, width=width, upsamplings=upsamplings)
+        _check_positive(
+            image_size=image_size, channels=channels, latent_dim=latent_dim, width=width, upsamplings=upsamplings
+        )
         if image_size % 2**upsamplings:
             raise UserError(
-                f"{upsamplings} upsamplings cannot end at {image_size} pixels, which is not divisible by {2**upsamplings}: "
+                f"{upsamplings} upsamplings cannot end at {image_size} pixels, which {2**upsamplings} does not divide: "
                 "choose another number of upsamplings."
             )
         self.latent_dim = latent_dim
@@ -57,7 +60,7 @@ class DCGANGenerator(nn.Module):
             *_norm(norm, widths[0]),
             nn.ReLU(inplace=True),
         ]
-        for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+        for inputs, outputs in pairwise(widths):
             layers += [_double(inputs, outputs), *_norm(norm, outputs), nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*layers, _double(width, channels), nn.Tanh())
         self.apply(_initialise)
@@ -72,7 +75,8 @@ class DCGANDiscriminator(nn.Module):
     """Images (n, channels, image_size, image_size) -> scores (n, heads).
 
     Convolutions (5x5, stride 2, padding 2) halve the side and double the channels from ``width`` on; norm and
-    LeakyReLU(0.2) follow each; one last convolution over what is left gives the scores. No biases; weights N(0, 0.02^2).
+    LeakyReLU(0.2) follow each; one last convolution over what is left gives the scores. No biases; weights N(0,
+    0.02^2).
 
     Args:
         image_size: side in pixels.
@@ -101,7 +105,7 @@ class DCGANDiscriminator(nn.Module):
         _check_positive(image_size=image_size, channels=channels, width=width, downsamplings=downsamplings, heads=heads)
         widths = [channels, *(width * 2**step for step in range(downsamplings))]
         layers: list[nn.Module] = []
-        for position, (inputs, outputs) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+        for position, (inputs, outputs) in enumerate(pairwise(widths)):
             normalised = norm if position or norm_first else "none"
             convolution = nn.Conv2d(inputs, outputs, 5, stride=2, padding=2, bias=False)
             layers += [convolution, *_norm(normalised, outputs), nn.LeakyReLU(0.2, inplace=True)]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ class MLPGenerator(nn.Module):
         sizes = [latent_dim, *hidden, math.prod(data_shape)]
         _check_sizes(sizes)
         layers: list[nn.Module] = []
-        for inputs, outputs in zip(sizes[:-2], sizes[1:-1], strict=True):
+        for inputs, outputs in pairwise(sizes[:-1]):
             layers += [_linear(inputs, outputs), *_norm(norm, outputs), nn.LeakyReLU(slope)]
         layers.append(_linear(sizes[-2], sizes[-1]))
         self.layers = nn.Sequential(*layers, *([nn.Tanh()] if tanh else []))
@@ -80,7 +81,7 @@ class MLPDiscriminator(nn.Module):
         sizes = [math.prod(data_shape), *hidden, heads]
         _check_sizes(sizes)
         layers: list[nn.Module] = []
-        for position, (inputs, outputs) in enumerate(zip(sizes[:-2], sizes[1:-1], strict=True)):
+        for position, (inputs, outputs) in enumerate(pairwise(sizes[:-1])):
             layers += [_linear(inputs, outputs), *_norm(norm if position == 0 else "none", outputs), nn.LeakyReLU(slope)]
         self.layers = nn.Sequential(*layers, _linear(sizes[-2], sizes[-1]))
 
@@ -110,4 +111,4 @@ def _norm(norm: str, width: int) -> list[nn.Module]:
 
 def _check_sizes(sizes: Sequence[int]) -> None:
     if min(sizes) < 1:
-        raise UserError(f"a multilayer perceptron of widths {tuple(sizes)} cannot be built: every width must be at least 1.")
+        raise UserError(f"a multilayer perceptron of widths {tuple(sizes)} cannot be: every width must be at least 1.")

@@ -151,10 +151,14 @@ def _check_names(study: Study, path: Path) -> None:
     columns = [metric.name for metric in study.metrics]
     for method in study.methods.values():
         if method.source is not None and method.source not in [other.name for other in study.trained]:
-            raise UserError(f"{path}: methods.{method.name}.from is {method.source!r}, which is no method with runs of its own.")
+            raise UserError(
+                f"{path}: methods.{method.name}.from is {method.source!r}, which is no method with runs of its own."
+            )
         for column in method.metrics:
             if column not in columns:
-                raise UserError(f"{path}: methods.{method.name}.metrics names {column!r}; the columns are {', '.join(columns)}.")
+                raise UserError(
+                    f"{path}: methods.{method.name}.metrics names {column!r}; the columns are {', '.join(columns)}."
+                )
 
 
 def _check_keys(entry: Any, known: tuple[str, ...], where: str) -> None:

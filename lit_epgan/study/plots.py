@@ -63,7 +63,9 @@ def grids(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> Figure | No
     columns = min(len(found), 5)
     lines = math.ceil(len(found) / columns)
     figure = Figure(figsize=(3.1 * columns, 3.9 * lines), layout="constrained")
-    for axes, entry in zip(figure.subplots(lines, columns, squeeze=False).flat, [*found, *[None] * columns], strict=False):
+    for axes, entry in zip(
+        figure.subplots(lines, columns, squeeze=False).flat, [*found, *[None] * columns], strict=False
+    ):
         axes.axis("off")
         if entry is not None:
             row, path = entry

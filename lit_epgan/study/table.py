@@ -130,7 +130,7 @@ def markdown(study: Study, rows: Sequence[Row]) -> str:
 def cell_text(cell: Cell) -> str:
     """``1.19 ± 0.06 (p = 0.003)``, as far as it is known."""
     if not cell.n:
-        return "–"
+        return "-"
     text = number_text(cell.mean)
     if not math.isnan(cell.sd):
         text += f" ± {number_text(cell.sd)}"
@@ -182,7 +182,9 @@ def _run_lines(study: Study, runs: Sequence[Run]) -> list[list[object]]:
             record = run.record()
             values = [last_value(run, method.metric(metric)) for metric in study.metrics]
             cells = ["" if value is None else value for value in values]
-            lines.append([method.name, run.seed, *cells, "" if record.exit_code is None else record.exit_code, record.seconds])
+            lines.append(
+                [method.name, run.seed, *cells, "" if record.exit_code is None else record.exit_code, record.seconds]
+            )
     return lines
 
 

@@ -1,0 +1,39 @@
+# make demo, make test: everything they need is set up first, in .venv.
+#   PYTHON=python3.12      the interpreter that .venv is made with
+#   TORCH_INDEX=URL        an index with CPU-only builds of torch, e.g. https://download.pytorch.org/whl/cpu
+#                          (spares the CUDA libraries: about 5 of 5.7 GB)
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+# the tests' parallel workers must not fight for the cores
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: demo test quick lint clean
+.DELETE_ON_ERROR:
+
+demo: $(READY)
+	$(RUN) -m lit_epgan study --config studies/demo.yaml
+
+test: $(READY)
+	$(ONE_THREAD) $(RUN) -m pytest -n 2
+
+quick: $(READY)
+	$(ONE_THREAD) $(RUN) -m pytest -n 2 -m "not slow"
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+$(READY): pyproject.toml
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(if $(TORCH_INDEX),$(RUN) -m pip install --quiet --index-url $(TORCH_INDEX) torch torchvision)
+	$(RUN) -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,65 @@
+"""Where a run's pictures go: two files in its folder, and every logger that takes images."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from PIL import Image
+from torch import Tensor
+
+from lit_epgan.atomic import replacing
+
+TILE = 48  # least side of a tile in pixels: a person must see what an 8 x 8 image shows
+GAP, GREY = 2, 128
+
+
+def publish(trainer: Trainer, name: str, pixels: Any) -> None:
+    """Write ``pictures/NAME-round-0012.png`` and its newest copy ``pictures/NAME.png``, and hand it to the loggers.
+
+    Only the first rank does, and outside of a fit only the newest copy.
+
+    Args:
+        trainer: whose ``default_root_dir`` is the run's folder and whose ``current_epoch`` is the round.
+        name: the picture's name.
+        pixels: uint8 array (height, width, 3).
+    """
+    if not trainer.is_global_zero:
+        return
+    newest = Path(trainer.default_root_dir) / "pictures" / f"{name}.png"
+    with replacing(newest) as beside:
+        Image.fromarray(pixels).save(beside, format="png")
+    if trainer.state.fn == "fit":
+        shutil.copyfile(newest, newest.with_name(f"{name}-round-{trainer.current_epoch:04d}.png"))
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_image(f"pictures/{name}", [pixels], step=trainer.global_step)
+        elif isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_image(f"pictures/{name}", pixels, trainer.global_step, dataformats="HWC")
+
+
+def to_pixels(images: Tensor) -> Any:
+    """uint8 array (n, height, width, 3) of ``images`` (n, 1 or 3, height, width) in [-1, 1]."""
+    scaled = ((images.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    return scaled.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
+
+
+def tile(images: Tensor, columns: int) -> Any:
+    """Images side by side, enlarged without smoothing until a person sees them: uint8 array (height, width, 3).
+
+    Args:
+        images: float tensor (n, 1 or 3, height, width) in [-1, 1]; row by row.
+        columns: images in a row; the last row may be shorter.
+    """
+    pixels = to_pixels(images)
+    count, height, width, _ = pixels.shape
+    scale = max(1, round(TILE / height))
+    rows, tall, wide = -(-count // columns), height * scale + GAP, width * scale + GAP
+    sheet = np.full((rows * tall + GAP, columns * wide + GAP, 3), GREY, dtype=np.uint8)
+    for position, image in enumerate(pixels.repeat(scale, axis=1).repeat(scale, axis=2)):
+        top, left = position // columns * tall + GAP, position % columns * wide + GAP
+        sheet[top : top + tall - GAP, left : left + wide - GAP] = image
+    return sheet

@@ -1,0 +1,163 @@
+"""One round: clients take up the module one after another, their reports are summed, the server is updated."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from callbacks.algorithm_networks import AlgorithmNetworks
+from callbacks.local_state import ModuleTensors, Optimizers
+from callbacks.round_state import FederationState
+from datamodules.rounds import Mark
+from lit_epgan.errors import UserError
+from lit_epgan.federated import Client, FederatedAlgorithm, Server
+from lit_epgan.federated.algorithm import scalar
+from lit_epgan.federated.reduction import all_reduce
+from lit_epgan.federated.report import ReportSum, Weighted, is_finite
+from lit_epgan.randomness import derive_seed, seed_streams
+
+
+@dataclass
+class Workplace:
+    """The module and its optimizers, where the clients work one after another."""
+
+    algorithm: FederatedAlgorithm
+    server: Server
+    tensors: ModuleTensors
+    optimizers: Optimizers
+    networks: AlgorithmNetworks
+    state: FederationState
+    names: list[str]
+
+    def load_server(self, optimizers: dict[str, Any] | None = None) -> None:
+        """The server's parameters, and fresh optimizers (or the ones given)."""
+        self.server.flat.load(self.server.parameters)
+        self.tensors.load_server()
+        self.networks.load_server()
+        self.optimizers.begin(optimizers)
+
+
+class Waiting(NamedTuple):
+    """A client that is done and whose report waits for a sum over all clients."""
+
+    client: Client
+    parameters: Tensor
+    buffers: Tensor | None
+
+
+class Round:
+    """The round in progress; ``client`` is at work, ``mark`` says where in its batches it stands."""
+
+    def __init__(self, place: Workplace, number: int) -> None:
+        self.place = place
+        self.client: Client | None = None
+        self.mark: Mark | None = None
+        self.finished = False
+        self._sum, self._first_sum = ReportSum(), ReportSum()
+        self._waiting: list[Waiting] = []
+        self._dropped: list[str] = []
+        place.server.round = number
+        self._seed("server")
+        place.algorithm.start_round(place.server)
+
+    def take_up(self, mark: Mark, batch: Any) -> Any:
+        """A training batch is about to be used: switch to its client if it is another's."""
+        if mark.first:
+            self._close()
+            self._open(mark)
+        assert self.client is not None
+        self.mark = mark
+        self.client.weight = mark.weight
+        batch = self.place.algorithm.client_batch(self.client, batch)
+        self.client.step += 1
+        return batch
+
+    def finish(self) -> None:
+        """All clients are done: sum over ranks, update the server, load its parameters into the module.
+
+        Raises:
+            UserError: if no client's update is finite.
+        """
+        if self.finished:
+            return
+        place, server = self.place, self.place.server
+        self._close()
+        self._send_waiting()
+        total = all_reduce(self._sum.total())
+        if not total:
+            raise UserError(
+                f"round {server.round}: no client's update is finite, so there is nothing to merge (left out: "
+                f"{', '.join(self._dropped)}); lower the learning rate. The last checkpoint holds the round before"
+            )
+        weight = total.pop("federation/weight")
+        if "federation/buffers" in total:
+            place.tensors.write_averaged(total.pop("federation/buffers") / weight)
+        place.networks.update(total, weight)
+        self._seed("server", "update")
+        place.algorithm.server_update(server, total)
+        place.state.commit()
+        place.load_server()
+        self.finished = True
+
+    def abandon(self) -> None:
+        """Leave an unfinished round without a trace."""
+        if self.client is not None:
+            self.client = None
+            rank_zero_warn(f"round {self.place.server.round} was not finished and is dropped")
+
+    def _open(self, mark: Mark) -> None:
+        place, name = self.place, self.place.names[mark.client]
+        self._seed(mark.client, "steps")
+        self._private = place.state.take_up(name)
+        place.load_server(self._private.optimizers)
+        place.tensors.load_personal(self._private.personal)
+        self.client = Client(
+            mark.client, name, mark.steps, self._private.algorithm, place.server, place.load_server, mark.weight
+        )
+        place.algorithm.start_client(self.client)
+
+    def _close(self) -> None:
+        """The client at work is done; its report is summed, or waits if the algorithm must know a sum first."""
+        client, self.client, self.mark = self.client, None, None
+        if client is None or client.weight == 0:
+            return
+        place = self.place
+        place.algorithm.end_client(client)
+        self._private.optimizers = place.optimizers.collect()
+        self._private.personal = place.tensors.read_personal()
+        place.state.propose(client.name, self._private)
+        first = place.algorithm.pre_report(client)
+        if first is None:
+            self._send(client, place.tensors.read_averaged())
+        elif is_finite(first) and is_finite({"parameters": client.parameters}):
+            self._first_sum.add(first)
+            self._waiting.append(Waiting(client, client.parameters.clone(), place.tensors.read_averaged()))
+        else:
+            self._drop(client.name)
+
+    def _send_waiting(self) -> None:
+        if not self.place.algorithm.overrides("pre_report"):
+            return
+        self.place.server.state.update(all_reduce(self._first_sum.total()))
+        for client, parameters, buffers in self._waiting:
+            self.place.server.flat.load(parameters)
+            self._send(client, buffers)
+
+    def _send(self, client: Client, buffers: Tensor | None) -> None:
+        report = dict(self.place.algorithm.client_report(client))
+        report |= {"federation/weight": scalar(client.weight), **self.place.networks.report(client)}
+        if buffers is not None:
+            report["federation/buffers"] = Weighted(buffers, client.weight)
+        if is_finite(report):
+            self._sum.add(report)
+        else:
+            self._drop(client.name)
+
+    def _drop(self, name: str) -> None:
+        self.place.state.forget(name)
+        self._dropped.append(name)
+        rank_zero_warn(f"round {self.place.server.round}: the update of client {name!r} is not finite and is left out")
+
+    def _seed(self, *words: int | str) -> None:
+        seed_streams(derive_seed(self.place.server.seed, self.place.server.round, *words))

@@ -1,0 +1,75 @@
+"""When a round is looked at, and which samples are: what the metrics and the pictures share."""
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_epgan.errors import UserError
+from lit_epgan.randomness import generator_for
+
+
+class RoundEvaluation(Callback):
+    """Looks at the module every ``every_n_epochs``-th round and after the last, when validation ends.
+
+    Where nothing is validated the round's own end takes that place; ``validate`` and ``test`` always look.
+    Subclasses override ``evaluate``, which must leave the global random streams alone.
+
+    Args:
+        every_n_epochs: rounds from one look to the next.
+
+    Raises:
+        UserError: ``every_n_epochs`` is below one.
+    """
+
+    def __init__(self, every_n_epochs: int = 1) -> None:
+        if every_n_epochs < 1:
+            raise UserError(f"{type(self).__name__}'s every_n_epochs is {every_n_epochs}; it must be at least 1.")
+        self.every_n_epochs = every_n_epochs
+
+    def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the module, which holds the server's parameters."""
+        raise NotImplementedError
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look, unless this is the sanity check."""
+        if not trainer.sanity_checking and self._due(trainer):
+            self._look(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look, if there is nothing to validate."""
+        if not sum(trainer.num_val_batches) and self._due(trainer):
+            self._look(trainer, pl_module)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look."""
+        self._look(trainer, pl_module)
+
+    @torch.no_grad()
+    def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.evaluate(trainer, pl_module)
+
+    def _due(self, trainer: Trainer) -> bool:
+        finished = trainer.current_epoch + 1
+        return trainer.state.fn != "fit" or finished % self.every_n_epochs == 0 or finished == trainer.max_epochs
+
+
+def sample_sets(trainer: Trainer, pl_module: LightningModule, n: int, purpose: str) -> dict[str, Tensor]:
+    """The module's own samples under "", and what other callbacks offer by ``extra_samples(n)`` under their names.
+
+    The noise is the same in every round and on every rank, so that curves and pictures show the training alone.
+
+    Raises:
+        UserError: the module has no method ``sample(n, generator)``.
+    """
+    if not hasattr(pl_module, "sample"):
+        raise UserError(f"{type(pl_module).__name__} has no sample(n, generator): only a generative model can be sampled.")
+    sets = {"": pl_module.sample(n, generator_for(purpose))}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if hasattr(callback, "extra_samples"):
+            sets |= callback.extra_samples(n)
+    return sets
+
+
+def prefixed(prefix: str, name: str) -> str:
+    """``union/fid_digits`` for a sample set's metric; the module's own have no prefix."""
+    return f"{prefix}/{name}" if prefix else name

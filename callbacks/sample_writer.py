@@ -1,0 +1,64 @@
+"""What ``predict`` leaves behind: the samples, as images and as one array."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from PIL import Image
+from torch import Tensor
+
+from callbacks.pictures import to_pixels
+from lit_epgan.atomic import replacing
+from lit_epgan.errors import UserError
+
+
+class SampleWriter(Callback):
+    """Writes what ``predict_step`` returns to the run's ``samples/samples.npy``, and images also as PNG files.
+
+    The array holds the samples as the generator gave them, float32 (n, *data_shape); ``00000.png`` and so on are
+    images of their own size.
+
+    Args:
+        images: at most so many PNG files.
+
+    Raises:
+        UserError: several devices predict.
+    """
+
+    def __init__(self, images: int = 1000) -> None:
+        self.images = images
+        self._samples: list[Tensor] = []
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin anew."""
+        if trainer.world_size > 1:
+            raise UserError("samples are written by one device: run predict with --trainer.devices 1.")
+        self._samples = []
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Collect."""
+        self._samples.append(outputs.detach().float().cpu())
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the files."""
+        if not self._samples:
+            return
+        samples = torch.cat(self._samples)
+        folder = Path(trainer.default_root_dir) / "samples"
+        with replacing(folder / "samples.npy") as beside, beside.open("wb") as file:
+            np.save(file, samples.numpy())
+        for stale in folder.glob("[0-9]*.png"):
+            stale.unlink()
+        if samples.dim() == 4:
+            for number, pixels in enumerate(to_pixels(samples[: self.images])):
+                Image.fromarray(pixels).save(folder / f"{number:05d}.png")

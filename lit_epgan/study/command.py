@@ -1,0 +1,73 @@
+"""``python -m lit_epgan study``."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from lit_epgan.config_files import find_config
+from lit_epgan.errors import UserError
+from lit_epgan.study.display import Display
+from lit_epgan.study.plan import read_study
+from lit_epgan.study.run import Command, cli_command, runs_of
+from lit_epgan.study.runner import default_workers, run_all
+
+
+def study(args: list[str], command: Command = cli_command) -> int:
+    """Run a study, or go on with it, and write its report.
+
+    Args:
+        args: Words after ``study``.
+        command: What starts a run.
+
+    Returns:
+        0; 1 if a run failed or logged no number for the table; 130 if it was stopped by Ctrl-C.
+    """
+    options = _parser().parse_args(args)
+    if options.workers < 1:
+        raise UserError(f"--workers is {options.workers}; it must be at least 1.")
+    path = find_config(options.config, studies=True)
+    plan = read_study(path)
+    output = options.output or Path("runs") / "studies" / plan.name
+    runs = runs_of(plan, output)
+    console = Console()
+    try:
+        failed = run_all(runs, options.workers, Display(console), command)
+    except KeyboardInterrupt:
+        print("Stopped. The same command goes on where it was.", file=sys.stderr)
+        return 130
+    from lit_epgan.study.report import (
+        missing_metrics,
+        print_table,
+        write_report,
+    )  # plots only once there is something to plot
+
+    words = [
+        "python -m lit_epgan study --config",
+        options.config,
+        *(["--output", str(output)] if options.output else []),
+    ]
+    rows = write_report(plan, runs, output, " ".join(words))
+    print_table(plan, rows, console)
+    trouble = missing_metrics(plan, rows)
+    if failed:
+        trouble.append(f"{len(failed)} of {len(runs)} runs failed: {', '.join(run.name for run in failed)}.")
+    for sentence in trouble:
+        print(f"error: {sentence}", file=sys.stderr)
+    console.print(f"page: {output / 'index.html'}", markup=False, highlight=False, soft_wrap=True)
+    return 1 if trouble else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_epgan study",
+        description="Runs methods x seeds in parallel and compares them; stopped, it goes on where it was.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", "-c", required=True, help="the study's YAML, e.g. studies/demo.yaml")
+    parser.add_argument(
+        "--workers", type=int, default=default_workers(), help="runs at a time (default: one for each core)"
+    )
+    parser.add_argument("--output", type=Path, help="folder for runs, tables and the page (default: runs/studies/NAME)")
+    return parser

@@ -1,0 +1,104 @@
+"""The study as one self-contained HTML page."""
+
+import base64
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from lit_epgan.study.plan import Study
+from lit_epgan.study.run import Run
+from lit_epgan.study.table import Row, best, number_text, p_text, seconds_text
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of the page."""
+
+    path: Path
+    caption: str
+    alt: str
+
+    @property
+    def uri(self) -> str:
+        """The file's bytes as a data URI, so that the page needs no other file and no network."""
+        return "data:image/png;base64," + base64.b64encode(self.path.read_bytes()).decode()
+
+
+def page(
+    study: Study,
+    rows: Sequence[Row],
+    runs: Sequence[Run],
+    pictures: dict[str, list[Picture]],
+    command: str,
+) -> str:
+    """The page's HTML.
+
+    Args:
+        study: What was asked.
+        rows: The table.
+        runs: All runs; those that failed are named.
+        pictures: ``grids``, ``curves`` and ``partition``, each maybe empty.
+        command: What repeats the study.
+    """
+    environment = Environment(
+        loader=PackageLoader("lit_epgan"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("study.html").render(
+        study=study,
+        metrics=study.metrics,
+        rows=[_row(study, row, rows) for row in rows],
+        pictures=pictures,
+        command=command,
+        unfinished=[run.name for run in runs if not run.is_finished()],
+        settings=[_settings(row) for row in rows if row.method.source is None],
+        facts=_facts(study, runs),
+    )
+
+
+def _row(study: Study, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+    cells = []
+    for metric in study.metrics:
+        cell = row.cells[metric.name]
+        cells.append(
+            {
+                "mean": number_text(cell.mean) if cell.n else "-",
+                "sd": number_text(cell.sd) if cell.n > 1 else "",
+                "p": "" if cell.p is None else p_text(cell.p),
+                "best": best(rows, metric) == row.method.name,
+            }
+        )
+    return {
+        "title": row.method.title,
+        "note": row.method.note,
+        "baseline": row.method.name == study.baseline,
+        "cells": cells,
+        "runs": row.runs,
+        "seconds": seconds_text(row.seconds),
+    }
+
+
+def _settings(row: Row) -> dict[str, str]:
+    lines = [
+        f"--{key} {value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in row.method.settings.items()
+    ]
+    return {"title": row.method.title, "text": "\n".join([f"--config {row.method.config.name}", *lines])}
+
+
+def _facts(study: Study, runs: Sequence[Run]) -> list[tuple[str, str]]:
+    seconds = sum(run.record().seconds for run in runs)
+    return [
+        ("methods", str(len(study.methods))),
+        ("seeds", ", ".join(map(str, study.seeds))),
+        ("runs", f"{sum(run.is_finished() for run in runs)} of {len(runs)}"),
+        ("computing time", f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"),
+        ("written", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")),
+        ("with", f"Python {platform.python_version()}, PyTorch {torch.__version__}"),
+    ]

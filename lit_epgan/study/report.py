@@ -1,0 +1,89 @@
+"""Everything a study leaves in its folder: tables, pictures, the page; and the table on the terminal."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from lit_epgan.atomic import replacing, write_text
+from lit_epgan.study import plots
+from lit_epgan.study.page import Picture, page
+from lit_epgan.study.plan import Study
+from lit_epgan.study.run import Run
+from lit_epgan.study.table import Row, best, cell_text, seconds_text, tabulate, write_tables
+
+
+def write_report(study: Study, runs: Sequence[Run], output: Path, command: str) -> list[Row]:
+    """Write tables, pictures and ``index.html`` from whatever runs are finished; the table's rows."""
+    rows = tabulate(study, runs)
+    finished = [run for run in runs if run.is_finished()]
+    write_tables(study, rows, runs, output)
+    pictures = {
+        "grids": _grids(study, rows, finished, output),
+        "curves": _curves(study, finished, output),
+        "partition": _partition(study, finished, output),
+    }
+    write_text(output / "index.html", page(study, rows, runs, pictures, command))
+    return rows
+
+
+def missing_metrics(study: Study, rows: Sequence[Row]) -> list[str]:
+    """Sentences about metrics that finished runs did not log: most likely a misspelt name in the study's YAML."""
+    return [
+        f"No run of {row.method.name} logged {row.method.metric(metric)!r} ({metric.title}); see a run's metrics.csv for the names."
+        for row in rows
+        for metric in study.metrics
+        if row.runs and not row.cells[metric.name].n
+    ]
+
+
+def print_table(study: Study, rows: Sequence[Row], console: Console) -> None:
+    """The table on the terminal."""
+    table = Table(title=study.title, title_justify="left", title_style="bold")
+    table.add_column("method")
+    for metric in study.metrics:
+        table.add_column(f"{metric.title} {'↓' if metric.lower_is_better else '↑'}", justify="right")
+    table.add_column("runs", justify="right")
+    table.add_column("seconds", justify="right")
+    for row in rows:
+        cells = []
+        for metric in study.metrics:
+            text = cell_text(row.cells[metric.name])
+            cells.append(f"[bold green]{text}[/]" if best(rows, metric) == row.method.name else text)
+        table.add_row(row.method.title, *cells, str(row.runs), seconds_text(row.seconds))
+    console.print(table)
+
+
+def _grids(study: Study, rows: Sequence[Row], runs: Sequence[Run], output: Path) -> list[Picture]:
+    figure = plots.grids(study, rows, runs)
+    if figure is None:
+        return []
+    plots.save(figure, output / "grids.png")
+    caption = (
+        f"Samples of each method after its last round (seed {study.seeds[0]}); below them the means over the seeds."
+    )
+    return [Picture(output / "grids.png", caption, "Sample grids of all methods side by side")]
+
+
+def _curves(study: Study, runs: Sequence[Run], output: Path) -> list[Picture]:
+    pictures = []
+    for metric in study.metrics:
+        figure = plots.curves(study, metric, runs)
+        if not figure.axes[0].lines:
+            continue
+        path = output / f"curve-{metric.name}.png"
+        plots.save(figure, path)
+        spread = "; mean over the seeds, shaded from the lowest to the highest" if len(study.seeds) > 1 else ""
+        pictures.append(Picture(path, f"{metric.title}{spread}.", f"{metric.title} over the rounds, one line a method"))
+    return pictures
+
+
+def _partition(study: Study, runs: Sequence[Run], output: Path) -> list[Picture]:
+    source = plots.partition_file(study, runs)
+    if source is None:
+        return []
+    with replacing(output / "partition.png") as beside:
+        beside.write_bytes(source.read_bytes())
+    caption = f"Training examples of each client, by class (seed {study.seeds[0]})."
+    return [Picture(output / "partition.png", caption, "Table of clients by classes, shaded by number of examples")]

@@ -1,0 +1,90 @@
+"""One federated run as a process of its own, for tests with several ranks and for tests that kill it.
+
+    python -m tests.federated_run FOLDER --devices 2 --module gan
+
+Says on standard output where it is; ends with the server's model in FOLDER/model.pt.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+
+from callbacks import ClientMetrics, FederationCallback, RoundCheckpoint
+from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm
+from lit_epgan.loggers import MetricsFile
+from tests.federations import client_sets, federation
+from tests.modules import Regression, TwoOptimizers
+
+ALGORITHMS: dict[str, FederatedAlgorithm] = {"fedavg": FedAvg(), "ep": ExpectationPropagation(prior_scale=10.0)}
+
+
+class Narrator(Callback):
+    """Says where the run is, line by line, so that a test can kill it there."""
+
+    def say(self, trainer: Trainer, text: str) -> None:
+        print(f"rank {trainer.global_rank} round {trainer.current_epoch} {text}", flush=True)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self.say(trainer, f"batch {args[-1]}")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.say(trainer, "validated")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.say(trainer, "ended")
+
+
+class SlowCheckpoint(RoundCheckpoint):
+    """Announces a save when half of the file is on the disk, and then waits to be killed."""
+
+    def _save(self, trainer: Trainer) -> None:
+        original = torch.save
+
+        def torn(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+            original(obj, f, *args, **kwargs)
+            print(f"rank {trainer.global_rank} round {trainer.current_epoch} saving", flush=True)
+
+        torch.save = torn
+        try:
+            super()._save(trainer)
+        finally:
+            torch.save = original
+        print(f"rank {trainer.global_rank} round {trainer.current_epoch} saved", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--module", choices=["regression", "gan"], default="regression")
+    parser.add_argument("--algorithm", choices=sorted(ALGORITHMS), default="fedavg")
+    parser.add_argument("--optimizer-state", default="reset")
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args()
+    seed_everything(3, verbose=False)
+    module = Regression(dropout=0.3) if args.module == "regression" else TwoOptimizers()
+    callback = FederationCallback(ALGORITHMS[args.algorithm], optimizer_state=args.optimizer_state)
+    trainer = Trainer(
+        max_epochs=5,
+        accelerator="cpu",
+        strategy="federated" if args.devices > 1 else "auto",
+        devices=args.devices,
+        precision="64-true",
+        callbacks=[callback, ClientMetrics(), Narrator(), SlowCheckpoint()],
+        logger=MetricsFile(args.folder),
+        default_root_dir=args.folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    sets = dict(zip(("client-0", "client-3"), client_sets((9, 5)), strict=True))
+    data = federation(clients_per_round=3, val_dataset=sets)  # of 4: no number of ranks divides it, and some ranks stand idle
+    trainer.fit(module, datamodule=data, ckpt_path="last" if args.resume else None, weights_only=True)
+    if trainer.is_global_zero:
+        torch.save(module.state_dict(), args.folder / "model.pt")
+
+
+if __name__ == "__main__":
+    main()

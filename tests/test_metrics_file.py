@@ -1,0 +1,84 @@
+"""metrics.csv: readable after a kill, and the same bytes after a resume as without one."""
+
+import random
+
+import pandas as pd
+import pytest
+
+from lit_epgan.loggers import MetricsFile
+
+
+def log_round(logger: MetricsFile, epoch: int) -> None:
+    step = 20 * (epoch + 1)
+    logger.log_metrics({"loss": 1 / (epoch + 3), "epoch": epoch}, step - 10)
+    if epoch % 2:
+        logger.log_metrics({"fid": 0.1 * epoch, "epoch": epoch}, step)
+    if epoch >= 4:
+        logger.log_metrics({"late, quoted": float("nan"), "epoch": epoch}, step)
+
+
+def uninterrupted(folder, rounds: int) -> bytes:
+    logger = MetricsFile(str(folder))
+    logger.rewind(0)
+    for epoch in range(rounds):
+        log_round(logger, epoch)
+    return logger.path.read_bytes()
+
+
+@pytest.mark.parametrize("finished", range(7))
+def test_killed_and_resumed_gives_the_same_bytes(tmp_path, finished):
+    expected = uninterrupted(tmp_path / "whole", 8)
+    killed = MetricsFile(str(tmp_path / "killed"))
+    for epoch in range(finished + 1):  # round `finished` was logged, but no checkpoint holds it
+        log_round(killed, epoch)
+    resumed = MetricsFile(str(tmp_path / "killed"))
+    resumed.rewind(finished)
+    for epoch in range(finished, 8):
+        log_round(resumed, epoch)
+    assert resumed.path.read_bytes() == expected
+
+
+def test_cut_anywhere_it_resumes_to_the_same_bytes(tmp_path):
+    expected = uninterrupted(tmp_path / "whole", 8)
+    draw = random.Random(0)
+    path = tmp_path / "cut" / "metrics.csv"
+    uninterrupted(tmp_path / "cut", 6)
+    content = path.read_bytes()
+    end_of_round_2 = content.index(b"\n3,") + 1
+    for length in draw.sample(range(end_of_round_2, len(content)), 40):
+        path.write_bytes(content[:length])
+        logger = MetricsFile(str(path.parent))
+        logger.rewind(3)
+        for epoch in range(3, 8):
+            log_round(logger, epoch)
+        assert path.read_bytes() == expected
+
+
+def test_values_read_back_exactly(tmp_path):
+    logger = MetricsFile(str(tmp_path))
+    values = [1 / 3, 1e-300, 123456789.125]
+    for i, value in enumerate(values):
+        logger.log_metrics({"x": value, "epoch": i}, i)
+    assert pd.read_csv(tmp_path / "metrics.csv", float_precision="round_trip")["x"].tolist() == values
+
+
+def test_a_row_without_a_round_belongs_to_the_row_before(tmp_path):
+    logger = MetricsFile(str(tmp_path))
+    for row in ({"a": 1.0, "epoch": 0}, {"b": 2.0}, {"a": 3.0, "epoch": 1}, {"b": 4.0}):
+        logger.log_metrics(row, 0)
+    logger.rewind(1)
+    assert (tmp_path / "metrics.csv").read_text() == "epoch,step,a,b\n0,0,1.0,\n,0,,2.0\n"
+
+
+def test_a_new_run_begins_an_empty_file(tmp_path):
+    MetricsFile(str(tmp_path)).log_metrics({"a": 1.0, "epoch": 0}, 0)
+    logger = MetricsFile(str(tmp_path))
+    logger.rewind(0)
+    logger.log_metrics({"b": 2.0, "epoch": 0}, 5)
+    assert (tmp_path / "metrics.csv").read_text() == "epoch,step,b\n0,5,2.0\n"
+
+
+def test_without_rewind_it_appends(tmp_path):
+    MetricsFile(str(tmp_path)).log_metrics({"a": 1.0, "epoch": 0}, 0)
+    MetricsFile(str(tmp_path)).log_metrics({"a": 2.0, "epoch": 1}, 1)
+    assert pd.read_csv(tmp_path / "metrics.csv")["a"].tolist() == [1.0, 2.0]
