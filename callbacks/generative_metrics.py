@@ -101,10 +101,12 @@ def real_images(datamodule: Any, split: Split) -> Iterator[Tensor]:
         datasets = list(found.values()) if isinstance(found, Mapping) else [found]
         loaders: list[Any] = [DataLoader(dataset, batch_size=500) for dataset in datasets if dataset is not None]
     else:
-        loader = getattr(datamodule, f"{split}_dataloader", list)()
+        loader: Any = getattr(datamodule, f"{split}_dataloader", list)()
         loaders = list(loader) if isinstance(loader, list | tuple) else [loader]
     if not loaders:
-        raise UserError(f"GenerativeMetrics compares samples with the {split} data, but there are none: set real to train or val.")
+        raise UserError(
+            f"GenerativeMetrics compares samples with the {split} data, but there are none: set real to train or val."
+        )
     for loader in loaders:
         for batch in loader:
             yield batch if isinstance(batch, Tensor) else batch[0]

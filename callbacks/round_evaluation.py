@@ -62,8 +62,11 @@ def sample_sets(trainer: Trainer, pl_module: LightningModule, n: int, purpose: s
         UserError: the module has no method ``sample(n, generator)``.
     """
     if not hasattr(pl_module, "sample"):
-        raise UserError(f"{type(pl_module).__name__} has no sample(n, generator): only a generative model can be sampled.")
-    sets = {"": pl_module.sample(n, generator_for(purpose))}
+        raise UserError(
+            f"{type(pl_module).__name__} has no sample(n, generator): only a generative model can be sampled."
+        )
+    own: Tensor = pl_module.sample(n, generator_for(purpose))  # type: ignore[operator]
+    sets = {"": own}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if hasattr(callback, "extra_samples"):
             sets |= callback.extra_samples(n)

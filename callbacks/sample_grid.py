@@ -27,16 +27,20 @@ class SampleGrid(RoundEvaluation):
     def __init__(self, rows: int = 8, columns: int = 16, every_n_epochs: int = 1) -> None:
         super().__init__(every_n_epochs)
         if min(rows, columns) < 1:
-            raise UserError(f"a grid of {rows} x {columns} images is empty: SampleGrid needs at least one row and column.")
+            raise UserError(
+                f"a grid of {rows} x {columns} images is empty: SampleGrid needs at least one row and column."
+            )
         self.rows, self.columns = rows, columns
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw and publish one grid for each sample set."""
         sets = sample_sets(trainer, pl_module, self.rows * self.columns, "sample grid")
         if hasattr(pl_module, "sample_each"):
-            each: Tensor = pl_module.sample_each(self.columns, generator_for("sample grid"))
+            each: Tensor = pl_module.sample_each(self.columns, generator_for("sample grid"))  # type: ignore[operator]
             sets[""] = each.flatten(0, 1)
         for name, images in sets.items():
             if images.dim() != 4:
-                raise UserError(f"SampleGrid shows images, not samples of shape {tuple(images.shape[1:])}: use DensityMap for points.")
+                raise UserError(
+                    f"SampleGrid shows images, not samples of shape {tuple(images.shape[1:])}: use DensityMap."
+                )
             publish(trainer, name or "samples", tile(images, self.columns))

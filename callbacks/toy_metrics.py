@@ -9,6 +9,7 @@ from torch import Tensor
 from callbacks.round_evaluation import RoundEvaluation, prefixed, sample_sets
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.toy import d_mse, density_error, grid, mode_coverage
+from lit_epgan.networks.modes import evaluating
 
 
 class ToyMetrics(RoundEvaluation):
@@ -56,7 +57,9 @@ def mixture_of(trainer: Trainer, asker: str) -> Any:
     """
     mixture = getattr(trainer.datamodule, "mixture", None)  # type: ignore[attr-defined]
     if mixture is None:
-        raise UserError(f"{asker} needs data whose true density is known (datamodule.mixture): use it with ToyDataModule.")
+        raise UserError(
+            f"{asker} needs data whose true density is known (datamodule.mixture): use it with ToyDataModule."
+        )
     return mixture
 
 
@@ -65,8 +68,6 @@ def discriminator_map(pl_module: LightningModule) -> Tensor:
     """The discriminator's scores (10000, heads) on the grid, in evaluation mode, on the CPU."""
     discriminator = pl_module.discriminator
     assert isinstance(discriminator, torch.nn.Module)
-    mode = discriminator.training
-    discriminator.eval()
-    scores: Tensor = discriminator(grid().to(pl_module.device, pl_module.dtype))
-    discriminator.train(mode)
+    with evaluating(discriminator):
+        scores: Tensor = discriminator(grid().to(next(discriminator.parameters())))
     return scores.float().cpu()

@@ -1,8 +1,5 @@
 """A generative adversarial network as a LightningModule: two networks, two optimizers, manual optimization."""
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,34 +7,17 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_epgan.errors import UserError
-from lit_epgan.networks.average import average_slots, frozen_copy, has_batch_norm, recompute_batch_norm
+from lit_epgan.gan_checks import agreed_latent_dim, check_hyperparameters
+from lit_epgan.networks.average import ParameterAverage, frozen_copy, has_batch_norm, recompute_batch_norm
+from lit_epgan.networks.modes import evaluating
 from lit_epgan.objectives import ObjectiveName, gradient_penalty, r1_penalty
 from lit_epgan.objectives import objective as named_objective
 from lit_epgan.randomness import generator_for
-
-
-class Losses:
-    """The two losses of the last step, and their means over an epoch, without making the host wait for the device."""
-
-    def __init__(self) -> None:
-        self.last: tuple[Tensor, Tensor] | None = None
-        self._sum: Tensor | float = 0.0
-        self._count = 0
-
-    def add(self, discriminator: Tensor, generator: Tensor) -> None:
-        """Take in one step's losses."""
-        self.last = discriminator.detach(), generator.detach()
-        self._sum = torch.stack(self.last) + self._sum
-        self._count += 1
-
-    def mean(self) -> tuple[Tensor, Tensor]:
-        """Mean discriminator and generator loss of the steps so far; NaN if there were none."""
-        means = self._sum / self._count if isinstance(self._sum, Tensor) else torch.full((2,), math.nan)
-        return means[0], means[1]
+from lit_epgan.steps import Losses, frozen, rows_and_weights, steps_taken
 
 
 class GAN(LightningModule):
@@ -93,14 +73,15 @@ class GAN(LightningModule):
         self.lr, self.lr_discriminator = lr, lr if lr_discriminator is None else lr_discriminator
         self.betas, self.lr_decay = (betas[0], betas[1]), lr_decay
         self.r1, self.r1_every, self.gp = r1, r1_every, gp if objective == "wgan-gp" else 0.0
-        self.latent_dim = _latent_dim(latent_dim, generator)
-        self._check(average)
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.generator = generator.to(memory_format=self.memory_format)
-        self.discriminator = discriminator.to(memory_format=self.memory_format)
+        self.latent_dim = agreed_latent_dim(latent_dim, generator)
+        check_hyperparameters(self, average)
+        self.channels_last = channels_last
+        if channels_last:
+            generator, discriminator = (net.to(memory_format=torch.channels_last) for net in (generator, discriminator))
+        self.generator, self.discriminator = generator, discriminator
         self.average = None if average is None else frozen_copy(generator)
-        self._average_weight = 1 - (average or 0.0)
-        self._slots = [] if self.average is None else average_slots(generator, self.average)
+        if average is not None and self.average is not None:
+            self._averaging = ParameterAverage(generator, self.average, weight=1 - average)
         # BatchNorm must not see real and generated rows in one batch
         self._one_pass = not has_batch_norm(discriminator)
         self.losses = Losses()
@@ -109,13 +90,13 @@ class GAN(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One step of the discriminator on (real, fresh samples), then one of the generator."""
-        real, weight = _rows_and_weights(batch)
-        real = real.contiguous(memory_format=self.memory_format) if real.dim() == 4 else real
+        real, weight = rows_and_weights(batch)
+        if self.channels_last:
+            real = real.contiguous(memory_format=torch.channels_last)
         generator_optimizer, discriminator_optimizer = self.optimizers()  # type: ignore[attr-defined]
-        parameters = generator_optimizer.param_groups[0]["params"]
-        steps = _steps_taken(discriminator_optimizer)
+        steps = steps_taken(discriminator_optimizer)
         if steps == 0 and self.average is not None:
-            torch._foreach_copy_(self._averaged(), parameters)
+            self._averaging.start()
 
         discriminator_loss = self._discriminator_loss(real, weight, steps)
         discriminator_optimizer.zero_grad()
@@ -123,7 +104,7 @@ class GAN(LightningModule):
         discriminator_optimizer.step()
 
         # frozen parameters get no gradient that the next step would throw away
-        with _frozen(discriminator_optimizer.param_groups[0]["params"]):
+        with frozen(discriminator_optimizer.param_groups[0]["params"]):
             fake = self.generator(self._noise(len(real), real))
             generator_loss = self.objective.generator_loss(self.discriminator(fake))
             generator_optimizer.zero_grad()
@@ -131,8 +112,7 @@ class GAN(LightningModule):
         generator_optimizer.step()
 
         if self.average is not None:
-            with torch.no_grad():
-                torch._foreach_lerp_(self._averaged(), parameters, self._average_weight)
+            self._averaging.update()
         self.losses.add(discriminator_loss, generator_loss)
 
     @property
@@ -191,9 +171,6 @@ class GAN(LightningModule):
         # keep Adam's step count there, and reading it would make the host wait
         return Adam(network.parameters(), lr=lr, betas=self.betas, fused=self.device.type == "cpu" or None)
 
-    def _averaged(self) -> list[Tensor]:
-        return [buffers[name] for buffers, name in self._slots]
-
     def _noise(self, n: int, like: Tensor) -> Tensor:
         return torch.randn(n, self.latent_dim, device=like.device, dtype=like.dtype)
 
@@ -233,7 +210,7 @@ class GAN(LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """As many samples as the batch has rows."""
-        return self._draw(len(_rows_and_weights(batch)[0]), None)
+        return self._draw(len(rows_and_weights(batch)[0]), None)
 
     def forward(self, noise: Tensor) -> Tensor:
         """Samples (n, *data_shape) of ``noise`` (n, latent_dim) by the evaluated generator."""
@@ -242,63 +219,12 @@ class GAN(LightningModule):
 
     @torch.no_grad()
     def _draw(self, n: int, generator: torch.Generator | None) -> Tensor:
-        network = self.evaluated_generator
-        mode = network.training
-        network.eval()
         # noise in one piece, so that the samples do not depend on how memory divides the work
-        samples = torch.cat([network(part) for part in self._evaluation_noise(n, generator).split(500)])
-        network.train(mode)
-        return samples
+        parts = self._evaluation_noise(n, generator).split(500)
+        with evaluating(self.evaluated_generator):
+            return torch.cat([self.evaluated_generator(part) for part in parts])
 
     def _evaluation_noise(self, n: int, generator: torch.Generator | None) -> Tensor:
-        device = self.device if generator is None else generator.device
-        return torch.randn(n, self.latent_dim, generator=generator, device=device, dtype=self._float).to(self.device)
-
-    def _check(self, average: float | None) -> None:
-        numbers = {
-            "lr": (self.lr, 0 < self.lr < math.inf, "positive"),
-            "lr_discriminator": (self.lr_discriminator, 0 < self.lr_discriminator < math.inf, "positive"),
-            "betas": (self.betas, all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)"),
-            "r1": (self.r1, 0 <= self.r1 < math.inf, "zero or positive"),
-            "r1_every": (self.r1_every, self.r1_every >= 1, "at least 1"),
-            "gp": (self.gp, 0 <= self.gp < math.inf, "zero or positive"),
-            "average": (average, average is None or 0 <= average < 1, "in [0, 1), or null for no average"),
-            "lr_decay": (self.lr_decay, self.lr_decay is None or 0 <= self.lr_decay <= 1, "in [0, 1], or null"),
-        }
-        for name, (value, good, wanted) in numbers.items():
-            if not good:
-                raise UserError(f"the model's {name} is {value}, but must be {wanted}.")
-
-
-def _rows_and_weights(batch: Any) -> tuple[Tensor, Tensor | None]:
-    if isinstance(batch, Tensor):
-        return batch, None
-    return batch[0], batch[2] if len(batch) > 2 else None
-
-
-def _latent_dim(given: int | None, generator: nn.Module) -> int:
-    own = getattr(generator, "latent_dim", None)
-    dimension = own if given is None else given
-    if dimension is None:
-        raise UserError("the generator does not say its latent_dim: give the model's latent_dim.")
-    if own not in (None, dimension) or dimension < 1:
-        raise UserError(f"the model's latent_dim is {dimension}, but its generator takes {own}: leave it out.")
-    return int(dimension)
-
-
-def _steps_taken(optimizer: Optimizer) -> int:
-    """Steps since the optimizer was fresh, from its own state: whoever resets or restores that state is followed."""
-    state = optimizer.state.get(optimizer.param_groups[0]["params"][0])
-    return int(state["step"]) if state else 0
-
-
-@contextmanager
-def _frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in trainable:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
+        device = None if generator is None else generator.device
+        like = next(self.generator.parameters())
+        return torch.randn(n, self.latent_dim, generator=generator, device=device).to(like)

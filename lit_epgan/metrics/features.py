@@ -16,7 +16,9 @@ class FeatureExtractor(nn.Module):
     """
 
     name: ClassVar[str]
-    counts_classes: ClassVar[bool] = False  # whether the logits' classes are the data's, so that covering them means something
+    counts_classes: ClassVar[bool] = (
+        False  # whether the logits' classes are the data's, so that covering them means something
+    )
     splits: ClassVar[int] = 1  # parts over which the inception score is averaged
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:

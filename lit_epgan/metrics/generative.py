@@ -1,4 +1,4 @@
-"""Scores of a set of generated images: Frechet distance, inception score, class coverage. Pure functions of features."""
+"""Scores of a set of generated images, as functions of features: Frechet distance, inception score, class coverage."""
 
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ def feature_statistics(features: Tensor) -> FeatureStatistics:
 
 
 def frechet_distance(generated: FeatureStatistics, real: FeatureStatistics) -> float:
-    """|| m - m' ||^2 + tr(S + S' - 2 (S S')^(1/2)) of means m and covariances S (Heusel et al. 2017), by torch-fidelity."""
+    """|| m - m' ||^2 + tr(S + S' - 2 (S S')^(1/2)) of means m, covariances S (Heusel et al. 2017; torch-fidelity)."""
     first, second = ({"mu": each.mean, "sigma": each.covariance} for each in (generated, real))
     return max(0.0, float(fid_statistics_to_metric(first, second, verbose=False)[KEY_METRIC_FID]))
 

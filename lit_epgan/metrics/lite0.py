@@ -64,7 +64,7 @@ class Lite0(FeatureExtractor):
 
 
 class Block(nn.Module):
-    """Inverted bottleneck without squeeze-and-excitation: expand, depthwise convolution, project; skip where shapes allow."""
+    """Inverted bottleneck: expand, depthwise convolution, project; a skip connection where shapes allow."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()

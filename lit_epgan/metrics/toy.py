@@ -1,4 +1,4 @@
-"""Scores of points in the plane against a mixture of round Gaussians: coverage, modes, and two mean square density errors."""
+"""Scores of points in the plane against a mixture of round Gaussians: coverage, modes, two density errors."""
 
 import math
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The exponential moving average of a network's parameters, held as buffers, and BatchNorm statistics made anew for it."""
+"""A moving average of a network's parameters, held as buffers, and BatchNorm statistics made anew for it."""
 
 import copy
 from collections.abc import Iterable
@@ -8,37 +8,59 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lit_epgan.networks.modes import evaluating
+
 Slot = tuple[dict[str, Any], str]
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:
-    """A copy of ``module`` whose parameters are buffers under their old names: no optimizer finds them, a state dict does."""
+    """A copy of ``module`` with its parameters as buffers of the same names, found by state dicts, not by optimizers."""
     twin = copy.deepcopy(module)
-    buffers: dict[nn.Parameter, Tensor] = {}  # a tied parameter becomes one tied buffer
     for part in twin.modules():
         for name, parameter in list(part._parameters.items()):
             if parameter is not None:
                 del part._parameters[name]
-                part.register_buffer(name, buffers.setdefault(parameter, parameter.detach().clone()))
+                part.register_buffer(name, parameter.detach().clone())
     return twin
 
 
-def average_slots(module: nn.Module, twin: nn.Module) -> list[Slot]:
-    """Where ``twin``, the frozen copy of ``module``, keeps the buffer of each of ``module.parameters()``, in their
-    order.
+class ParameterAverage:
+    """Keeps the buffers of ``twin``, the frozen copy of ``module``, at a moving average of ``module``'s parameters.
 
-    Buffers are looked up at every use, because moving a module to a device replaces them.
+    average <- average + weight (parameters - average), one vector operation for all tensors.
+
+    Args:
+        module: whose parameters are averaged; they are kept by reference.
+        twin: its frozen copy, whose buffers are looked up at every use, because moving a module replaces them.
+        weight: share of the newest parameters, 1 - decay.
     """
-    slots = []
-    for name, _ in module.named_parameters():
-        path, _, leaf = name.rpartition(".")
-        slots.append((twin.get_submodule(path)._buffers, leaf))
-    return slots
+
+    def __init__(self, module: nn.Module, twin: nn.Module, weight: float) -> None:
+        self.weight = weight
+        self._parameters: list[Tensor] = []
+        self._slots: list[Slot] = []
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            path, _, leaf = name.rpartition(".")
+            self._parameters.append(parameter)
+            self._slots.append((twin.get_submodule(path)._buffers, leaf))
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Begin anew at the parameters as they are."""
+        torch._foreach_copy_(self._buffers(), self._parameters)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the parameters after a step."""
+        torch._foreach_lerp_(self._buffers(), self._parameters, self.weight)
+
+    def _buffers(self) -> list[Tensor]:
+        return [buffers[name] for buffers, name in self._slots]
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Whether ``module`` has BatchNorm layers with running statistics."""
-    return any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules())
+    """Whether ``module`` has BatchNorm layers."""
+    return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
 @torch.no_grad()
@@ -49,16 +71,13 @@ def recompute_batch_norm(module: nn.Module, inputs: Iterable[Tensor]) -> None:
     through the result is free of data. All batches weigh the same; everything but BatchNorm is in evaluation mode.
     """
     layers = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
-    modes = {part: part.training for part in module.modules()}
     momenta = [layer.momentum for layer in layers]
-    module.eval()
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # a cumulative mean
-        layer.train()
-    for batch in inputs:
-        module(batch)
+    with evaluating(module):
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # a cumulative mean
+            layer.train()
+        for batch in inputs:
+            module(batch)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
-    for part, mode in modes.items():
-        part.training = mode

@@ -82,7 +82,11 @@ class MLPDiscriminator(nn.Module):
         _check_sizes(sizes)
         layers: list[nn.Module] = []
         for position, (inputs, outputs) in enumerate(pairwise(sizes[:-1])):
-            layers += [_linear(inputs, outputs), *_norm(norm if position == 0 else "none", outputs), nn.LeakyReLU(slope)]
+            layers += [
+                _linear(inputs, outputs),
+                *_norm(norm if position == 0 else "none", outputs),
+                nn.LeakyReLU(slope),
+            ]
         self.layers = nn.Sequential(*layers, _linear(sizes[-2], sizes[-1]))
 
     def forward(self, samples: Tensor) -> Tensor:

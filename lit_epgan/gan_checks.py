@@ -1,0 +1,47 @@
+"""What a GAN's hyperparameters must be."""
+
+import math
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from lit_epgan.errors import UserError
+
+if TYPE_CHECKING:
+    from lit_epgan.gan import GAN
+
+
+def check_hyperparameters(gan: "GAN", average: float | None) -> None:
+    """Refuse what cannot be, NaN included.
+
+    Raises:
+        UserError: the first hyperparameter that cannot be, with what it must be.
+    """
+    numbers = {
+        "lr": (gan.lr, 0 < gan.lr < math.inf, "positive"),
+        "lr_discriminator": (gan.lr_discriminator, 0 < gan.lr_discriminator < math.inf, "positive"),
+        "betas": (gan.betas, all(0 <= beta < 1 for beta in gan.betas), "two numbers in [0, 1)"),
+        "r1": (gan.r1, 0 <= gan.r1 < math.inf, "zero or positive"),
+        "r1_every": (gan.r1_every, gan.r1_every >= 1, "at least 1"),
+        "gp": (gan.gp, 0 <= gan.gp < math.inf, "zero or positive"),
+        "average": (average, average is None or 0 <= average < 1, "in [0, 1), or null for no average"),
+        "lr_decay": (gan.lr_decay, gan.lr_decay is None or 0 <= gan.lr_decay <= 1, "in [0, 1], or null"),
+    }
+    for name, (value, good, wanted) in numbers.items():
+        if not good:
+            raise UserError(f"the model's {name} is {value}, but must be {wanted}.")
+
+
+def agreed_latent_dim(given: int | None, generator: nn.Module) -> int:
+    """The noise's dimension: what is given, or what the generator says of itself.
+
+    Raises:
+        UserError: neither is there, or they differ.
+    """
+    own = getattr(generator, "latent_dim", None)
+    dimension = own if given is None else given
+    if dimension is None:
+        raise UserError("the generator does not say its latent_dim: give the model's latent_dim.")
+    if own not in (None, dimension) or dimension < 1:
+        raise UserError(f"the model's latent_dim is {dimension}, but its generator takes {own}: leave it out.")
+    return int(dimension)
