@@ -1,21 +1,32 @@
 """Every client's own validation metrics, and the worst client's, beside the mean."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
-from callbacks.federation import FederationCallback
 from datamodules.base import FederatedDataModule
 from lit_epgan.federated.parameters import matches
 
 HIGHER_IS_BETTER = ("*acc*", "*auroc*", "*f1*", "*precision*", "*recall*", "*iou*", "*psnr*", "*ssim*")
 
 
+class PersonalLayers(Protocol):
+    """What evaluating a client's own model takes."""
+
+    def exchange_personal(self) -> None: ...
+
+    def load_personal(self, client: int) -> None: ...
+
+    def load_server(self) -> None: ...
+
+
 class ClientMetrics(Callback):
     """Splits what the module logs in ``validation_step`` by client, where clients hold validation data of their own.
+
+    The FederationCallback brings one along; add your own only for other name patterns.
 
     ``val_loss`` becomes also ``val_loss/client/NAME`` for every client and ``val_loss/worst_client``. A client with
     personal layers is evaluated with its own. Averages weigh batches as Lightning does, by their rows; for a
@@ -27,13 +38,13 @@ class ClientMetrics(Callback):
 
     def __init__(self, higher_is_better: Sequence[str] = HIGHER_IS_BETTER) -> None:
         self.higher_is_better = tuple(higher_is_better)
+        self.federation: PersonalLayers | None = None  # the FederationCallback introduces itself
         self._sums: dict[str, dict[int, tuple[float, float]]] = {}
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._sums = {}
         self._before: dict[str, tuple[float, float]] = {}
-        federation = [c for c in trainer.callbacks if isinstance(c, FederationCallback)]  # type: ignore[attr-defined]
-        self._federation = federation[0] if federation and not trainer.sanity_checking else None
+        self._federation = None if trainer.sanity_checking else self.federation
         if self._federation is not None:
             self._federation.exchange_personal()
 

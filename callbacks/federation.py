@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from callbacks.accumulation import ClientAccumulation
 from callbacks.algorithm_networks import AlgorithmNetworks
+from callbacks.client_metrics import ClientMetrics
 from callbacks.local_state import BufferPolicy, ModuleTensors, OptimizerPolicy, Optimizers
 from callbacks.round import Round, Workplace
 from callbacks.round_state import FederationState, RoundStart
@@ -75,7 +76,10 @@ class FederationCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         others = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
-        trainer.callbacks = [self, *others]  # type: ignore[attr-defined]  # whoever looks at the module sees the server
+        metrics = [c for c in others if isinstance(c, ClientMetrics)] or [ClientMetrics()]
+        metrics[0].federation = self
+        # first, so that whoever looks at the module between rounds sees the server's
+        trainer.callbacks = [self, *metrics, *(c for c in others if c not in metrics)]  # type: ignore[attr-defined]
         if stage != "fit":
             return
         datamodule = trainer.datamodule  # type: ignore[attr-defined]

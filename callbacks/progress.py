@@ -39,8 +39,9 @@ class Position(NamedTuple):
 class FederatedProgressBar(ProgressBar):
     """A bar over the rounds with the client being trained and the losses; without a terminal, a line now and then.
 
-    Losses are whatever the module logs with ``prog_bar=True``; before there is any, the sum of its ``step_losses``. The first rank also keeps ``progress.json`` in the run's
-    folder up to date, from which a study draws its bars. Between two refreshes a training step costs one look at the clock.
+    Losses are whatever the module logs with ``prog_bar=True``; before there is any, the sum of its ``step_losses``. The
+    first rank also keeps ``progress.json`` in the run's folder up to date, from which a study draws its bars. Between two
+    refreshes a training step costs one look at the clock.
 
     Args:
         refresh_seconds: Least time between two refreshes of the terminal and of the file.
@@ -71,7 +72,7 @@ class FederatedProgressBar(ProgressBar):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar."""
         self._first_round = trainer.current_epoch
-        self._federation = next((c for c in trainer.callbacks if _is_position(getattr(c, "progress", None))), None)
+        self._federation = next((c for c in trainer.callbacks if hasattr(type(c), "progress")), None)  # type: ignore[attr-defined]
         if self._enabled and sys.stdout.isatty():
             self._bar = _new_bar()
             self._task = self._bar.add_task(
@@ -177,7 +178,3 @@ def _new_bar() -> Progress:
 
 def _losses(metrics: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-
-
-def _is_position(value: Any) -> bool:
-    return hasattr(value, "client_position")

@@ -54,7 +54,8 @@ class Round:
         self.client: Client | None = None
         self.mark: Mark | None = None
         self.finished = False
-        self._sum, self._first_sum = ReportSum(), ReportSum()
+        device = place.server.parameters.device
+        self._sum, self._first_sum = ReportSum(device), ReportSum(device)
         self._waiting: list[Waiting] = []
         self._dropped: list[str] = []
         place.server.round = number

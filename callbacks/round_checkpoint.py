@@ -58,7 +58,9 @@ class RoundCheckpoint(ModelCheckpoint):
         self._saved_round = trainer.current_epoch
         last = self._folder(trainer) / LAST
         if not trainer.is_global_zero:
-            trainer.save_checkpoint(last, weights_only=False)  # every rank contributes its clients' states; rank 0 alone writes
+            trainer.save_checkpoint(
+                last, weights_only=False
+            )  # every rank contributes its clients' states; rank 0 alone writes
             return
         with replacing(last, durable=True) as beside:
             trainer.save_checkpoint(beside, weights_only=False)

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def save_atomically(obj: Any, path: str | os.PathLike[str]) -> None:
-    """``torch.save(obj, path)``, except that whoever looks at ``path``, after a kill too, finds the old file or the new one."""
+    """``torch.save(obj, path)`` in one step: after a kill ``path`` is the old file or the new one."""
     with replacing(Path(path), durable=True) as beside:
         torch.save(obj, beside)
 

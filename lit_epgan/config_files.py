@@ -7,7 +7,7 @@ from lit_epgan.errors import UserError
 
 
 def config_folders() -> list[Path]:
-    """``configs/`` of the working directory, and the one beside this package (in a checkout and in an installed wheel)."""
+    """``configs/`` of the working directory, and the one beside this package, in a checkout and in a wheel alike."""
     return [Path("configs"), Path(__file__).resolve().parent.parent / "configs"]
 
 

@@ -146,7 +146,8 @@ def _make_room(folder: Path) -> None:
     if holds_a_run(folder) and is_first_rank():
         aside = move_aside(folder)
         _say(
-            f"{folder} held a run; it is now {aside} (to continue it: --trainer.default_root_dir {aside} --ckpt_path last)."
+            f"{folder} held a run; it is now {aside}. "
+            f"To continue it: --trainer.default_root_dir {aside} --ckpt_path last"
         )
 
 
@@ -180,7 +181,7 @@ def _place_checkpoints(trainer: Namespace, folder: Path) -> None:
 
 
 def _choose_strategy(trainer: Namespace, federated: bool) -> None:
-    """With several processes a federation's strategy leaves the clients' gradients alone; plain Lightning keeps its own."""
+    """With several processes a federation needs the strategy that leaves clients' gradients alone."""
     if federated and trainer.strategy == "auto" and _processes(trainer) > 1:
         trainer.strategy = "federated"
 

@@ -70,7 +70,7 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def rewind(self, epoch: int) -> None:
-        """Forget whatever was logged after round ``epoch - 1``: the rounds from ``epoch`` on are about to be trained (again).
+        """Forget what was logged from round ``epoch`` on: those rounds are about to be trained (again).
 
         Args:
             epoch: The number of finished rounds.

@@ -1,9 +1,10 @@
-"""jsonargparse's messages, trees of indented lines whose deepest line is the cause, as one sentence with the nearest right key."""
+"""jsonargparse's messages, trees of lines whose deepest one is the cause, as one sentence with the nearest key."""
 
 import difflib
 import importlib
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def _keys_of_classes(args: list[str]) -> list[str]:
 def _classes_of(args: list[str]) -> dict[str, str]:
     """``{"model": class_path, ...}`` as the config files on the command line say."""
     found: dict[str, str] = {}
-    for flag, value in zip(args, args[1:], strict=False):
+    for flag, value in pairwise(args):
         path = Path(value)
         if flag not in ("--config", "-c") or not path.is_file():
             continue

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
-from callbacks import ClientMetrics, FederationCallback, RoundCheckpoint
+from callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm
 from lit_epgan.loggers import MetricsFile
 from tests.federations import client_sets, federation
@@ -73,7 +73,7 @@ def main() -> None:
         strategy="federated" if args.devices > 1 else "auto",
         devices=args.devices,
         precision="64-true",
-        callbacks=[callback, ClientMetrics(), Narrator(), SlowCheckpoint()],
+        callbacks=[callback, Narrator(), SlowCheckpoint()],
         logger=MetricsFile(args.folder),
         default_root_dir=args.folder,
         enable_progress_bar=False,

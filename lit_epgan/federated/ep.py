@@ -64,7 +64,7 @@ class ExpectationPropagation(FederatedAlgorithm):
             precision = torch.full_like(server.parameters, self.prior_precision, dtype=torch.float64)
             server.state["precision"] = precision
             server.state["precision_mean"] = precision * server.parameters
-            server.state["sites"] = scalar(0)
+            server.state["sites"] = scalar(0).to(precision.device)
 
     def posterior(self, server: Server) -> GaussianFactor:
         """q, the product of the prior and all sites, in float64."""

@@ -1,5 +1,6 @@
 """What clients send: dictionaries of flat tensors that sum."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -22,9 +23,9 @@ Report = Mapping[str, Tensor | Weighted]
 def is_finite(report: Report) -> bool:
     """Whether every number of a report is finite."""
     for term in report.values():
-        tensor = term.tensor if isinstance(term, Weighted) else term
-        if isinstance(term, Weighted) and term.weight == 0.0:
-            continue
+        tensor, weight = term if isinstance(term, Weighted) else Weighted(term)
+        if not math.isfinite(weight):
+            return False
         # A sum is one read; only where finite numbers overflow or cancel to NaN does the slow test decide.
         if not bool(torch.isfinite(tensor.sum())) and not bool(torch.isfinite(tensor).all()):
             return False
@@ -37,9 +38,13 @@ class ReportSum:
     Reports are summed in float64. Adding every client's float32 vector to a float64 one would cost four copies of it,
     so ``GROUP`` clients are summed in float32 (float64 stays float64) and those sums in float64: the rounding is that
     of one float32 result, at a quarter of the price.
+
+    Args:
+        device: where the sums are kept, whatever device an entry comes from.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device if device is not None else torch.device("cpu")
         self._partial: dict[str, Tensor] = {}
         self._pending: dict[str, int] = {}
         self._total: dict[str, Tensor] = {}
@@ -49,9 +54,10 @@ class ReportSum:
         for key, term in report.items():
             tensor, weight = term if isinstance(term, Weighted) else Weighted(term)
             weight *= scale
+            tensor = tensor.to(self._device, _partial_dtype(tensor))
             partial = self._partial.get(key)
             if partial is None:
-                self._partial[key] = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True).mul_(weight)
+                self._partial[key] = tensor * weight
                 self._pending[key] = 1
             elif self._pending[key] == 0:
                 torch.mul(tensor, weight, out=partial)
@@ -66,7 +72,7 @@ class ReportSum:
         if self._pending[key]:
             total = self._total.get(key)
             if total is None:
-                self._total[key] = self._partial[key].double()
+                self._total[key] = self._partial[key].to(torch.float64, copy=True)  # the next group overwrites it
             else:
                 total.add_(self._partial[key])
             self._pending[key] = 0
@@ -76,3 +82,7 @@ class ReportSum:
         for key in self._partial:
             self._flush(key)
         return self._total
+
+
+def _partial_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else torch.float64

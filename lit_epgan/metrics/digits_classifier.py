@@ -1,6 +1,7 @@
 """The ``digits`` extractor: a small classifier of scikit-learn's digits, trained on the spot and cached."""
 
 import hashlib
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -89,23 +90,24 @@ def digits_classifier() -> DigitsClassifier:
     images, labels, test_images, test_labels = digits_split()
     content = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes() + RECIPE.encode()).hexdigest()
     path = cache_folder() / f"digits-classifier-{content[:16]}.pt"
-    classifier = DigitsClassifier()
-    state = load_tensors(path)
-    if state is None or not _fits(classifier, state):
-        with isolated():
+    with isolated():
+        classifier = _cached(path)
+        if classifier is None:
             classifier = _train(images, labels)
-        classifier.scale.copy_((TOTAL_VARIANCE / classifier.extract(test_images)[0].var(0).sum()).sqrt())
-        save_tensors(classifier.state_dict(), path)
+            classifier.scale.copy_((TOTAL_VARIANCE / classifier.extract(test_images)[0].var(0).sum()).sqrt())
+            save_tensors(classifier.state_dict(), path)
     _check_accuracy(classifier, test_images, test_labels, str(path))
     return classifier.eval().requires_grad_(False)
 
 
-def _fits(classifier: DigitsClassifier, state: dict[str, Tensor]) -> bool:
+def _cached(path: Path) -> DigitsClassifier | None:
+    state = load_tensors(path)
+    classifier = DigitsClassifier()
     try:
-        classifier.load_state_dict(state)
-    except RuntimeError:
-        return False
-    return True
+        classifier.load_state_dict(state or {})
+    except RuntimeError:  # of another network, or none
+        return None
+    return classifier
 
 
 def _check_accuracy(classifier: DigitsClassifier, images: Tensor, labels: Tensor, path: str) -> None:

@@ -42,7 +42,10 @@ def inception_score(logits: Tensor, splits: int = 1) -> float:
         logits: (n, classes) of generated images.
         splits: parts, each with a p(y) of its own; 10 in the literature.
     """
-    scores = isc_features_to_metric(logits.double().cpu(), splits=min(splits, len(logits)))
+    logits = logits.double().cpu()
+    # a probability that underflows to zero in a whole part would give 0 * log 0 = NaN
+    bounded = (logits - logits.max(1, keepdim=True).values).clamp_min(-500)
+    scores = isc_features_to_metric(bounded, splits=min(splits, len(logits)))
     return float(scores[KEY_METRIC_ISC_MEAN])
 
 

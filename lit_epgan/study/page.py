@@ -71,7 +71,7 @@ def _row(study: Study, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
                 "mean": number_text(cell.mean) if cell.n else "-",
                 "sd": number_text(cell.sd) if cell.n > 1 else "",
                 "p": "" if cell.p is None else p_text(cell.p),
-                "best": best(rows, metric) == row.method.name,
+                "best": row.method.name in best(rows, metric),
             }
         )
     return {

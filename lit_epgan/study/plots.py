@@ -1,13 +1,15 @@
 """A study's pictures: metrics over the rounds, and the methods' samples side by side."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lit_epgan.atomic import replacing
 from lit_epgan.study.plan import Method, Metric, Study
@@ -30,7 +32,7 @@ def curves(study: Study, metric: Metric, runs: Sequence[Run]) -> Figure:
 
     Methods differ in their number of rounds, so the horizontal axis is the share of the run.
     """
-    figure = Figure(figsize=(7.2, 3.8))
+    figure = Figure(figsize=(5.6, 4.4), layout="constrained")
     axes = figure.subplots()
     for colour, method in zip(_colours(study), study.methods.values(), strict=True):
         lines = [curve(run, method.metric(metric)) for run in runs if run.method.name == method.runs_of]
@@ -43,35 +45,29 @@ def curves(study: Study, metric: Metric, runs: Sequence[Run]) -> Figure:
         axes.plot(share, values.mean(0), color=colour, label=label, marker="o" if len(rounds) < 3 else None, lw=1.8)
         if len(lines) > 1:
             axes.fill_between(share, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
-    if _spans_decades([line.get_ydata() for line in axes.lines]):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda y, _: f"{y:g}"))
-    axes.set_xlabel("share of the run's rounds (%)")
-    axes.set_ylabel(metric.title)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    _dress(axes, metric)
     if axes.lines:
-        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.01, 0.5))
+        figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
     return figure
 
 
 def grids(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> Figure | None:
-    """Samples of every method's first seed side by side, its title above and its numbers below; None without pictures."""
+    """Every method's samples (first seed), its title above, its numbers below; None without pictures."""
     found = [(row, path) for row in rows if (path := grid_file(row.method, runs)) is not None]
     if not found:
         return None
-    columns = min(len(found), 5)
+    columns = min(len(found), 3)
     lines = math.ceil(len(found) / columns)
-    figure = Figure(figsize=(3.1 * columns, 3.9 * lines), layout="constrained")
-    for axes, entry in zip(
-        figure.subplots(lines, columns, squeeze=False).flat, [*found, *[None] * columns], strict=False
-    ):
+    shape = imread(found[0][1]).shape
+    figure = Figure(figsize=(4.6 * columns, (4.6 * shape[0] / shape[1] + 1.2) * lines), layout="constrained")
+    places = figure.subplots(lines, columns, squeeze=False).flat
+    for axes, entry in itertools.zip_longest(places, found):
         axes.axis("off")
         if entry is not None:
             row, path = entry
-            axes.imshow(imread(path), interpolation="nearest")
-            axes.set_title(f"{row.method.title}\n", fontsize=12, fontweight="bold", pad=-6)
-            axes.text(0.5, -0.03, _numbers(study, row), transform=axes.transAxes, ha="center", va="top", fontsize=10)
+            axes.imshow(imread(path), interpolation="antialiased")
+            axes.set_title(row.method.title, fontsize=14, fontweight="bold")
+            axes.text(0.5, -0.02, _numbers(study, row), transform=axes.transAxes, ha="center", va="top", fontsize=11)
     return figure
 
 
@@ -102,10 +98,19 @@ def _aligned(lines: list[list[tuple[int, float]]]) -> tuple[np.ndarray, np.ndarr
     return np.array(rounds, dtype=float), np.array(values)
 
 
-def _spans_decades(lines: Sequence) -> bool:
-    values = np.concatenate([np.asarray(line, dtype=float) for line in lines]) if lines else np.zeros(0)
+def _dress(axes: Axes, metric: Metric) -> None:
+    drawn = [np.asarray(line.get_ydata(), dtype=float) for line in axes.lines]
+    values = np.concatenate([*drawn, np.zeros(0)])
     values = values[np.isfinite(values)]
-    return values.size > 0 and values.min() > 0 and values.max() / values.min() > 20
+    if values.size and values.min() > 0 and values.max() / values.min() > 20:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("share of the run's rounds (%)")
+    axes.set_ylabel(metric.title)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _numbers(study: Study, row: Row) -> str:

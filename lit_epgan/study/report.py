@@ -31,7 +31,7 @@ def write_report(study: Study, runs: Sequence[Run], output: Path, command: str) 
 def missing_metrics(study: Study, rows: Sequence[Row]) -> list[str]:
     """Sentences about metrics that finished runs did not log: most likely a misspelt name in the study's YAML."""
     return [
-        f"No run of {row.method.name} logged {row.method.metric(metric)!r} ({metric.title}); see a run's metrics.csv for the names."
+        f"No run of {row.method.name} logged {row.method.metric(metric)!r}; its runs' metrics.csv show the names."
         for row in rows
         for metric in study.metrics
         if row.runs and not row.cells[metric.name].n
@@ -41,7 +41,7 @@ def missing_metrics(study: Study, rows: Sequence[Row]) -> list[str]:
 def print_table(study: Study, rows: Sequence[Row], console: Console) -> None:
     """The table on the terminal."""
     table = Table(title=study.title, title_justify="left", title_style="bold")
-    table.add_column("method")
+    table.add_column("method", no_wrap=True)
     for metric in study.metrics:
         table.add_column(f"{metric.title} {'↓' if metric.lower_is_better else '↑'}", justify="right")
     table.add_column("runs", justify="right")
@@ -50,7 +50,7 @@ def print_table(study: Study, rows: Sequence[Row], console: Console) -> None:
         cells = []
         for metric in study.metrics:
             text = cell_text(row.cells[metric.name])
-            cells.append(f"[bold green]{text}[/]" if best(rows, metric) == row.method.name else text)
+            cells.append(f"[bold green]{text}[/]" if row.method.name in best(rows, metric) else text)
         table.add_row(row.method.title, *cells, str(row.runs), seconds_text(row.seconds))
     console.print(table)
 

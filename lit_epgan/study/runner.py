@@ -1,4 +1,4 @@
-"""Runs as parallel processes: none twice, half-finished ones continued, failed ones named, all stopped with the study."""
+"""Runs as parallel processes: none twice, half-finished ones continued, failed ones named, all ended with the study."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""A study's numbers: every run's, and for each method mean, standard deviation and Welch's t-test against the baseline."""
+"""A study's numbers: mean, standard deviation and Welch's t-test against the baseline, for each method."""
 
 import csv
 import math
@@ -101,12 +101,13 @@ def tabulate(study: Study, runs: Sequence[Run]) -> list[Row]:
     return rows
 
 
-def best(rows: Sequence[Row], metric: Metric) -> str | None:
-    """Name of the method with the best mean."""
+def best(rows: Sequence[Row], metric: Metric) -> set[str]:
+    """Names of the methods with the best mean."""
     means = {row.method.name: row.cells[metric.name].mean for row in rows if row.cells[metric.name].n}
     if not means:
-        return None
-    return (min if metric.lower_is_better else max)(means, key=lambda name: means[name])
+        return set()
+    extreme = (min if metric.lower_is_better else max)(means.values())
+    return {name for name, mean in means.items() if mean == extreme}
 
 
 def write_tables(study: Study, rows: Sequence[Row], runs: Sequence[Run], folder: Path) -> None:
@@ -121,9 +122,11 @@ def markdown(study: Study, rows: Sequence[Row]) -> str:
     heads = ["method", *(metric.title for metric in study.metrics), "runs", "seconds"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for row in rows:
-        cells = [_in_bold(cell_text(row.cells[m.name]), best(rows, m) == row.method.name) for m in study.metrics]
+        cells = [_in_bold(cell_text(row.cells[m.name]), row.method.name in best(rows, m)) for m in study.metrics]
         lines.append(f"| {' | '.join([row.method.title, *cells, str(row.runs), seconds_text(row.seconds)])} |")
-    note = f"p: Welch's t-test against {study.methods[study.baseline].title}. Seeds {', '.join(map(str, study.seeds))}."
+    one = len(study.seeds) == 1
+    test = "" if one else f"; p of Welch's t-test against {study.methods[study.baseline].title}"
+    note = f"Seed{'' if one else 's'} {', '.join(map(str, study.seeds))}{test}."
     return "\n".join([*lines, "", note, ""])
 
 

@@ -1,0 +1,293 @@
+"""The command line: where configs are found, what a mistake is answered with, and what a run's folder holds."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import wandb
+import yaml
+
+from lit_epgan.cli import main
+from lit_epgan.config_files import known_configs
+from tests.wandb_file import history
+
+TINY = [
+    *("--config", "toy.yaml", "--trainer.max_epochs", "2", "--trainer.enable_progress_bar", "true"),
+    *("--data.points", "32", "--data.warmup_steps", "2", "--data.local_steps", "2", "--data.clients", "2"),
+    *("--federation.algorithm.pool", "20"),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty working directory, no W&B."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    return tmp_path
+
+
+def refusal(capsys, *args: str) -> str:
+    """The one sentence with which the command line refuses ``args``."""
+    capsys.readouterr()
+    assert main(list(args)) == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1
+    return told[0].removeprefix("error: ")
+
+
+# Configs by name
+
+
+def test_the_configs_that_every_user_starts_from_are_there():
+    assert {"toy.yaml", "digits.yaml", "cifar.yaml"} <= set(known_configs())
+    assert "studies/demo.yaml" in known_configs(studies=True)
+
+
+def test_the_working_directory_comes_before_the_package(folder, capsys):
+    (folder / "toy.yaml").write_text("trainer: {max_epochs: nonsense}\n")
+    assert "trainer.max_epochs is 'nonsense'" in refusal(capsys, "fit", "--config", "toy.yaml")
+
+
+def test_an_unknown_config_lists_those_there_are_and_the_nearest(capsys):
+    sentence = refusal(capsys, "fit", "--config", "digit.yaml")
+    assert "Did you mean digits.yaml?" in sentence
+    assert all(name in sentence for name in known_configs())
+    assert "studies/demo.yaml" in refusal(capsys, "study", "--config=studies/dmo.yaml")
+
+
+# What a mistake is answered with
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model.objectiv", "lsgan"], "There is no key model.objectiv; did you mean model.objective?"),
+        (["--trainer.max_epoch", "2"], "There is no key trainer.max_epoch; did you mean trainer.max_epochs?"),
+        (["--modle.lr", "2"], "There is no key modle.lr; did you mean model.lr?"),
+        (["--lr", "2"], "There is no key lr; did you mean model.lr?"),
+        (["--federation.algorithm.pol", "2"], "There is no key federation.algorithm.pol; did you mean"),
+        (["--model.objective", "gan"], "model.objective is 'gan', but one of 'wgan-gp', 'lsgan', 'non-saturating'"),
+        (["--model.lr", "fast"], "model.lr is 'fast', but a number is expected."),
+        (["--model.lr", "nan"], "nan"),
+        (["--trainer.max_epochs", "1.5"], "trainer.max_epochs is '1.5', but a whole number is expected."),
+        (
+            ["--model", "lit_epgan.gan.GAM"],
+            "model: there is no class lit_epgan.gan.GAM; did you mean lit_epgan.gan.GAN?",
+        ),
+        (["--data", "nowhere.Data"], "data: there is no module nowhere."),
+        (["--data.seed", "3"], "give --seed_everything instead"),
+        (["--trainer.strategy", "dpp"], "invalid strategy name"),
+        (["--ckpt_path", "last"], "There is no checkpoint in runs/toy/checkpoints"),
+        (["--ckpt_path", "no.ckpt"], "The checkpoint no.ckpt does not exist."),
+        (["--ckpt_path", "best"], "name a file, or `last`"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(capsys, arguments, sentence):
+    assert sentence in refusal(capsys, "fit", *TINY, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("    lr: ", "    lrate: ", "There is no key model.lrate; did you mean model.lr?"),
+        ("  max_epochs:", "  max_epoch:", "There is no key trainer.max_epoch; did you mean trainer.max_epochs?"),
+        ("federation:", "fedration:", "did you mean federation"),
+        ("init_args: {own_rows: 16}", "init_args: {own_rows: 16", "Problems parsing config"),
+        ("callbacks.RoundCheckpoint", "callbacks.RoundChekpoint", "did you mean callbacks.RoundCheckpoint?"),
+    ],
+)
+def test_a_mistake_in_a_config_is_named_too(folder, capsys, old, new, sentence):
+    text = (Path(__file__).parent.parent / "configs" / "toy.yaml").read_text()
+    assert old in text
+    (folder / "mine.yaml").write_text(text.replace(old, new, 1))
+    assert sentence in refusal(capsys, "fit", "--config", "mine.yaml")
+
+
+def test_an_unknown_command_and_none(capsys):
+    assert "Did you mean predict?" in refusal(capsys, "predit")
+    assert "Put the command first" in refusal(capsys, "--config", "toy.yaml")
+    assert main([]) == 0
+    assert "toy.yaml" in capsys.readouterr().out
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    monkeypatch.setenv("LIT_EPGAN_DEBUG", "1")
+    with pytest.raises(Exception, match="no command"):
+        main(["fti"])
+
+
+def test_a_programming_error_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr("lit_epgan.cli._run", lambda args: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["fit"])
+
+
+def test_a_checkpoint_of_another_model_and_a_damaged_one(folder, capsys):
+    assert main(["fit", *TINY]) == 0
+    last = folder / "runs" / "toy" / "checkpoints" / "last.ckpt"
+    other = [*TINY, "--model.generator.hidden", "[8]", "--ckpt_path", str(last)]
+    assert "checkpoint" in (sentence := refusal(capsys, "test", *other))
+    assert "another model" in sentence
+    (folder / "torn.ckpt").write_bytes(last.read_bytes()[:-1000])
+    assert "torn" in refusal(capsys, "fit", *TINY, "--ckpt_path", "torn.ckpt")
+
+
+# Help and print_config
+
+
+def test_help_is_quick_and_lists_commands_and_configs():
+    started = time.monotonic()
+    shown = subprocess.run([sys.executable, "-m", "lit_epgan", "--help"], capture_output=True, text=True, check=True)
+    assert time.monotonic() - started < 3  # nothing heavy is imported for it: 0.1 s
+    assert "cifar.yaml" in shown.stdout
+    assert "study" in shown.stdout
+
+
+def test_the_help_of_a_command_lists_its_keys(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--help"])
+    shown = capsys.readouterr().out
+    assert "--federation" in shown
+    assert "--trainer.max_epochs" in shown
+
+
+def test_print_config_shows_overrides(capsys):
+    overrides = ["--model.objective", "lsgan", "--model.lr", "0.125", "--data.data_dir", "x", "--data.download", "true"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--config", "digits.yaml", *overrides, "--print_config"])
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["model"]["init_args"]["objective"] == "lsgan"
+    assert printed["model"]["init_args"]["lr"] == 0.125
+    assert printed["data"]["init_args"]["data_dir"] == "x"
+    assert printed["data"]["init_args"]["download"] is True
+    assert printed["weights_only"] is True
+
+
+# A run's folder
+
+
+def test_a_run_leaves_everything_in_one_folder_and_resumes_in_it(folder, capsys):
+    assert main(["fit", *TINY]) == 0
+    run = folder / "runs" / "toy"
+    assert {"config.yaml", "metrics.csv", "checkpoints", "progress.json", "pictures"} <= {p.name for p in run.iterdir()}
+    assert {p.name for p in folder.iterdir()} == {"runs"}
+    assert json.loads((run / "progress.json").read_text())["done"] == 2
+    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_epochs"] == 2
+
+    assert main(["fit", *TINY, "--trainer.max_epochs", "3", "--ckpt_path", "last"]) == 0
+    assert sorted(pd.read_csv(run / "metrics.csv")["epoch"].unique()) == [0, 1, 2]
+    assert not (folder / "runs" / "toy.1").exists()
+
+
+def test_resumed_metrics_are_those_of_a_run_never_stopped(folder):
+    assert main(["fit", *TINY, "--trainer.max_epochs", "3", "--trainer.default_root_dir", "whole"]) == 0
+    assert main(["fit", *TINY, "--trainer.default_root_dir", "parts"]) == 0
+    assert (
+        main(["fit", *TINY, "--trainer.max_epochs", "3", "--trainer.default_root_dir", "parts", "--ckpt_path", "last"])
+        == 0
+    )
+    assert (folder / "parts" / "metrics.csv").read_bytes() == (folder / "whole" / "metrics.csv").read_bytes()
+
+
+def test_a_torn_checkpoint_is_said_and_the_one_before_is_used(folder, caplog):
+    assert main(["fit", *TINY]) == 0
+    run = folder / "runs" / "toy"
+    whole = (run / "metrics.csv").read_bytes()
+    last = run / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:-500])
+    assert main(["fit", *TINY, "--ckpt_path", "last"]) == 0
+    assert "last.ckpt is torn" in caplog.text
+    assert "previous.ckpt (round 1)" in caplog.text
+    assert (run / "metrics.csv").read_bytes() == whole
+
+
+def test_a_new_run_moves_the_old_one_aside(folder, capsys):
+    for _ in range(3):
+        assert main(["fit", *TINY]) == 0
+    told = capsys.readouterr().err
+    assert sorted(p.name for p in (folder / "runs").iterdir()) == ["toy", "toy.1", "toy.2"]
+    assert "runs/toy held a run; it is now runs/toy.2" in told
+    assert "--ckpt_path last" in told
+
+
+def test_another_rank_moves_nothing(folder, monkeypatch):
+    from lit_epgan.lightning_cli import _make_room
+
+    (folder / "run" / "checkpoints").mkdir(parents=True)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    _make_room(folder / "run")
+    assert (folder / "run").is_dir()
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    _make_room(folder / "run")
+    assert not (folder / "run").exists()
+
+
+def test_test_and_predict_use_the_newest_checkpoint(folder, capsys):
+    assert main(["fit", *TINY]) == 0
+    assert main(["test", *TINY]) == 0
+    assert (folder / "runs" / "toy" / "test_metrics.csv").is_file()
+    assert main(["predict", *TINY]) == 0
+    assert (folder / "runs" / "toy" / "samples" / "samples.npy").is_file()
+    assert "untrained" not in capsys.readouterr().err
+    assert main(["predict", *TINY, "--trainer.default_root_dir", "empty"]) == 0
+    assert "this is the untrained model" in capsys.readouterr().err
+
+
+def test_the_seed_decides_everything_and_reaches_the_data(folder):
+    for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
+        assert main(["fit", *TINY, "--seed_everything", seed, "--trainer.default_root_dir", name]) == 0
+    states = [torch.load(Path(n) / "checkpoints" / "last.ckpt")["state_dict"] for n in "abc"]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    assert any(not torch.equal(states[0][key], states[2][key]) for key in states[0])
+    config = yaml.safe_load((folder / "a" / "config.yaml").read_text())
+    assert config["seed_everything"] == 3
+
+
+@pytest.mark.parametrize(
+    ("devices", "nodes", "federated", "expected"),
+    [("2", 1, True, "federated"), ("1", 4, True, "federated"), ("auto", 1, True, "auto"), ("2", 1, False, "auto")],
+)
+def test_several_processes_get_the_federations_strategy(devices, nodes, federated, expected):
+    from jsonargparse import Namespace
+
+    from lit_epgan.lightning_cli import _choose_strategy
+
+    trainer = Namespace(accelerator="cpu", devices=devices, num_nodes=nodes, strategy="auto")
+    _choose_strategy(trainer, federated)
+    assert trainer.strategy == expected
+
+
+@pytest.mark.slow
+def test_two_ranks_from_the_command_line_give_the_same_metrics(folder):
+    words = [sys.executable, "-m", "lit_epgan", "fit", *TINY, "--trainer.accelerator", "cpu"]
+    for devices in ("1", "2"):
+        extra = ["--trainer.devices", devices, "--trainer.default_root_dir", f"ranks-{devices}"]
+        subprocess.run([*words, *extra], check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    one, two = (pd.read_csv(folder / f"ranks-{n}" / "metrics.csv").drop(columns="step") for n in (1, 2))
+    pd.testing.assert_frame_equal(one, two, rtol=1e-4)
+
+
+def test_wandb_is_offline_without_a_key_and_holds_the_same_numbers(folder, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(folder / "no-netrc"))
+    for more in ([], ["--trainer.max_epochs", "3", "--ckpt_path", "last"]):
+        wandb.finish()  # whatever a test before has left open
+        monkeypatch.delenv("WANDB_MODE", raising=False)  # the logger itself sets it when it is offline
+        assert main(["fit", *TINY, *more]) == 0
+    wandb.finish()
+    run = folder / "runs" / "toy"
+    files = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
+    identity = (run / "wandb_id.txt").read_text().strip()
+    assert {path.stem for path in files} == {f"run-{identity}"}  # the resumed part goes on in the same W&B run
+
+    logged = pd.DataFrame([row for path in files for row in history(path) if "coverage" in row])
+    table = pd.read_csv(run / "metrics.csv").dropna(subset="coverage")
+    assert logged["epoch"].tolist() == table["epoch"].tolist() == [0, 1, 2]
+    for name in ("coverage", "d_g", "union/coverage"):
+        assert logged[name].tolist() == pytest.approx(table[name].tolist())

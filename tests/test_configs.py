@@ -1,0 +1,98 @@
+"""Every YAML in configs/ runs two rounds with two clients through the real command line, on a miniature of its data."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from torch import Tensor
+
+import datamodules.images
+from lit_epgan.cli import main
+from lit_epgan.metrics.features import FeatureExtractor
+from lit_epgan.study.plan import read_study
+from lit_epgan.study.run import Run, cli_command
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+STUDIES = sorted((Path(__file__).parent.parent / "configs" / "studies").glob("*.yaml"))
+SMALL = ["--data.clients", "2", "--data.batch_size", "4", "--data.warmup_steps", "2", "--data.local_steps", "2"]
+NARROW = {"cifar.yaml": ["--model.generator.width", "8", "--model.discriminator.width", "8"]}
+
+
+class StandIn(FeatureExtractor):
+    """Takes the place of networks whose weights a test must not fetch; one colour's mean and others' are features."""
+
+    name = "stand_in"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.eye(12))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = torch.nn.functional.adaptive_avg_pool2d(images, 2).flatten(1) @ self.weight[: images.shape[1] * 4]
+        return features, features
+
+    def metric(self, name: str) -> str:
+        return name
+
+
+def miniature(name: str, data_dir: str, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+    """A few coloured images of every class instead of 60,000."""
+    labels = torch.arange(10).repeat(8 if train else 4)
+    generator = torch.Generator().manual_seed(int(train))
+    return torch.randint(0, 256, (len(labels), *datamodules.images.SHAPES[name]), generator=generator).byte(), labels
+
+
+@pytest.fixture(autouse=True)
+def no_network(tmp_path, monkeypatch):
+    """An empty working directory, no W&B, no big data and no downloaded weights."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setattr("datamodules.images.read_split", miniature)
+    monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", lambda name: StandIn())
+    yield
+    seed_everything(0, verbose=False)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
+def test_two_rounds_with_two_clients(config, tmp_path):
+    assert (
+        main(["fit", "--config", config.name, *SMALL, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]) == 0
+    )
+    run = tmp_path / "runs" / config.stem
+    table = pd.read_csv(run / "metrics.csv")
+    assert table["epoch"].max() == 1
+    evaluated = [name for name in table if name.startswith(("fid", "coverage"))]
+    assert evaluated
+    assert table[evaluated[0]].notna().any()
+    assert (run / "checkpoints" / "last.ckpt").is_file()
+    assert list((run / "pictures").glob("*.png"))
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, *STUDIES], ids=lambda path: path.name)
+def test_the_first_lines_say_what_it_needs_and_how_long_it_takes(config):
+    lines = config.read_text().splitlines()
+    comment = " ".join(line for line in lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
+    assert "Needs" in comment
+    assert "Takes" in comment
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.name)
+def test_the_settings_of_every_method_of_every_study_are_accepted(path, tmp_path, capsys):
+    for method in read_study(path).trained:
+        words = cli_command(Run(method, 0, tmp_path))[3:]
+        with pytest.raises(SystemExit, match="0"):
+            main([*words, "--print_config"])
+        assert "class_path" in capsys.readouterr().out
+
+
+def test_the_data_of_cifar_missing_is_one_sentence(monkeypatch, capsys):
+    from datamodules.image_files import read_split
+
+    monkeypatch.setattr("datamodules.images.read_split", read_split)
+    assert main(["fit", "--config", "cifar.yaml", "--trainer.accelerator", "cpu"]) == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert len(error) == 1
+    assert "cifar-10" in error[0]
+    assert "download" in error[0]

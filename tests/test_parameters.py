@@ -1,0 +1,236 @@
+"""Flat parameters: one buffer, the same parameter objects, the same numbers and layouts."""
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lit_epgan.errors import UserError
+from lit_epgan.federated import FlatParameters, OptimizedParameters
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def convolution() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 2, 1)).to(memory_format=torch.channels_last)
+
+
+def concatenated(parameters: Iterable[Tensor]) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+def test_one_buffer_in_the_order_of_the_parameters() -> None:
+    module = network()
+    before = {n: p.detach().clone() for n, p in module.named_parameters()}
+    objects = list(module.parameters())
+    flat = FlatParameters.of(module)
+    assert flat.is_live
+    assert flat.numel == sum(p.numel() for p in objects)
+    assert torch.equal(flat.vector, concatenated(before.values()))
+    assert all(a is b for a, b in zip(module.parameters(), objects, strict=True))  # optimizers hold these
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert parameter.untyped_storage().data_ptr() == flat.vector.untyped_storage().data_ptr()
+
+
+def test_the_vector_is_live_in_both_directions() -> None:
+    module = network()
+    flat = FlatParameters.of(module)
+    flat.load(torch.arange(float(flat.numel)))
+    assert torch.equal(module[0].weight, torch.arange(12.0).view(4, 3))
+    with torch.no_grad():
+        module[0].bias.fill_(-1)
+    assert flat.vector[12:16].tolist() == [-1] * 4
+
+
+def test_training_on_flat_parameters_is_the_same_training() -> None:
+    torch.manual_seed(0)
+    ours, plain = convolution(), convolution()
+    plain.load_state_dict(ours.state_dict())
+    flat = FlatParameters.of(ours)
+    x = torch.randn(2, 3, 6, 6)
+    for module in (ours, plain):
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            module(x).square().mean().backward()
+            optimizer.step()
+    assert torch.equal(concatenated(ours.parameters()), concatenated(plain.parameters()))
+    assert torch.equal(flat.vector, torch.cat([p.permute(0, 2, 3, 1).flatten() if p.dim() == 4 else p for p in plain.parameters()]))
+
+
+def test_channels_last_strides_survive() -> None:
+    module = convolution()
+    strides = [p.stride() for p in module.parameters()]
+    assert strides[0] == (27, 1, 9, 3)
+    flat = FlatParameters.of(module)
+    assert [p.stride() for p in module.parameters()] == strides
+    copied = flat.as_dict(flat.vector)
+    assert copied["0.weight"].stride() == strides[0]
+    assert torch.equal(copied["0.weight"], module[0].weight)
+    flat.restore()
+    assert [p.stride() for p in module.parameters()] == strides
+
+
+@given(st.lists(st.integers(1, 3), min_size=0, max_size=4), st.randoms())
+def test_any_permutation_of_dimensions_keeps_values_and_strides(shape: list[int], random: object) -> None:
+    order = list(range(len(shape)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    parameter = nn.Parameter(torch.randn(shape).permute(order))
+    value, stride = parameter.detach().clone(), parameter.stride()
+    flat = FlatParameters([("before", nn.Parameter(torch.ones(1))), ("it", parameter)])
+    assert parameter.stride() == stride
+    assert torch.equal(parameter, value)
+    assert sorted(flat.vector[1:].tolist()) == sorted(value.flatten().tolist())  # no gap, no overlap
+
+
+def test_a_parameter_with_gaps_becomes_contiguous() -> None:
+    parameter = nn.Parameter(torch.arange(12.0).view(3, 4)[:, ::2])
+    flat = FlatParameters([("it", parameter)])
+    assert flat.vector.tolist() == [0, 2, 4, 6, 8, 10]
+    assert parameter.tolist() == [[0, 2], [4, 6], [8, 10]]
+
+
+def test_tied_parameters_once() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    flat = FlatParameters.of(module)
+    assert flat.numel == 9 + 3 + 3
+    assert flat.names == ["0.weight", "0.bias", "1.bias"]
+    flat.load(torch.arange(15.0))
+    assert module[1].weight is module[0].weight
+    assert module[1].weight.flatten().tolist() == list(range(9))
+
+
+def test_frozen_and_local_parameters_left_out() -> None:
+    module = network()
+    module[0].bias.requires_grad_(False)
+    frozen, head = module[0].bias.detach().clone(), module[2].weight.detach().clone()
+    flat = FlatParameters.of(module, local=["2.*"])
+    assert flat.names == ["0.weight"]
+    assert module[0].weight in flat
+    assert module[0].bias not in flat
+    assert module[2].weight not in flat
+    flat.load(torch.zeros(12))
+    assert torch.equal(module[0].bias, frozen)
+    assert torch.equal(module[2].weight, head)
+
+
+def test_nothing_to_federate_is_an_error() -> None:
+    module = network()
+    with pytest.raises(UserError, match=r"Sequential has no trainable parameters.*beside those kept local by \['\*'\]"):
+        FlatParameters.of(module, local=["*"])
+    with pytest.raises(UserError, match="no trainable parameters to federate$"):
+        FlatParameters.of(module.requires_grad_(False))
+
+
+@pytest.fixture
+def mixed() -> nn.Sequential:
+    """float64, float32 and bfloat16 in one module, interleaved."""
+    module = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 3), nn.Linear(3, 1).double(), nn.Linear(1, 2).bfloat16())
+    for parameter in module.parameters():
+        nn.init.uniform_(parameter)
+    return module
+
+
+def test_several_dtypes(mixed: nn.Sequential) -> None:
+    values = {n: p.detach().clone() for n, p in mixed.named_parameters()}
+    flat = FlatParameters.of(mixed)
+    assert not flat.is_live
+    assert flat.dtype == torch.float64
+    assert flat.vector.dtype == torch.float64
+    assert flat.numel == sum(p.numel() for p in mixed.parameters())
+    for name, value in flat.as_dict(flat.vector).items():
+        assert value.dtype == values[name].dtype
+        assert torch.equal(value, values[name])
+    flat.load(flat.vector * 2)
+    for name, parameter in mixed.named_parameters():
+        assert torch.equal(parameter, values[name] * 2), name
+    assert len({p.untyped_storage().data_ptr() for p in mixed.parameters()}) == 3
+
+
+def test_slices_and_views_of_several_dtypes(mixed: nn.Sequential) -> None:
+    flat = FlatParameters.of(mixed)
+    vector = flat.vector
+    for module in mixed:
+        (place,) = flat.slices(module.parameters())
+        assert torch.equal(vector[place], concatenated(module.parameters()).double())
+    for view, parameter in zip(flat.views(vector, mixed.parameters()), mixed.parameters(), strict=True):
+        assert view.shape == parameter.shape
+        assert torch.equal(view, parameter.double())
+
+
+def test_restore_gives_ordinary_storage() -> None:
+    module = convolution()
+    flat = FlatParameters.of(module)
+    before = [p.detach().clone() for p in module.parameters()]
+    flat.restore()
+    for parameter, value in zip(module.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+        assert parameter.untyped_storage().nbytes() == 4 * parameter.numel()
+    flat.vector.zero_()
+    assert all(torch.equal(p, v) for p, v in zip(module.parameters(), before, strict=True))
+
+
+def test_neighbours_merge_to_one_slice() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    flat = FlatParameters.of(module)
+    assert flat.slices(module.parameters()) == [slice(0, 18)]
+    assert flat.slices([*module[2].parameters(), *module[0].parameters()]) == [slice(0, 6), slice(12, 18)]
+    assert flat.slices([module[1].bias]) == [slice(10, 12)]
+    assert flat.slices([nn.Parameter(torch.ones(3))]) == []  # not federated
+
+
+def test_named_slices_do_not_confuse_prefixes() -> None:
+    module = nn.ModuleDict({"head": nn.Linear(1, 1), "header": nn.Linear(1, 1)})
+    flat = FlatParameters.of(module)
+    assert flat.named("head") == [slice(0, 2)]
+    assert flat.named("header") == [slice(2, 4)]
+
+
+def optimized(flat: FlatParameters, index: int, parameters: list[nn.Parameter]) -> OptimizedParameters:
+    return OptimizedParameters(index, torch.optim.SGD(parameters, lr=0.5), flat, parameters)
+
+
+def test_one_parameter_in_two_optimizers() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    flat = FlatParameters.of(module)
+    both = optimized(flat, 0, list(module.parameters()))
+    second = optimized(flat, 1, list(module[1].parameters()))
+    second.live[0].fill_(7)
+    assert both.live[0][6:].tolist() == [7] * 6
+    assert both.live[0][:6].tolist() != [7] * 6
+    assert [s.tolist() for s in second.parts(torch.arange(12))] == [list(range(6, 12))]
+
+
+def test_parts_and_live_are_in_step(mixed: nn.Sequential) -> None:
+    flat = FlatParameters.of(mixed)
+    some = optimized(flat, 0, [mixed[3].weight, mixed[0].bias])
+    for part, live in zip(some.parts(flat.vector), some.live, strict=True):
+        assert torch.equal(part, live.double())
+    some.live[0].fill_(3)
+    assert mixed[3].weight.tolist() == [[3], [3]]
+
+
+def test_with_gradient_leaves_out_parameters_without_one() -> None:
+    module = network()
+    flat = FlatParameters.of(module)
+    own = optimized(flat, 0, list(module.parameters()))
+    module[2](torch.ones(1, 4)).sum().backward()
+    parameters, gradients = own.with_gradient()
+    assert [id(p) for p in parameters] == [id(module[2].weight), id(module[2].bias)]
+    assert gradients[1].tolist() == [1, 1]
+
+
+def test_lr_is_the_one_before_any_schedule() -> None:
+    module = network()
+    own = optimized(FlatParameters.of(module), 0, list(module.parameters()))
+    assert own.lr == 0.5
+    torch.optim.lr_scheduler.LambdaLR(own.optimizer, lambda _: 0.1)
+    assert own.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    assert own.lr == 0.5

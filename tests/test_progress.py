@@ -1,0 +1,106 @@
+"""The progress bar: what it shows, what it writes, and that it costs almost nothing."""
+
+import io
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from rich.console import Console
+
+import callbacks.progress
+from callbacks import FederationCallback
+from callbacks.progress import FederatedProgressBar, Position, describe
+from datamodules.base import FederatedDataModule
+from tests.modules import Regression
+
+
+def clients(n: int = 3) -> FederatedDataModule:
+    data = {f"site-{k}": torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randn(8, 1)) for k in range(n)}
+    return FederatedDataModule.from_datasets(data, batch_size=4)
+
+
+def fit(folder, bar: FederatedProgressBar, rounds: int = 3) -> None:
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=rounds,
+        callbacks=[FederationCallback(), bar],
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    module = Regression()
+    module.log = lambda name, value, **how: type(module).log(module, name, value, **{**how, "prog_bar": True})
+    trainer.fit(module, datamodule=clients())
+
+
+def test_share_done_counts_rounds_clients_and_steps():
+    assert Position(round=1, rounds=4).done == 0
+    # second of four rounds, third of five clients, 6 of its 10 steps done: 1 + (2 + .6) / 5
+    assert Position(2, 4, "c", 3, 5, 6, 10).done == pytest.approx(1.52)
+    assert Position(2, 4, "c", 3, 5, 6, 0).done == pytest.approx(1.4)
+    assert Position(5, 4).done == 4
+
+
+def test_it_is_described_in_words():
+    assert describe(Position(3, 25, "site-7", 4, 10, 12, 20)) == "round 3/25 · client site-7 (4/10) · step 12/20"
+    assert describe(Position(3, 25)) == "round 3/25"
+
+
+def test_without_a_terminal_there_is_one_line_a_round_with_that_rounds_losses(tmp_path, capsys):
+    fit(tmp_path, FederatedProgressBar(line_seconds=0))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
+    assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"]
+    assert all("train_loss" in line for line in lines)
+
+
+def test_lines_are_not_more_frequent_than_asked_but_the_last_is_always_there(tmp_path, capsys):
+    fit(tmp_path, FederatedProgressBar(line_seconds=1e9), rounds=6)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
+    assert [line.split()[1] for line in lines] == ["1/6", "6/6"]
+
+
+def test_the_file_says_where_the_run_is(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(callbacks.progress, "write_text", lambda path, text: written.append((path, json.loads(text))))
+    fit(tmp_path, FederatedProgressBar(refresh_seconds=0), rounds=2)
+    assert {path for path, _ in written} == {tmp_path / "progress.json"}
+    seen = [(now["round"], now["client"], now["client_position"], now["clients"], now["step"]) for _, now in written]
+    in_order = [(r, f"site-{k}", k + 1, 3, s) for r in (1, 2) for k in range(3) for s in (1, 2)]
+    assert seen[:-1] == in_order
+    assert written[-1][1]["done"] == 2
+    done = [now["done"] for _, now in written]
+    assert done == sorted(done)
+
+
+def test_a_terminal_gets_a_bar(tmp_path, monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(callbacks.progress, "Console", lambda: Console(file=screen, force_terminal=True, width=140))
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True, write=screen.write, flush=lambda: None))
+    fit(tmp_path, FederatedProgressBar(refresh_seconds=0))
+    assert "client site-2 (3/3) · step 2/2" in screen.getvalue()
+    assert "train_loss" in screen.getvalue()
+
+
+def test_a_disabled_bar_is_silent(tmp_path, capsys):
+    bar = FederatedProgressBar(refresh_seconds=0, line_seconds=0)
+    bar.disable()
+    fit(tmp_path, bar)
+    assert "round" not in capsys.readouterr().out
+    assert not (tmp_path / "progress.json").exists()
+
+
+def test_a_step_between_refreshes_costs_microseconds():
+    bar = FederatedProgressBar(refresh_seconds=1e9)
+    bar._next_refresh = time.monotonic() + 1e9
+    trainer, module = SimpleNamespace(), torch.nn.Module()
+    best = float("inf")
+    for _ in range(5):  # the best of five: other processes share the cores
+        started = time.perf_counter()
+        for step in range(2000):
+            bar.on_train_batch_end(trainer, module, None, None, step)
+        best = min(best, (time.perf_counter() - started) / 2000)
+    assert best < 5e-6

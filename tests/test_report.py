@@ -1,0 +1,136 @@
+"""Sums of reports against exact arithmetic, and what counts as finite."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lit_epgan.federated.algorithm import scalar
+from lit_epgan.federated.report import GROUP, ReportSum, Weighted, is_finite
+
+
+def summed(reports: list[dict[str, Tensor | Weighted]]) -> dict[str, Tensor]:
+    total = ReportSum()
+    for report in reports:
+        total.add(report)
+    return total.total()
+
+
+@pytest.mark.parametrize("clients", [1, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP, 3 * GROUP + 5])
+def test_float64_is_exact_over_groups(clients: int) -> None:
+    """Integers in float64: every sum is exact, whatever the grouping."""
+    values = torch.arange(clients, dtype=torch.float64)
+    total = summed([{"x": torch.stack([v, 2 * v + 1]), "n": scalar(float(v))} for v in values])
+    expected = clients * (clients - 1) // 2
+    assert total["x"].tolist() == [expected, 2 * expected + clients]
+    assert total["n"].tolist() == [expected]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 3e-7)])
+def test_weighted_mean_of_a_thousand_clients(dtype: torch.dtype, tolerance: float) -> None:
+    """Against exact fractions; the error is a rounding of the report's own precision, and does not grow with clients."""
+    generator = torch.Generator().manual_seed(1)
+    values = torch.rand(1000, 3, generator=generator, dtype=dtype) + 0.5
+    weights = torch.randint(1, 500, (1000,), generator=generator).tolist()
+    total = summed([{"x": Weighted(v, w), "n": scalar(w)} for v, w in zip(values, weights, strict=True)])
+    assert total["n"].tolist() == [sum(weights)]
+    for i in range(3):
+        exact = sum(w * Fraction(v) for v, w in zip(values[:, i].tolist(), weights, strict=True)) / sum(weights)
+        assert abs(Fraction(float(total["x"][i] / total["n"])) - exact) <= Fraction(tolerance) * exact
+
+
+def test_small_terms_are_not_lost_in_a_large_sum() -> None:
+    """In one float32 sum, 2^24 + 1 + 1 + ... stays 2^24; by groups the ones survive but for the first group's."""
+    terms = [2.0**24] + [0.0] * (GROUP - 1) + [1.0] * 10 * GROUP
+    total = summed([{"x": torch.tensor([t])} for t in terms])
+    assert total["x"].tolist() == [2**24 + 10 * GROUP]
+
+
+def test_integers_and_half_precision_sum_exactly() -> None:
+    big = 2**24 + 1  # no float32
+    total = summed([{"i": torch.tensor([big]), "h": torch.tensor([1.5], dtype=torch.bfloat16)} for _ in range(300)])
+    assert total["i"].tolist() == [300 * big]
+    assert total["h"].tolist() == [450]
+
+
+def test_the_sum_keeps_no_hold_of_the_reports() -> None:
+    """A client's vector is live: the next client overwrites it."""
+    live = torch.ones(4)
+    total = ReportSum()
+    for k in range(3):
+        live.fill_(k)
+        total.add({"x": Weighted(live, 10.0), "y": live})
+    live.fill_(99)
+    assert total.total()["x"].tolist() == [30] * 4
+    assert total.total()["y"].tolist() == [3] * 4
+
+
+def test_reports_may_differ_in_their_keys() -> None:
+    total = summed([{"a": torch.ones(2)}, {"b": torch.ones(1)}, {"a": torch.ones(2)}])
+    assert {k: v.tolist() for k, v in total.items()} == {"a": [2, 2], "b": [1]}
+
+
+def test_total_may_be_asked_twice_and_added_to() -> None:
+    total = ReportSum()
+    total.add({"x": torch.ones(1)})
+    assert total.total()["x"].tolist() == [1]
+    total.add({"x": torch.ones(1)})
+    assert total.total()["x"].tolist() == [2]
+    assert total.total()["x"].dtype == torch.float64
+
+
+finite = st.floats(-1e3, 1e3, width=32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(finite, st.integers(1, 1000)), min_size=1, max_size=3 * GROUP))
+def test_any_weighted_sum(terms: list[tuple[float, int]]) -> None:
+    total = summed([{"x": Weighted(torch.tensor([v]), w)} for v, w in terms])
+    exact = sum(Fraction(v) * w for v, w in terms)
+    size = sum(abs(Fraction(v)) * w for v, w in terms)
+    assert abs(Fraction(float(total["x"])) - exact) <= GROUP * Fraction(2**-24) * size + Fraction(1, 10**30)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_one_bad_number_is_found(bad: float, dtype: torch.dtype) -> None:
+    for size in (1, 1000, 100_003):
+        tensor = torch.ones(size, dtype=dtype)
+        assert is_finite({"a": torch.ones(2), "x": tensor})
+        tensor[size // 2] = bad
+        assert not is_finite({"a": torch.ones(2), "x": tensor})
+        assert not is_finite({"x": Weighted(tensor, 3.0), "a": torch.ones(2)})
+
+
+def test_opposite_infinities_do_not_hide_each_other() -> None:
+    assert not is_finite({"x": torch.tensor([math.inf, -math.inf, 1.0])})
+
+
+def test_finite_numbers_whose_sum_overflows_are_finite() -> None:
+    assert is_finite({"x": torch.full((1000,), 3e38)})
+    assert is_finite({"x": torch.tensor([3e38, 3e38, -3e38, -3e38])})
+
+
+def test_a_weight_that_is_not_finite_is_found() -> None:
+    assert not is_finite({"x": Weighted(torch.ones(2), math.nan)})
+
+
+def test_a_weight_of_zero_hides_nothing() -> None:
+    """The term is still added, and 0 times infinity is NaN."""
+    assert not is_finite({"x": Weighted(torch.tensor([math.inf]), 0.0)})
+
+
+def test_an_overflow_of_the_sum_shows() -> None:
+    """3e38 is a float32, ten thousand times it is not; whoever takes the total must be able to see that."""
+    total = summed([{"x": Weighted(torch.tensor([3e38, 1.0]), 1e4)} for _ in range(40)])
+    assert not is_finite(total)
+
+
+def test_an_empty_report() -> None:
+    assert is_finite({})
+    assert summed([{}]) == {}
+    assert is_finite({"x": torch.empty(0)})
