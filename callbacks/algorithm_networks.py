@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.federated import Client, FederatedAlgorithm, FlatParameters, Weighted
-from lit_epgan.federated.report import Report
+from lit_epgan.federated import FederatedAlgorithm, FlatParameters
+from lit_epgan.randomness import derive_seed, isolated, seed_on_host
 
 
 class AlgorithmNetworks:
@@ -15,13 +15,16 @@ class AlgorithmNetworks:
         self.server: Tensor | None = None
         self._modules: nn.ModuleDict | None = None
 
-    def build(self, module: nn.Module) -> None:
-        self._modules = self.algorithm.build(module)
+    def build(self, module: nn.Module, seed: int) -> None:
+        """Build them, on every rank alike."""
+        with isolated():
+            seed_on_host(derive_seed(seed, "networks"))
+            self._modules = self.algorithm.build(module)
 
-    def flatten(self, device: torch.device) -> None:
+    def flatten(self, device: torch.device, dtype: torch.dtype) -> None:
         if self._modules is None:
             return
-        self._flat = FlatParameters.of(self._modules.to(device))
+        self._flat = FlatParameters.of(self._modules.to(device, dtype))
         self.server = self._flat.vector.clone()
 
     def load_server(self) -> None:
@@ -37,8 +40,9 @@ class AlgorithmNetworks:
             self._optimizer.step()
             self._optimizer.zero_grad()
 
-    def report(self, client: Client) -> Report:
-        return {} if self.server is None else {"federation/networks": Weighted(self._flat.vector, client.weight)}
+    def read(self) -> Tensor | None:
+        """The client's networks as one flat vector; None if there are none."""
+        return None if self.server is None else self._flat.vector
 
     def update(self, total: dict[str, Tensor], weight: Tensor) -> None:
         if self.server is not None:

@@ -94,7 +94,7 @@ class FederationCallback(Callback):
             # ranks have different numbers of batches and meet at the round's end only
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         self._datamodule = datamodule
-        self._networks.build(pl_module)
+        self._networks.build(pl_module, datamodule.seed)
 
     @torch.no_grad()
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -104,7 +104,7 @@ class FederationCallback(Callback):
             self._checkpoint = None
         self._tensors = ModuleTensors(pl_module, self.local, self.buffers)
         flat = FlatParameters.of(pl_module, self.local)
-        self._networks.flatten(pl_module.device)
+        self._networks.flatten(pl_module.device, pl_module.dtype)
         self._server = Server(
             parameters=flat.vector.clone(),
             flat=flat,

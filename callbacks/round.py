@@ -43,7 +43,7 @@ class Waiting(NamedTuple):
 
     client: Client
     parameters: Tensor
-    buffers: Tensor | None
+    merged: dict[str, Tensor]
 
 
 class Round:
@@ -114,9 +114,13 @@ class Round:
         place.load_server(self._private.optimizers)
         place.tensors.load_personal(self._private.personal)
         self.client = Client(
-            mark.client, name, mark.steps, self._private.algorithm, place.server, place.load_server, mark.weight
+            mark.client, name, mark.steps, self._private.algorithm, place.server, self._restart, mark.weight
         )
         place.algorithm.start_client(self.client)
+
+    def _restart(self) -> None:
+        self.place.load_server()
+        self.place.tensors.load_personal(self._private.personal)
 
     def _close(self) -> None:
         """The client at work is done; its report is summed, or waits if the algorithm must know a sum first."""
@@ -130,10 +134,11 @@ class Round:
         place.state.propose(client.name, self._private)
         first = place.algorithm.pre_report(client)
         if first is None:
-            self._send(client, place.tensors.read_averaged())
+            self._send(client, self._merged())
         elif is_finite(first) and is_finite({"parameters": client.parameters}):
             self._first_sum.add(first)
-            self._waiting.append(Waiting(client, client.parameters.clone(), place.tensors.read_averaged()))
+            merged = {name: vector.clone() for name, vector in self._merged().items()}
+            self._waiting.append(Waiting(client, client.parameters.clone(), merged))
         else:
             self._drop(client.name)
 
@@ -141,15 +146,19 @@ class Round:
         if not self.place.algorithm.overrides("pre_report"):
             return
         self.place.server.state.update(all_reduce(self._first_sum.total()))
-        for client, parameters, buffers in self._waiting:
+        for client, parameters, merged in self._waiting:
             self.place.server.flat.load(parameters)
-            self._send(client, buffers)
+            self._send(client, merged)
 
-    def _send(self, client: Client, buffers: Tensor | None) -> None:
+    def _merged(self) -> dict[str, Tensor]:
+        """What is averaged by n_k whatever the algorithm."""
+        vectors = {"buffers": self.place.tensors.read_averaged(), "networks": self.place.networks.read()}
+        return {f"federation/{name}": vector for name, vector in vectors.items() if vector is not None}
+
+    def _send(self, client: Client, merged: dict[str, Tensor]) -> None:
         report = dict(self.place.algorithm.client_report(client))
-        report |= {"federation/weight": scalar(client.weight), **self.place.networks.report(client)}
-        if buffers is not None:
-            report["federation/buffers"] = Weighted(buffers, client.weight)
+        report["federation/weight"] = scalar(client.weight)
+        report |= {name: Weighted(vector, client.weight) for name, vector in merged.items()}
         if is_finite(report):
             self._sum.add(report)
         else:

@@ -98,7 +98,7 @@ class FederatedDataModule(LightningDataModule):
         seed: int = 0,
         warmup_steps: int | None = None,
     ) -> "FederatedDataModule":
-        """A federation in which each data set is a client; ``val_dataset`` is one set, or one for each client by name."""
+        """A federation in which each data set is a client; ``val_dataset`` is one set, or one for each client."""
         if not isinstance(datasets, Mapping):
             names = client_names or [f"client-{k}" for k in range(len(datasets))]
             if len(set(names)) != len(datasets):

@@ -2,12 +2,11 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from lightning.pytorch.utilities.data import extract_batch_size
 
-if TYPE_CHECKING:
-    from datamodules.base import FederatedDataModule
+from datamodules.clients import Client
 
 
 class Mark(NamedTuple):
@@ -29,34 +28,52 @@ class Mark(NamedTuple):
     weight: float
 
 
+class Rounds(Protocol):
+    """What the loader must know of the federation; FederatedDataModule does."""
+
+    marks: deque[Mark]
+    clients: list[Client]
+    local_epochs: int
+    seed: int
+
+    @property
+    def current_round(self) -> int: ...
+
+    def cohort(self, round_: int) -> list[int]: ...
+
+    def share(self, round_: int) -> list[int]: ...
+
+    def steps_of_round(self, round_: int) -> int | None: ...
+
+
 class RoundLoader:
     """One iteration is one round. It has no ``__len__``: Lightning would count it once and cut longer rounds short."""
 
-    def __init__(self, datamodule: "FederatedDataModule") -> None:
-        self.datamodule = datamodule
+    def __init__(self, federation: Rounds) -> None:
+        self.federation = federation
 
     def __iter__(self) -> Iterator[Any]:
-        dm = self.datamodule
-        dm.marks.clear()
-        round_ = dm.current_round
-        share = dm.share(round_)
+        federation = self.federation
+        federation.marks.clear()
+        round_ = federation.current_round
+        share = federation.share(round_)
         if not share:
-            yield from self._segment(round_, dm.cohort(round_)[0], 0, idle=True)
+            yield from self._segment(round_, federation.cohort(round_)[0], 0, idle=True)
         for position, client in enumerate(share):
             yield from self._segment(round_, client, position)
 
     def _segment(self, round_: int, index: int, position: int, idle: bool = False) -> Iterator[Any]:
-        dm = self.datamodule
-        client = dm.clients[index]
-        local_steps = 1 if idle else dm.steps_of_round(round_)
-        steps = client.steps(local_steps, dm.local_epochs)
-        batches = client.batches(local_steps, dm.local_epochs, dm.seed, round_, index)
+        federation = self.federation
+        client = federation.clients[index]
+        local_steps = 1 if idle else federation.steps_of_round(round_)
+        steps = client.steps(local_steps, federation.local_epochs)
+        batches = client.batches(local_steps, federation.local_epochs, federation.seed, round_, index)
         rows = 0
         for first, last, batch in _bounded(batches):
             if client.records is None:
                 rows += extract_batch_size(batch)
             weight = 0.0 if idle else float(client.records if client.records is not None else rows)
-            dm.marks.append(Mark(index, position, first, last, steps, weight))
+            federation.marks.append(Mark(index, position, first, last, steps, weight))
             yield batch
 
 

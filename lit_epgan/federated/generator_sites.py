@@ -16,7 +16,8 @@ class GeneratorSites(FederatedAlgorithm):
 
     Removing client k's site from the product leaves the exact cavity: the other sites' samples. So
 
-        first round   each client trains alone (``data.warmup_steps`` long); its generator is its site
+        first round   a client that has no site yet trains alone (``data.warmup_steps`` long in round 0); its generator
+                      is its site
         then          the first ``refine`` of its steps go on training the own site on own data; after that, from the
                       server's parameters, the minibatch is ``own_rows`` rows of own data, which weigh n_k / n in all,
                       and samples of the other sites for the rest
@@ -65,7 +66,8 @@ class GeneratorSites(FederatedAlgorithm):
         }
 
     def start_client(self, client: Client) -> None:
-        self._refining = bool(self._pools) and "site" in client.state and self._refinement(client) > 0
+        self._alone = not self._pools or "site" not in client.state
+        self._refining = not self._alone and self._refinement(client) > 0
         if self._refining:
             client.server.flat.load(client.state["parameters"])
             self._load(client.server, client.state["site"])
@@ -75,12 +77,10 @@ class GeneratorSites(FederatedAlgorithm):
             self._keep_site(client)
             self._refining = False
             client.restart()
-        if not self._pools or self._refining:
-            return batch
-        return self._tilted_batch(client, batch)
+        return batch if self._alone or self._refining else self._tilted_batch(client, batch)
 
     def end_client(self, client: Client) -> None:
-        if not self._pools:
+        if self._alone:
             self._keep_site(client)
 
     def client_report(self, client: Client) -> Report:
@@ -112,7 +112,8 @@ class GeneratorSites(FederatedAlgorithm):
         others = [k for k in self._pools if k != client.index]
         if not others:
             return batch
-        rows, own = len(x), min(self.own_rows, len(x) - 1)
+        own = min(self.own_rows, max(1, len(x) - 1))
+        rows = max(len(x), own + 1)
         records = torch.tensor([float(client.server.state[f"records.{k}"]) for k in others])
         origin = torch.multinomial(records, rows - own, replacement=True)
         index = torch.randint(self.pool, (rows - own,))
