@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from callbacks.accumulation import ClientAccumulation
 from callbacks.algorithm_networks import AlgorithmNetworks
 from callbacks.client_metrics import ClientMetrics
-from callbacks.local_state import BufferPolicy, ModuleTensors, OptimizerPolicy, Optimizers
+from callbacks.local_state import BufferPolicy, ModuleTensors, OptimizerPolicy, Optimizers, first_names
 from callbacks.round import Round, Workplace
 from callbacks.round_state import FederationState, RoundStart
 from callbacks.trainer_options import check_trainer, save_between_rounds
@@ -134,7 +134,7 @@ class FederationCallback(Callback):
         self._adjusted = {id(o.optimizer): o for o in self.server.optimized}
         if self.algorithm.overrides("after_step"):
             self._step_hooks = [self._watch(o) for o in self.server.optimized]
-        if trainer.accumulate_grad_batches > 1:
+        if pl_module.automatic_optimization:  # a schedule may begin to accumulate in a later round
             self._accumulation = ClientAccumulation(trainer, lambda: self._round)
         self._min_epochs = trainer.fit_loop.min_epochs or 0
         self._datamodule.on_train_batch = self._take_up
@@ -183,8 +183,13 @@ class FederationCallback(Callback):
         if self._round is None or self._round.client is None or not self.algorithm.overrides("extra_loss"):
             return
         extra = self.algorithm.extra_loss(self._round.client)
-        if extra is not None:
-            loss.add_(extra / trainer.accumulate_grad_batches)
+        if extra is None:
+            return
+        extra = extra / trainer.accumulate_grad_batches
+        if hasattr(loss.grad_fn, "_saved_result"):  # a square root, say, needs its value for its own gradient
+            extra.backward(retain_graph=True)
+        else:
+            loss.add_(extra)
 
     @torch.no_grad()
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -199,6 +204,8 @@ class FederationCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._leave()
+        if self._server is not None:
+            self._server.flat.restore()
 
     @torch.no_grad()
     def _leave(self) -> None:
@@ -234,8 +241,9 @@ class FederationCallback(Callback):
         """Whenever it is saved, a checkpoint is the state between two rounds, with the server's parameters."""
         if self._round is None:
             return
-        checkpoint["state_dict"].update(self.server.flat.as_dict(self.server.parameters))
-        checkpoint["state_dict"].update({n: t.clone() for n, t in self._tensors.server.items()})
+        held = self.server.flat.as_dict(self.server.parameters) | {n: t.clone() for n, t in self._tensors.server.items()}
+        state = checkpoint["state_dict"]
+        state.update({n: held[first] for n, first in first_names(pl_module).items() if n in state and first in held})
         self._start.rewrite(checkpoint, self._round.finished)
 
     # For others -------------------------------------------------------------------------------------------------------

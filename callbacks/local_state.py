@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -78,6 +79,13 @@ class ModuleTensors:
             live[name].copy_(value)
 
 
+def first_names(module: LightningModule) -> dict[str, str]:
+    """Every name of a parameter or buffer, and the first name of the same tensor: tied ones have several."""
+    first: dict[int, str] = {}
+    named = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
 class Optimizers:
     """The optimizers' state: fresh for each client, or each client's own from round to round.
 
@@ -91,11 +99,12 @@ class Optimizers:
         self.policy = policy
         self.optimizers = list(trainer.optimizers)
         self.per_step = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
+        self.scheduled = [o for o in self.optimizers if any(s.optimizer is o for s in self.per_step)]
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 if not 0 <= float(group["lr"]) < float("inf"):
                     raise UserError(f"the learning rate is {float(group['lr'])}; it must be a finite number, 0 or more")
-        self._groups = [self._settings(o) for o in self.optimizers] if self.per_step else []
+        self._groups = [self._settings(o) for o in self.scheduled]
         self._schedules = [copy.deepcopy(s.state_dict()) for s in self.per_step]
 
     def begin(self, state: dict[str, Any] | None) -> None:
@@ -108,22 +117,23 @@ class Optimizers:
         if state is not None:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 groups = optimizer.state_dict()["param_groups"]
-                optimizer.load_state_dict({"state": saved, "param_groups": groups})
+                # a copy: torch takes the tensors themselves, and steps would change what the client keeps
+                optimizer.load_state_dict({"state": copy.deepcopy(saved), "param_groups": groups})
             if self.per_step:
                 self._restore(state["groups"], state["schedules"])
 
     def collect(self) -> dict[str, Any] | None:
-        """The client's optimizer state, copied, if it is to be kept."""
+        """The client's optimizer state, if it is to be kept; ``begin`` leaves it to whoever holds it."""
         if self.policy == "reset":
             return None
         return {
-            "optimizers": [copy.deepcopy(o.state_dict()["state"]) for o in self.optimizers],
-            "groups": [self._settings(o) for o in self.optimizers] if self.per_step else [],
+            "optimizers": [o.state_dict()["state"] for o in self.optimizers],
+            "groups": [self._settings(o) for o in self.scheduled],
             "schedules": [copy.deepcopy(s.state_dict()) for s in self.per_step],
         }
 
     def _restore(self, groups: list[list[dict[str, Any]]], schedules: list[dict[str, Any]]) -> None:
-        for optimizer, settings in zip(self.optimizers, groups, strict=True):
+        for optimizer, settings in zip(self.scheduled, groups, strict=True):
             for group, values in zip(optimizer.param_groups, settings, strict=True):
                 group.update(copy.deepcopy(values))
         for scheduler, schedule in zip(self.per_step, schedules, strict=True):

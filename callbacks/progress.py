@@ -40,8 +40,8 @@ class FederatedProgressBar(ProgressBar):
     """A bar over the rounds with the client being trained and the losses; without a terminal, a line now and then.
 
     Losses are whatever the module logs with ``prog_bar=True``; before there is any, the sum of its ``step_losses``. The
-    first rank also keeps ``progress.json`` in the run's folder up to date, from which a study draws its bars. Between two
-    refreshes a training step costs one look at the clock.
+    first rank also keeps ``progress.json`` in the run's folder up to date, from which a study draws its bars. Between
+    two refreshes a training step costs one look at the clock.
 
     Args:
         refresh_seconds: Least time between two refreshes of the terminal and of the file.

@@ -78,7 +78,7 @@ class Round:
         """All clients are done: sum over ranks, update the server, load its parameters into the module.
 
         Raises:
-            UserError: if no client's update is finite.
+            UserError: if no client's update is finite, or their sum is not.
         """
         if self.finished:
             return
@@ -90,6 +90,11 @@ class Round:
             raise UserError(
                 f"round {server.round}: no client's update is finite, so there is nothing to merge (left out: "
                 f"{', '.join(self._dropped)}); lower the learning rate. The last checkpoint holds the round before"
+            )
+        if not is_finite(total):
+            raise UserError(
+                f"round {server.round}: the sum of the clients' updates overflows, though each of them is finite; lower "
+                "the learning rate. The last checkpoint holds the round before"
             )
         weight = total.pop("federation/weight")
         if "federation/buffers" in total:

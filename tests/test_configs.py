@@ -5,10 +5,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import seed_everything
 from torch import Tensor
 
 import datamodules.images
+from callbacks.round_evaluation import sample_sets
 from lit_epgan.cli import main
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.study.plan import read_study
@@ -44,6 +44,11 @@ def miniature(name: str, data_dir: str, train: bool, download: bool) -> tuple[Te
     return torch.randint(0, 256, (len(labels), *datamodules.images.SHAPES[name]), generator=generator).byte(), labels
 
 
+def few_samples(trainer, module, n, purpose):
+    """Generating thousands of images with a DCGAN would take most of the test's time."""
+    return sample_sets(trainer, module, min(n, 100), purpose)
+
+
 @pytest.fixture(autouse=True)
 def no_network(tmp_path, monkeypatch):
     """An empty working directory, no W&B, no big data and no downloaded weights."""
@@ -51,8 +56,7 @@ def no_network(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setattr("datamodules.images.read_split", miniature)
     monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", lambda name: StandIn())
-    yield
-    seed_everything(0, verbose=False)
+    monkeypatch.setattr("callbacks.generative_metrics.sample_sets", few_samples)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)

@@ -1,8 +1,6 @@
-"""The GAN module in plain Lightning: a step bit by bit, the average, weights, schedules, evaluation, refusals."""
+"""Training the GAN module in plain Lightning: a step bit by bit, the average, weights, schedules."""
 
 import copy
-import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lit_epgan.errors import UserError
 from lit_epgan.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
-
-
-class Batches:
-    """A loader that gives what it is given, and draws nothing from the global stream."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
-class Record(Callback):
-    """Calls a function before the first step and after every step."""
-
-    def __init__(self, after_step: Any = None, seed: int | None = None) -> None:
-        self.after_step, self.seed = after_step, seed
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 0 and self.seed is not None:
-            torch.manual_seed(self.seed)
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.after_step:
-            self.after_step(pl_module)
-
-
-def fit(module: GAN, batches: list[Any], folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
-    trainer = Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-        **{"max_epochs": 1, **options},
-    )
-    trainer.fit(module, Batches(batches))
-    return trainer
-
-
-def gan(**options: Any) -> GAN:
-    torch.manual_seed(0)
-    generator, discriminator = MLPGenerator(hidden=(16,)), MLPDiscriminator(hidden=(16,))
-    return GAN(generator, discriminator, **{"average": None, **options})
+from tests.gans import Record, fit, gan
 
 
 def plain_steps(
@@ -179,7 +129,7 @@ def test_average_starts_anew_with_a_fresh_optimizer(tmp_path: Path) -> None:
 
 
 def test_generator_step_leaves_the_discriminators_gradients_alone(tmp_path: Path) -> None:
-    """After a step D holds the gradients of its own loss: none were added, and none computed, in the generator's step."""
+    """After a step D holds the gradients of its own loss: the generator's step computed none."""
     seen: list[Tensor | None] = []
 
     class Spy(Callback):
@@ -235,21 +185,6 @@ def test_dcgan_with_batch_norm_trains_under_every_objective(objective: str, tmp_
     assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_checkpoint_round_trip(tmp_path: Path) -> None:
-    """A checkpoint loads with weights_only, into given networks, and samples are the same bits."""
-    module = gan(average=0.9, lr=2e-3)
-    trainer = fit(module, list(torch.randn(3, 8, 1, 8, 8)), tmp_path)
-    trainer.save_checkpoint(tmp_path / "gan.ckpt")
-    networks = {"generator": MLPGenerator(hidden=(16,)), "discriminator": MLPDiscriminator(hidden=(16,))}
-    loaded = GAN.load_from_checkpoint(tmp_path / "gan.ckpt", weights_only=True, **networks)
-    assert loaded.lr == 2e-3
-    assert all(
-        torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), module.state_dict().values(), strict=True)
-    )
-    first, second = (m.sample(5, torch.Generator().manual_seed(3)) for m in (module, loaded))
-    assert torch.equal(first, second)
-
-
 def test_learning_rates_fall_linearly_from_epoch_to_epoch(tmp_path: Path) -> None:
     rates: list[float] = []
 
@@ -268,71 +203,9 @@ def test_a_decay_without_an_end_is_refused(tmp_path: Path) -> None:
         fit(gan(lr_decay=0.1), list(torch.randn(2, 8, 1, 8, 8)), tmp_path, max_epochs=-1, max_steps=2)
 
 
-def test_samples_depend_on_their_generator_alone() -> None:
-    module = gan(average=0.9)
-    stream = torch.get_rng_state()
-    samples = module.sample(1200, torch.Generator().manual_seed(5))
-    assert torch.equal(torch.get_rng_state(), stream)
-    assert samples.shape == (1200, 1, 8, 8)
-    assert not samples.requires_grad
-    assert torch.equal(samples, module.sample(1200, torch.Generator().manual_seed(5)))
-    noise = torch.randn(1200, 32, generator=torch.Generator().manual_seed(5))
-    assert module.average is not None
-    torch.testing.assert_close(samples, module.average(noise))  # however many pass at a time
-
-
-def test_sampling_trusts_no_running_statistics() -> None:
-    """Averaged or stale statistics do not show in samples, and the global stream and modes stay as they were."""
-    module = GAN(DCGANGenerator(28, 1, 8, 8, 2), DCGANDiscriminator(28, 1, 4, 2))
-    assert module.average is not None
-    good = module.sample(8, torch.Generator().manual_seed(5))
-    for name, buffer in module.average.named_buffers():
-        if name.endswith(("running_mean", "running_var")):
-            buffer.fill_(7.0)
-    stream = torch.get_rng_state()
-    torch.testing.assert_close(module.sample(8, torch.Generator().manual_seed(5)), good)
-    assert torch.equal(torch.get_rng_state(), stream)
-    assert all(part.training for part in module.average.modules())
-
-
 def test_batch_norm_never_sees_real_and_generated_rows_together(tmp_path: Path) -> None:
     sizes: list[int] = []
     module = GAN(MLPGenerator(hidden=(16,)), MLPDiscriminator(hidden=(16,), norm="batch"))
     module.discriminator.register_forward_hook(lambda net, args, out: sizes.append(len(args[0])))
     fit(module, [torch.randn(8, 1, 8, 8)], tmp_path)
     assert sizes == [8, 8, 8]
-
-
-def test_predict_gives_a_sample_for_every_row(tmp_path: Path) -> None:
-    trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_progress_bar=False)
-    parts = trainer.predict(gan(), Batches([torch.zeros(3, 1, 8, 8), (torch.zeros(2, 1, 8, 8), torch.zeros(2))]))
-    assert parts is not None
-    assert [tuple(part.shape) for part in parts] == [(3, 1, 8, 8), (2, 1, 8, 8)]  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"lr": math.nan}, "lr is nan"),
-        ({"lr": 0.0}, "lr is 0"),
-        ({"lr": math.inf}, "lr is inf"),
-        ({"lr_discriminator": -1.0}, "lr_discriminator is -1"),
-        ({"betas": (0.5, 1.0)}, "betas"),
-        ({"r1": math.nan}, "r1 is nan"),
-        ({"r1_every": 0}, "r1_every is 0"),
-        ({"gp": -1.0, "objective": "wgan-gp"}, "gp is -1"),
-        ({"average": 1.0}, "average is 1"),
-        ({"lr_decay": 2.0}, "lr_decay is 2"),
-        ({"latent_dim": 5}, "its generator takes 32"),
-        ({"objective": "hinge"}, "wgan-gp, lsgan"),
-    ],
-)
-def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        gan(**options)
-
-
-def test_a_generator_without_latent_dim_needs_one() -> None:
-    with pytest.raises(UserError, match="latent_dim"):
-        GAN(nn.Linear(4, 2), nn.Linear(2, 1))
-    assert GAN(nn.Linear(4, 2), nn.Linear(2, 1), latent_dim=4).sample(3).shape == (3, 2)

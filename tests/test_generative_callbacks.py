@@ -187,7 +187,7 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
 
 
 def test_tile_enlarges_and_orders_images() -> None:
-    """Three 8 x 8 images in two columns: tiles of 48 pixels, two grey pixels between, values -1, 0, 1 as grey values."""
+    """Three 8 x 8 images in two columns: tiles of 48 pixels, two grey pixels between, -1 black, 0 grey, 1 white."""
     images = torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1, 1).expand(3, 1, 8, 8)
     sheet = tile(images, columns=2)
     assert sheet.shape == (2 * 50 + 2, 2 * 50 + 2, 3)

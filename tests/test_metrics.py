@@ -93,7 +93,7 @@ def test_inception_score_by_hand() -> None:
 
 
 def test_classes_count_confident_samples_only() -> None:
-    """100 samples of 4 classes: 50 sure of class 0, 3 sure of class 1, 2 sure of class 2, 45 that only lean to class 3."""
+    """100 samples of 4 classes: 50 sure of class 0, 3 of class 1, 2 of class 2, and 45 that only lean to class 3."""
     lean = torch.tensor([0.0, 0.0, 0.0, 1.0])
     logits = torch.cat([torch.eye(4)[[0] * 50 + [1] * 3 + [2] * 2] * 20, lean.repeat(45, 1)])
     torch.testing.assert_close(class_shares(logits), torch.tensor([0.5, 0.03, 0.02, 0.0]), check_dtype=False)
@@ -226,7 +226,7 @@ def test_missing_inception_weights_say_which_file_to_place_where(
 ) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     path = tmp_path / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
-    with pytest.raises(UserError, match="place the file https.*6726825d.pth at ") as error:
+    with pytest.raises(UserError, match=r"place the file https.*6726825d\.pth at ") as error:
         feature_extractor("inception")
     assert str(path) in str(error.value)
     path.parent.mkdir()

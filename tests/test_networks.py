@@ -1,4 +1,4 @@
-"""Networks: shapes, parameter counts worked out by hand, initialisation, and the two helpers of the averaged generator."""
+"""Networks: shapes, parameter counts worked out by hand, initialisation, and what the averaged generator needs."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_mlp_initialisation() -> None:
 
 
 def test_probgan_generator_count() -> None:
-    """100-512 (4x4), 512-256, 256-128, 128-3 (4x4), no biases, BatchNorm's two numbers per channel on all but the last."""
+    """100-512 (4x4), 512-256, 256-128, 128-3 (4x4), no biases, BatchNorm's two numbers on all channels but the last."""
     convolutions = 16 * (100 * 512 + 512 * 256 + 256 * 128 + 128 * 3)
     assert count(DCGANGenerator()) == convolutions + 2 * (512 + 256 + 128) == 3_448_576
     # ten generators that keep only the first layer and its norm to themselves: the published total

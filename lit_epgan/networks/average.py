@@ -14,7 +14,7 @@ Slot = tuple[dict[str, Any], str]
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:
-    """A copy of ``module`` with its parameters as buffers of the same names, found by state dicts, not by optimizers."""
+    """A copy of ``module`` whose parameters are buffers of the same names: state dicts find them, optimizers do not."""
     twin = copy.deepcopy(module)
     for part in twin.modules():
         for name, parameter in list(part._parameters.items()):

@@ -1,0 +1,60 @@
+"""Small GANs and a plain fit for the tests of the GAN module."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from lit_epgan.gan import GAN
+from lit_epgan.networks import MLPDiscriminator, MLPGenerator
+
+
+class Batches:
+    """A loader that gives what it is given, and draws nothing from the global stream."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class Record(Callback):
+    """Calls a function before the first step and after every step."""
+
+    def __init__(self, after_step: Any = None, seed: int | None = None) -> None:
+        self.after_step, self.seed = after_step, seed
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0 and self.seed is not None:
+            torch.manual_seed(self.seed)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.after_step:
+            self.after_step(pl_module)
+
+
+def fit(module: GAN, batches: list[Any], folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
+    trainer = Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **{"max_epochs": 1, **options},
+    )
+    trainer.fit(module, Batches(batches))
+    return trainer
+
+
+def gan(**options: Any) -> GAN:
+    torch.manual_seed(0)
+    generator, discriminator = MLPGenerator(hidden=(16,)), MLPDiscriminator(hidden=(16,))
+    return GAN(generator, discriminator, **{"average": None, **options})

@@ -1,0 +1,261 @@
+"""Whatever stops or saves in the middle of a round, a round is whole: for checkpoints, and for early ends."""
+
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import nn
+
+from lit_epgan.federated import ExpectationPropagation, FedAvg, GeneratorSites
+from tests.federations import client_sets, federation, fit
+from tests.modules import Regression
+from tests.test_federation import assert_same
+from tests.test_generator_sites import Known
+from tests.test_generator_sites import data as known_data
+from tests.test_policies import Scheduled
+
+STEPS_OF_A_ROUND = 3 + 1 + 5 + 2
+
+
+class SaveAt(Callback):
+    """Saves in the given hook, at one batch of one round."""
+
+    def __init__(self, path: Path, hook: str, round_: int, batch: int = 0) -> None:
+        self.path, self.round, self.batch = path, round_, batch
+        setattr(self, hook, self.save)
+
+    def save(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        in_a_batch = bool(args) and isinstance(args[-1], int)
+        if trainer.current_epoch == self.round and (not in_a_batch or args[-1] == self.batch):
+            trainer.save_checkpoint(self.path)
+
+
+class Personal(Scheduled):
+    """Everything that a checkpoint must know: dropout, momentum, a schedule, BatchNorm, odd buffers, tied parameters."""
+
+    def __init__(self, interval: str = "step") -> None:
+        super().__init__(interval)
+        self.body = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 8), nn.Linear(8, 1))
+        self.twin = self.body[3]  # a second name for the same parameters
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.scratch += 1
+        return super().training_step(batch, batch_idx)
+
+
+EP: dict[str, Any] = {"optimizer_state": "keep", "local": ["body.4.*"]}
+
+
+def run(module: LightningModule, rounds: int, interval: str = "step", **options: Any) -> Trainer:
+    algorithm = ExpectationPropagation(prior_scale=5.0)
+    return fit(module, federation(clients_per_round=3), rounds=rounds, algorithm=algorithm, **(EP | options))
+
+
+MOMENTS = {
+    "in the first round": ("on_train_batch_end", 0, 4),
+    "at a client's first batch": ("on_train_batch_start", 2, 0),
+    "in the middle of a client": ("on_train_batch_end", 2, 2),
+    "at the end of a round": ("on_train_epoch_end", 2, 0),
+    "at the start of a round": ("on_train_epoch_start", 2, 0),
+    "before an optimizer's step": ("on_before_zero_grad", 2, 0),
+    "at the end of the fit": ("on_train_end", 4, 0),
+}
+
+
+@pytest.fixture(scope="module", params=["step", "epoch"])
+def whole(request: pytest.FixtureRequest) -> tuple[Personal, Personal, dict[str, Any]]:
+    """A module before and after four rounds, and the federation's state."""
+    torch.manual_seed(1)
+    module = Personal(request.param)
+    initial = copy.deepcopy(module)
+    trainer = run(module, 4)
+    return initial, module, trainer.callbacks[0].state_dict()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
+def test_resuming_from_any_moment_changes_nothing(
+    tmp_path: Path, whole: tuple[Personal, Personal, dict[str, Any]], moment: tuple[str, int, int]
+) -> None:
+    initial, expected, state = whole
+    path = tmp_path / "moment.ckpt"
+    saving = copy.deepcopy(initial)
+    run(saving, 4, callbacks=[SaveAt(path, *moment)])
+    assert_same(saving, expected, tolerance=0.0)  # saving disturbs nothing
+    module = Personal(initial.interval)
+    trainer = run(module, 4, ckpt_path=path)
+    assert_same(module, expected, tolerance=0.0)
+    assert_equal(trainer.callbacks[0].state_dict(), state)  # type: ignore[attr-defined]
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    """The same nested containers, tensor by tensor."""
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert_equal(ours[key], theirs[key])
+    elif isinstance(ours, list):
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_equal(a, b)
+    elif isinstance(ours, torch.Tensor):
+        assert torch.equal(ours, theirs)
+    else:
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("moment", list(MOMENTS.values())[:3], ids=list(MOMENTS)[:3])
+def test_a_checkpoint_within_a_round_holds_the_server_and_loads_into_the_plain_module(
+    tmp_path: Path, moment: tuple[str, int, int]
+) -> None:
+    path, module = tmp_path / "moment.ckpt", Personal()
+    before = copy.deepcopy(module)
+    run(before, moment[1]) if moment[1] else before.double()
+    run(module, 4, callbacks=[SaveAt(path, *moment)])
+    checkpoint = torch.load(path, weights_only=True)
+    plain = Personal().double()
+    plain.load_state_dict(checkpoint["state_dict"])  # strict: nothing that the module does not know
+    assert_same(plain, before, tolerance=0.0)
+    assert_same(Personal.load_from_checkpoint(path, interval="step").double(), before, tolerance=1e-6)
+    assert checkpoint["epoch"] == moment[1]
+    assert all(not state["state"] for state in checkpoint["optimizer_states"])
+
+
+def test_lightnings_own_checkpoint_after_validation_resumes(tmp_path: Path) -> None:
+    """ModelCheckpoint(monitor=...) saves right after validation by itself, when the round is not quite over."""
+    held_out = dict(zip(["client-0", "client-2"], client_sets((5, 11)), strict=True))
+
+    def fitted(module: Personal, rounds: int, **options: Any) -> ModelCheckpoint:
+        best = ModelCheckpoint(tmp_path, monitor="val_loss", mode="min", save_top_k=-1, filename="{epoch}")
+        data = federation(val_dataset=held_out)
+        fit(module, data, rounds=rounds, enable_checkpointing=True, callbacks=[best], **options, **EP)
+        return best
+
+    module = Personal("epoch")
+    whole = copy.deepcopy(module)
+    best = fitted(whole, 4)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"epoch={r}.ckpt" for r in range(4)]
+    assert best.best_model_score is not None
+    again = Personal("epoch")
+    fitted(again, 4, ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert_same(again, whole, tolerance=0.0)
+
+
+def test_checkpoints_every_few_steps_hold_the_round_before(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, every_n_train_steps=7, save_top_k=-1, filename="{step}")
+    module = Regression()
+    servers = [copy.deepcopy(module).double()]
+    for rounds in (1, 2):
+        servers.append(copy.deepcopy(module))
+        fit(servers[-1], federation(), rounds=rounds)
+    fit(module, federation(), rounds=3, enable_checkpointing=True, callbacks=[saving])
+    for path in tmp_path.iterdir():
+        step = int(path.stem.split("=")[1])
+        plain = Regression().double()
+        plain.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
+        assert_same(plain, servers[(step - 1) // STEPS_OF_A_ROUND], tolerance=0.0)
+
+
+def test_saving_after_the_fit_and_training_on(tmp_path: Path) -> None:
+    module = Personal()
+    whole, half = copy.deepcopy(module), copy.deepcopy(module)
+    run(whole, 4)
+    run(half, 2).save_checkpoint(tmp_path / "half.ckpt")
+    run(module, 4, ckpt_path=tmp_path / "half.ckpt")
+    assert_same(module, whole, tolerance=0.0)
+
+
+def test_generator_sites_resume(tmp_path: Path) -> None:
+    def fitted(rounds: int, **options: Any) -> Known:
+        module = Known(lr=0.3)
+        algorithm = GeneratorSites("generator", own_rows=3, pool=20, refine=0.3)
+        fit(module, known_data(local_steps=5, clients_per_round=2), rounds=rounds, algorithm=algorithm, **options)
+        return module
+
+    whole = fitted(5)
+    fitted(3, callbacks=[SaveAt(tmp_path / "x.ckpt", "on_train_batch_end", 2, 4)])
+    assert_same(fitted(5, ckpt_path=tmp_path / "x.ckpt"), whole, tolerance=0.0)
+
+
+# Early ends -------------------------------------------------------------------------------------------------------------
+
+
+class Count(Callback):
+    """Batches and rounds seen; may ask to stop at a batch, or dawdle."""
+
+    def __init__(self, stop_at: int | None = None, sleep: float = 0.0) -> None:
+        self.batches, self.stop_at, self.sleep = 0, stop_at, sleep
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self.batches += 1
+        time.sleep(self.sleep)
+        if self.batches == self.stop_at:
+            trainer.should_stop = True
+
+
+def finished_rounds(count: Count, **options: Any) -> tuple[Regression, int]:
+    torch.manual_seed(2)
+    module = Regression()
+    trainer = fit(module, federation(val_dataset=client_sets((6,))[0]), rounds=50, **options)
+    assert count.batches == trainer.current_epoch * STEPS_OF_A_ROUND  # never in the middle
+    torch.manual_seed(2)
+    reference = Regression()
+    fit(reference, federation(), rounds=trainer.current_epoch)
+    assert_same(module, reference, tolerance=0.0)
+    return module, trainer.current_epoch
+
+
+def test_a_stop_in_the_middle_of_a_round_waits_for_its_end() -> None:
+    count = Count(stop_at=STEPS_OF_A_ROUND + 4)
+    assert finished_rounds(count, callbacks=[count])[1] == 2
+
+
+def test_early_stopping_ends_after_a_round() -> None:
+    count = Count()
+    stopping = EarlyStopping("val_loss", min_delta=1e9, patience=2)  # no round improves so much
+    assert finished_rounds(count, callbacks=[count, stopping])[1] == 3
+
+
+def test_max_time_ends_after_a_round() -> None:
+    count = Count(sleep=0.02)
+    assert finished_rounds(count, callbacks=[count], max_time={"seconds": 0.3})[1] in (1, 2, 3)
+
+
+def test_an_interrupted_round_is_dropped() -> None:
+    """Ctrl-C, or an error in the module: the module goes back to the last round's server, in storage of its own."""
+
+    class Broken(Regression):
+        fails = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.trainer.current_epoch == 2 and batch_idx == 3:
+                raise RuntimeError("no more")
+            return super().training_step(batch, batch_idx)
+
+    module = Broken()
+    earlier = copy.deepcopy(module)
+    fit(earlier, federation(), rounds=2)
+    with pytest.warns(UserWarning, match="round 2 was not finished"), pytest.raises(RuntimeError, match="no more"):
+        fit(module, federation(), rounds=3)
+    assert_same(module, earlier, tolerance=0.0)
+    for parameter in module.parameters():
+        assert parameter.untyped_storage().nbytes() == 8 * parameter.numel()
+    fit(module, federation(), rounds=2, algorithm=FedAvg())  # and can be trained again
+
+
+def test_a_second_fit_goes_on_from_the_first() -> None:
+    module, reference = Regression(momentum=0.0), Regression(momentum=0.0)
+    reference.load_state_dict(module.state_dict())
+    fit(module, federation(), rounds=2)
+    again = copy.deepcopy(module)
+    trainer = fit(module, federation(), rounds=2)
+    assert not trainer.interrupted
+    fit(again, federation(), rounds=2)
+    assert_same(module, again, tolerance=0.0)
+    with pytest.raises(AssertionError):
+        assert_same(module, reference, tolerance=1e-3)
