@@ -28,8 +28,8 @@ class GeneratorSites(FederatedAlgorithm):
 
     Price: the clients' individual generators become visible to the server and to each other (they do not sum, so
     secure aggregation cannot hide them; under differential privacy each must carry its own noise); one generator more
-    up, and K - 1 down, per client and round. Always report the union of the sites beside it (``samples``): no
-    federation at all.
+    up, and K - 1 down, per client: once, or every round with ``refine``. Always report the union of the sites beside
+    it (``samples``): no federation at all.
 
     Args:
         generator: name of the submodule that ``sample`` draws from: its parameters and buffers are the site.
@@ -66,7 +66,12 @@ class GeneratorSites(FederatedAlgorithm):
         }
 
     def start_client(self, client: Client) -> None:
-        self._alone = not self._pools or "site" not in client.state
+        others = [k for k in self._pools if k != client.index]
+        self._alone = not others or "site" not in client.state
+        self._site_changed = False
+        if not self._alone:
+            self._others = torch.stack([self._pools[k] for k in others])
+            self._others_records = torch.cat([client.server.state[f"records.{k}"] for k in others]).cpu()
         self._refining = not self._alone and self._refinement(client) > 0
         if self._refining:
             client.server.flat.load(client.state["parameters"])
@@ -84,11 +89,11 @@ class GeneratorSites(FederatedAlgorithm):
             self._keep_site(client)
 
     def client_report(self, client: Client) -> Report:
-        return {
-            **super().client_report(client),
-            f"site.{client.index}": client.state["site"],
-            f"records.{client.index}": scalar(client.weight),
-        }
+        report = dict(super().client_report(client))
+        if self._site_changed:
+            report[f"site.{client.index}"] = client.state["site"]
+            report[f"records.{client.index}"] = scalar(client.weight)
+        return report
 
     def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
         super().server_update(server, total)
@@ -108,16 +113,13 @@ class GeneratorSites(FederatedAlgorithm):
         }
 
     def _tilted_batch(self, client: Client, batch: Any) -> Any:
+        """Own rows and samples of the other sites, with the rows' weights."""
         x = batch if isinstance(batch, Tensor) else batch[0]
-        others = [k for k in self._pools if k != client.index]
-        if not others:
-            return batch
+        pools, records = self._others, self._others_records
         own = min(self.own_rows, max(1, len(x) - 1))
         rows = max(len(x), own + 1)
-        records = torch.tensor([float(client.server.state[f"records.{k}"]) for k in others])
         origin = torch.multinomial(records, rows - own, replacement=True)
         index = torch.randint(self.pool, (rows - own,))
-        pools = torch.stack([self._pools[k] for k in others])
         replay = pools[origin.to(pools.device), index.to(pools.device)].to(x.device, x.dtype)
         share = client.weight / (client.weight + float(records.sum()))
         weight = torch.empty(rows, device=x.device, dtype=x.dtype)
@@ -130,6 +132,7 @@ class GeneratorSites(FederatedAlgorithm):
         return int(self.refine * client.steps) if client.steps is not None else 0
 
     def _keep_site(self, client: Client) -> None:
+        self._site_changed = True
         client.state["site"] = self._read(client.server)
         client.state["parameters"] = client.parameters.clone()
 
