@@ -25,7 +25,7 @@ quick: $(READY)
 
 lint: $(READY)
 	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff format --check --exclude '*.md' .
 	$(RUN) -m mypy
 
 $(READY): pyproject.toml

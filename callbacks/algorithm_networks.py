@@ -1,6 +1,5 @@
 """Networks that an algorithm brings along: trained beside the module's, merged by n_k, checkpointed with the rest."""
 
-import torch
 from torch import Tensor, nn
 
 from lit_epgan.federated import FederatedAlgorithm, FlatParameters
@@ -21,10 +20,11 @@ class AlgorithmNetworks:
             seed_on_host(derive_seed(seed, "networks"))
             self._modules = self.algorithm.build(module)
 
-    def flatten(self, device: torch.device, dtype: torch.dtype) -> None:
+    def flatten(self, like: Tensor) -> None:
+        """Move them to the device and the precision of the module's parameters."""
         if self._modules is None:
             return
-        self._flat = FlatParameters.of(self._modules.to(device, dtype))
+        self._flat = FlatParameters.of(self._modules.to(like))
         self.server = self._flat.vector.clone()
 
     def load_server(self) -> None:

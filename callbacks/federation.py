@@ -104,7 +104,7 @@ class FederationCallback(Callback):
             self._checkpoint = None
         self._tensors = ModuleTensors(pl_module, self.local, self.buffers)
         flat = FlatParameters.of(pl_module, self.local)
-        self._networks.flatten(pl_module.device, pl_module.dtype)
+        self._networks.flatten(flat.vector)
         self._server = Server(
             parameters=flat.vector.clone(),
             flat=flat,
@@ -241,7 +241,8 @@ class FederationCallback(Callback):
         """Whenever it is saved, a checkpoint is the state between two rounds, with the server's parameters."""
         if self._round is None:
             return
-        held = self.server.flat.as_dict(self.server.parameters) | {n: t.clone() for n, t in self._tensors.server.items()}
+        held = self.server.flat.as_dict(self.server.parameters)
+        held |= {name: tensor.clone() for name, tensor in self._tensors.server.items()}
         state = checkpoint["state_dict"]
         state.update({n: held[first] for n, first in first_names(pl_module).items() if n in state and first in held})
         self._start.rewrite(checkpoint, self._round.finished)

@@ -93,7 +93,7 @@ class Round:
             )
         if not is_finite(total):
             raise UserError(
-                f"round {server.round}: the sum of the clients' updates overflows, though each of them is finite; lower "
+                f"round {server.round}: the sum of the clients' updates overflows, though each is finite; lower "
                 "the learning rate. The last checkpoint holds the round before"
             )
         weight = total.pop("federation/weight")

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.clients import Client, LoaderClient, client_of
+from datamodules.clients import Client, client_of
 from datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
@@ -121,7 +121,9 @@ class FederatedDataModule(LightningDataModule):
         warmup_steps: int | None = None,
     ) -> "FederatedDataModule":
         """A federation in which each institution's own DataModule is a client, its batches unchanged."""
-        return _FromDataModules(
+        from datamodules.institutions import Institutions  # it is a subclass, and imports this module
+
+        return Institutions(
             dict(datamodules),
             local_steps=local_steps,
             local_epochs=local_epochs,
@@ -226,44 +228,12 @@ class FederatedDataModule(LightningDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Where a client's batch is taken up; the module's own override, which Lightning passes over, is called on."""
         assert self.trainer is not None
-        if self.trainer.training and self.on_train_batch is not None:
-            batch = self.on_train_batch(batch)
+        if self.trainer.training:
+            batch = self._taken_up(batch)
         return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 
-
-class _FromDataModules(FederatedDataModule):
-    """Each client is an institution's own LightningDataModule."""
-
-    def __init__(self, datamodules: dict[str, LightningDataModule], **kwargs: Any) -> None:
-        super().__init__(batch_size=1, **kwargs)
-        self.datamodules = datamodules
-
-    def prepare_data(self) -> None:
-        for datamodule in self.datamodules.values():
-            datamodule.prepare_data()
-
-    def load(self) -> ClientData:
-        return ClientData({})
-
-    def setup(self, stage: str | None = None) -> None:
-        for datamodule in self.datamodules.values():
-            datamodule.trainer = self.trainer
-            datamodule.setup(stage)  # type: ignore[arg-type]
-        super().setup(stage)
-
-    def _clients(self) -> tuple[list[Client], list[str]]:
-        clients: list[Client] = [LoaderClient(dm.train_dataloader) for dm in self.datamodules.values()]
-        return clients, list(self.datamodules)
-
-    def val_dataloader(self) -> Any:
-        return self._loaders("val_dataloader")
-
-    def test_dataloader(self) -> Any:
-        return self._loaders("test_dataloader")
-
-    def _loaders(self, name: str) -> Any:
-        loaders = {}
-        for index, datamodule in enumerate(self.datamodules.values()):
-            if getattr(type(datamodule), name) is not getattr(LightningDataModule, name):
-                loaders[index] = getattr(datamodule, name)()
-        return ValidationLoader(loaders, self.validation_marks) if loaders else []
+    def _taken_up(self, batch: Any) -> Any:
+        if self.on_train_batch is not None:
+            return self.on_train_batch(batch)
+        self.marks.popleft()  # no federation: all clients in one epoch
+        return batch

@@ -78,19 +78,30 @@ class RoundLoader:
 
 
 class ValidationLoader:
-    """Every client's held-out batches, one client after another; its marks say whose each batch is."""
+    """Every client's held-out batches, one client after another; its marks say whose each batch is.
 
-    def __init__(self, loaders: Mapping[int, Iterable[Any]], marks: deque[Mark]) -> None:
+    Args:
+        loaders: by client.
+        marks: one for each batch.
+        owners: the batches' clients once more, for another reader.
+    """
+
+    def __init__(
+        self, loaders: Mapping[int, Iterable[Any]], marks: deque[Mark], owners: deque[int] | None = None
+    ) -> None:
         self.loaders = loaders
         self.marks = marks
+        self.owners: deque[int] = deque() if owners is None else owners
 
     def __len__(self) -> int:
         return sum(len(loader) for loader in self.loaders.values())  # type: ignore[arg-type, misc]
 
     def __iter__(self) -> Iterator[Any]:
         self.marks.clear()
+        self.owners.clear()
         for position, (client, loader) in enumerate(self.loaders.items()):
             for first, last, batch in _bounded(iter(loader)):
+                self.owners.append(client)
                 self.marks.append(Mark(client, position, first, last, None, 0.0))
                 yield batch
 

@@ -1,7 +1,6 @@
 """FedProx, expectation propagation, and an algorithm with networks of its own, against numbers and plain loops."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,11 @@ from torch.utils.data import TensorDataset
 from callbacks import FederationCallback
 from datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
-from lit_epgan.federated import Client, ExpectationPropagation, FedAvg, FederatedAlgorithm, FedProx, Report, Server
+from lit_epgan.federated import Client, ExpectationPropagation, FedAvg, FederatedAlgorithm, FedProx, Server
 from lit_epgan.federated.algorithm import scalar
-from lit_epgan.randomness import derive_seed, seed_streams
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
-from tests.test_federation import assert_same, plain_batches, plain_cohort
+from tests.test_federation import assert_same
 
 
 def federated(algorithm: FederatedAlgorithm | None, module: LightningModule, **options: Any) -> LightningModule:
@@ -63,7 +61,7 @@ def test_arguments_out_of_range(argument: dict[str, Any]) -> None:
         FedProx(-1.0)
 
 
-# Expectation propagation on quadratics ----------------------------------------------------------------------------------
+# Expectation propagation on quadratics --------------------------------------------------------------------------------
 
 
 class Quadratic(LightningModule):
@@ -125,7 +123,7 @@ def ep_reference(
     targets: list[tuple[float, float]], sizes: list[int], cohorts: list[list[int]], steps: int, p0: float
 ) -> list[float]:
     """The docstring of ExpectationPropagation, one coordinate at a time; lr 1/2, scale 3, decay 1/2, clip (.1, 2)."""
-    theta, sites, fisher, s = [0.0, 0.0], {}, {}, 0.0
+    theta, sites, fisher, s, mean_n = [0.0, 0.0], {}, {}, 0.0, 0.0
     for cohort in cohorts:
         local = {}
         for k in cohort:
@@ -209,91 +207,6 @@ def test_a_single_client_feels_no_prior() -> None:
     fit(module, quadratics(**data), rounds=3, algorithm=ExpectationPropagation(prior_scale=100.0))
     fit(alone, quadratics(**data), rounds=3)
     assert module.theta.tolist() == pytest.approx(alone.theta.tolist(), rel=1e-12)
-
-
-# Networks of the algorithm's own ----------------------------------------------------------------------------------------
-
-
-class Critic(FederatedAlgorithm):
-    """A network on features that a forward hook catches, as a learned tilt would be."""
-
-    def build(self, module: nn.Module) -> nn.ModuleDict:
-        self.features = torch.empty(0)
-        module.get_submodule("body.1").register_forward_hook(lambda m, args, out: setattr(self, "features", out))
-        self.networks = nn.ModuleDict({"f": nn.Linear(8, 1)})
-        self.initial = copy.deepcopy(self.networks)
-        return self.networks
-
-    def network_optimizer(self, networks: nn.ModuleDict) -> torch.optim.Optimizer:
-        return torch.optim.SGD(networks.parameters(), lr=0.05, momentum=0.9)
-
-    def extra_loss(self, client: Client) -> Tensor:
-        return critic_loss(self.networks["f"], self.features)
-
-
-class WaitingCritic(Critic):
-    """Its reports wait until all clients are done."""
-
-    def pre_report(self, client: Client) -> Report:
-        return {"clients": scalar(1)}
-
-
-def critic_loss(f: nn.Module, features: Tensor) -> Tensor:
-    return (f(features) ** 2).mean()
-
-
-def plain_critic(module: Regression, initial: nn.ModuleDict, rounds: int) -> tuple[Regression, nn.ModuleDict]:
-    server, networks = copy.deepcopy(module).double(), copy.deepcopy(initial).double()
-    for round_ in range(rounds):
-        reports = []
-        cohort = plain_cohort(round_, 4, 3)
-        for client in cohort:
-            local, f = copy.deepcopy(server).train(), copy.deepcopy(networks)
-            seed_streams(derive_seed(0, round_, client, "steps"))
-            optimizer, network_optimizer = local.configure_optimizers(), Critic().network_optimizer(f)
-            for x, y in plain_batches(client_sets()[client], None, round_, client):
-                optimizer.zero_grad()
-                network_optimizer.zero_grad()
-                features = local.body[1](local.body[0](x))
-                loss = ((local.body[2:](features) - y) ** 2).mean() + critic_loss(f["f"], features)
-                loss.backward()
-                optimizer.step()
-                network_optimizer.step()
-            reports.append((local.state_dict(), f.state_dict()))
-        weights = [SIZES[k] for k in cohort]
-        for target, which in ((server, 0), (networks, 1)):
-            merged = {
-                name: sum(w * r[which][name] for w, r in zip(weights, reports, strict=True)) / sum(weights)
-                for name in target.state_dict()
-            }
-            target.load_state_dict(merged)
-    return server, networks
-
-
-@pytest.mark.parametrize("algorithm", [Critic(), WaitingCritic()], ids=["at once", "waiting"])
-def test_networks_of_the_algorithm_are_trained_and_merged(algorithm: Critic) -> None:
-    module = Regression(dropout=0.2)
-    initial = copy.deepcopy(module)
-    trainer = fit(module, federation(clients_per_round=3), rounds=4, algorithm=algorithm)
-    server, networks = plain_critic(initial, algorithm.initial, 4)
-    assert_same(module, server)
-    merged = trainer.callbacks[0].state_dict()["networks"]  # type: ignore[attr-defined]
-    torch.testing.assert_close(merged, nn.utils.parameters_to_vector(networks.parameters()))
-
-
-def test_networks_of_the_algorithm_are_resumed(tmp_path: Path) -> None:
-    def states(rounds: int, module: Regression, **options: Any) -> tuple[Trainer, dict[str, Any]]:
-        trainer = fit(module, federation(), rounds=rounds, algorithm=Critic(), **options)
-        return trainer, trainer.callbacks[0].state_dict()  # type: ignore[attr-defined]
-
-    module = Regression()
-    halfway, whole = copy.deepcopy(module), copy.deepcopy(module)
-    trainer, _ = states(2, halfway)
-    trainer.save_checkpoint(tmp_path / "half.ckpt")
-    _, expected = states(4, whole)
-    _, resumed = states(4, module, ckpt_path=tmp_path / "half.ckpt")
-    assert torch.equal(resumed["networks"], expected["networks"])
-    assert_same(module, whole, tolerance=0.0)
 
 
 def test_what_start_fit_puts_into_the_server_is_there_in_every_hook() -> None:

@@ -17,7 +17,7 @@ from tests.modules import Regression
 from tests.test_federation import assert_same
 from tests.test_generator_sites import Known
 from tests.test_generator_sites import data as known_data
-from tests.test_policies import Scheduled
+from tests.test_local_steps import Scheduled
 
 STEPS_OF_A_ROUND = 3 + 1 + 5 + 2
 
@@ -36,7 +36,7 @@ class SaveAt(Callback):
 
 
 class Personal(Scheduled):
-    """Everything that a checkpoint must know: dropout, momentum, a schedule, BatchNorm, odd buffers, tied parameters."""
+    """Everything that a checkpoint must know: dropout, momentum, a schedule, BatchNorm, odd buffers, tied layers."""
 
     def __init__(self, interval: str = "step") -> None:
         super().__init__(interval)
@@ -182,7 +182,7 @@ def test_generator_sites_resume(tmp_path: Path) -> None:
     assert_same(fitted(5, ckpt_path=tmp_path / "x.ckpt"), whole, tolerance=0.0)
 
 
-# Early ends -------------------------------------------------------------------------------------------------------------
+# Early ends -----------------------------------------------------------------------------------------------------------
 
 
 class Count(Callback):

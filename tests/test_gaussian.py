@@ -68,7 +68,7 @@ def test_quotient_undoes_product_and_power_repeats_it(a: GaussianFactor, b: Gaus
 
 
 @given(factors, factors, factors)
-def test_products_commute_and_the_uniform_factor_is_one(a: GaussianFactor, b: GaussianFactor, c: GaussianFactor) -> None:
+def test_products_commute_and_uniform_is_one(a: GaussianFactor, b: GaussianFactor, c: GaussianFactor) -> None:
     assert float((a * b * c).mean) == pytest.approx(float((c * (b * a)).mean), abs=1e-12)
     one = GaussianFactor.uniform(a.precision)
     for same in (a * one, a / one):
@@ -115,7 +115,7 @@ def conjugate_site(data: Tensor, noise: float) -> GaussianFactor:
 def test_conjugate_data_give_the_exact_posterior_however_they_are_divided(
     sizes: list[int], seed: int, noise: float, prior_variance: float
 ) -> None:
-    """Mean of a Gaussian: posterior precision 1/v0 + n/s, mean (m0/v0 + sum x / s) / precision. Clients may be empty."""
+    """Posterior precision 1/v0 + n/s, mean (m0/v0 + sum x / s) / precision. Clients may be empty."""
     data = torch.randn(sum(sizes), 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 + 1
     m0 = torch.tensor([0.5, -1.0], dtype=torch.float64)
     prior = GaussianFactor.from_moments(m0, torch.full((2,), prior_variance, dtype=torch.float64))

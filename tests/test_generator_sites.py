@@ -190,7 +190,7 @@ def test_the_union_has_every_site_in_proportion_and_drawing_leaves_no_trace() ->
 
 
 def test_a_newcomer_warms_up_first() -> None:
-    """A client that was not in the first round's cohort has no site yet: it trains alone once, then joins the others."""
+    """A client that was not in the first round's cohort has no site: it trains alone once, then joins the others."""
     module = Known()
     fit(module, data(clients_per_round=1, seed=3), rounds=8, algorithm=sites())
     visits: dict[int, list[list[Seen]]] = {k: [] for k in range(3)}

@@ -61,7 +61,8 @@ def test_training_on_flat_parameters_is_the_same_training() -> None:
             module(x).square().mean().backward()
             optimizer.step()
     assert torch.equal(concatenated(ours.parameters()), concatenated(plain.parameters()))
-    assert torch.equal(flat.vector, torch.cat([p.permute(0, 2, 3, 1).flatten() if p.dim() == 4 else p for p in plain.parameters()]))
+    in_memory = [p.permute(0, 2, 3, 1).flatten() if p.dim() == 4 else p for p in plain.parameters()]
+    assert torch.equal(flat.vector, torch.cat(in_memory))
 
 
 def test_channels_last_strides_survive() -> None:
@@ -125,14 +126,15 @@ def test_nothing_to_federate_is_an_error() -> None:
     module = network()
     with pytest.raises(UserError, match=r"Sequential has no trainable parameters.*beside those kept local by \['\*'\]"):
         FlatParameters.of(module, local=["*"])
-    with pytest.raises(UserError, match="no trainable parameters to federate$"):
+    with pytest.raises(UserError, match=r"no trainable parameters to federate$"):
         FlatParameters.of(module.requires_grad_(False))
 
 
 @pytest.fixture
 def mixed() -> nn.Sequential:
     """float64, float32 and bfloat16 in one module, interleaved."""
-    module = nn.Sequential(nn.Linear(2, 2).double(), nn.Linear(2, 3), nn.Linear(3, 1).double(), nn.Linear(1, 2).bfloat16())
+    double, single = nn.Linear(2, 2).double(), nn.Linear(2, 3)
+    module = nn.Sequential(double, single, nn.Linear(3, 1).double(), nn.Linear(1, 2).bfloat16())
     for parameter in module.parameters():
         nn.init.uniform_(parameter)
     return module

@@ -32,7 +32,7 @@ def test_float64_is_exact_over_groups(clients: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 3e-7)])
 def test_weighted_mean_of_a_thousand_clients(dtype: torch.dtype, tolerance: float) -> None:
-    """Against exact fractions; the error is a rounding of the report's own precision, and does not grow with clients."""
+    """Against exact fractions; the error is a rounding of the report's precision, and does not grow with clients."""
     generator = torch.Generator().manual_seed(1)
     values = torch.rand(1000, 3, generator=generator, dtype=dtype) + 0.5
     weights = torch.randint(1, 500, (1000,), generator=generator).tolist()

@@ -29,7 +29,7 @@ class ExpectationPropagation(FederatedAlgorithm):
     the modes of a GAN. Price: two vectors up and two down per client and round; all messages sum.
 
     Args:
-        prior_scale: strength of the cavity as a prior; near 1,000 for small GANs, at 100 rounds or more.
+        prior_scale: strength of the cavity as a prior; some hundreds for small GANs, at 100 rounds or more.
         fisher_decay: of the running mean of squared gradients.
         clip: smallest and largest precision of a site, relative to the mean.
         prior_precision: of p0 = N(initial parameters, 1 / prior_precision); 0 is a uniform p0.
@@ -40,7 +40,7 @@ class ExpectationPropagation(FederatedAlgorithm):
 
     def __init__(
         self,
-        prior_scale: float = 1000.0,
+        prior_scale: float = 300.0,
         fisher_decay: float = 0.99,
         clip: tuple[float, float] = (0.01, 10.0),
         prior_precision: float = 0.0,

@@ -1,0 +1,89 @@
+"""A federation of institutions, each with a LightningDataModule of its own."""
+
+from collections import deque
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+
+from datamodules.base import ClientData, FederatedDataModule
+from datamodules.clients import Client, LoaderClient
+from datamodules.rounds import ValidationLoader
+
+
+class Institutions(FederatedDataModule):
+    """Each client is an institution's own data module: its loaders, and what its hooks do to a batch on the way.
+
+    Args:
+        datamodules: by the clients' names.
+        options: as for FederatedDataModule.
+    """
+
+    def __init__(self, datamodules: dict[str, LightningDataModule], **options: Any) -> None:
+        super().__init__(batch_size=1, **options)
+        self.datamodules = datamodules
+        self._list = list(datamodules.values())
+        self._held_out_owners: deque[int] = deque()
+
+    def prepare_data(self) -> None:
+        for datamodule in self._list:
+            datamodule.prepare_data()
+
+    def load(self) -> ClientData:
+        return ClientData({})
+
+    def setup(self, stage: str | None = None) -> None:
+        for datamodule in self._list:
+            datamodule.trainer = self.trainer
+            datamodule.setup(stage)  # type: ignore[arg-type]
+        super().setup(stage)
+
+    def _clients(self) -> tuple[list[Client], list[str]]:
+        clients: list[Client] = [LoaderClient(datamodule.train_dataloader) for datamodule in self._list]
+        return clients, list(self.datamodules)
+
+    def val_dataloader(self) -> Any:
+        return self._loaders("val_dataloader")
+
+    def test_dataloader(self) -> Any:
+        return self._loaders("test_dataloader")
+
+    def _loaders(self, name: str) -> Any:
+        loaders = {k: getattr(dm, name)() for k, dm in enumerate(self._list) if _overrides(dm, name)}
+        return ValidationLoader(loaders, self.validation_marks, self._held_out_owners) if loaders else []
+
+    # As in training with the institution's data module alone: its own hook where it has one, else the module's.
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return self._hook("on_before_batch_transfer", batch, dataloader_idx)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return self._hook("transfer_batch_to_device", batch, device, dataloader_idx)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        assert self.trainer is not None
+        owner = self._owner()
+        if _overrides(owner, "on_after_batch_transfer"):
+            return self._taken_up(owner.on_after_batch_transfer(batch, dataloader_idx))
+        return self.trainer.lightning_module.on_after_batch_transfer(self._taken_up(batch), dataloader_idx)
+
+    def _owner(self) -> LightningDataModule:
+        """The data module that the batch is of."""
+        assert self.trainer is not None
+        return self._list[self.marks[0].client if self.trainer.training else self._held_out_owners[0]]
+
+    def _hook(self, name: str, *arguments: Any) -> Any:
+        assert self.trainer is not None
+        owner = self._owner()
+        return getattr(owner if _overrides(owner, name) else self.trainer.lightning_module, name)(*arguments)
+
+    def _taken_up(self, batch: Any) -> Any:
+        assert self.trainer is not None
+        if self.trainer.training:
+            return super()._taken_up(batch)
+        self._held_out_owners.popleft()
+        return batch
+
+
+def _overrides(datamodule: LightningDataModule, name: str) -> bool:
+    return getattr(type(datamodule), name) is not getattr(LightningDataModule, name)

@@ -1,0 +1,280 @@
+"""What a client's data look like to the module: batches as the data set gives them, the module's own hooks."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+
+from datamodules import FederatedDataModule
+from lit_epgan.errors import UserError
+from tests.federations import client_sets, federation, fit
+from tests.modules import Regression
+from tests.plain_loop import PlainLoop, own_batches
+from tests.test_federation import assert_same, plain_batches
+from tests.test_policies import sgd
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+class Rows(Dataset[Any]):
+    """A map-style data set whose records have any structure."""
+
+    def __init__(self, k: int, structure: Any) -> None:
+        self.x, self.y = client_sets()[k].tensors
+        self.structure = structure
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.structure(self.x[i], self.y[i])
+
+
+class Witness(Regression):
+    """Remembers the batches of its training steps, as they were given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[Any] = []
+        self.indices: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.batches.append(batch)
+        self.indices.append(batch_idx)
+        return self.body(torch.ones(1, 3, dtype=torch.float64)).sum() * 0
+
+
+STRUCTURES = {
+    "tuple": lambda x, y: (x, y),
+    "dictionary": lambda x, y: {"image": x, "label": y, "name": "scan"},
+    "named tuple": Pair,
+    "nested": lambda x, y: [x, {"deep": (y, 3)}],
+    "bare": lambda x, y: x,
+}
+
+
+def assert_equal_batches(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs)
+    if isinstance(ours, Tensor):
+        assert torch.equal(ours, theirs)
+    elif isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert_equal_batches(ours[key], theirs[key])
+    elif isinstance(ours, (list, tuple)):
+        for a, b in zip(ours, theirs, strict=True):
+            assert_equal_batches(a, b)
+    else:
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES.keys())
+def test_a_batch_is_exactly_what_the_data_set_gives(structure: Any) -> None:
+    module, sets = Witness(), [Rows(k, structure) for k in range(4)]
+    fit(module, FederatedDataModule.from_datasets(sets, batch_size=8), rounds=1)
+    index = [Rows(k, lambda x, y: (x, y)) for k in range(4)]
+    expected = []
+    for k, dataset in enumerate(index):
+        plain = TensorDataset(torch.arange(len(dataset)))
+        expected += [default_collate([sets[k][int(i)] for i in b[0]]) for b in plain_batches(plain, None, 0, k)]
+    for ours, theirs in zip(module.batches, expected, strict=True):
+        assert_equal_batches(ours, theirs)
+    assert module.indices == list(range(11))
+
+
+def test_a_tensor_data_set_gives_what_its_slow_way_would() -> None:
+    """It is read a whole batch at a time; a subclass, which may do anything, is not."""
+
+    class Own(TensorDataset):
+        pass
+
+    fast, slow = Witness(), Witness()
+    fit(fast, federation(), rounds=2)
+    own = FederatedDataModule.from_datasets([Own(*s.tensors) for s in client_sets()], batch_size=8)
+    fit(slow, own, rounds=2)
+    assert_equal_batches(fast.batches, slow.batches)
+
+
+def test_fetch_reads_a_whole_batch() -> None:
+    class Fetching(Rows):
+        fetched = 0
+
+        def fetch(self, indices: list[int]) -> Any:
+            self.fetched += 1
+            return [self.x[indices], self.y[indices]]
+
+    sets = [Fetching(k, Pair) for k in range(4)]
+    module = Witness()
+    fit(module, FederatedDataModule.from_datasets(sets, batch_size=8), rounds=1)
+    plain = Witness()
+    fit(plain, federation(), rounds=1)
+    assert [s.fetched for s in sets] == [3, 1, 5, 2]
+    assert_equal_batches(module.batches, plain.batches)
+
+
+def test_a_collate_function_is_used() -> None:
+    module = Witness()
+    data = FederatedDataModule.from_datasets(client_sets(), batch_size=8, collate_fn=len)
+    fit(module, data, rounds=1)
+    assert module.batches == [8, 8, 4, 7, 8, 8, 8, 8, 2, 8, 4]
+
+
+def test_workers_give_the_same_batches() -> None:
+    alone, helped = Witness(), Witness()
+    fit(alone, federation(local_steps=2), rounds=2)
+    fit(helped, federation(local_steps=2, num_workers=1), rounds=2)
+    assert_equal_batches(alone.batches, helped.batches)
+
+
+class Noisy(Rows):
+    """Augments at random, from every global stream that a data set may use."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k, lambda x, y: (x + 0.1 * torch.randn(3, dtype=torch.float64), y))
+
+
+def test_augmentation_depends_on_seed_round_and_client_alone() -> None:
+    """The same client in the same round sees the same rows, whoever was there before; and dropout is not disturbed."""
+
+    def rows(sets: list[Dataset[Any]], seed: int) -> list[Any]:
+        module = Witness()
+        fit(module, FederatedDataModule.from_datasets(sets, batch_size=8, local_steps=1, seed=seed), rounds=2)
+        return module.batches
+
+    four = rows([Noisy(k) for k in range(4)], 0)
+    two = rows([Noisy(k) for k in range(2)], 0)
+    assert_equal_batches(two, [four[0], four[1], four[4], four[5]])
+    assert not torch.equal(four[0][0], rows([Noisy(k) for k in range(4)], 1)[0][0])
+    quiet, noisy = Regression(dropout=0.5), Regression(dropout=0.5)
+    noisy.load_state_dict(quiet.state_dict())
+    fit(quiet, federation(), rounds=2)
+    still = [Rows(k, lambda x, y: (x + 0 * torch.randn(3, dtype=torch.float64), y)) for k in range(4)]
+    fit(noisy, FederatedDataModule.from_datasets(still, batch_size=8), rounds=2)
+    assert_same(noisy, quiet, tolerance=0.0)
+
+
+# The module's own hooks -----------------------------------------------------------------------------------------------
+
+
+class Hooked(Regression):
+    """Augments a batch after its transfer, and shrinks its parameters after each batch."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [2 * batch[0], batch[1]]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(0.9)
+
+
+def test_the_modules_own_hooks_are_honoured() -> None:
+    """Also on the last batch of a client: what it does there belongs to the client's report."""
+
+    def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
+        optimizer = local.configure_optimizers()
+        for x, y in batches:
+            optimizer.zero_grad()
+            local.loss((2 * x, y)).backward()
+            optimizer.step()
+            local.on_train_batch_end(None, None, 0)
+
+    module = Hooked()
+    reference = PlainLoop(work).run(module, 3)
+    fit(module, federation(), rounds=3)
+    assert_same(module, reference)
+
+
+def test_held_out_batches_pass_the_modules_hook_too() -> None:
+    module = Hooked()
+    held_out = client_sets((6,))[0]
+    trainer = fit(module, federation(val_dataset=held_out), rounds=1)
+    x, y = held_out.tensors
+    expected = float(module.eval().loss((2 * x, y)))
+    assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-6)
+
+
+# Iterable data sets ---------------------------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset[Any]):
+    """Records without a number of them."""
+
+    def __init__(self, k: int, rows: int | None = None) -> None:
+        self.x, self.y = client_sets()[k].tensors
+        self.rows = len(self.x) if rows is None else rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return zip(self.x[: self.rows], self.y[: self.rows], strict=True)
+
+
+def test_iterable_clients_weigh_as_many_rows_as_they_gave() -> None:
+    def eights(client: int, round_: int) -> list[Any]:
+        return list(zip(*(tensor.split(8) for tensor in client_sets()[client].tensors), strict=True))
+
+    module = Regression(dropout=0.1)
+    reference = PlainLoop(sgd, batches=eights).run(module, 3)
+    fit(module, FederatedDataModule.from_datasets([Stream(k) for k in range(4)], batch_size=8), rounds=3)
+    assert_same(module, reference)
+
+
+def test_an_iterable_client_that_runs_dry_sits_out() -> None:
+    def eights(client: int, round_: int) -> list[Any]:
+        return list(zip(*(tensor.split(8) for tensor in client_sets()[client].tensors), strict=True))
+
+    module = Regression()
+    reference = PlainLoop(sgd, cohort=lambda r: [0, 3], batches=eights).run(module, 2)
+    sets = [Stream(0), Stream(1, rows=0), Stream(2, rows=0), Stream(3)]
+    fit(module, FederatedDataModule.from_datasets(sets, batch_size=8), rounds=2)
+    assert_same(module, reference)
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(UserError, match=r"data\.local_steps is 0; it must be at least 1"):
+        federation(local_steps=0)
+    with pytest.raises(UserError, match="client 'client-1' holds a int, which is no data set"):
+        FederatedDataModule.from_datasets([client_sets()[0], 3], batch_size=8).setup("fit")  # type: ignore[list-item]
+    with pytest.raises(UserError, match="4 data sets need as many different client names"):
+        federation(client_names=["a", "b", "a", "c"])
+    with pytest.raises(UserError, match="held-out data of clients that do not exist: nobody"):
+        fit(Regression(), federation(val_dataset={"nobody": client_sets()[0]}), rounds=1)
+    with pytest.raises(UserError, match="has no data of its own"):
+        FederatedDataModule().setup("fit")
+
+
+def test_names_and_warm_up() -> None:
+    module = Witness()
+    data = FederatedDataModule.from_datasets(
+        dict(zip("abcd", client_sets(), strict=True)), batch_size=8, local_steps=2, warmup_steps=5
+    )
+    fit(module, data, rounds=2)
+    assert data.client_names == list("abcd")
+    assert len(module.batches) == 4 * 5 + 4 * 2
+    assert own_batches(5)(0, 0)[4][0].tolist() == module.batches[4][0].tolist()
+
+
+def test_training_without_the_callback_sees_every_client_in_one_epoch() -> None:
+    """The same data module, centrally: what a federation is compared with."""
+    module = Regression()
+    central = copy.deepcopy(module).double()
+    optimizer = central.configure_optimizers()
+    for client in range(4):
+        for batch in own_batches()(client, 0):
+            optimizer.zero_grad()
+            central.loss(batch).backward()
+            optimizer.step()
+    options: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
+    trainer = Trainer(accelerator="cpu", max_epochs=1, precision="64-true", enable_model_summary=False, **options)
+    trainer.fit(module, datamodule=federation())
+    assert_same(module, central)
