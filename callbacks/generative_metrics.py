@@ -5,11 +5,12 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from callbacks.round_evaluation import RoundEvaluation, prefixed, sample_sets
-from lit_epgan.errors import UserError
+from lit_epgan.errors import MissingFileError, UserError
 from lit_epgan.metrics import ExtractorName, FeatureExtractor, feature_extractor
 from lit_epgan.metrics.generative import (
     FeatureStatistics,
@@ -36,6 +37,8 @@ class GenerativeMetrics(RoundEvaluation):
         samples: generated images per look.
         real: split of the data that the samples are compared with; its features are computed once.
         every_n_epochs: rounds from one look to the next.
+        required: whether a missing extractor ends the run; otherwise it is said, and the run goes on without metrics.
+            (A wrong file in its place always ends it.)
 
     Raises:
         UserError: the extractor lacks a file or a package, or the data module has no such split.
@@ -47,22 +50,30 @@ class GenerativeMetrics(RoundEvaluation):
         samples: int = 2000,
         real: Split = "test",
         every_n_epochs: int = 1,
+        required: bool = True,
     ) -> None:
         super().__init__(every_n_epochs)
         if samples < 2:
             raise UserError(f"GenerativeMetrics' samples is {samples}; it must be at least 2.")
-        self.name, self.samples, self.split = extractor, samples, real
+        self.name, self.samples, self.split, self.required = extractor, samples, real, required
         self._extractor: FeatureExtractor | None = None
         self._real: FeatureStatistics | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Make the extractor ready, so that what is missing is said before anything is trained."""
-        if self._extractor is None and stage != "predict":
+        if self._extractor is not None or stage == "predict":
+            return
+        try:
             self._extractor = feature_extractor(self.name)
+        except MissingFileError as error:
+            if self.required:
+                raise
+            rank_zero_warn(f"{error} Until then this run has no {self.name} metrics.")
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Score the module's samples and every further set."""
-        assert self._extractor is not None
+        if self._extractor is None:
+            return
         extractor = self._extractor.to(pl_module.device)
         if self._real is None:
             with isolated():

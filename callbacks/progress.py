@@ -157,7 +157,8 @@ def describe(at: Position) -> str:
     """``round 3/25 · client 7 (4/10) · step 12/20``, as far as it is known."""
     words = [f"round {min(at.round, at.rounds)}/{at.rounds}"]
     if at.client:
-        words.append(f"client {at.client} ({at.client_position}/{at.clients})")
+        name = at.client if at.client.startswith("client") else f"client {at.client}"
+        words.append(f"{name} ({at.client_position}/{at.clients})")
         words.append(f"step {at.step}" + (f"/{at.steps}" if at.steps else ""))
     return " · ".join(words)
 

@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The command line prints the message alone and exits with code 2; from Python it is an ordinary exception.
     """
+
+
+class MissingFileError(UserError):
+    """A file or package that the user can put in place; whoever can do without it may go on."""

@@ -293,3 +293,20 @@ def test_predict_writes_images_and_an_array(tmp_path: Path) -> None:
     assert abs(image[..., 0] / 127.5 - 1 - array[3, 0]).max() < 0.01
     trainer(tmp_path, SampleWriter(images=2)).predict(module, Images())
     assert len(list(folder.glob("*.png"))) == 2  # none of the earlier ones is left
+
+
+def test_a_missing_extractor_may_be_done_without_but_a_wrong_one_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    metrics = GenerativeMetrics(extractor="inception", required=False)
+    with pytest.warns(UserWarning, match="place the file .* Until then this run has no inception metrics"):
+        metrics.setup(Trainer(logger=False), LightningModule(), "fit")
+    metrics.evaluate(Trainer(logger=False), LightningModule())  # nothing to log with, and nothing is logged
+    with pytest.raises(UserError, match="place the file"):
+        GenerativeMetrics(extractor="inception").setup(Trainer(logger=False), LightningModule(), "fit")
+    weights = tmp_path / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
+    weights.parent.mkdir()
+    weights.write_bytes(b"other weights")
+    with pytest.raises(UserError, match="is not Inception's weights file"):
+        metrics.setup(Trainer(logger=False), LightningModule(), "fit")

@@ -130,7 +130,7 @@ def test_a_live_display_follows_the_runs(plan, stand_in, tmp_path):
         display = Display(Console(file=file, force_terminal=True, width=120))
         run_all(runs_of(read_study(plan), tmp_path / "out"), 2, display, stand_in, poll_seconds=0.01)
     shown = (tmp_path / "terminal.txt").read_text()
-    assert "client a (1/2)" in shown
+    assert "a (1/2)" in shown
     assert "6/6" in shown
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lit_epgan.errors import UserError
+from lit_epgan.errors import MissingFileError, UserError
 from lit_epgan.metrics.features import FeatureExtractor, to_bytes
 
 WEIGHTS = "weights-inception-2015-12-05-6726825d.pth"
@@ -51,10 +51,10 @@ def verify(path: Path) -> None:
     """Check that ``path`` holds the published weights, before anything in it is unpickled.
 
     Raises:
-        UserError: it does not; the message says which file to place where.
+        UserError: it does not; the message says which file to place where. MissingFileError if there is none at all.
     """
     if not path.is_file():
-        raise UserError(
+        raise MissingFileError(
             f"IS and FID need Inception's weights, which are not here: place the file {SOURCE} at {path}, "
             "or choose the extractor digits or lite0."
         )

@@ -93,6 +93,6 @@ class Display:
 
 
 def _where(now: Mapping[str, Any]) -> str:
-    client = f"client {now['client']} ({now['client_position']}/{now['clients']})" if now["client"] else ""
+    client = f"{now['client']} ({now['client_position']}/{now['clients']})" if now["client"] else ""
     losses = "  ".join(f"{name} {value:.3g}" for name, value in now["metrics"].items())
     return "  ".join(filter(None, [client, losses]))
