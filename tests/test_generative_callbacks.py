@@ -23,6 +23,7 @@ from datamodules.toy import ToyDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import GeneratorSites
 from lit_epgan.gan import GAN
+from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.metrics.generative import class_coverage, feature_statistics, frechet_distance, inception_score
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
@@ -298,6 +299,7 @@ def test_predict_writes_images_and_an_array(tmp_path: Path) -> None:
 def test_a_missing_extractor_may_be_done_without_but_a_wrong_one_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", feature_extractor)  # the real one
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     metrics = GenerativeMetrics(extractor="inception", required=False)
     with pytest.warns(UserWarning, match="place the file .* Until then this run has no inception metrics"):
