@@ -13,7 +13,7 @@ from torch import nn
 
 from lit_epgan.federated import ExpectationPropagation, FedAvg, GeneratorSites
 from tests.federations import client_sets, federation, fit
-from tests.modules import Regression
+from tests.modules import Regression, TwoOptimizers
 from tests.test_federation import assert_same
 from tests.test_generator_sites import Known
 from tests.test_generator_sites import data as known_data
@@ -143,6 +143,36 @@ def test_lightnings_own_checkpoint_after_validation_resumes(tmp_path: Path) -> N
     assert best.best_model_score is not None
     again = Personal("epoch")
     fitted(again, 4, ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert_same(again, whole, tolerance=0.0)
+
+
+class SteppedAtTheEnd(TwoOptimizers):
+    """Manual optimization: the module steps its schedules itself, when the round's validation is over."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", float(self.current_epoch))
+
+    def on_train_epoch_end(self) -> None:
+        for scheduler in self.lr_schedulers():
+            scheduler.step()
+
+    def configure_optimizers(self) -> Any:
+        optimizers = super().configure_optimizers()
+        return list(optimizers), [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in optimizers]
+
+
+def test_lightnings_own_checkpoint_waits_for_the_modules_end_of_the_round(tmp_path: Path) -> None:
+    def fitted(module: SteppedAtTheEnd, **options: Any) -> None:
+        options |= {"enable_checkpointing": True}
+        best = ModelCheckpoint(
+            tmp_path, monitor="val_loss", save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=False
+        )
+        data = federation(val_dataset=client_sets((5,))[0])
+        fit(module, data, rounds=3, callbacks=[best], **options)
+
+    whole, again = SteppedAtTheEnd(), SteppedAtTheEnd()
+    fitted(whole)
+    fitted(again, ckpt_path=tmp_path / "epoch=0.ckpt")
     assert_same(again, whole, tolerance=0.0)
 
 

@@ -16,6 +16,8 @@ from tests.federations import fit
 # rows of each client's held-out data: more than a batch, less than a batch, exactly one
 SIZES = {"a": 7, "b": 2, "c": 4}
 
+ROUNDS = 2
+
 
 class Logger(LightningModule):
     """Logs what its batches hold; nothing is learned."""
@@ -31,7 +33,7 @@ class Logger(LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         values, targets = batch
-        self.log("val_loss", values.mean(), **self.options)
+        self.log("val_loss", values.mean() + ROUNDS - 1 - self.current_epoch, **self.options)
         self.log("val_accuracy", (values > 0).double().mean())
         self.accuracy((values > 0).int(), targets)
         self.log("val_metric_acc", self.accuracy)
@@ -53,7 +55,7 @@ def federation(**options: Any) -> FederatedDataModule:
 
 
 def metrics(module: LightningModule, *callbacks: Any, **options: Any) -> dict[str, float]:
-    trainer = fit(module, federation(), rounds=2, callbacks=list(callbacks), **options)
+    trainer = fit(module, federation(), rounds=ROUNDS, callbacks=list(callbacks), **options)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
@@ -117,5 +119,5 @@ def test_validation_alone_is_split_too() -> None:
     options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
     trainer = Trainer(accelerator="cpu", precision="64-true", callbacks=[FederationCallback()], **options)
     trainer.validate(Logger(), datamodule=data, verbose=False)
-    expected = float(held_out()["c"].tensors[0].mean())
+    expected = float(held_out()["c"].tensors[0].mean()) + ROUNDS - 1
     assert float(trainer.callback_metrics["val_loss/client/c"]) == pytest.approx(expected, abs=1e-6)

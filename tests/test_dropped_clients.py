@@ -25,11 +25,12 @@ class Poison(Callback):
     def __init__(self, *victims: tuple[int, int], value: float = math.nan) -> None:
         self.victims, self.value = victims, value
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         progress = next(c for c in trainer.callbacks if isinstance(c, FederationCallback)).progress  # type: ignore[attr-defined]
         if (int(progress.client[-1]), progress.round) in self.victims and progress.step == progress.steps:
-            for group in optimizer.param_groups:
-                group["params"][-1].grad.fill_(self.value)
+            gradient = next(iter(pl_module.parameters())).grad
+            if gradient is not None:
+                gradient.fill_(self.value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -219,6 +219,27 @@ def test_grids_are_written_per_round_with_a_newest_copy(tmp_path: Path) -> None:
     assert not np.array_equal(newest, np.asarray(Image.open(pictures / "samples-round-0000.png")))
 
 
+def test_a_grid_by_class_has_a_row_for_each_and_leaves_cells_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extractor reads class 1 where an image's first pixel is positive, else class 0; nothing is class 2."""
+
+    class Sign:
+        def extract(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            first = images[:, 0, 0, 0]
+            return images.flatten(1), torch.stack([-first, first, torch.full_like(first, -9.0)], 1)
+
+    monkeypatch.setattr("callbacks.sample_grid.feature_extractor", lambda name: Sign())
+    module = gan()
+    trainer(tmp_path, SampleGrid(3, 4, by_class="digits")).fit(module, Images())
+    drawn = module.sample(3 * 4 * 10, generator_for("sample grid"))
+    first = drawn[:, 0, 0, 0]
+    expected = torch.stack([drawn[first <= 0][:4], drawn[first > 0][:4], torch.full((4, *drawn.shape[1:]), torch.nan)])
+    newest = np.asarray(Image.open(tmp_path / "pictures" / "samples.png"))
+    assert np.array_equal(newest, tile(expected.flatten(0, 1), 4))
+    assert (newest[-40:] == 128).all()
+
+
 def test_several_generators_have_a_row_each(tmp_path: Path) -> None:
     class Two(GAN):
         def sample_each(self, n: int, generator: torch.Generator) -> Tensor:

@@ -74,6 +74,8 @@ def test_channels_last_strides_survive() -> None:
     copied = flat.as_dict(flat.vector)
     assert copied["0.weight"].stride() == strides[0]
     assert torch.equal(copied["0.weight"], module[0].weight)
+    copied["0.weight"].zero_()
+    assert bool(module[0].weight.any())
     flat.restore()
     assert [p.stride() for p in module.parameters()] == strides
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_epgan.errors import UserError
@@ -145,13 +146,22 @@ def test_a_client_is_validated_with_its_own_layers() -> None:
     loop = PlainLoop(sgd, kept=is_head)
     reference = loop.run(module, 3)
     held_out = dict(zip(["client-0", "client-2"], client_sets((5, 11)), strict=True))
-    trainer = fit(module, federation(val_dataset=held_out), rounds=3, local=["body.3.*"])
+    heads = []
+
+    class Watch(Callback):
+        def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            heads.append(pl_module.get_parameter("body.3.weight").detach().clone())
+
+    data = federation(val_dataset=held_out)
+    trainer = fit(module, data, rounds=3, local=["body.3.*"], callbacks=[Watch()])
     for client, dataset in held_out.items():
         own = copy.deepcopy(reference).eval()
         own.load_state_dict(loop.private[int(client[-1])], strict=False)
         expected = float(own.loss(dataset.tensors))
         assert float(trainer.callback_metrics[f"val_loss/client/{client}"]) == pytest.approx(expected, rel=1e-6)
-    assert_same(module, reference)  # and the server's model is the server's again
+    assert_same(module, reference)
+    for head in heads:  # the server's model is the server's again
+        assert torch.equal(head, reference.get_parameter("body.3.weight"))
 
 
 def test_a_pattern_that_matches_nothing_is_an_error() -> None:

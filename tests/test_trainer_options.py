@@ -104,7 +104,7 @@ def test_the_clients_must_be_known() -> None:
         trainer.fit(Regression(), datamodule=LightningDataModule.from_datasets(client_sets((9,))[0]))
 
 
-@pytest.mark.parametrize("lr", [float("nan"), float("inf")])
+@pytest.mark.parametrize("lr", [float("nan"), float("inf"), -0.1])
 @pytest.mark.parametrize("kind", [Regression, TwoOptimizers])
 def test_a_learning_rate_must_be_a_number(lr: float, kind: Any) -> None:
     class Odd(kind):  # type: ignore[misc, valid-type]
