@@ -48,7 +48,7 @@ class ModuleTensors:
         self._copy(state)
 
     def read_personal(self) -> dict[str, Tensor]:
-        live = self._live()
+        live = self._live() if self.personal else {}
         return {name: live[name].clone() for name in self.personal}
 
     def read_averaged(self) -> Tensor | None:
@@ -111,7 +111,9 @@ class Optimizers:
         """Take up a client's optimizer state; None starts afresh."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
-            optimizer.zero_grad()
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
         if self.per_step:
             self._restore(self._groups, self._schedules)
         if state is not None:

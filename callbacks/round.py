@@ -56,6 +56,7 @@ class Round:
         self.finished = False
         device = place.server.parameters.device
         self._sum, self._first_sum = ReportSum(device), ReportSum(device)
+        self._weight = 0.0
         self._waiting: list[Waiting] = []
         self._dropped: list[str] = []
         place.server.round = number
@@ -85,7 +86,8 @@ class Round:
         place, server = self.place, self.place.server
         self._close()
         self._send_waiting()
-        total = all_reduce(self._sum.total())
+        total = all_reduce(self._sum.total() | {"federation/weight": scalar(self._weight)})
+        weight = total.pop("federation/weight")
         if not total:
             raise UserError(
                 f"round {server.round}: no client's update is finite, so there is nothing to merge (left out: "
@@ -96,7 +98,6 @@ class Round:
                 f"round {server.round}: the sum of the clients' updates overflows, though each is finite; lower "
                 "the learning rate. The last checkpoint holds the round before"
             )
-        weight = total.pop("federation/weight")
         if "federation/buffers" in total:
             place.tensors.write_averaged(total.pop("federation/buffers") / weight)
         place.networks.update(total, weight)
@@ -162,10 +163,10 @@ class Round:
 
     def _send(self, client: Client, merged: dict[str, Tensor]) -> None:
         report = dict(self.place.algorithm.client_report(client))
-        report["federation/weight"] = scalar(client.weight)
         report |= {name: Weighted(vector, client.weight) for name, vector in merged.items()}
         if is_finite(report):
             self._sum.add(report)
+            self._weight += client.weight
         else:
             self._drop(client.name)
 

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -139,10 +138,10 @@ def test_a_checkpoint_of_another_model_and_a_damaged_one(folder, capsys):
 # Help and print_config
 
 
-def test_help_is_quick_and_lists_commands_and_configs():
-    started = time.monotonic()
-    shown = subprocess.run([sys.executable, "-m", "lit_epgan", "--help"], capture_output=True, text=True, check=True)
-    assert time.monotonic() - started < 3  # nothing heavy is imported for it: 0.1 s
+def test_help_lists_commands_and_configs_and_imports_nothing_heavy():
+    code = "import sys; from lit_epgan.cli import main; main(['--help']); print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines()[-1] == "False"
     assert "cifar.yaml" in shown.stdout
     assert "study" in shown.stdout
 

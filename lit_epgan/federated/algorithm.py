@@ -177,4 +177,4 @@ class FederatedAlgorithm:
 
 def scalar(value: float) -> Tensor:
     """A number as a report's entry."""
-    return torch.tensor([value], dtype=torch.float64)
+    return torch.full((1,), value, dtype=torch.float64)
