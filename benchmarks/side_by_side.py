@@ -1,4 +1,4 @@
-"""Times candidates side by side: one after another, again and again, so that whatever else the machine does hits all."""
+"""Times candidates side by side: one after another, again and again, so that other load on the machine hits all."""
 
 import argparse
 import platform

@@ -1,0 +1,118 @@
+"""A federated local step (FedAvg) against the same step in plain Lightning: the digits' MLP GAN, two optimizers.
+
+    OMP_NUM_THREADS=1 python benchmarks/local_step.py --output benchmarks/results/local_step.md
+"""
+
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from side_by_side import markdown, options, publish
+from torch.utils.data import DataLoader, TensorDataset
+
+from callbacks import FederationCallback
+from datamodules import FederatedDataModule
+from datamodules.clients import DatasetClient
+from lit_epgan.gan import GAN
+from lit_epgan.networks.mlp import MLPDiscriminator, MLPGenerator
+
+CLIENTS, RECORDS, BATCH = 10, 144, 32
+
+
+class Stopwatch(Callback):
+    """Seconds from one batch's start to the next one's: data, step and the loop around it."""
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+
+    def on_train_batch_start(self, *arguments: Any) -> None:
+        self.starts.append(time.perf_counter())
+
+    @property
+    def seconds(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self.starts, self.starts[1:], strict=False)]
+
+
+class SameReader:
+    """The federation's way to read a batch, for a Trainer that knows nothing of it."""
+
+    def __init__(self, dataset: TensorDataset, steps: int) -> None:
+        self.dataset, self.steps = dataset, steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return DatasetClient(self.dataset, BATCH, None, 0).batches(self.steps, 1, 0, 0, 0)
+
+
+def digits_like() -> list[TensorDataset]:
+    """Ten clients of images 1 x 8 x 8 with labels, the numbers of scikit-learn's digits."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(CLIENTS, RECORDS, 1, 8, 8, generator=generator) * 2 - 1
+    return [TensorDataset(x, torch.full((RECORDS,), k)) for k, x in enumerate(images)]
+
+
+def trainer(*callbacks: Callback) -> Trainer:
+    off: dict[str, Any] = dict.fromkeys(
+        ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
+    )
+    return Trainer(accelerator="cpu", max_epochs=1, callbacks=list(callbacks), num_sanity_val_steps=0, **off)
+
+
+def plain(loader: Any, steps: int) -> list[float]:
+    watch = Stopwatch()
+    trainer(watch).fit(GAN(MLPGenerator(), MLPDiscriminator(), r1=0.5), train_dataloaders=loader)
+    assert len(watch.starts) == steps
+    return watch.seconds
+
+
+def federated(steps: int) -> list[float]:
+    watch = Stopwatch()
+    data = FederatedDataModule.from_datasets(digits_like(), batch_size=BATCH, local_steps=steps // CLIENTS)
+    trainer(FederationCallback(), watch).fit(GAN(MLPGenerator(), MLPDiscriminator(), r1=0.5), datamodule=data)
+    assert len(watch.starts) == steps
+    return watch.seconds
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--steps", type=int, default=500, help="of one fit")
+    parser.add_argument("--repeats", type=int, default=9)
+    args = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    steps = args.steps
+    whole = TensorDataset(*(torch.cat(parts) for parts in zip(*(d.tensors for d in digits_like()), strict=True)))
+    shuffled = torch.utils.data.RandomSampler(whole, num_samples=steps * BATCH)
+    candidates: dict[str, Callable[[], list[float]]] = {
+        "plain Lightning, the federation's reader": lambda: plain(SameReader(whole, steps), steps),
+        "plain Lightning, torch's DataLoader": lambda: plain(DataLoader(whole, BATCH, sampler=shuffled), steps),
+        "federated": lambda: federated(steps),
+    }
+    typical: dict[str, list[float]] = {name: [] for name in candidates}
+    mean: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(args.repeats):
+        for name, run in candidates.items():
+            seconds = run()
+            typical[name].append(statistics.median(seconds))
+            mean[name].append(statistics.fmean(seconds))
+    base, loader, _ = (statistics.median(typical[name]) for name in candidates)
+    base_mean = statistics.median(next(iter(mean.values())))
+    rows = []
+    for name in candidates:
+        step, whole_step = statistics.median(typical[name]), statistics.median(mean[name])
+        cells = [step * 1e3, step / base, step / loader, whole_step * 1e3, whole_step / base_mean]
+        rows.append([name, *(f"{cell:.3f}" for cell in cells)])
+    header = ["", "median step, ms", "**ratio**", "to the DataLoader's", "mean step, ms", "ratio of means"]
+    notes = (
+        f"Medians over {args.repeats} interleaved fits of {steps} steps, batches of {BATCH}, {CLIENTS} clients in turn; "
+        "the means include switching clients. Bar: a ratio of at most 1.1."
+    )
+    publish(markdown("A federated local step against the same step in plain Lightning", header, rows, notes), args.output)
+
+
+if __name__ == "__main__":
+    main()
