@@ -1,6 +1,6 @@
 """A federated local step (FedAvg) against the same step in plain Lightning: the digits' MLP GAN, two optimizers.
 
-    OMP_NUM_THREADS=1 python benchmarks/local_step.py --output benchmarks/results/local_step.md
+OMP_NUM_THREADS=1 python benchmarks/local_step.py --output benchmarks/results/local_step.md
 """
 
 import logging
@@ -108,10 +108,12 @@ def main() -> None:
         rows.append([name, *(f"{cell:.3f}" for cell in cells)])
     header = ["", "median step, ms", "**ratio**", "to the DataLoader's", "mean step, ms", "ratio of means"]
     notes = (
-        f"Medians over {args.repeats} interleaved fits of {steps} steps, batches of {BATCH}, {CLIENTS} clients in turn; "
+        f"Medians of {args.repeats} interleaved fits of {steps} steps; batches of {BATCH}, {CLIENTS} clients in turn; "
         "the means include switching clients. Bar: a ratio of at most 1.1."
     )
-    publish(markdown("A federated local step against the same step in plain Lightning", header, rows, notes), args.output)
+    publish(
+        markdown("A federated local step against the same step in plain Lightning", header, rows, notes), args.output
+    )
 
 
 if __name__ == "__main__":

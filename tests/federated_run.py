@@ -80,7 +80,8 @@ def main() -> None:
         enable_model_summary=False,
     )
     sets = dict(zip(("client-0", "client-3"), client_sets((9, 5)), strict=True))
-    data = federation(clients_per_round=3, val_dataset=sets)  # of 4: no number of ranks divides it, and some ranks stand idle
+    # cohorts of 3 of 4 clients: no number of ranks divides them, and some ranks stand idle
+    data = federation(clients_per_round=3, val_dataset=sets)
     trainer.fit(module, datamodule=data, ckpt_path="last" if args.resume else None, weights_only=True)
     if trainer.is_global_zero:
         torch.save(module.state_dict(), args.folder / "model.pt")

@@ -73,7 +73,8 @@ def assert_same(ours: nn.Module, reference: nn.Module, skip: tuple[str, ...] = (
     expected = reference.state_dict()
     for name, value in ours.state_dict().items():
         if not name.endswith(skip or ("\0",)):
-            torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+            close = {"rtol": tolerance, "atol": tolerance}
+            torch.testing.assert_close(value, expected[name], **close, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("local_steps", [None, 5])
