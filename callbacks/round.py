@@ -86,7 +86,7 @@ class Round:
         place, server = self.place, self.place.server
         self._close()
         self._send_waiting()
-        total = all_reduce(self._sum.total() | {"federation/weight": scalar(self._weight)})
+        total = all_reduce(self._sum.total() | {"federation/weight": self._sum_of_weights()})
         weight = total.pop("federation/weight")
         if not total:
             raise UserError(
@@ -106,6 +106,9 @@ class Round:
         place.state.commit()
         place.load_server()
         self.finished = True
+
+    def _sum_of_weights(self) -> Tensor:
+        return scalar(self._weight).to(self.place.server.parameters.device)
 
     def abandon(self) -> None:
         """Leave an unfinished round without a trace."""

@@ -129,9 +129,20 @@ def test_a_live_display_follows_the_runs(plan, stand_in, tmp_path):
     with (tmp_path / "terminal.txt").open("w") as file:
         display = Display(Console(file=file, force_terminal=True, width=120))
         run_all(runs_of(read_study(plan), tmp_path / "out"), 2, display, stand_in, poll_seconds=0.01)
+    assert "6/6" in (tmp_path / "terminal.txt").read_text()
+
+
+def test_a_runs_bar_shows_its_round_and_client(tmp_path):
+    now = {"done": 3, "round": 4, "rounds": 9, "client": "a", "client_position": 1, "clients": 2, "metrics": {"fd": 1}}
+    with (tmp_path / "terminal.txt").open("w") as file:
+        display = Display(Console(file=file, force_terminal=True, width=120))
+        display.begin(6, 0)
+        display.started("plain/seed-0", goes_on=False)
+        display.show({"plain/seed-0": now})
+        display.end()
     shown = (tmp_path / "terminal.txt").read_text()
-    assert "a (1/2)" in shown
-    assert "6/6" in shown
+    for part in ("plain/seed-0", "3/9", "a (1/2)", "fd 1"):
+        assert part in shown
 
 
 # What the YAML may say

@@ -87,7 +87,13 @@ def test_stopped_it_stops_its_runs_and_goes_on_from_their_checkpoints(plan, stan
     script = STUDY_PROCESS.format(
         tests=str(Path(__file__).parent), script=str(tmp_path / "stand_in.py"), plan=str(plan), output=str(output)
     )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # a shell's background jobs inherit an ignored SIGINT
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     runs = runs_of(read_study(plan), output)
     wait_for(lambda: sum(run.can_go_on() for run in runs) == 2)
     process.send_signal(number)

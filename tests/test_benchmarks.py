@@ -1,0 +1,31 @@
+"""Every benchmark runs, at a size that says nothing about speed, and writes its table."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT, environment
+
+pytestmark = pytest.mark.slow
+
+SMALL = {
+    "client_switch.py": ["--sizes", "1", "--rounds", "1"],
+    "local_step.py": ["--steps", "20", "--repeats", "1"],
+    "many_clients.py": ["--clients", "10", "--rounds", "4"],
+}
+
+
+def test_every_script_is_tried() -> None:
+    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    assert scripts == set(SMALL)
+
+
+@pytest.mark.parametrize("script", SMALL)
+def test_a_benchmark_runs(tmp_path: Path, script: str) -> None:
+    table = tmp_path / "table.md"
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *SMALL[script], "--output", str(table)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert table.read_text() in done.stdout
