@@ -57,6 +57,8 @@ class ToyDataModule(FederatedDataModule):
             Gaussians out of the mixture altogether.
         beta: concentration of ``dirichlet``.
         data_seed: decides variances, points and partition.
+        data_dir, download: of no effect, since the points are computed; taken so that one command line fits every
+            configuration.
         federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
             ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
 
@@ -77,6 +79,8 @@ class ToyDataModule(FederatedDataModule):
         clients: int | None = None,
         beta: float = 0.5,
         data_seed: int = 0,
+        data_dir: str = "data",
+        download: bool = False,
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
