@@ -1,5 +1,6 @@
 """One round: clients take up the module one after another, their reports are summed, the server is updated."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -176,7 +177,9 @@ class Round:
     def _drop(self, name: str) -> None:
         self.place.state.forget(name)
         self._dropped.append(name)
-        rank_zero_warn(f"round {self.place.server.round}: the update of client {name!r} is not finite and is left out")
+        # not on rank 0 alone: only the rank that trained the client knows
+        message = f"round {self.place.server.round}: the update of client {name!r} is not finite and is left out"
+        warnings.warn(message, stacklevel=2)
 
     def _seed(self, *words: int | str) -> None:
         seed_streams(derive_seed(self.place.server.seed, self.place.server.round, *words))
