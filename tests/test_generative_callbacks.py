@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import wandb
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from PIL import Image
@@ -254,12 +255,11 @@ def test_several_generators_have_a_row_each(tmp_path: Path) -> None:
 
 
 def test_loggers_get_the_pictures(tmp_path: Path) -> None:
-    wandb = WandbLogger(save_dir=tmp_path, offline=True, project="test", id="abc")
+    wandb.finish()  # a run that another test of this process has left open would be taken
+    logger = WandbLogger(save_dir=tmp_path, offline=True, project="test", id="abc")
     board = TensorBoardLogger(tmp_path)
-    trainer(tmp_path, SampleGrid(2, 3), logger=[wandb, board], max_epochs=1).fit(gan(), Images())
-    import wandb as client
-
-    client.finish()
+    trainer(tmp_path, SampleGrid(2, 3), logger=[logger, board], max_epochs=1).fit(gan(), Images())
+    wandb.finish()
     board.finalize("success")
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/images/pictures/*.png"))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
