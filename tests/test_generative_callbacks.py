@@ -255,7 +255,8 @@ def test_several_generators_have_a_row_each(tmp_path: Path) -> None:
 
 
 def test_loggers_get_the_pictures(tmp_path: Path) -> None:
-    wandb.finish()  # a run that another test of this process has left open would be taken
+    wandb.finish()  # what another test of this process has left open or set would be taken over
+    wandb.teardown()
     logger = WandbLogger(save_dir=tmp_path, offline=True, project="test", id="abc")
     board = TensorBoardLogger(tmp_path)
     trainer(tmp_path, SampleGrid(2, 3), logger=[logger, board], max_epochs=1).fit(gan(), Images())
