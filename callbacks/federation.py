@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -14,7 +15,7 @@ from callbacks.client_metrics import ClientMetrics
 from callbacks.local_state import BufferPolicy, ModuleTensors, OptimizerPolicy, Optimizers, first_names
 from callbacks.round import Round, Workplace
 from callbacks.round_state import FederationState, RoundStart
-from callbacks.trainer_options import check_trainer, save_between_rounds
+from callbacks.trainer_options import check_module, check_trainer, save_between_rounds
 from datamodules.base import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FederatedAlgorithm, FlatParameters, OptimizedParameters, Server
@@ -81,6 +82,8 @@ class FederationCallback(Callback):
         # first, so that whoever looks at the module between rounds sees the server's
         trainer.callbacks = [self, *metrics, *(c for c in others if c not in metrics)]  # type: ignore[attr-defined]
         if stage != "fit":
+            if self.local or self.buffers == "local":
+                rank_zero_warn("personal layers and buffers are known during fit only: this evaluates the initial ones")
             return
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(datamodule, FederatedDataModule):
@@ -89,6 +92,7 @@ class FederationCallback(Callback):
                 "FederatedDataModule, such as FederatedDataModule.from_datasets(datasets, batch_size=32)"
             )
         check_trainer(trainer)
+        check_module(pl_module, trainer.world_size)
         save_between_rounds(trainer)
         if trainer.world_size > 1:
             # ranks have different numbers of batches and meet at the round's end only
@@ -226,6 +230,7 @@ class FederationCallback(Callback):
         if self._server is not None:
             self._server.flat.restore()
             self._server = self._place = self._round = None
+            pl_module.__dict__.pop("log", None)
 
     def state_dict(self) -> dict[str, Any]:
         return self._state.state_dict()

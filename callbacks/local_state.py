@@ -22,7 +22,8 @@ class ModuleTensors:
     Floating-point buffers are averaged with the parameters (``average``), kept by each client (``local``), or go back
     to the server's after each client (``exclude``). Integer buffers are never averaged: they go back to the server's,
     or stay the client's under ``local``. Names that match ``local`` stay the client's, parameters and buffers alike;
-    the server's module keeps their initial values.
+    the server's module keeps their initial values. Parameters that no optimizer trains but the module changes by itself
+    (a moving-average teacher, a layer unfrozen later) are averaged with the rest.
     """
 
     def __init__(self, module: LightningModule, local: Sequence[str], buffers: BufferPolicy) -> None:
@@ -30,7 +31,7 @@ class ModuleTensors:
             raise UserError(f"FederationCallback's buffers is {buffers!r}; choose average, local or exclude")
         named: dict[str, Tensor] = dict(module.named_buffers())
         personal = {n for n in named if buffers == "local" or matches(n, local)}
-        named |= {n: p for n, p in module.named_parameters() if p.requires_grad and matches(n, local)}
+        named |= {n: p for n, p in module.named_parameters() if not p.requires_grad or matches(n, local)}
         unmatched = [pattern for pattern in local if not any(matches(n, [pattern]) for n in named)]
         if unmatched:
             raise UserError(f"no parameter or buffer matches the local name pattern {', '.join(unmatched)}")
@@ -38,7 +39,9 @@ class ModuleTensors:
         self.personal = [n for n in named if n in personal or matches(n, local)]
         averaged = buffers == "average"
         self.averaged = [n for n in named if averaged and n not in self.personal and named[n].is_floating_point()]
-        self.names = list(named)
+        parameters = dict(module.named_parameters())
+        self.frozen = [n for n in named if n in parameters and n not in self.personal and named[n].is_floating_point()]
+        self.averaged = [n for n in self.averaged if n not in parameters]
         self.server = {name: tensor.detach().clone() for name, tensor in named.items()}
 
     def load_server(self) -> None:
@@ -64,6 +67,21 @@ class ModuleTensors:
         for name in self.averaged:
             tensor = self.server[name]
             tensor.copy_(vector[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()
+
+    def read_frozen_change(self) -> Tensor | None:
+        """How far the frozen parameters have moved from the server's, as one flat vector; None if not at all."""
+        live = self._live() if self.frozen else {}
+        if all(torch.equal(live[name], self.server[name]) for name in self.frozen):
+            return None
+        return torch.cat([(live[name] - self.server[name]).flatten() for name in self.frozen])
+
+    def move_frozen(self, change: Tensor) -> None:
+        """Move the server's frozen parameters."""
+        start = 0
+        for name in self.frozen:
+            tensor = self.server[name]
+            tensor.add_(change[start : start + tensor.numel()].view_as(tensor))
             start += tensor.numel()
 
     def _live(self) -> dict[str, Tensor]:
@@ -104,8 +122,22 @@ class Optimizers:
             for group in optimizer.param_groups:
                 if not 0 <= float(group["lr"]) < float("inf"):
                     raise UserError(f"the learning rate is {float(group['lr'])}; it must be a finite number, 0 or more")
+        self._check_schedules(trainer)
         self._groups = [self._settings(o) for o in self.scheduled]
         self._schedules = [copy.deepcopy(s.state_dict()) for s in self.per_step]
+
+    def _check_schedules(self, trainer: Trainer) -> None:
+        for config in trainer.lr_scheduler_configs:
+            if config.interval == "step" and config.frequency != 1:
+                raise UserError(
+                    f"a scheduler of interval 'step' has the frequency {config.frequency}, which counts the round's "
+                    "batches, not the client's: give frequency 1 and stretch the schedule"
+                )
+            if config.interval != "step" and any(config.scheduler.optimizer is o for o in self.scheduled):
+                raise UserError(
+                    "one optimizer has a scheduler of interval 'step', which starts afresh with each client, and "
+                    "one of interval 'epoch', which runs with the rounds: give it one of the two"
+                )
 
     def begin(self, state: dict[str, Any] | None) -> None:
         """Take up a client's optimizer state; None starts afresh."""

@@ -101,6 +101,8 @@ class Round:
             )
         if "federation/buffers" in total:
             place.tensors.write_averaged(total.pop("federation/buffers") / weight)
+        if "federation/frozen" in total:
+            place.tensors.move_frozen(total.pop("federation/frozen") / weight)
         place.networks.update(total, weight)
         self._seed("server", "update")
         place.algorithm.server_update(server, total)
@@ -138,6 +140,7 @@ class Round:
         if client is None or client.weight == 0:
             return
         place = self.place
+        place.server.flat.adopt()
         place.algorithm.end_client(client)
         self._private.optimizers = place.optimizers.collect()
         self._private.personal = place.tensors.read_personal()
@@ -162,7 +165,11 @@ class Round:
 
     def _merged(self) -> dict[str, Tensor]:
         """What is averaged by n_k whatever the algorithm."""
-        vectors = {"buffers": self.place.tensors.read_averaged(), "networks": self.place.networks.read()}
+        vectors = {
+            "buffers": self.place.tensors.read_averaged(),
+            "frozen": self.place.tensors.read_frozen_change(),
+            "networks": self.place.networks.read(),
+        }
         return {f"federation/{name}": vector for name, vector in vectors.items() if vector is not None}
 
     def _send(self, client: Client, merged: dict[str, Tensor]) -> None:

@@ -1,8 +1,11 @@
 """Trainer options that would break a federated round, refused with the sentence that says what to use instead."""
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lit_epgan.errors import UserError
 
@@ -17,6 +20,7 @@ def check_trainer(trainer: Trainer) -> None:
         UserError: naming the option and its replacement.
     """
     _check_strategy(trainer)
+    _check_callbacks(trainer)
     refused = {
         "fast_dev_run": (
             bool(trainer.fast_dev_run),  # type: ignore[attr-defined]
@@ -56,6 +60,44 @@ def check_trainer(trainer: Trainer) -> None:
 def _is_whole(limit: float) -> bool:
     """Whether a limit is the share 1.0; the number 1 is one batch."""
     return isinstance(limit, float) and limit == 1.0
+
+
+def _check_callbacks(trainer: Trainer) -> None:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+            raise UserError(
+                f"{type(callback).__name__} would average one client's weights into the next one's: "
+                "keep the average in the module, as buffers, which the federation merges"
+            )
+
+
+def check_module(module: LightningModule, ranks: int) -> None:
+    """Refuse a module that would read past a client's end, and on several ranks one that meets the others in a step.
+
+    Raises:
+        UserError: when it is found out: here, or at the first such ``self.log``.
+    """
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise UserError(
+            "a training_step that takes dataloader_iter reads past the end of a client: let it take (batch, batch_idx)"
+        )
+    if ranks > 1:
+        _guard_log(module)
+
+
+def _guard_log(module: LightningModule) -> None:
+    log = type(module).log
+
+    def guarded(name: str, value: Any, *args: Any, **options: Any) -> None:
+        in_step = module._current_fx_name == "training_step" and options.get("on_step") is not False
+        if options.get("sync_dist") and in_step:
+            raise UserError(
+                f"self.log({name!r}, sync_dist=True) in training_step would wait for the other ranks at every step, "
+                "and their clients have other numbers of steps: add on_step=False, on_epoch=True"
+            )
+        log(module, name, value, *args, **options)
+
+    module.log = guarded  # type: ignore[method-assign]
 
 
 def _check_strategy(trainer: Trainer) -> None:

@@ -5,10 +5,19 @@ from itertools import islice
 from typing import Any, Protocol
 
 import torch
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import HostStream, derive_seed, generator_for
+
+
+class BatchDataset(Dataset[Any]):
+    """A data set that reads a whole batch at a time."""
+
+    def fetch(self, indices: list[int]) -> Any:
+        """The batch of these records."""
+        raise NotImplementedError
 
 
 class Client(Protocol):
@@ -83,6 +92,7 @@ class LoaderClient:
 
     def __init__(self, make_loader: Callable[[], Iterable[Any]]) -> None:
         self.make_loader = make_loader
+        refuse_several(make_loader(), "training")
         dataset = getattr(make_loader(), "dataset", None)
         self.records: int | None = len(dataset) if hasattr(dataset, "__len__") else None  # type: ignore[arg-type]
 
@@ -111,6 +121,14 @@ class LoaderClient:
             epoch += 1
 
 
+def refuse_several(loader: Any, purpose: str) -> None:
+    """Raise a UserError if what a data module gives is not one loader."""
+    if isinstance(loader, dict | list | tuple | CombinedLoader):
+        raise UserError(
+            f"a client's data module gives several {purpose} loaders; a client has one: join their data sets"
+        )
+
+
 def _reseed(loader: Iterable[Any], *stream: int) -> None:
     for owner in (loader, getattr(loader, "sampler", None)):
         generator = getattr(owner, "generator", None)
@@ -137,9 +155,8 @@ def from_stream(loader: Iterable[Any], *stream: int) -> Iterator[Any]:
 
 def batch_fetcher(dataset: Dataset) -> Callable[[list[int]], Any] | None:
     """How to read a whole batch at a time, where the data set can: its ``fetch(indices)``, or a TensorDataset's."""
-    fetch = getattr(dataset, "fetch", None)
-    if fetch is not None:
-        return fetch
+    if isinstance(dataset, BatchDataset):
+        return dataset.fetch
     if type(dataset) is TensorDataset:
         tensors = dataset.tensors
         return lambda indices: [tensor[indices] for tensor in tensors]  # a list, as the default collate gives

@@ -9,10 +9,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import Dataset
 from torchvision.transforms import functional
 
 from datamodules.base import ClientData, FederatedDataModule
+from datamodules.clients import BatchDataset
 from datamodules.manifest import read_records
 from lit_epgan.errors import UserError
 
@@ -20,7 +20,7 @@ UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  #
 BYTES_OF_16_BITS = 257  # 65535 / 255
 
 
-class ImageFiles(Dataset):
+class ImageFiles(BatchDataset):
     """Images read from disk when they are asked for.
 
     Args:

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from datamodules.base import ClientData, FederatedDataModule
 from datamodules.cifar100_superclasses import superclass_of
+from datamodules.clients import BatchDataset
 from datamodules.image_files import read_split
 from datamodules.partition import PartitionKind, hold_out, partition, refuse_empty
 from lit_epgan.errors import UserError
@@ -20,7 +20,7 @@ ImageSetName = Literal["digits", "fashion_mnist", "cifar10", "cifar100"]
 SHAPES = {"digits": (1, 8, 8), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 
 
-class ImageRecords(Dataset):
+class ImageRecords(BatchDataset):
     """Some rows of an image set that stays in memory as bytes, shared by all clients; a batch is scaled when read.
 
     Args:

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from datamodules.base import ClientData, FederatedDataModule
-from datamodules.clients import Client, LoaderClient
+from datamodules.clients import Client, LoaderClient, refuse_several
 from datamodules.rounds import ValidationLoader
 
 
@@ -50,6 +50,8 @@ class Institutions(FederatedDataModule):
 
     def _loaders(self, name: str) -> Any:
         loaders = {k: getattr(dm, name)() for k, dm in enumerate(self._list) if _overrides(dm, name)}
+        for loader in loaders.values():
+            refuse_several(loader, "evaluation")
         return ValidationLoader(loaders, self.validation_marks, self._held_out_owners) if loaders else []
 
     # As in training with the institution's data module alone: its own hook where it has one, else the module's.

@@ -11,7 +11,7 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_epgan.errors import UserError
-from lit_epgan.gan_checks import agreed_latent_dim, check_hyperparameters
+from lit_epgan.gan_checks import agreed_latent_dim, check_hyperparameters, check_shape
 from lit_epgan.networks.average import ParameterAverage, frozen_copy, has_batch_norm, recompute_batch_norm
 from lit_epgan.networks.modes import evaluating
 from lit_epgan.objectives import ObjectiveName, gradient_penalty, r1_penalty
@@ -119,6 +119,10 @@ class GAN(LightningModule):
     def step_losses(self) -> Tensor | None:
         """Discriminator's and generator's loss (2,) of the last step of this epoch, for a progress bar."""
         return None if self.losses.last is None else torch.stack(self.losses.last)
+
+    def on_fit_start(self) -> None:
+        """Refuse data of another shape than the generator's, where the data module says its ``shape``."""
+        check_shape(getattr(self.trainer.datamodule, "shape", None), self.sample(1, generator_for("shape")).shape[1:])  # type: ignore[attr-defined]
 
     def on_train_epoch_start(self) -> None:
         """Begin the epoch's mean losses."""

@@ -1,6 +1,7 @@
 """What a GAN's hyperparameters must be."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -45,3 +46,16 @@ def agreed_latent_dim(given: int | None, generator: nn.Module) -> int:
     if own not in (None, dimension) or dimension < 1:
         raise UserError(f"the model's latent_dim is {dimension}, but its generator takes {own}: leave it out.")
     return int(dimension)
+
+
+def check_shape(data: Sequence[int] | None, generated: Sequence[int]) -> None:
+    """Refuse data that the generator does not imitate.
+
+    Raises:
+        UserError: one record's shape is another than one sample's.
+    """
+    if data is not None and tuple(data) != tuple(generated):
+        raise UserError(
+            f"the data have the shape {tuple(data)}, the generator makes {tuple(generated)}: change the networks' "
+            "shape, or the data's (of a folder: --data.color and --data.image_size)."
+        )

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from datamodules import FederatedDataModule
+from datamodules.clients import BatchDataset
 from lit_epgan.errors import UserError
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression
@@ -104,7 +105,7 @@ def test_a_tensor_data_set_gives_what_its_slow_way_would() -> None:
 
 
 def test_fetch_reads_a_whole_batch() -> None:
-    class Fetching(Rows):
+    class Fetching(Rows, BatchDataset):
         fetched = 0
 
         def fetch(self, indices: list[int]) -> Any:

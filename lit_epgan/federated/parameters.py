@@ -48,6 +48,8 @@ class FlatParameters:
             offset += start
         self.numel = offset
         self._places = {id(p): i for i, p in enumerate(self.parameters)}
+        self._storage = [p.data for p in self.parameters]
+        self._addresses = [p.data_ptr() for p in self.parameters]
 
     @classmethod
     def of(cls, module: nn.Module, local: Sequence[str] = ()) -> "FlatParameters":
@@ -88,8 +90,16 @@ class FlatParameters:
         """Whether ``vector`` is the parameters' own storage."""
         return len(self._buffers) == 1
 
+    def adopt(self) -> None:
+        """Take back parameters whose storage somebody has replaced (``p.data = ...``), with their present values."""
+        for parameter, view, address in zip(self.parameters, self._storage, self._addresses, strict=True):
+            if parameter.data_ptr() != address:
+                view.copy_(parameter.data)
+                parameter.data = view
+
     def load(self, vector: Tensor) -> None:
         """Copy a flat vector (numel,) into the parameters."""
+        self.adopt()
         start = 0
         for buffer in self._buffers:
             buffer.copy_(vector[start : start + buffer.numel()])
