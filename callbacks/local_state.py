@@ -1,7 +1,7 @@
 """What of the module and its optimizers belongs to a client, and what of it the server keeps."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -63,11 +63,8 @@ class ModuleTensors:
 
     def write_averaged(self, vector: Tensor) -> None:
         """Set the server's averaged buffers."""
-        start = 0
-        for name in self.averaged:
-            tensor = self.server[name]
-            tensor.copy_(vector[start : start + tensor.numel()].view_as(tensor))
-            start += tensor.numel()
+        for tensor, part in self._parts(self.averaged, vector):
+            tensor.copy_(part)
 
     def read_frozen_change(self) -> Tensor | None:
         """How far the frozen parameters have moved from the server's, as one flat vector; None if not at all."""
@@ -78,10 +75,15 @@ class ModuleTensors:
 
     def move_frozen(self, change: Tensor) -> None:
         """Move the server's frozen parameters."""
+        for tensor, part in self._parts(self.frozen, change):
+            tensor.add_(part)
+
+    def _parts(self, names: list[str], vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The server's tensors of these names, each with its part of a flat vector."""
         start = 0
-        for name in self.frozen:
+        for name in names:
             tensor = self.server[name]
-            tensor.add_(change[start : start + tensor.numel()].view_as(tensor))
+            yield tensor, vector[start : start + tensor.numel()].view_as(tensor)
             start += tensor.numel()
 
     def _live(self) -> dict[str, Tensor]:
