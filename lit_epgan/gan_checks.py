@@ -2,17 +2,26 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import nn
 
 from lit_epgan.errors import UserError
 
-if TYPE_CHECKING:
-    from lit_epgan.gan import GAN
+
+class Hyperparameters(Protocol):
+    """What a GAN says of its settings."""
+
+    lr: float
+    lr_discriminator: float
+    betas: tuple[float, float]
+    r1: float
+    r1_every: int
+    gp: float
+    lr_decay: float | None
 
 
-def check_hyperparameters(gan: "GAN", average: float | None) -> None:
+def check_hyperparameters(gan: Hyperparameters, average: float | None) -> None:
     """Refuse what cannot be, NaN included.
 
     Raises:
