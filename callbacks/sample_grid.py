@@ -16,8 +16,9 @@ CANDIDATES = 10  # samples drawn for each cell of a grid by class
 class SampleGrid(RoundEvaluation):
     """Writes ``samples.png``: for one generator rows x columns images, for several one row each.
 
-    A module with several generators says so by ``sample_each(n, generator)`` -> (generators, n, *data_shape). Further
-    sample sets get a file of their own name, such as ``union.png``. The noise is the same in every round.
+    A module with several generators has ``sample_each(n, generator)`` -> (generators, n, *data_shape); a grid by class
+    shows their mixture. Further sample sets get a file of their own name, such as ``union.png``. The noise is the same
+    in every round.
 
     Args:
         rows: rows of the grid of one generator.
@@ -44,9 +45,10 @@ class SampleGrid(RoundEvaluation):
         """Draw and publish one grid for each sample set."""
         candidates = self.rows * self.columns * (CANDIDATES if self.by_class else 1)
         sets = sample_sets(trainer, pl_module, candidates, "sample grid")
-        if hasattr(pl_module, "sample_each"):
+        if hasattr(pl_module, "sample_each") and not self.by_class:
             each: Tensor = pl_module.sample_each(self.columns, generator_for("sample grid"))  # type: ignore[operator]
-            sets[""] = each.flatten(0, 1)
+            if len(each) > 1:
+                sets[""] = each.flatten(0, 1)
         for name, images in sets.items():
             if images.dim() != 4:
                 raise UserError(

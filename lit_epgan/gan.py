@@ -1,36 +1,41 @@
-"""A generative adversarial network as a LightningModule: two networks, two optimizers, manual optimization."""
+"""A generative adversarial network, Bayesian or not, as a LightningModule: two optimizers, manual optimization."""
 
+import copy
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.optim import Adam
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import Optimizer
 
-from lit_epgan.errors import UserError
 from lit_epgan.gan_checks import agreed_latent_dim, check_hyperparameters, check_shape
-from lit_epgan.networks.average import ParameterAverage, frozen_copy, has_batch_norm, recompute_batch_norm
-from lit_epgan.networks.modes import evaluating
+from lit_epgan.inference.sghmc import SGHMC
+from lit_epgan.networks.average import ParameterAverage, frozen_copy, has_batch_norm
 from lit_epgan.objectives import ObjectiveName, gradient_penalty, r1_penalty
 from lit_epgan.objectives import objective as named_objective
+from lit_epgan.optimizers import OptimizerName, adam, linear_decay
+from lit_epgan.priors import Prior, UniformPrior
 from lit_epgan.randomness import generator_for
-from lit_epgan.steps import Losses, frozen, rows_and_weights, steps_taken
+from lit_epgan.sampling import Sampling
+from lit_epgan.steps import Losses, add_noise, frozen, rows_and_weights, steps_taken
 
 
-class GAN(LightningModule):
+class GAN(Sampling):
     """Generator against discriminator; each step is one discriminator step and then one generator step.
+
+    A Bayesian GAN has N generators (``generator.members``, which share most parameters) and M discriminators (the
+    heads): posterior samples, each loss the mean over all N x M pairs. BayesGAN, ProbGAN: the ``prior``.
 
     A batch is the real data x (batch, *data_shape), or a sequence that begins with it; a third entry is the rows'
     weights (batch,), summing to one, of a weighted mean in the discriminator's real term and in the gradient penalties.
 
     Args:
-        generator: noise (n, latent_dim) -> samples (n, *data_shape).
+        generator: noise (n, latent_dim) -> samples (n, *data_shape). With ``members`` N > 1 its rows are N equal
+            blocks, block i for member i.
         discriminator: samples (n, *data_shape) -> scores (n, heads).
         objective: ``wgan-gp``, ``lsgan`` or ``non-saturating``.
-        lr: Adam's learning rate.
+        lr: the optimizers' learning rate.
         lr_discriminator: the discriminator's, if it is to differ.
         betas: Adam's decay rates.
         latent_dim: dimension of the noise; by default what the generator says.
@@ -43,6 +48,13 @@ class GAN(LightningModule):
         lr_decay: factor of the learning rates in the last epoch; they fall linearly from epoch to epoch. None:
             constant.
         channels_last: memory format of convolutions, faster on most hardware.
+        generated: rows that each generator makes in each step; by default as many as the batch has, or with N
+            generators an N-th of them (rounded up, two at least, as BatchNorm needs).
+        prior: of the networks' parameters; by default uniform. The GAN takes a copy.
+        optimizer: ``adam``, or ``sghmc``: stochastic gradient Hamiltonian Monte Carlo (EP-GAN, algorithm 1).
+        noise: standard deviation of Gaussian noise on every gradient before its optimizer's step. ProbGAN's code
+            samples so, Adam in the place of friction: 0.00424 = (2 friction lr)^1/2 at friction 0.03 and lr 3e-4.
+        friction, temperature: sghmc's; the loss is a mean over records, so that 1 / n is the posterior's temperature.
 
     Raises:
         UserError: a hyperparameter that cannot be; the message names it.
@@ -63,30 +75,38 @@ class GAN(LightningModule):
         average: float | None = 0.99,
         lr_decay: float | None = None,
         channels_last: bool = False,
+        generated: int | None = None,
+        prior: Prior | None = None,
+        optimizer: OptimizerName = "adam",
+        noise: float = 0.0,
+        friction: float = 0.03,
+        temperature: float = 1.0,
     ) -> None:
         super().__init__()
         # networks given as objects have no place in a checkpoint's hyperparameters; a CLI gives their configuration
-        objects = ["generator", "discriminator"] if _given_hyperparameters.get() is None else []
+        objects = ["generator", "discriminator", "prior"] if _given_hyperparameters.get() is None else []
         self.save_hyperparameters(ignore=objects)
         self.automatic_optimization = False
         self.objective = named_objective(objective)
         self.lr, self.lr_discriminator = lr, lr if lr_discriminator is None else lr_discriminator
         self.betas, self.lr_decay = (betas[0], betas[1]), lr_decay
         self.r1, self.r1_every, self.gp = r1, r1_every, gp if objective == "wgan-gp" else 0.0
-        self.latent_dim = agreed_latent_dim(latent_dim, generator)
-        check_hyperparameters(self, average)
+        self.latent_dim, self.members = agreed_latent_dim(latent_dim, generator), getattr(generator, "members", 1)
+        self.generated, self.noise = generated, noise
+        self.optimizer, self.friction, self.temperature = optimizer, friction, temperature
+        check_hyperparameters(self, average, generator)
         self.channels_last = channels_last
         if channels_last:
             generator, discriminator = (net.to(memory_format=torch.channels_last) for net in (generator, discriminator))
         self.generator, self.discriminator = generator, discriminator
+        self.prior = UniformPrior() if prior is None else copy.deepcopy(prior)
+        self.prior.build(generator, discriminator, self.objective)
         self.average = None if average is None else frozen_copy(generator)
         if average is not None and self.average is not None:
             self._averaging = ParameterAverage(generator, self.average, weight=1 - average)
         # BatchNorm must not see real and generated rows in one batch
         self._one_pass = not has_batch_norm(discriminator)
         self.losses = Losses()
-
-    # ------------------------------------------------------------------ training
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One step of the discriminator on (real, fresh samples), then one of the generator."""
@@ -97,6 +117,7 @@ class GAN(LightningModule):
         steps = steps_taken(discriminator_optimizer)
         if steps == 0 and self.average is not None:
             self._averaging.start()
+        self.prior.before_step(steps, self.generator, self.discriminator)
 
         discriminator_loss = self._discriminator_loss(real, weight, steps)
         discriminator_optimizer.zero_grad()
@@ -105,8 +126,11 @@ class GAN(LightningModule):
 
         # frozen parameters get no gradient that the next step would throw away
         with frozen(discriminator_optimizer.param_groups[0]["params"]):
-            fake = self.generator(self._noise(len(real), real))
+            fake = self.generator(self._noise(self._rows(len(real)), real))
             generator_loss = self.objective.generator_loss(self.discriminator(fake))
+            from_prior = self.prior.generator_loss(self.generator, self.discriminator, fake)
+            if from_prior is not None:
+                generator_loss = generator_loss + from_prior
             generator_optimizer.zero_grad()
             self.manual_backward(generator_loss)
         generator_optimizer.step()
@@ -138,29 +162,33 @@ class GAN(LightningModule):
         for scheduler in schedulers if isinstance(schedulers, list) else []:
             scheduler.step()  # type: ignore[call-arg]
 
+    @torch.no_grad()
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Add the prior's gradient and the sampler's noise to the data's gradient, which callbacks have seen by now."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in parameters]
+        self.prior.adjust_gradients(parameters, gradients)
+        if self.noise > 0:
+            add_noise(gradients, self.noise)
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Two Adams, generator first; with ``lr_decay`` a linear schedule each, stepped every epoch."""
-        optimizers = [self._adam(self.generator, self.lr), self._adam(self.discriminator, self.lr_discriminator)]
+        """Two optimizers, generator first; with ``lr_decay`` a linear schedule each, stepped every epoch."""
+        optimizers = [
+            self._optimizer(self.generator, self.lr),
+            self._optimizer(self.discriminator, self.lr_discriminator),
+        ]
         if self.lr_decay is None:
             return optimizers
-        epochs = self.trainer.max_epochs
-        if epochs is None or epochs < 1:
-            raise UserError("lr_decay falls until the last epoch: give the trainer max_epochs, or leave lr_decay out.")
-        decay, last = self.lr_decay, max(1, epochs - 1)
-
-        def factor(epoch: int) -> float:
-            return 1 - (1 - decay) * min(epoch / last, 1.0)
-
-        return optimizers, [LambdaLR(optimizer, factor) for optimizer in optimizers]
+        return optimizers, [linear_decay(optimizer, self.lr_decay, self.trainer.max_epochs) for optimizer in optimizers]
 
     def _discriminator_loss(self, real: Tensor, weight: Tensor | None, steps: int) -> Tensor:
         with torch.no_grad():
-            fake = self.generator(self._noise(len(real), real))
+            fake = self.generator(self._noise(self._rows(len(real)), real))
         penalised = self.r1 > 0 and steps % self.r1_every == 0
         if penalised:
             real = real.detach().requires_grad_()
         if self._one_pass and not penalised:
-            scores, fake_scores = self.discriminator(torch.cat([real, fake])).split(len(real))
+            scores, fake_scores = self.discriminator(torch.cat([real, fake])).split([len(real), len(fake)])
         else:
             scores, fake_scores = self.discriminator(real), self.discriminator(fake)
         loss = self.objective.discriminator_loss(scores, fake_scores, weight)
@@ -170,65 +198,16 @@ class GAN(LightningModule):
             loss = loss + self.gp * gradient_penalty(self.discriminator, real, fake, weight)
         return loss
 
-    def _adam(self, network: nn.Module, lr: float) -> Adam:
-        # fused is fastest on a CPU (950 against 1,130 us a step for the digits' MLPs); on an accelerator it would
-        # keep Adam's step count there, and reading it would make the host wait
-        return Adam(network.parameters(), lr=lr, betas=self.betas, fused=self.device.type == "cpu" or None)
+    def _optimizer(self, network: nn.Module, lr: float) -> Optimizer:
+        if self.optimizer == "sghmc":
+            return SGHMC(network.parameters(), lr, self.friction, self.temperature)
+        return adam(network.parameters(), lr, self.betas)
+
+    def _rows(self, batch: int) -> int:
+        """How many rows all generators make in a step on ``batch`` real ones."""
+        if self.generated is None and self.members == 1:
+            return batch
+        return self.members * (self.generated or max(2, -(-batch // self.members)))
 
     def _noise(self, n: int, like: Tensor) -> Tensor:
         return torch.randn(n, self.latent_dim, device=like.device, dtype=like.dtype)
-
-    # ------------------------------------------------------------------ evaluation
-
-    @property
-    def evaluated_generator(self) -> nn.Module:
-        """The network that is sampled from: the average if there is one, else the generator."""
-        return self.generator if self.average is None else self.average
-
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Samples (n, *data_shape) of the evaluated generator in evaluation mode, without gradients.
-
-        BatchNorm statistics are first recomputed from noise: whoever merged or loaded parameters, they fit.
-
-        Args:
-            n: number of samples.
-            generator: the noise's stream; without it the global one.
-        """
-        self.refresh_statistics()
-        return self._draw(n, generator)
-
-    def refresh_statistics(self) -> None:
-        """Recompute the evaluated generator's BatchNorm statistics from noise of a stream of its own."""
-        if has_batch_norm(self.evaluated_generator):
-            noise = self._evaluation_noise(1000, generator_for("batch norm statistics"))
-            recompute_batch_norm(self.evaluated_generator, noise.split(250))
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Nothing: a GAN is judged by its samples, which callbacks look at."""
-
-    test_step = validation_step
-
-    def on_predict_start(self) -> None:
-        """Make the statistics ready once, for all batches."""
-        self.refresh_statistics()
-
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """As many samples as the batch has rows."""
-        return self._draw(len(rows_and_weights(batch)[0]), None)
-
-    def forward(self, noise: Tensor) -> Tensor:
-        """Samples (n, *data_shape) of ``noise`` (n, latent_dim) by the evaluated generator."""
-        samples: Tensor = self.evaluated_generator(noise)
-        return samples
-
-    @torch.no_grad()
-    def _draw(self, n: int, generator: torch.Generator | None) -> Tensor:
-        # noise in one piece, so that the samples do not depend on how memory divides the work
-        parts = self._evaluation_noise(n, generator).split(500)
-        with evaluating(self.evaluated_generator):
-            return torch.cat([self.evaluated_generator(part) for part in parts])
-
-    def _evaluation_noise(self, n: int, generator: torch.Generator | None) -> Tensor:
-        device = None if generator is None else generator.device
-        like = next(self.generator.parameters())
-        return torch.randn(n, self.latent_dim, generator=generator, device=device).to(like)

@@ -7,6 +7,8 @@ from typing import Protocol
 from torch import nn
 
 from lit_epgan.errors import UserError
+from lit_epgan.networks.average import has_batch_norm
+from lit_epgan.optimizers import OptimizerName
 
 
 class Hyperparameters(Protocol):
@@ -19,14 +21,20 @@ class Hyperparameters(Protocol):
     r1_every: int
     gp: float
     lr_decay: float | None
+    generated: int | None
+    optimizer: OptimizerName
+    noise: float
+    friction: float
+    temperature: float
 
 
-def check_hyperparameters(gan: Hyperparameters, average: float | None) -> None:
+def check_hyperparameters(gan: Hyperparameters, average: float | None, generator: nn.Module) -> None:
     """Refuse what cannot be, NaN included.
 
     Raises:
         UserError: the first hyperparameter that cannot be, with what it must be.
     """
+    rows = 2 if has_batch_norm(generator) else 1
     numbers = {
         "lr": (gan.lr, 0 < gan.lr < math.inf, "positive"),
         "lr_discriminator": (gan.lr_discriminator, 0 < gan.lr_discriminator < math.inf, "positive"),
@@ -36,6 +44,11 @@ def check_hyperparameters(gan: Hyperparameters, average: float | None) -> None:
         "gp": (gan.gp, 0 <= gan.gp < math.inf, "zero or positive"),
         "average": (average, average is None or 0 <= average < 1, "in [0, 1), or null for no average"),
         "lr_decay": (gan.lr_decay, gan.lr_decay is None or 0 <= gan.lr_decay <= 1, "in [0, 1], or null"),
+        "generated": (gan.generated, gan.generated is None or gan.generated >= rows, f"at least {rows}, or null"),
+        "optimizer": (gan.optimizer, gan.optimizer in ("adam", "sghmc"), "adam or sghmc"),
+        "noise": (gan.noise, 0 <= gan.noise < math.inf, "zero or positive"),
+        "friction": (gan.friction, 0 < gan.friction <= 1, "in (0, 1]"),
+        "temperature": (gan.temperature, 0 <= gan.temperature < math.inf, "zero or positive"),
     }
     for name, (value, good, wanted) in numbers.items():
         if not good:

@@ -1,7 +1,9 @@
 """GAN objectives: what the discriminator and the generator minimise, and the two gradient penalties.
 
 Scores D(x) are float tensors (batch, heads); a head is one discriminator. Losses are means over heads of (weighted)
-means over rows, so that several heads give the pairwise average of their losses under every objective.
+means over rows; where N generators make as many rows each, that is the average of the losses of all N x M pairs of a
+generator and a discriminator, under every objective. (ProbGAN's published code averages the scores of the heads first,
+which is the same for the Wasserstein objective only.)
 """
 
 from collections.abc import Callable
@@ -98,11 +100,14 @@ def gradient_penalty(
     channels only.)
 
     Args:
-        real, fake: float tensors of one shape (batch, ...).
+        real: float tensor (batch, ...).
+        fake: generated rows (any batch, ...); where there are not as many, each real row meets one drawn at random.
         weight: weights of the real rows (batch,), which their mixtures inherit.
     """
+    if len(fake) != len(real):
+        fake = fake[torch.randint(len(fake), (len(real),), device=fake.device)]
     share = torch.rand(len(real), *[1] * (real.dim() - 1), device=real.device, dtype=real.dtype)
-    mixed = torch.lerp(fake.detach(), real.detach(), share).requires_grad_()
+    mixed = torch.lerp(fake.detach().to(real.dtype), real.detach(), share).requires_grad_()
     # sqrt has no derivative at zero: a flat discriminator would give NaN
     norms = (squared_gradient_norms(discriminator(mixed), mixed) + 1e-12).sqrt()
     return weighted_mean((norms - 1).square(), weight)

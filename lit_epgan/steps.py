@@ -53,3 +53,13 @@ def frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
+
+
+def add_noise(gradients: list[Tensor], std: float) -> None:
+    """Add N(0, std^2) to every entry of ``gradients``, all of one device and dtype, in place and in one operation."""
+    if not gradients:
+        return
+    sizes = [gradient.numel() for gradient in gradients]
+    noise = torch.randn(sum(sizes), device=gradients[0].device, dtype=gradients[0].dtype).split(sizes)
+    parts = [part.view_as(gradient) for part, gradient in zip(noise, gradients, strict=True)]
+    torch._foreach_add_(gradients, parts, alpha=std)

@@ -9,6 +9,15 @@ from lightning.pytorch import Callback, Trainer
 
 from lit_epgan.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
+from lit_epgan.priors import GaussianPrior, HistoryPrior, Prior
+
+MEMBERS, HEADS = 4, 3
+PRIORS: dict[str, Prior | None] = {
+    "uniform": None,
+    "gaussian": GaussianPrior(0.01),
+    "psa": HistoryPrior(size=2, every=2),
+    "gma": HistoryPrior(every=2, approximation="gma", variance=0.1),
+}
 
 
 class Batches:
@@ -57,4 +66,12 @@ def fit(module: GAN, batches: list[Any], folder: Path, *callbacks: Callback, **o
 def gan(**options: Any) -> GAN:
     torch.manual_seed(0)
     generator, discriminator = MLPGenerator(hidden=(16,)), MLPDiscriminator(hidden=(16,))
+    return GAN(generator, discriminator, **{"average": None, **options})
+
+
+def bayesian_gan(norm: Any = "batch", heads: int = HEADS, **options: Any) -> GAN:
+    """Four generators of points in space, and discriminators of them."""
+    torch.manual_seed(0)
+    generator = MLPGenerator((3,), 5, (8, 6), norm, tanh=False, members=MEMBERS)
+    discriminator = MLPDiscriminator((3,), (8, 6), heads=heads)
     return GAN(generator, discriminator, **{"average": None, **options})

@@ -1,14 +1,15 @@
-"""Networks: shapes, parameter counts worked out by hand, initialisation, and what the averaged generator needs."""
+"""Networks: shapes, parameter counts worked out by hand, initialisation, ensembles, and what the average needs."""
 
 import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.average import ParameterAverage, frozen_copy, recompute_batch_norm
+from lit_epgan.networks.disjoint import DisjointLinear, DisjointNorm, disjoint_names
 
 
 def count(module: nn.Module) -> int:
@@ -52,6 +53,9 @@ def test_mlp_initialisation() -> None:
     layer = next(m for m in MLPDiscriminator(hidden=(2000,)).modules() if isinstance(m, nn.Linear))
     assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / (64 * 1.04)), rel=0.01)
     assert not layer.bias.any()
+    layer = next(m for m in MLPDiscriminator(hidden=(2000,), init="torch").modules() if isinstance(m, nn.Linear))
+    assert layer.weight.abs().max().item() == pytest.approx(1 / 8, rel=0.01)
+    assert layer.bias.abs().max().item() == pytest.approx(1 / 8, rel=0.01)
 
 
 def test_probgan_generator_count() -> None:
@@ -59,7 +63,7 @@ def test_probgan_generator_count() -> None:
     convolutions = 16 * (100 * 512 + 512 * 256 + 256 * 128 + 128 * 3)
     assert count(DCGANGenerator()) == convolutions + 2 * (512 + 256 + 128) == 3_448_576
     # ten generators that keep only the first layer and its norm to themselves: the published total
-    assert count(DCGANGenerator()) + 9 * (16 * 100 * 512 + 2 * 512) == 10_830_592
+    assert count(DCGANGenerator(members=10)) == 3_448_576 + 9 * (16 * 100 * 512 + 2 * 512) == 10_830_592
 
 
 def test_probgan_discriminator_count() -> None:
@@ -93,8 +97,11 @@ def test_dcgan_shapes(size: int, channels: int, up: int, down: int, norm: str) -
 
 def test_dcgan_initialisation() -> None:
     torch.manual_seed(0)
-    layer = next(m for m in DCGANGenerator(width=32).modules() if isinstance(m, nn.ConvTranspose2d))
-    assert layer.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    for members in (1, 2):
+        generator = DCGANGenerator(width=32, members=members)
+        for parameter in generator.parameters():
+            if parameter.dim() > 1:
+                assert parameter.std().item() == pytest.approx(0.02, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +112,105 @@ def test_dcgan_initialisation() -> None:
         (lambda: DCGANDiscriminator(norm="instance"), "batch, group or none"),  # type: ignore[arg-type]
         (lambda: MLPGenerator(norm="group"), "layer, batch or none"),  # type: ignore[arg-type]
         (lambda: MLPDiscriminator(hidden=(16, 0)), "at least 1"),
+        (lambda: MLPGenerator(init="xavier"), "he or torch"),  # type: ignore[arg-type]
+        (lambda: MLPGenerator(members=0), "members=0"),
+        (lambda: MLPGenerator(hidden=(), members=2), "a hidden layer"),
+        (lambda: MLPGenerator(norm="group", members=2), "layer, batch or none"),  # type: ignore[arg-type]
+        (lambda: DCGANGenerator(members=0), "members=0"),
+        (lambda: MLPGenerator(members=3)(torch.randn(7, 32)), "7 rows of noise do not divide among 3"),
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(build, words: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=words):
         build()
+
+
+# Ensembles ------------------------------------------------------------------------------------------------------------
+
+MEMBERS = 3
+ENSEMBLES = [
+    *[("mlp", norm) for norm in ("layer", "batch", "none")],
+    *[("dcgan", n) for n in ("batch", "group", "none")],
+]
+
+
+def generator_of(kind: str, norm: str, members: int) -> nn.Module:
+    if kind == "mlp":
+        return MLPGenerator((3,), 5, (7, 6), norm, members=members).double()  # type: ignore[arg-type]
+    network = DCGANGenerator(8, 2, latent_dim=5, width=4, upsamplings=2, norm=norm, members=members).double()  # type: ignore[arg-type]
+    for parameter in network.parameters():  # away from N(0, 0.02^2), where gradients are tiny
+        nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.5)
+    return network
+
+
+def of_member(i: int, name: str, value: Tensor, like: Tensor, disjoint: set[str]) -> Tensor:
+    """Member i's part of an ensemble's tensor, in the shape of a single network's."""
+    if name.rpartition(".")[0] not in disjoint or value.dim() == 0:
+        return value
+    part = value.unflatten(0, (MEMBERS, -1))[i]
+    return part[0].T if like.dim() == 2 else part.reshape(like.shape)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("kind", "norm"), ENSEMBLES)
+def test_an_ensemble_equals_a_loop_over_separate_networks(kind: str, norm: str, training: bool) -> None:
+    """Outputs, gradients and statistics; what is shared sees all members' rows at once."""
+    torch.manual_seed(0)
+    ensemble, noise = generator_of(kind, norm, MEMBERS), torch.randn(4 * MEMBERS, 5, dtype=torch.double)
+    ensemble(torch.randn(4 * MEMBERS, 5, dtype=torch.double))  # statistics worth evaluating with
+    disjoint = {name.rpartition(".")[0] for name in disjoint_names(ensemble)}
+    singles = [generator_of(kind, norm, 1).train(training) for _ in range(MEMBERS)]
+    for i, single in enumerate(singles):
+        pairs = zip(single.state_dict().items(), ensemble.state_dict().items(), strict=True)
+        single.load_state_dict({n: of_member(i, name, value, like, disjoint) for (n, like), (name, value) in pairs})
+    samples = ensemble.train(training)(noise)
+    own = 2 if norm in ("batch", "group") else 1
+    blocks = (noise if kind == "mlp" else noise[:, :, None, None]).split(4)
+    apart = torch.cat([single.layers[:own](block) for single, block in zip(singles, blocks, strict=True)])  # type: ignore[index]
+    expected = singles[0].layers[own:](apart)  # type: ignore[index]
+    torch.testing.assert_close(samples, expected)
+    direction = torch.randn_like(samples)
+    (samples * direction).sum().backward()
+    (expected * direction).sum().backward()
+    for i, single in enumerate(singles):
+        pairs = zip(single.named_parameters(), ensemble.named_parameters(), strict=True)
+        for (_, like), (name, parameter) in pairs:
+            if name.rpartition(".")[0] in disjoint or i == 0:
+                assert parameter.grad is not None
+                torch.testing.assert_close(of_member(i, name, parameter.grad, like, disjoint), like.grad)
+    if norm == "batch":
+        statistics = next(part.norm for part in ensemble.modules() if isinstance(part, DisjointNorm)).running_var
+        torch.testing.assert_close(statistics, torch.cat([single.layers[1].running_var for single in singles]))  # type: ignore[index]
+
+
+def test_an_evaluated_ensemble_is_its_members_one_by_one() -> None:
+    ensemble = DCGANGenerator(8, 1, latent_dim=4, width=4, upsamplings=2, members=MEMBERS).eval()
+    noise = torch.randn(2 * MEMBERS, 4)
+    together = ensemble(noise)
+    for i, block in enumerate(noise.split(2)):
+        alone = ensemble(block.repeat(MEMBERS, 1)).unflatten(0, (MEMBERS, 2))[i]
+        torch.testing.assert_close(alone, together.split(2)[i])
+    assert not torch.allclose(*ensemble(noise[:2].repeat(MEMBERS, 1)).split(2)[:2], atol=1e-7)
+
+
+def test_only_the_first_layer_and_its_norm_are_disjoint() -> None:
+    toy = MLPGenerator((2,), latent_dim=2, hidden=(32, 32), norm="batch", slope=0.0, tanh=False, members=4)
+    assert sorted(toy.get_parameter(name).numel() for name in disjoint_names(toy)) == [4 * 32] * 3 + [4 * 2 * 32]
+    assert count(toy) == 4 * (2 * 32 + 32 + 2 * 32) + 32 * 32 + 32 + 2 * 32 + 32 * 2 + 2
+    assert not list(disjoint_names(MLPGenerator()))
+    assert sum(isinstance(m, nn.Linear) for m in MLPGenerator().modules()) == 3  # a single one is the plain network
+
+
+def test_members_start_as_a_single_network_does() -> None:
+    torch.manual_seed(0)
+    he, uniform = (MLPGenerator(hidden=(500, 4), members=MEMBERS, init=init).layers[0] for init in ("he", "torch"))  # type: ignore[arg-type]
+    assert isinstance(he, DisjointLinear)
+    assert isinstance(uniform, DisjointLinear)
+    assert he.weight.std().item() == pytest.approx(math.sqrt(2 / (32 * 1.04)), rel=0.01)
+    assert not he.bias.any()  # type: ignore[union-attr]
+    for parameter in uniform.parameters():
+        assert parameter.abs().max().item() == pytest.approx(1 / math.sqrt(32), rel=0.01)
+        assert parameter.std().item() == pytest.approx(1 / math.sqrt(3 * 32), rel=0.03)
 
 
 def test_frozen_copy_computes_the_same_and_has_no_parameters() -> None:

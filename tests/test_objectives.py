@@ -58,6 +58,17 @@ def test_heads_are_averaged_after_the_loss(name: str) -> None:
     assert together.item() == pytest.approx(torch.stack(each).mean().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_are_the_average_over_all_pairs_of_a_generator_and_a_discriminator(name: str) -> None:
+    """N = 3 generators with 4 rows each, M = 2 heads: (1 / NM) sum_ij L(G_i, D_j), written as two loops."""
+    real, fake, losses = torch.randn(5, 2), torch.randn(12, 2), objective(name)
+    pairs = [(block[:, [j]], real[:, [j]]) for block in fake.split(4) for j in range(2)]
+    generator = sum(losses.generator_loss(g) for g, _ in pairs) / 6
+    discriminator = sum(losses.discriminator_loss(r, g) for g, r in pairs) / 6
+    torch.testing.assert_close(losses.generator_loss(fake), generator)
+    torch.testing.assert_close(losses.discriminator_loss(real, fake), discriminator)
+
+
 def test_unknown_objective_lists_those_there_are() -> None:
     with pytest.raises(UserError, match="wgan-gp, lsgan, non-saturating"):
         objective("hinge")
@@ -71,6 +82,37 @@ def test_gradient_penalty_takes_the_norm_over_the_whole_sample() -> None:
     direction = torch.full((3, 4, 4), 0.5)  # ||a|| = sqrt(48 / 4), ||a_p|| = sqrt(3) / 2
     penalty = gradient_penalty(lambda x: (x * direction).flatten(1).sum(1, keepdim=True), *torch.randn(2, 6, 3, 4, 4))
     assert penalty.item() == pytest.approx((math.sqrt(12) - 1) ** 2, rel=1e-5)
+
+
+def test_gradient_penalty_pairs_each_real_row_with_a_generated_one_at_random() -> None:
+    """D(x) = x^2 / 2 has || grad D(x) || = | x |: the mixtures e r + (1 - e) f can be read off the penalty."""
+    real, fake = torch.zeros(1000, 1, dtype=torch.double), torch.tensor([[3.0], [7.0], [11.0]], dtype=torch.double)
+    torch.manual_seed(9)
+    penalty = gradient_penalty(lambda x: x.square() / 2, real, fake, torch.full((1000,), 1e-3, dtype=torch.double))
+    torch.manual_seed(9)
+    chosen, share = torch.randint(3, (1000,)), torch.rand(1000, 1, dtype=torch.double)
+    assert chosen.bincount(minlength=3).min() > 280
+    assert penalty.item() == pytest.approx(((1 - share) * fake[chosen] - 1).square().mean().item(), rel=1e-6)
+
+
+def test_gradient_penalty_draws_nothing_for_rows_that_match() -> None:
+    real, fake = torch.randn(2, 6, 4, dtype=torch.double)
+    torch.manual_seed(9)
+    penalty = gradient_penalty(lambda x: x.square().sum(1, keepdim=True) / 2, real, fake)
+    torch.manual_seed(9)
+    share = torch.rand(6, 1, dtype=torch.double)
+    mixed = share * real + (1 - share) * fake
+    assert penalty.item() == pytest.approx((mixed.norm(dim=1) - 1).square().mean().item(), rel=1e-6)
+
+
+def test_gradient_penalty_takes_generated_rows_of_less_precision() -> None:
+    """Under automatic mixed precision the real rows are float32 and the generated ones bfloat16."""
+    real, fake = torch.zeros(4, 3), torch.full((4, 3), 2.0, dtype=torch.bfloat16)
+    penalties = []
+    for rows in (fake, fake.float()):
+        torch.manual_seed(9)
+        penalties.append(gradient_penalty(lambda x: x.square().sum(1, keepdim=True), real, rows))
+    assert torch.equal(*penalties)
 
 
 def test_r1_by_hand() -> None:

@@ -1,6 +1,7 @@
 """DCGANs: the convolutional networks of ProbGAN's published code and of the EP-GAN paper, by configuration.
 
-With the defaults these are ProbGAN's (one generator 3,448,576 parameters; discriminator 4,115,328 with one head).
+With the defaults these are ProbGAN's (one generator 3,448,576 parameters, ten of them 10,830,592; discriminator
+4,115,328 with one head, 4,139,904 with four).
 The EP-GAN paper (appendix F.3.2) counts four stride-2 deconvolutions and puts BatchNorm on every convolution:
 ``upsamplings=4`` and ``norm_first=True``.
 """
@@ -11,6 +12,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
+from lit_epgan.networks.disjoint import DisjointLinear, DisjointNorm, check_blocks
 
 ImageNorm = Literal["batch", "group", "none"]
 
@@ -20,7 +22,8 @@ class DCGANGenerator(nn.Module):
 
     The noise becomes an image of side image_size / 2^upsamplings by one transposed convolution (ProbGAN: 4x4); each
     of the following transposed convolutions (4x4, stride 2, padding 1) doubles the side and halves the channels, down
-    to ``width`` before the last. Norm and ReLU lie between them; no biases; weights N(0, 0.02^2).
+    to ``width`` before the last. Norm and ReLU lie between them; no biases; weights N(0, 0.02^2). Several members are
+    generators that share all but the first layer and its norm (EP-GAN, appendix F.3.2).
 
     Args:
         image_size: side in pixels: 32 with 3 or 4 upsamplings, 28 with 1 or 2.
@@ -29,6 +32,7 @@ class DCGANGenerator(nn.Module):
         width: channels before the last layer; the first layer has width * 2^(upsamplings - 1).
         upsamplings: number of stride-2 transposed convolutions.
         norm: ``batch``, ``group`` (eight groups or fewer) or ``none``.
+        members: number of generators.
 
     Raises:
         UserError: the image's side is not divisible by 2^upsamplings, or a number is below one.
@@ -42,31 +46,37 @@ class DCGANGenerator(nn.Module):
         width: int = 128,
         upsamplings: int = 3,
         norm: ImageNorm = "batch",
+        members: int = 1,
     ) -> None:
         super().__init__()
         _check_positive(
-            image_size=image_size, channels=channels, latent_dim=latent_dim, width=width, upsamplings=upsamplings
+            image_size=image_size,
+            channels=channels,
+            latent_dim=latent_dim,
+            width=width,
+            upsamplings=upsamplings,
+            members=members,
         )
         if image_size % 2**upsamplings:
             raise UserError(
                 f"{upsamplings} upsamplings cannot end at {image_size} pixels, which {2**upsamplings} does not divide: "
                 "choose another number of upsamplings."
             )
-        self.latent_dim = latent_dim
+        self.latent_dim, self.members = latent_dim, members
         self.data_shape = (channels, image_size, image_size)
         widths = [width * 2**step for step in reversed(range(upsamplings))]
-        layers: list[nn.Module] = [
-            nn.ConvTranspose2d(latent_dim, widths[0], image_size // 2**upsamplings, bias=False),
-            *_norm(norm, widths[0]),
-            nn.ReLU(inplace=True),
-        ]
+        layers = [*_first(latent_dim, widths[0], image_size // 2**upsamplings, norm, members), nn.ReLU(inplace=True)]
         for inputs, outputs in pairwise(widths):
             layers += [_double(inputs, outputs), *_norm(norm, outputs), nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*layers, _double(width, channels), nn.Tanh())
         self.apply(_initialise)
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Images (n, channels, image_size, image_size) of ``noise`` (n, latent_dim)."""
+        """Images (n, channels, image_size, image_size) of ``noise`` (n, latent_dim).
+
+        Its rows are equal blocks, block i for member i.
+        """
+        check_blocks(len(noise), self.members)
         images: Tensor = self.layers(noise[:, :, None, None])
         return images
 
@@ -119,22 +129,33 @@ class DCGANDiscriminator(nn.Module):
         return scores
 
 
+def _first(inputs: int, width: int, side: int, norm: ImageNorm, members: int) -> list[nn.Module]:
+    """Noise (n, inputs, 1, 1) -> (n, width, side, side) and its norm, for each of ``members`` its own."""
+    if members == 1:
+        return [nn.ConvTranspose2d(inputs, width, side, bias=False), *_norm(norm, width)]
+    # of a single pixel the transposed convolution is a linear layer, and a batched product beats a grouped convolution
+    linear = DisjointLinear([nn.Linear(inputs, width * side**2, bias=False) for _ in range(members)])
+    norms = [DisjointNorm(layer, members) for layer in _norm(norm, width, members)]
+    return [nn.Flatten(), linear, nn.Unflatten(1, (width, side, side)), *norms]
+
+
 def _double(inputs: int, outputs: int) -> nn.ConvTranspose2d:
     return nn.ConvTranspose2d(inputs, outputs, 4, stride=2, padding=1, bias=False)
 
 
-def _norm(norm: str, width: int) -> list[nn.Module]:
+def _norm(norm: str, width: int, members: int = 1) -> list[nn.Module]:
     if norm == "batch":
-        return [nn.BatchNorm2d(width)]
+        return [nn.BatchNorm2d(members * width)]
     if norm == "group":
-        return [nn.GroupNorm(next(groups for groups in (8, 4, 2, 1) if width % groups == 0), width)]
+        groups = next(groups for groups in (8, 4, 2, 1) if width % groups == 0)
+        return [nn.GroupNorm(members * groups, members * width)]
     if norm == "none":
         return []
     raise UserError(f"norm {norm!r} does not exist: choose batch, group or none.")
 
 
 def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+    if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | DisjointLinear):
         nn.init.normal_(module.weight, std=0.02)
 
 

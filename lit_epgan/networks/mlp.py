@@ -8,14 +8,18 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
+from lit_epgan.networks.disjoint import DisjointLinear, DisjointNorm, check_blocks
 
 Norm = Literal["layer", "batch", "none"]
+Init = Literal["he", "torch"]
 
 
 class MLPGenerator(nn.Module):
     """Noise (n, latent_dim) -> samples (n, *data_shape).
 
     The defaults are the digits' network: 32-128-256-64 with LayerNorm (no affine part), LeakyReLU(0.2) and tanh.
+    Several members are generators that share all but the first layer and its BatchNorm (EP-GAN, appendix F.2.3; its
+    toy: ``latent_dim=2, hidden=(32, 32), norm="batch", slope=0, tanh=False, members=4``).
 
     Args:
         data_shape: shape of one sample: (channels, height, width), or (2,) for points.
@@ -24,9 +28,12 @@ class MLPGenerator(nn.Module):
         norm: normalisation of every hidden layer. LayerNorm has no statistics that a federation would have to merge.
         tanh: whether samples are squashed to (-1, 1), as images are.
         slope: negative slope of LeakyReLU; 0 is ReLU.
+        members: number of generators.
+        init: ``he``: variance 2 / (1.04 fan_in), zero biases; ``torch``: all U(-1, 1) / sqrt(fan_in).
 
     Raises:
-        UserError: a width or a dimension below one, or an unknown norm.
+        UserError: a width, a dimension or ``members`` below one, an unknown norm or init; with several members, no
+            hidden layer.
     """
 
     def __init__(
@@ -37,19 +44,25 @@ class MLPGenerator(nn.Module):
         norm: Norm = "layer",
         tanh: bool = True,
         slope: float = 0.2,
+        members: int = 1,
+        init: Init = "he",
     ) -> None:
         super().__init__()
-        self.data_shape, self.latent_dim = tuple(data_shape), latent_dim
+        self.data_shape, self.latent_dim, self.members = tuple(data_shape), latent_dim, members
         sizes = [latent_dim, *hidden, math.prod(data_shape)]
         _check_sizes(sizes)
+        if members < 1 or (members > 1 and not hidden):
+            raise UserError(f"members={members} generators need members of at least 1 and, if several, a hidden layer.")
         layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(sizes[:-1]):
-            layers += [_linear(inputs, outputs), *_norm(norm, outputs), nn.LeakyReLU(slope)]
-        layers.append(_linear(sizes[-2], sizes[-1]))
+        for position, (inputs, outputs) in enumerate(pairwise(sizes[:-1])):
+            disjoint = members if position == 0 else 1
+            layers += [*_layer(inputs, outputs, init, norm, disjoint), nn.LeakyReLU(slope)]
+        layers.append(_linear(sizes[-2], sizes[-1], init))
         self.layers = nn.Sequential(*layers, *([nn.Tanh()] if tanh else []))
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Samples (n, *data_shape) of ``noise`` (n, latent_dim)."""
+        """Samples (n, *data_shape) of ``noise`` (n, latent_dim): equal blocks of rows, block i for member i."""
+        check_blocks(len(noise), self.members)
         samples: Tensor = self.layers(noise)
         return samples.unflatten(1, self.data_shape) if len(self.data_shape) > 1 else samples
 
@@ -63,9 +76,10 @@ class MLPDiscriminator(nn.Module):
         norm: normalisation after the first layer only, where EP-GAN's toy has its BatchNorm (appendix F.2.3).
         slope: negative slope of LeakyReLU; 0 is ReLU.
         heads: scores per sample, one for each discriminator that shares the hidden layers.
+        init: as the generator's.
 
     Raises:
-        UserError: a width or a dimension below one, or an unknown norm.
+        UserError: a width or a dimension below one, or an unknown norm or init.
     """
 
     def __init__(
@@ -75,6 +89,7 @@ class MLPDiscriminator(nn.Module):
         norm: Norm = "none",
         slope: float = 0.2,
         heads: int = 1,
+        init: Init = "he",
     ) -> None:
         super().__init__()
         self.data_shape = tuple(data_shape)
@@ -82,12 +97,8 @@ class MLPDiscriminator(nn.Module):
         _check_sizes(sizes)
         layers: list[nn.Module] = []
         for position, (inputs, outputs) in enumerate(pairwise(sizes[:-1])):
-            layers += [
-                _linear(inputs, outputs),
-                *_norm(norm if position == 0 else "none", outputs),
-                nn.LeakyReLU(slope),
-            ]
-        self.layers = nn.Sequential(*layers, _linear(sizes[-2], sizes[-1]))
+            layers += [*_layer(inputs, outputs, init, norm if position == 0 else "none"), nn.LeakyReLU(slope)]
+        self.layers = nn.Sequential(*layers, _linear(sizes[-2], sizes[-1], init))
 
     def forward(self, samples: Tensor) -> Tensor:
         """Scores (n, heads) of ``samples`` (n, *data_shape)."""
@@ -95,11 +106,24 @@ class MLPDiscriminator(nn.Module):
         return scores
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    """He initialisation for LeakyReLU(0.2): variance 2 / (1.04 fan_in), zero bias."""
+def _layer(inputs: int, outputs: int, init: Init, norm: Norm, members: int = 1) -> list[nn.Module]:
+    """A linear layer and its norm, for each of ``members`` its own."""
+    if members == 1:
+        return [_linear(inputs, outputs, init), *_norm(norm, outputs)]
+    linear = DisjointLinear([_linear(inputs, outputs, init) for _ in range(members)])
+    if norm == "batch":
+        return [linear, DisjointNorm(nn.BatchNorm1d(members * outputs), members)]
+    return [linear, *_norm(norm, outputs)]  # LayerNorm goes by rows
+
+
+def _linear(inputs: int, outputs: int, init: Init) -> nn.Linear:
+    """He initialisation for LeakyReLU(0.2): variance 2 / (1.04 fan_in), zero bias; or torch's own."""
     layer = nn.Linear(inputs, outputs)
-    nn.init.normal_(layer.weight, std=math.sqrt(2 / (inputs * (1 + 0.2**2))))
-    nn.init.zeros_(layer.bias)
+    if init == "he":
+        nn.init.normal_(layer.weight, std=math.sqrt(2 / (inputs * (1 + 0.2**2))))
+        nn.init.zeros_(layer.bias)
+    elif init != "torch":
+        raise UserError(f"init {init!r} does not exist: choose he or torch.")
     return layer
 
 

@@ -1,0 +1,175 @@
+"""Priors over the parameters of a GAN's generators and discriminators."""
+
+import copy
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, replace_all_batch_norm_modules_, vmap
+
+from lit_epgan.errors import UserError
+from lit_epgan.networks.disjoint import disjoint_names
+from lit_epgan.networks.snapshots import Snapshots
+from lit_epgan.objectives import Objective
+
+Approximation = Literal["psa", "gma"]
+
+
+class Prior(nn.Module):
+    """Base of all priors; what it keeps between steps are buffers. The defaults are a uniform prior's."""
+
+    def build(self, generator: nn.Module, discriminator: nn.Module, objective: Objective) -> None:
+        """Make room for what the prior keeps of the networks; the GAN calls this once."""
+
+    def before_step(self, steps: int, generator: nn.Module, discriminator: nn.Module) -> None:
+        """Before a training step; ``steps`` is the number of steps since the optimizers were fresh."""
+
+    def generator_loss(self, generator: nn.Module, discriminator: nn.Module, fake: Tensor) -> Tensor | None:
+        """What is added to the generators' loss of ``fake`` (n, *data_shape), which carries their graph."""
+        return None
+
+    def adjust_gradients(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """Change the gradients of one network in place before its optimizer's step."""
+
+
+class UniformPrior(Prior):
+    """p(theta) constant: the vanilla GAN."""
+
+
+class GaussianPrior(Prior):
+    """p(theta) = N(0, 1 / precision) for all generators and discriminators: BayesGAN (Saatchi and Wilson 2017).
+
+    Adds precision * theta, the gradient of -log p, to every gradient of both networks.
+
+    Args:
+        precision: in units of the loss, which is a mean over records: a variance v over n records is 1 / (n v).
+
+    Raises:
+        UserError: a precision that is negative or not finite.
+    """
+
+    def __init__(self, precision: float = 1e-4) -> None:
+        super().__init__()
+        if not 0 <= precision < math.inf:
+            raise UserError(f"GaussianPrior's precision is {precision}, but must be zero or positive.")
+        self.precision = precision
+
+    def adjust_gradients(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """gradient <- gradient + precision theta."""
+        torch._foreach_add_(gradients, parameters, alpha=self.precision)
+
+
+class HistoryPrior(Prior):
+    """The generators' prior is their distribution at the previous iteration: ProbGAN (He et al. 2019).
+
+    ``psa``, partial summation: -log q^(t)(theta) = sum_{i < t} J_G(theta; D^(i)) with J_G the generator's loss (EP-GAN,
+    eq. 47 as corrected in docs/errata): the generators are trained against earlier discriminators, too. Of these a
+    bounded history is kept:
+
+        loss = J_G(theta; D) + weight / H sum_{i = 1}^H J_G(theta; D^(i)),    H <= size
+
+    BatchNorm in an earlier discriminator normalises by the batch, as in training.
+
+    ``gma``, Gaussian mixture approximation: q^(t) is a mixture around its N samples, the last snapshot's generators:
+
+        loss = J_G(theta; D) - weight mean_m log (1/N) sum_{n = 1}^N exp(-|| theta_m - theta_n^(t) ||^2 / (2 variance))
+
+    with theta_m the disjoint part of member m and the part that all share.
+
+    A snapshot is taken before steps 0, ``every``, 2 ``every``, ... of the optimizers' own count. The first one under
+    federation is therefore the server's model, if the optimizers are reset for each client; the position in the history
+    needs no counter, because the newest comes first. The callback's policy for ``buffers`` decides whose history it is:
+    ``average``: one for all, place by place the weighted mean of the clients' newest, second newest, ... snapshots,
+    which reaches over the rounds, however short (and adds ``size`` discriminators to every message); ``local``: each
+    client's own; ``exclude``: empty whenever a client begins.
+
+    Args:
+        size: number of discriminators in psa's history; each costs a pass of the generated rows per step.
+        every: steps from one snapshot to the next.
+        weight: coefficient of what the prior adds to the loss.
+        approximation: ``psa`` or ``gma``.
+        variance: of gma's mixture components.
+
+    Raises:
+        UserError: an argument that cannot be; the message names it.
+    """
+
+    snapshots: Snapshots
+
+    def __init__(
+        self,
+        size: int = 4,
+        every: int = 100,
+        weight: float = 1.0,
+        approximation: Approximation = "psa",
+        variance: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if approximation not in ("psa", "gma"):
+            raise UserError(f"HistoryPrior's approximation is {approximation!r}: choose psa or gma.")
+        if size < 1 or every < 1:
+            raise UserError(f"HistoryPrior's size and every are {size} and {every}, but must be at least 1.")
+        if not (0 <= weight < math.inf and 0 < variance < math.inf):
+            raise UserError(f"HistoryPrior's weight is {weight} and its variance {variance}: give positive numbers.")
+        self.size, self.every, self.weight = size, every, weight
+        self.approximation, self.variance = approximation, variance
+
+    def build(self, generator: nn.Module, discriminator: nn.Module, objective: Objective) -> None:
+        """Make room for the snapshots."""
+        psa = self.approximation == "psa"
+        self.snapshots = Snapshots(discriminator, self.size) if psa else Snapshots(generator, 1)
+        self._objective = objective
+        self._disjoint = set(disjoint_names(generator))
+        self._members = getattr(generator, "members", 1)
+        # a form without values, which the snapshots fill; in a tuple, so that it is no submodule
+        self._discriminator = (replace_all_batch_norm_modules_(copy.deepcopy(discriminator)).train().to("meta"),)
+
+    def before_step(self, steps: int, generator: nn.Module, discriminator: nn.Module) -> None:
+        """Take a snapshot when one is due."""
+        if steps % self.every == 0:
+            self.snapshots.take(discriminator if self.approximation == "psa" else generator)
+
+    def generator_loss(self, generator: nn.Module, discriminator: nn.Module, fake: Tensor) -> Tensor:
+        """The prior's term; zero while there is no snapshot."""
+        if self.approximation == "psa":
+            return self.weight * self._past_objectives(discriminator, fake)
+        return -self.weight * self._log_mixture(generator)
+
+    def _past_objectives(self, discriminator: nn.Module, fake: Tensor) -> Tensor:
+        """Mean over the snapshots i of J_G(theta; D^(i))."""
+        (form,) = self._discriminator
+        buffers = {name: discriminator.get_buffer(name) for name, _ in form.named_buffers()}
+
+        def past_objective(vector: Tensor) -> Tensor:
+            scores = functional_call(form, self.snapshots.named(vector) | buffers, (fake,))
+            return self._objective.generator_loss(scores)
+
+        losses = vmap(past_objective, randomness="different")(self.snapshots.read())
+        filled = self.snapshots.filled
+        mean: Tensor = filled @ losses / filled.sum().clamp_min(torch.finfo(filled.dtype).tiny)
+        return mean
+
+    def _log_mixture(self, generator: nn.Module) -> Tensor:
+        """Mean over members m of log q^(t)(theta_m), up to a constant."""
+        disjoint, shared = self._parts(dict(generator.named_parameters()))
+        old_disjoint, old_shared = self._parts(self.snapshots.named(self.snapshots.read()[0]))
+        distances = _squared_distances(disjoint, old_disjoint)
+        mixture = torch.logsumexp(distances / (-2 * self.variance), 1).mean() - math.log(self._members)
+        log_mixture = mixture - (shared - old_shared).square().sum() / (2 * self.variance)
+        return log_mixture * (self.snapshots.filled[0] > 0)
+
+    def _parts(self, named: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The disjoint parameters (members, ...) and those that all share (...)."""
+        shared = [tensor.flatten() for name, tensor in named.items() if name not in self._disjoint]
+        disjoint = [named[name].reshape(self._members, -1) for name in named if name in self._disjoint]
+        empty = shared[0].new_zeros(self._members, 0)
+        return torch.cat([empty, *disjoint], 1), torch.cat(shared)
+
+
+def _squared_distances(moved: Tensor, old: Tensor) -> Tensor:
+    """|| moved_m - old_n ||^2 for all pairs of rows (n, d); as precise where nothing has moved."""
+    move, centred = moved - old, old - old.mean(0)
+    along, gram = move @ centred.T, centred @ centred.T
+    between = gram.diag()[:, None] - 2 * gram + gram.diag()
+    return move.square().sum(1, keepdim=True) + 2 * (along.diag()[:, None] - along) + between

@@ -1,0 +1,95 @@
+"""The evaluation half of a generative module: samples of its generators, and what Lightning's predict loop asks for."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from lit_epgan.networks.average import has_batch_norm, recompute_batch_norm
+from lit_epgan.networks.modes import evaluating
+from lit_epgan.randomness import generator_for
+from lit_epgan.steps import rows_and_weights
+
+
+class Sampling(LightningModule):
+    """A module with ``generator``: noise (n, latent_dim) -> samples (n, *data_shape).
+
+    Attributes:
+        generator: the network that is trained; of several ``members`` rows are equal blocks, block i for member i.
+        average: the moving average of its parameters, or None.
+        latent_dim: dimension of the noise.
+        members: number of generators.
+    """
+
+    generator: nn.Module
+    average: nn.Module | None
+    latent_dim: int
+    members: int
+
+    @property
+    def evaluated_generator(self) -> nn.Module:
+        """The network that is sampled from: the average if there is one, else the generator."""
+        return self.generator if self.average is None else self.average
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Samples (n, *data_shape) of the evaluated generators in evaluation mode, without gradients.
+
+        Rows are the generators' in turn. BatchNorm statistics are first recomputed from noise: whoever merged or loaded
+        parameters, they fit.
+
+        Args:
+            n: number of samples.
+            generator: the noise's stream; without it the global one.
+        """
+        self.refresh_statistics()
+        return self._draw(n, generator)
+
+    def sample_each(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """As ``sample``, n samples of every generator: (members, n, *data_shape)."""
+        self.refresh_statistics()
+        return self._draw_each(n, generator)
+
+    def refresh_statistics(self) -> None:
+        """Recompute the evaluated generator's BatchNorm statistics from noise of a stream of its own."""
+        if has_batch_norm(self.evaluated_generator):
+            rows = self.members * max(64, 250 // self.members)
+            noise = self._evaluation_noise(4 * rows, generator_for("batch norm statistics"))
+            recompute_batch_norm(self.evaluated_generator, noise.split(rows))
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Nothing: a GAN is judged by its samples, which callbacks look at."""
+
+    test_step = validation_step
+
+    def on_predict_start(self) -> None:
+        """Make the statistics ready once, for all batches."""
+        self.refresh_statistics()
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """As many samples as the batch has rows."""
+        return self._draw(len(rows_and_weights(batch)[0]), None)
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """Samples (n, *data_shape) of ``noise`` (n, latent_dim), equal blocks of rows for the evaluated generators."""
+        samples: Tensor = self.evaluated_generator(noise)
+        return samples
+
+    def _draw(self, n: int, generator: torch.Generator | None) -> Tensor:
+        return self._draw_each(-(-n // self.members), generator).transpose(0, 1).flatten(0, 1)[:n]
+
+    @torch.no_grad()
+    def _draw_each(self, n: int, generator: torch.Generator | None) -> Tensor:
+        # noise in one piece, so that the samples do not depend on how memory divides the work
+        noise = self._evaluation_noise(n * self.members, generator).unflatten(0, (n, self.members)).transpose(0, 1)
+        with evaluating(self.evaluated_generator):
+            parts = [
+                self.evaluated_generator(part.flatten(0, 1)).unflatten(0, part.shape[:2])
+                for part in noise.split(max(1, 500 // self.members), dim=1)
+            ]
+        return torch.cat(parts, 1)
+
+    def _evaluation_noise(self, n: int, generator: torch.Generator | None) -> Tensor:
+        device = None if generator is None else generator.device
+        like = next(self.generator.parameters())
+        return torch.randn(n, self.latent_dim, generator=generator, device=device).to(like)

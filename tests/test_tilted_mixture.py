@@ -1,0 +1,171 @@
+"""The tilted mixture's closed-form gradients against autograd, and its sites against the moments."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lit_epgan.inference.tilted_mixture
+from lit_epgan.inference import GaussianFactor, mixture_log_density, responsibilities
+from lit_epgan.inference.tilted import tilted_moments, tilted_moments_printed
+from lit_epgan.inference.tilted_mixture import Moments, TiltedMixture, tilted_sites
+
+D = 40
+CLOSED_FORM = [partial(tilted_moments, terms=1), partial(tilted_moments, terms=3)]
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cavity(components: int) -> tuple[Tensor, Tensor]:
+    return normal(1, components, D), normal(2, components, D).exp()
+
+
+def plain_log_density(theta: Tensor, f: Tensor, log_weights: Tensor, moments: Moments) -> Tensor:
+    """The definition, all of it under autograd."""
+    _, mean, variance = moments(*cavity(len(f)), f[:, None])
+    return mixture_log_density(theta, mean, variance, log_weights)
+
+
+@pytest.fixture(params=[1, 3])
+def point(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor, Tensor]:
+    """theta, f and log weights, near enough to each other that all components have a share."""
+    return 0.3 * normal(3, D), 0.8 * normal(4, request.param), normal(5, request.param).log_softmax(0)
+
+
+@pytest.mark.parametrize("moments", CLOSED_FORM, ids=["one term", "three terms"])
+def test_gradients_are_autograds(point: tuple[Tensor, Tensor, Tensor], moments: Moments) -> None:
+    mixture = TiltedMixture(GaussianFactor.from_moments(*cavity(len(point[1]))), moments)
+    of_f, of_weights = mixture.tilt(*point)
+    pull = mixture.attraction(point[0])
+    leaves = [tensor.clone().requires_grad_() for tensor in point]
+    expected = torch.autograd.grad(-plain_log_density(*leaves, moments), leaves)
+    torch.testing.assert_close(point[0] * pull.precision - pull.precision_mean, expected[0])
+    torch.testing.assert_close(of_f, expected[1])
+    torch.testing.assert_close(of_weights, expected[2])
+
+
+@pytest.mark.parametrize("moments", CLOSED_FORM, ids=["one term", "three terms"])
+def test_between_tilts_only_theta_moves(point: tuple[Tensor, Tensor, Tensor], moments: Moments) -> None:
+    theta, f, log_weights = point
+    mixture = TiltedMixture(GaussianFactor.from_moments(*cavity(len(f))), moments)
+    mixture.tilt(*point)
+    later = (theta + 0.1 * normal(6, D)).requires_grad_()
+    (expected,) = torch.autograd.grad(-plain_log_density(later, f, log_weights, moments), later)
+    later = later.detach()
+    pull = mixture.attraction(later)
+    torch.testing.assert_close(later * pull.precision - pull.precision_mean, expected)
+    log_densities = mixture.log_densities(later)
+    assert float(torch.logsumexp(log_weights + log_densities, 0)) == pytest.approx(
+        float(plain_log_density(later, f, log_weights, moments))
+    )
+
+
+def test_a_sample_of_coordinates_gives_fs_gradient_on_average(
+    point: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every 5th (or 15th) of 40 coordinates: the mean over all places to begin is the whole sum."""
+    mixture = TiltedMixture(GaussianFactor.from_moments(*cavity(len(point[1]))), CLOSED_FORM[1])
+    whole, of_weights = mixture.tilt(*point)
+    monkeypatch.setattr(lit_epgan.inference.tilted_mixture, "SAMPLE", 8)
+    torch.manual_seed(0)
+    draws = [mixture.tilt(*point) for _ in range(200)]
+    assert all(torch.equal(draw[1], of_weights) for draw in draws)
+    different = torch.unique(torch.stack([draw[0] for draw in draws]), dim=0)
+    assert len(different) == 5 * len(whole)
+    torch.testing.assert_close(different.mean(0), whole)
+
+
+def test_a_later_tilt_forgets_the_earlier_one(point: tuple[Tensor, Tensor, Tensor]) -> None:
+    theta, f, log_weights = point
+    components = GaussianFactor.from_moments(*cavity(len(f)))
+    twice, once = (TiltedMixture(components, CLOSED_FORM[1]) for _ in range(2))
+    twice.tilt(theta, 3 * f + 1, log_weights.flip(0))
+    twice.log_densities(theta)
+    for ours, fresh in zip(twice.tilt(*point), once.tilt(*point), strict=True):
+        torch.testing.assert_close(ours, fresh)
+    torch.testing.assert_close(twice.log_densities(theta), once.log_densities(theta))
+    torch.testing.assert_close(twice.attraction(theta).precision_mean, once.attraction(theta).precision_mean)
+
+
+def test_with_f_zero_the_prior_is_the_cavity(point: tuple[Tensor, Tensor, Tensor]) -> None:
+    theta, f, log_weights = point
+    components = GaussianFactor.from_moments(*cavity(len(f)))
+    mixture = TiltedMixture(components, partial(tilted_moments, terms=3))
+    mixture.tilt(theta, torch.zeros_like(f), log_weights)
+    torch.testing.assert_close(mixture.tilted.precision, components.precision)
+    torch.testing.assert_close(mixture.tilted.precision_mean, components.precision_mean)
+
+
+def test_a_components_pull_is_its_share(point: tuple[Tensor, Tensor, Tensor]) -> None:
+    theta, f, log_weights = point
+    mixture = TiltedMixture(GaussianFactor.from_moments(*cavity(len(f))), partial(tilted_moments, terms=3))
+    mixture.tilt(*point)
+    share = responsibilities(log_weights, mixture.log_densities(theta))
+    assert len(f) == 1 or 0.001 < float(share.max()) < 0.999
+    pull = mixture.attraction(theta)
+    torch.testing.assert_close(pull.precision, (share[:, None] * mixture.tilted.precision).sum(0))
+    torch.testing.assert_close(pull.precision_mean, (share[:, None] * mixture.tilted.precision_mean).sum(0))
+
+
+# Sites ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_site_is_what_makes_the_cavity_the_tilted_distribution() -> None:
+    f = torch.tensor([0.7, -2.0, 0.0], dtype=torch.float64)
+    components = GaussianFactor.from_moments(*cavity(3))
+    site, left_out = tilted_sites(components, f, partial(tilted_moments, terms=3))
+    _, mean, variance = tilted_moments(components.mean, components.variance, f[:, None])
+    assert left_out == 0
+    torch.testing.assert_close((components * site).mean, mean)
+    torch.testing.assert_close((components * site).variance, variance)
+    assert bool((site.precision >= 0).all())
+    torch.testing.assert_close(site.precision[2], torch.zeros(D, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("variant", ["printed", "corrected"])
+def test_moments_that_are_none_leave_the_coordinate_untilted(variant: Any) -> None:
+    """README of the errata: the printed second moment gives no positive variance in most draws."""
+    m, s = 2 * normal(7, 2, 2000), 4 * torch.sigmoid(normal(9, 2, 2000))
+    f = torch.tensor([1.5, -0.7], dtype=torch.float64)
+    moments = partial(tilted_moments_printed, variant=variant)
+    components = GaussianFactor.from_moments(m, s)
+    site, left_out = tilted_sites(components, f, moments)
+    _, mean, variance = moments(m, s, f[:, None])
+    bad = ~((variance > 0) & mean.isfinite())
+    assert left_out == int(bad.sum())
+    assert (left_out > 200) == (variant == "printed")
+    assert bool((site.precision[bad] == 0).all())
+    assert bool((site.precision_mean[bad] == 0).all())
+    assert bool((site.precision >= 0).all())
+    narrow = ~bad & (variance < s)
+    torch.testing.assert_close((components * site).mean[narrow], mean[narrow])
+    torch.testing.assert_close((components * site).variance[narrow], variance[narrow])
+    mixture = TiltedMixture(components, moments)
+    slopes = mixture.tilt(normal(8, 2000), f, torch.zeros(2).double())
+    assert bool(torch.stack(slopes).isfinite().all())
+    torch.testing.assert_close(mixture.tilted.precision[bad], components.precision[bad])
+    torch.testing.assert_close(mixture.tilted.precision_mean[bad], components.precision_mean[bad])
+    assert bool((variance > s).any()) == (variant == "printed")
+    assert bool((mixture.tilted.precision >= components.precision * (1 - 1e-12)).all())
+
+
+def test_f_of_zero_has_no_printed_moments_and_tilts_nothing() -> None:
+    components, zero = GaussianFactor.from_moments(*cavity(1)), torch.zeros(1).double()
+    site, left_out = tilted_sites(components, zero, tilted_moments_printed)
+    assert left_out == D
+    assert not site.precision.any()
+    assert not site.precision_mean.any()
+    mixture = TiltedMixture(components, tilted_moments_printed)
+    assert float(mixture.tilt(normal(8, D), zero, zero)[0]) == 0
+    torch.testing.assert_close(mixture.tilted.precision_mean, components.precision_mean)
+
+
+def test_a_hair_of_a_tilt_gives_no_negative_precision_by_rounding() -> None:
+    components = GaussianFactor(normal(9, 1, 5000).exp(), normal(7, 1, 5000))
+    site, _ = tilted_sites(components, torch.full((1,), 1e-9).double(), CLOSED_FORM[1])
+    assert bool((site.precision >= 0).all())
+    assert bool((1 / (1 / components.precision) < components.precision).any())
