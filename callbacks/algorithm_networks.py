@@ -44,6 +44,7 @@ class AlgorithmNetworks:
         """The client's networks as one flat vector; None if there are none."""
         return None if self.server is None else self._flat.vector
 
-    def update(self, total: dict[str, Tensor], weight: Tensor) -> None:
-        if self.server is not None:
-            self.server.copy_(total.pop("federation/networks") / weight)
+    def update(self, merged: Tensor) -> None:
+        """Take the merged networks as the server's."""
+        assert self.server is not None
+        self.server.copy_(merged)

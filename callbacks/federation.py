@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -15,6 +15,7 @@ from callbacks.client_metrics import ClientMetrics
 from callbacks.local_state import BufferPolicy, ModuleTensors, OptimizerPolicy, Optimizers, first_names
 from callbacks.round import Round, Workplace
 from callbacks.round_state import FederationState, RoundStart
+from callbacks.server_training import ServerTraining
 from callbacks.trainer_options import check_module, check_trainer, save_between_rounds
 from datamodules.base import FederatedDataModule
 from lit_epgan.errors import UserError
@@ -98,6 +99,7 @@ class FederationCallback(Callback):
             # ranks have different numbers of batches and meet at the round's end only
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         self._datamodule = datamodule
+        datamodule.clients_work = self.algorithm.clients_work
         self._networks.build(pl_module, datamodule.seed)
 
     @torch.no_grad()
@@ -122,19 +124,15 @@ class FederationCallback(Callback):
         )
         self._state.attach(self._server, self._networks, self._datamodule.client_names)
         self.algorithm.start_fit(self._server)
+        if (guarantee := getattr(self.algorithm, "guarantee", None)) is not None:
+            rank_zero_info(f"{type(self.algorithm).__name__}: {guarantee}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # here and not at fit start: optimizers and schedulers have been restored by now
-        optimizers = Optimizers(trainer, self.optimizer_state)
-        self._place = Workplace(
-            self.algorithm,
-            self.server,
-            self._tensors,
-            optimizers,
-            self._networks,
-            self._state,
-            self._datamodule.client_names,
-        )
+        optimizers, dm = Optimizers(trainer, self.optimizer_state), self._datamodule
+        held = (self._tensors, optimizers, self._networks, self._state)
+        self._place = Workplace(self.algorithm, self.server, *held, dm.client_names, dm.records)
+        self.server.train = ServerTraining(pl_module, self._place)
         self._adjusted = {id(o.optimizer): o for o in self.server.optimized}
         if self.algorithm.overrides("after_step"):
             self._step_hooks = [self._watch(o) for o in self.server.optimized]
@@ -169,11 +167,12 @@ class FederationCallback(Callback):
         assert self._round is not None
         return self._round.take_up(self._datamodule.marks.popleft(), batch)
 
-    @torch.no_grad()
     def _finish_round(self) -> None:
         # not at the last batch's end: the module's own hook there has yet to run
         if self._round is not None:
-            self._round.finish()
+            # validation begins in inference mode, in which a server could not train
+            with torch.inference_mode(False), torch.no_grad():
+                self._round.finish()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish_round()

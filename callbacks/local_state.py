@@ -66,6 +66,13 @@ class ModuleTensors:
         for tensor, part in self._parts(self.averaged, vector):
             tensor.copy_(part)
 
+    def keep_as_server(self) -> None:
+        """Take what the module holds now as the server's; personal layers stay the clients'."""
+        live = self._live()
+        for name, tensor in self.server.items():
+            if name not in self.personal:
+                tensor.copy_(live[name])
+
     def read_frozen_change(self) -> Tensor | None:
         """How far the frozen parameters have moved from the server's, as one flat vector; None if not at all."""
         live = self._live() if self.frozen else {}

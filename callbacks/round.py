@@ -1,6 +1,7 @@
 """One round: clients take up the module one after another, their reports are summed, the server is updated."""
 
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ class Workplace:
     networks: AlgorithmNetworks
     state: FederationState
     names: list[str]
+    data: Callable[[int, int], Iterator[Any]]  # one pass over the records of (client, in round)
 
     def load_server(self, optimizers: dict[str, Any] | None = None) -> None:
         """The server's parameters, and fresh optimizers (or the ones given)."""
@@ -89,7 +91,7 @@ class Round:
         self._send_waiting()
         total = all_reduce(self._sum.total() | {"federation/weight": self._sum_of_weights()})
         weight = total.pop("federation/weight")
-        if not total:
+        if not total and place.algorithm.clients_work(server.round):
             raise UserError(
                 f"round {server.round}: no client's update is finite, so there is nothing to merge (left out: "
                 f"{', '.join(self._dropped)}); lower the learning rate. The last checkpoint holds the round before"
@@ -103,7 +105,8 @@ class Round:
             place.tensors.write_averaged(total.pop("federation/buffers") / weight)
         if "federation/frozen" in total:
             place.tensors.move_frozen(total.pop("federation/frozen") / weight)
-        place.networks.update(total, weight)
+        if "federation/networks" in total:
+            place.networks.update(total.pop("federation/networks") / weight)
         self._seed("server", "update")
         place.algorithm.server_update(server, total)
         place.state.commit()
@@ -126,7 +129,14 @@ class Round:
         place.load_server(self._private.optimizers)
         place.tensors.load_personal(self._private.personal)
         self.client = Client(
-            mark.client, name, mark.steps, self._private.algorithm, place.server, self._restart, mark.weight
+            mark.client,
+            name,
+            mark.steps,
+            self._private.algorithm,
+            place.server,
+            self._restart,
+            mark.weight,
+            data=lambda: place.data(mark.client, place.server.round),
         )
         place.algorithm.start_client(self.client)
 
@@ -164,7 +174,9 @@ class Round:
             self._send(client, merged)
 
     def _merged(self) -> dict[str, Tensor]:
-        """What is averaged by n_k whatever the algorithm."""
+        """What is averaged by n_k, unless the algorithm lets nothing leave a client but its report."""
+        if not self.place.algorithm.merges:
+            return {}
         vectors = {
             "buffers": self.place.tensors.read_averaged(),
             "frozen": self.place.tensors.read_frozen_change(),
@@ -177,7 +189,7 @@ class Round:
         report |= {name: Weighted(vector, client.weight) for name, vector in merged.items()}
         if is_finite(report):
             self._sum.add(report)
-            self._weight += client.weight
+            self._weight += client.weight if self.place.algorithm.merges else 0.0
         else:
             self._drop(client.name)
 

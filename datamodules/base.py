@@ -1,11 +1,12 @@
 """The data module of a federation: who the clients are, who takes part in a round, and the round's loader."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -78,6 +79,7 @@ class FederatedDataModule(LightningDataModule):
         self.marks: deque[Mark] = deque()
         self.validation_marks: deque[Mark] = deque()
         self.on_train_batch: Callable[[Any], Any] | None = None  # FederationCallback's: a batch is about to be used
+        self.clients_work: Callable[[int], bool] = lambda round_: True  # in a round; else the server works alone
         self.clients: list[Client] = []
         self.client_names: list[str] = []
         self._data: ClientData | None = None
@@ -196,8 +198,17 @@ class FederatedDataModule(LightningDataModule):
 
     def share(self, round_: int) -> list[int]:
         """This rank's clients of the round. A client always belongs to the same rank, which keeps its private state."""
+        if not self.clients_work(round_):
+            return []
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
         return [client for client in self.cohort(round_) if client % ranks == rank]
+
+    def records(self, client: int, round_: int) -> Iterator[Any]:
+        """One pass over a client's training data on the module's device, beside the round's own."""
+        assert self.trainer is not None
+        device = self.trainer.lightning_module.device
+        for batch in self.clients[client].batches(None, 1, self.seed, round_, client, "records"):
+            yield move_data_to_device(batch, device)
 
     def train_dataloader(self) -> RoundLoader:
         return RoundLoader(self)

@@ -27,10 +27,12 @@ class Client(Protocol):
 
     def steps(self, local_steps: int | None, local_epochs: int) -> int | None: ...
 
-    def batches(self, local_steps: int | None, local_epochs: int, *stream: int) -> Iterator[Any]: ...
+    def batches(self, local_steps: int | None, local_epochs: int, *stream: int | str) -> Iterator[Any]: ...
 
 
-def index_batches(records: int, batch_size: int, steps: int | None, epochs: int, *stream: int) -> Iterator[list[int]]:
+def index_batches(
+    records: int, batch_size: int, steps: int | None, epochs: int, *stream: int | str
+) -> Iterator[list[int]]:
     """Shuffled batches of indices, drawn from the stream's own generator.
 
     With ``steps`` every batch is full and one permutation follows another without a seam; otherwise there are
@@ -67,7 +69,7 @@ class DatasetClient:
         assert self.records is not None
         return local_steps if local_steps is not None else local_epochs * -(-self.records // self.batch_size)
 
-    def batches(self, local_steps: int | None, local_epochs: int, *stream: int) -> Iterator[Any]:
+    def batches(self, local_steps: int | None, local_epochs: int, *stream: int | str) -> Iterator[Any]:
         assert self.records is not None
         indices = index_batches(self.records, self.batch_size, local_steps, local_epochs, *stream)
         fetch = None if self.collate_fn or self.num_workers else batch_fetcher(self.dataset)
@@ -103,11 +105,11 @@ class LoaderClient:
         sized = hasattr(loader, "__len__") and self.records is not None
         return local_epochs * len(loader) if sized else None  # type: ignore[arg-type]
 
-    def batches(self, local_steps: int | None, local_epochs: int, *stream: int) -> Iterator[Any]:
+    def batches(self, local_steps: int | None, local_epochs: int, *stream: int | str) -> Iterator[Any]:
         epochs = self._epochs(None if local_steps is not None else local_epochs, *stream)
         return islice(epochs, local_steps)
 
-    def _epochs(self, epochs: int | None, *stream: int) -> Iterator[Any]:
+    def _epochs(self, epochs: int | None, *stream: int | str) -> Iterator[Any]:
         epoch = 0
         while epochs is None or epoch < epochs:
             loader = self.make_loader()
@@ -129,14 +131,14 @@ def refuse_several(loader: Any, purpose: str) -> None:
         )
 
 
-def _reseed(loader: Iterable[Any], *stream: int) -> None:
+def _reseed(loader: Iterable[Any], *stream: int | str) -> None:
     for owner in (loader, getattr(loader, "sampler", None)):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(derive_seed(*stream, "order"))
 
 
-def from_stream(loader: Iterable[Any], *stream: int) -> Iterator[Any]:
+def from_stream(loader: Iterable[Any], *stream: int | str) -> Iterator[Any]:
     """The loader's batches, whatever they draw at random coming from a stream of their own.
 
     Lightning reads ahead, so a data set's augmentation would otherwise share the global stream with the step before it.

@@ -56,7 +56,7 @@ class ToyDataModule(FederatedDataModule):
         clients: number of clients, by default one for each Gaussian; fewer under ``one_class`` leave the later
             Gaussians out of the mixture altogether.
         beta: concentration of ``dirichlet``.
-        data_seed: decides variances, points and partition.
+        data_seed: decides variances, points and partition; null takes ``seed``, so that each seed has its own.
         data_dir, download: of no effect, since the points are computed; taken so that one command line fits every
             configuration.
         federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
@@ -78,7 +78,7 @@ class ToyDataModule(FederatedDataModule):
         partition: Literal["one_class", "iid", "dirichlet", "pooled"] = "one_class",
         clients: int | None = None,
         beta: float = 0.5,
-        data_seed: int = 0,
+        data_seed: int | None = 0,
         data_dir: str = "data",
         download: bool = False,
         **federated: Any,
@@ -91,7 +91,7 @@ class ToyDataModule(FederatedDataModule):
         self.test_points = test_points
         self.partition = partition
         self.beta = beta
-        self.data_seed = data_seed
+        self.data_seed = self.seed if data_seed is None else data_seed
         self.shape = (2,)
         means = _centres(layout, components, radius)
         if partition == "one_class" and clients is not None:
@@ -100,7 +100,7 @@ class ToyDataModule(FederatedDataModule):
         low, high = variances if variances is not None else _default_variances(layout, components, radius)
         if not 0 < low <= high:
             raise UserError(f"data.variances is ({low}, {high}); give the least and the greatest, both above 0")
-        drawn = low + (high - low) * torch.rand(len(means), generator=generator_for(data_seed, "variances"))
+        drawn = low + (high - low) * torch.rand(len(means), generator=generator_for(self.data_seed, "variances"))
         self.mixture = GaussianMixture2d(means, drawn)
         self.clients_wanted = 1 if partition == "pooled" else clients if clients is not None else len(means)
 

@@ -3,6 +3,8 @@
 import difflib
 from pathlib import Path
 
+import yaml
+
 from lit_epgan.errors import UserError
 
 
@@ -34,15 +36,32 @@ def find_config(name: str, studies: bool = False) -> Path:
     raise UserError(f"There is no config {name!r} in the working directory or in configs/.{hint} There are: {there}.")
 
 
+def with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[Path]:
+    """A configuration's files, the ones it starts from (its key ``base``) first.
+
+    Raises:
+        UserError: a base does not exist, or leads back to itself.
+    """
+    if path in seen:
+        raise UserError(f"{path.name} starts from itself, by way of its `base`: leave one of them out.")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return [path]  # the parser says what is wrong with it
+    base = content.get("base") if isinstance(content, dict) else None
+    return [*(with_bases(find_config(str(base)), (*seen, path)) if base else []), path]
+
+
 def resolve_configs(args: list[str]) -> list[str]:
-    """Command-line words with the name after every ``--config`` (``-c``) replaced by the file it means."""
-    resolved = list(args)
-    for i, word in enumerate(args):
+    """Command-line words with every ``--config NAME`` (``-c``) replaced by the files it means, bases first."""
+    resolved: list[str] = []
+    words = iter(args)
+    for word in words:
         flag, equals, value = word.partition("=")
-        if flag not in ("--config", "-c"):
+        name = value if equals else next(words, None) if flag in ("--config", "-c") else None
+        if flag not in ("--config", "-c") or name is None:
+            resolved.append(word)
             continue
-        if equals:
-            resolved[i] = f"{flag}={find_config(value)}"
-        elif i + 1 < len(args):
-            resolved[i + 1] = str(find_config(args[i + 1]))
+        for path in with_bases(find_config(name)):
+            resolved += [flag, str(path)]
     return resolved

@@ -64,7 +64,8 @@ class FederatedCLI(LightningCLI):
     # Parsing
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add ``federation`` and let one seed drive everything."""
+        """Add ``federation`` and ``base``, and let one seed drive everything."""
+        parser.add_argument("--base", type=str | None, default=None, help="A config that this config starts from.")
         parser.add_subclass_arguments(FederationCallback, "federation", required=False)
         parser.link_arguments("seed_everything", "data.init_args.seed")
 

@@ -14,8 +14,8 @@ WANDB_ID = "wandb_id.txt"
 
 
 def default_folder(config_files: list[str]) -> Path:
-    """``runs/NAME`` for a run of ``NAME.yaml``."""
-    return Path("runs") / (Path(config_files[0]).stem if config_files else "run")
+    """``runs/NAME`` for a run of ``NAME.yaml``, the last of several."""
+    return Path("runs") / (Path(config_files[-1]).stem if config_files else "run")
 
 
 def is_first_rank() -> bool:

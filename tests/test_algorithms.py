@@ -12,7 +12,15 @@ from torch.utils.data import TensorDataset
 from callbacks import FederationCallback
 from datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
-from lit_epgan.federated import Client, ExpectationPropagation, FedAvg, FederatedAlgorithm, FedProx, Server
+from lit_epgan.federated import (
+    Client,
+    ExpectationPropagation,
+    FedAvg,
+    FederatedAlgorithm,
+    FedProx,
+    LaplaceSites,
+    Server,
+)
 from lit_epgan.federated.algorithm import scalar
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
@@ -52,8 +60,8 @@ def test_fedprox_is_the_gradient_of_its_loss(module: LightningModule) -> None:
         assert_same(ours, federated(FedAvg(), module), skip=noise, tolerance=1e-3)
 
 
-@pytest.mark.parametrize("argument", [{"prior_scale": -1.0}, {"fisher_decay": 1.0}, {"clip": (0, 1)}, {"clip": (2, 1)},
-                                      {"prior_precision": float("nan")}])  # fmt: skip
+@pytest.mark.parametrize("argument", [{"prior_scale": -1.0}, {"prior_precision": float("nan")}, {"damping": 0.0},
+                                      {"damping": 1.5}])  # fmt: skip
 def test_arguments_out_of_range(argument: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(argument))):
         ExpectationPropagation(**argument)
@@ -104,7 +112,7 @@ def test_expectation_propagation_by_hand() -> None:
         s = 5, the previous round's; w_A = F_A/5 1/2, w_B = F_B/5 3/2;  q = the product of the new sites
     """
     module = Quadratic()
-    options: dict[str, Any] = {"prior_scale": 1.0, "fisher_decay": 0.5}
+    options: dict[str, Any] = {"prior_scale": 1.0, "sites": LaplaceSites(fisher_decay=0.5)}
     data = {"targets": [(2.0, 4.0), (-4.0, -2.0)], "sizes": [1, 3], "local_steps": 1}
     fit(module, quadratics(**data), rounds=1, algorithm=ExpectationPropagation(**options))
     assert module.theta.tolist() == pytest.approx([-23 / 13, 5 / 7], rel=1e-12)
@@ -156,7 +164,8 @@ def test_expectation_propagation_equals_the_plain_equations(cohort: int | None, 
     """Under a cohort of 2 of 3 an absent client's factor stays in the product."""
     targets, sizes = [(1.0, 0.2), (-3.0, 2.0), (0.5, -4.0)], [2, 5, 3]
     data = quadratics(targets, sizes, local_steps=3, clients_per_round=cohort)
-    algorithm = ExpectationPropagation(prior_scale=3.0, fisher_decay=0.5, clip=(0.1, 2.0), prior_precision=p0)
+    sites = LaplaceSites(fisher_decay=0.5, clip=(0.1, 2.0))
+    algorithm = ExpectationPropagation(prior_scale=3.0, prior_precision=p0, sites=sites)
     module = Quadratic()
     fit(module, data, rounds=5, algorithm=algorithm)
     cohorts = [data.cohort(r) for r in range(5)]

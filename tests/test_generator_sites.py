@@ -56,7 +56,7 @@ class Known(LightningModule):
         x, weight = batch[0], batch[2] if len(batch) == 3 else None
         progress = next(c for c in self.trainer.callbacks if isinstance(c, FederationCallback)).progress
         values = (float(t) for t in (self.generator.value, self.generator.average, self.critic))
-        self.seen.append(Seen(progress.round, int(progress.client[-1]), progress.step - 1, x, weight, *values))
+        self.seen.append(Seen(progress.round, int(progress.client[-1:] or -1), progress.step - 1, x, weight, *values))
         mean = x.mean() if weight is None else (weight @ x).squeeze()
         optimizer = self.optimizers()
         optimizer.zero_grad()

@@ -1,23 +1,42 @@
 """Federated algorithms: hooks around a client's local steps, and one on the server."""
 
 from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server
+from lit_epgan.federated.composed import Composed
+from lit_epgan.federated.distilled_sites import DistilledSites
+from lit_epgan.federated.embedding_on_server import EmbeddingOnServer, MatchedEmbedding
+from lit_epgan.federated.embedding_sites import EmbeddingSites
 from lit_epgan.federated.ep import ExpectationPropagation
 from lit_epgan.federated.fedavg import FedAvg
 from lit_epgan.federated.fedprox import FedProx
 from lit_epgan.federated.generator_sites import GeneratorSites
+from lit_epgan.federated.interpolation import Interpolation
+from lit_epgan.federated.laplace import LaplaceSites
 from lit_epgan.federated.parameters import FlatParameters
 from lit_epgan.federated.report import Report, Weighted
+from lit_epgan.federated.sample_moments import SampleMoments
+from lit_epgan.federated.site_rule import SiteRule
+from lit_epgan.federated.tilted_ep import TiltedExpectationPropagation
 
 __all__ = [
     "Client",
+    "Composed",
+    "DistilledSites",
+    "EmbeddingOnServer",
+    "EmbeddingSites",
     "ExpectationPropagation",
     "FedAvg",
     "FedProx",
     "FederatedAlgorithm",
     "FlatParameters",
     "GeneratorSites",
+    "Interpolation",
+    "LaplaceSites",
+    "MatchedEmbedding",
     "OptimizedParameters",
     "Report",
+    "SampleMoments",
     "Server",
+    "SiteRule",
+    "TiltedExpectationPropagation",
     "Weighted",
 ]

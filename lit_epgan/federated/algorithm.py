@@ -1,6 +1,6 @@
 """What a federated algorithm is: a few hooks around a client's local steps and one on the server."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -52,6 +52,14 @@ class OptimizedParameters:
         return float(group.get("initial_lr", group["lr"]))
 
 
+def _no_training(batches: Iterable[Any]) -> None:
+    raise RuntimeError("a server trains in server_update, during a fit")
+
+
+def _no_data() -> Iterator[Any]:
+    return iter(())
+
+
 @dataclass
 class Server:
     """What the server holds and broadcasts.
@@ -63,6 +71,8 @@ class Server:
         clients: number of clients of the federation.
         seed: the federation's seed.
         round: the round's number, from 0.
+        train: trains the server's model on the server, in ``server_update``: from ``parameters``, with fresh
+            optimizers, the module's own training step on each batch; ``parameters`` then holds the result.
     """
 
     parameters: Tensor
@@ -73,6 +83,7 @@ class Server:
     seed: int
     round: int = 0
     state: dict[str, Tensor] = field(default_factory=dict)
+    train: Callable[[Iterable[Any]], None] = _no_training
 
 
 @dataclass
@@ -87,6 +98,7 @@ class Client:
         state: its private tensors, kept from round to round; what it learns is forgotten if its report is dropped.
         server: what the server broadcast.
         restart: call to go back to the server's parameters and fresh optimizers in the middle of the round.
+        data: one pass over the client's own records, batch by batch as its loader gives them, on the module's device.
     """
 
     index: int
@@ -97,6 +109,7 @@ class Client:
     restart: Callable[[], None]
     weight: float = 0.0
     step: int = 0
+    data: Callable[[], Iterator[Any]] = _no_data
 
     @property
     def parameters(self) -> Tensor:
@@ -111,7 +124,13 @@ class FederatedAlgorithm:
     ``extra_loss``, ``adjust_gradients`` and ``after_step`` around each, then ``client_report``; once all reports are
     summed over clients and ranks, ``server_update``. An algorithm overrides what it needs; a hook that is not
     overridden costs nothing.
+
+    Attributes:
+        merges: whether the federation averages, beside the report, what is no parameter of an optimizer (buffers,
+            frozen parameters, the algorithm's networks). False: nothing but ``client_report`` leaves a client.
     """
+
+    merges: bool = True
 
     def overrides(self, hook: str) -> bool:
         """Whether the algorithm defines a hook of its own; what it does not is not called on the hot path."""
@@ -127,6 +146,10 @@ class FederatedAlgorithm:
 
     def start_fit(self, server: Server) -> None:
         """Before the first round (and after a resume, with ``server.state`` as it was): check settings, add state."""
+
+    def clients_work(self, round_: int) -> bool:
+        """Whether clients train in a round; False leaves it to ``server_update``, which then gets an empty total."""
+        return True
 
     def start_round(self, server: Server) -> None:
         """When the broadcast is known, before any client works."""

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, scalar
+from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server, scalar
+from lit_epgan.federated.composed import Composed
 from lit_epgan.federated.report import Report
+from lit_epgan.federated.tilted_batch import batch_rows, tilted_batch
 from lit_epgan.randomness import generator_for
 
 
-class GeneratorSites(FederatedAlgorithm):
+class GeneratorSites(Composed):
     """The site factor of client j, exp(n_j E_{x ~ X_j} phi(D(x))), by samples of a generator trained on X_j alone.
 
     Removing client k's site from the product leaves the exact cavity: the other sites' samples. So
@@ -21,7 +23,7 @@ class GeneratorSites(FederatedAlgorithm):
         then          the first ``refine`` of its steps go on training the own site on own data; after that, from the
                       server's parameters, the minibatch is ``own_rows`` rows of own data, which weigh n_k / n in all,
                       and samples of the other sites for the rest
-        merge         FedAvg
+        merge         that of ``inner``: FedAvg, or EP in parameter space
 
     A module must offer ``sample(n, generator)`` from the submodule ``generator`` names (the evaluated one), and take
     batches (x, y, weight) whose third entry weighs the rows.
@@ -36,12 +38,21 @@ class GeneratorSites(FederatedAlgorithm):
         own_rows: rows of own data in a minibatch.
         pool: samples drawn of each site, afresh each round.
         refine: share of a round's steps that refine the own site; 0 keeps the first one.
+        inner: the algorithm that merges the parameters and adds its own prior; FedAvg by default.
 
     Raises:
         UserError: if an argument is out of its range, or the module offers no such submodule or no ``sample``.
     """
 
-    def __init__(self, generator: str = "average", own_rows: int = 8, pool: int = 2000, refine: float = 0.0) -> None:
+    def __init__(
+        self,
+        generator: str = "average",
+        own_rows: int = 8,
+        pool: int = 2000,
+        refine: float = 0.0,
+        inner: FederatedAlgorithm | None = None,
+    ) -> None:
+        super().__init__(inner)
         if own_rows < 1 or pool < 1:
             raise UserError(f"GeneratorSites: own_rows and pool are {own_rows} and {pool}; both must be at least 1")
         if not 0 <= refine < 1:
@@ -51,8 +62,10 @@ class GeneratorSites(FederatedAlgorithm):
         self.pool = pool
         self.refine = refine
         self._pools: dict[int, Tensor] = {}
+        self._changed: set[int] = set()  # clients whose site is new in this round
 
     def start_fit(self, server: Server) -> None:
+        super().start_fit(server)
         known = [name for name, _ in server.module.named_children()]
         if self.generator not in known or not hasattr(server.module, "sample"):
             raise UserError(
@@ -61,14 +74,16 @@ class GeneratorSites(FederatedAlgorithm):
             )
 
     def start_round(self, server: Server) -> None:
+        super().start_round(server)
+        self._changed = set()
         self._pools = {
             k: self._draw(server, k, self.pool, "pool") for k in range(server.clients) if f"site.{k}" in server.state
         }
 
     def start_client(self, client: Client) -> None:
+        super().start_client(client)
         others = [k for k in self._pools if k != client.index]
         self._alone = not others or "site" not in client.state
-        self._site_changed = False
         if not self._alone:
             self._others = torch.stack([self._pools[k] for k in others])
             self._others_records = torch.cat([client.server.state[f"records.{k}"] for k in others]).cpu()
@@ -84,13 +99,25 @@ class GeneratorSites(FederatedAlgorithm):
             client.restart()
         return batch if self._alone or self._refining else self._tilted_batch(client, batch)
 
+    def extra_loss(self, client: Client) -> Tensor | None:
+        return None if self._refining else super().extra_loss(client)
+
+    def adjust_gradients(self, client: Client, optimized: OptimizedParameters) -> None:
+        if not self._refining:  # a site knows nothing of the others
+            super().adjust_gradients(client, optimized)
+
+    def after_step(self, client: Client, optimized: OptimizedParameters) -> None:
+        if not self._refining:
+            super().after_step(client, optimized)
+
     def end_client(self, client: Client) -> None:
+        super().end_client(client)
         if self._alone:
             self._keep_site(client)
 
     def client_report(self, client: Client) -> Report:
         report = dict(super().client_report(client))
-        if self._site_changed:
+        if client.index in self._changed:
             report[f"site.{client.index}"] = client.state["site"]
             report[f"records.{client.index}"] = scalar(client.weight)
         return report
@@ -104,35 +131,30 @@ class GeneratorSites(FederatedAlgorithm):
     def samples(self, server: Server, n: int) -> dict[str, Tensor]:
         """``union``: the sites' own samples, in proportion to the clients' records."""
         sites = [k for k in range(server.clients) if f"site.{k}" in server.state]
+        further = super().samples(server, n)
         if not sites:
-            return {}
+            return further
         records = torch.cat([server.state[f"records.{k}"] for k in sites])
         counts = _apportion(records / records.sum(), n)
-        return {
-            "union": torch.cat([self._draw(server, k, c, "union") for k, c in zip(sites, counts, strict=True) if c])
-        }
+        union = torch.cat([self._draw(server, k, c, "union") for k, c in zip(sites, counts, strict=True) if c])
+        return further | {"union": union}
 
     def _tilted_batch(self, client: Client, batch: Any) -> Any:
         """Own rows and samples of the other sites, with the rows' weights."""
-        x = batch if isinstance(batch, Tensor) else batch[0]
+        x = batch_rows(batch)
         pools, records = self._others, self._others_records
         own = min(self.own_rows, max(1, len(x) - 1))
-        rows = max(len(x), own + 1)
-        origin = torch.multinomial(records, rows - own, replacement=True)
-        index = torch.randint(self.pool, (rows - own,))
-        replay = pools[origin.to(pools.device), index.to(pools.device)].to(x.device, x.dtype)
-        share = client.weight / (client.weight + float(records.sum()))
-        weight = torch.empty(rows, device=x.device, dtype=x.dtype)
-        weight[:own] = share / own
-        weight[own:] = (1 - share) / (rows - own)
-        unlabelled = torch.full((rows,), -1, device=x.device)
-        return torch.cat([x[:own], replay]), unlabelled, weight
+        rows = max(len(x) - own, 1)
+        origin = torch.multinomial(records, rows, replacement=True)
+        index = torch.randint(self.pool, (rows,))
+        replay = pools[origin.to(pools.device), index.to(pools.device)]
+        return tilted_batch(x[:own], replay, client.weight / (client.weight + float(records.sum())))
 
     def _refinement(self, client: Client) -> int:
         return int(self.refine * client.steps) if client.steps is not None else 0
 
     def _keep_site(self, client: Client) -> None:
-        self._site_changed = True
+        self._changed.add(client.index)
         client.state["site"] = self._read(client.server)
         client.state["parameters"] = client.parameters.clone()
 

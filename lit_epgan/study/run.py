@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_epgan.atomic import write_text
+from lit_epgan.config_files import with_bases
 from lit_epgan.run_folder import CHECKPOINTS, wandb_has_key
 from lit_epgan.study.plan import Method, Study
 
@@ -56,8 +57,9 @@ class Run:
 
     @property
     def settings(self) -> str:
-        """Hash of the configuration's text, the method's settings and the seed."""
-        content = [self.method.config.read_text(encoding="utf-8"), self.method.settings, self.seed]
+        """Hash of the configuration's text (and that of what it starts from), the method's settings and the seed."""
+        texts = [path.read_text(encoding="utf-8") for path in with_bases(self.method.config)]
+        content = [*texts, self.method.settings, self.seed]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def record(self) -> Record:

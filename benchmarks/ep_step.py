@@ -1,0 +1,115 @@
+"""A local step of EP-ProbGAN against the same step of ProbGAN: DCGAN for 32x32x3, ten generators, four discriminators.
+
+OMP_NUM_THREADS=1 python benchmarks/ep_step.py --output benchmarks/results/ep_step.md
+"""
+
+import argparse
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from side_by_side import markdown, options, publish
+from torch.utils.data import TensorDataset
+
+from callbacks import FederationCallback
+from datamodules import FederatedDataModule
+from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm
+from lit_epgan.federated.tilted_ep import TiltedExpectationPropagation
+from lit_epgan.gan import GAN
+from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
+from lit_epgan.objectives import OBJECTIVES
+from lit_epgan.priors import HistoryPrior
+
+FEATURES = "discriminator.layers.7"  # after the last convolution that the heads share
+CLIENTS, UNTIMED = 2, 1
+
+CANDIDATES: dict[str, Callable[[], FederatedAlgorithm]] = {
+    "ProbGAN (FedAvg)": FedAvg,
+    "EP-ProbGAN, one component": lambda: TiltedExpectationPropagation(FEATURES, components=1),
+    "Mixture-EP-ProbGAN, ten components": lambda: TiltedExpectationPropagation(FEATURES, components=10),
+    "EP-ProbGAN, Laplace sites": ExpectationPropagation,
+}
+
+
+class Stopwatch(Callback):
+    """Seconds of the steps of the second round's first client: by then there are sites, and so a prior."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.starts = steps, list[float]()
+
+    def on_train_batch_start(self, trainer: Trainer, *arguments: Any) -> None:
+        if trainer.current_epoch == 1 and len(self.starts) < self.steps:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.starts.append(time.perf_counter())
+
+    @property
+    def seconds(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self.starts, self.starts[1:], strict=False)][UNTIMED:]
+
+
+def clients(args: argparse.Namespace) -> FederatedDataModule:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(CLIENTS, args.batch, 3, 32, 32, generator=generator) * 2 - 1
+    datasets = [TensorDataset(x) for x in images]
+    return FederatedDataModule.from_datasets(datasets, args.batch, local_steps=args.steps, warmup_steps=1)
+
+
+def steps_of(algorithm: FederatedAlgorithm, args: argparse.Namespace) -> list[float]:
+    torch.manual_seed(0)
+    generator = DCGANGenerator(width=args.width, members=args.generators)
+    discriminator = DCGANDiscriminator(width=args.width, heads=args.heads)
+    prior, watch = HistoryPrior(), Stopwatch(args.steps)
+    module = GAN(generator, discriminator, args.objective, lr=3e-4, prior=prior, noise=0.00424, channels_last=True)
+    off: dict[str, Any] = dict.fromkeys(
+        ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
+    )
+    callbacks = [FederationCallback(algorithm), watch]
+    trainer = Trainer(accelerator=args.accelerator, max_epochs=2, callbacks=callbacks, num_sanity_val_steps=0, **off)
+    trainer.fit(module, datamodule=clients(args))
+    return watch.seconds
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--objective", choices=list(OBJECTIVES), default="wgan-gp")
+    parser.add_argument("--width", type=int, default=32, help="of the DCGAN; the paper's is 128")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--generators", type=int, default=10)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=18, help="of one client's round")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--accelerator", default="cpu")
+    args = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    typical: dict[str, list[float]] = {name: [] for name in CANDIDATES}
+    mean: dict[str, list[float]] = {name: [] for name in CANDIDATES}
+    for _ in range(args.repeats):
+        for name, algorithm in CANDIDATES.items():
+            seconds = steps_of(algorithm(), args)
+            typical[name].append(statistics.median(seconds))
+            mean[name].append(statistics.fmean(seconds))
+    base, base_mean = (statistics.median(next(iter(times.values()))) for times in (typical, mean))
+    rows = []
+    for name in CANDIDATES:
+        step, mean_step = statistics.median(typical[name]), statistics.median(mean[name])
+        cells = [step * 1e3, step / base, mean_step * 1e3, mean_step / base_mean]
+        rows.append([name, *(f"{cell:.3f}" for cell in cells)])
+    header = ["", "median step, ms", "ratio", "mean step, ms", "**ratio of means**"]
+    notes = (
+        f"DCGAN of width {args.width}, {args.generators} generators, {args.heads} discriminators, {args.objective}, "
+        f"batches of {args.batch}, a history of {HistoryPrior().size}; medians of {args.repeats} interleaved fits, "
+        f"{args.steps - 1 - UNTIMED} steps of each. The tilt is renewed every few steps, which the means include. "
+        "Bar: a ratio of means of at most 1.05 with one component."
+    )
+    publish(markdown("A local step of EP-ProbGAN against ProbGAN's", header, rows, notes), args.output)
+
+
+if __name__ == "__main__":
+    main()

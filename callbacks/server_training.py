@@ -1,0 +1,56 @@
+"""Training the server's model on the server, by the module's own training step."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+
+from callbacks.round import Workplace
+
+
+class ServerTraining:
+    """Trains from the server's parameters with fresh optimizers; the server then holds the result, buffers included.
+
+    The module sees what it sees in a client's segment, except that nothing it logs is kept.
+    """
+
+    def __init__(self, module: LightningModule, place: Workplace) -> None:
+        self.module, self.place = module, place
+
+    def __call__(self, batches: Iterable[Any]) -> None:
+        module, place = self.module, self.place
+        place.load_server()
+        modes = {part: part.training for part in module.modules()}
+        shadowed: dict[str, Any] = {n: module.__dict__[n] for n in ("log", "log_dict") if n in module.__dict__}
+        for name in ("log", "log_dict"):
+            module.__dict__[name] = _nothing
+        module.train()
+        try:
+            with torch.enable_grad():
+                for index, batch in enumerate(batches):
+                    self._step(batch, index)
+        finally:
+            for name in ("log", "log_dict"):
+                del module.__dict__[name]
+            module.__dict__.update(shadowed)
+            for part, mode in modes.items():
+                part.training = mode
+        place.server.flat.adopt()
+        place.server.parameters.copy_(place.server.flat.vector)
+        place.tensors.keep_as_server()
+
+    def _step(self, batch: Any, index: int) -> None:
+        output = self.module.training_step(batch, index)
+        if not self.module.automatic_optimization or output is None:
+            return
+        loss = output if isinstance(output, torch.Tensor) else output["loss"]
+        for optimizer in self.place.optimizers.optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in self.place.optimizers.optimizers:
+            optimizer.step()
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What a module logs while the server trains has no place in an epoch of clients."""

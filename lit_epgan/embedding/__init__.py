@@ -1,0 +1,23 @@
+"""Mean embeddings of data sets: random features, herded points, cavity weights, private release."""
+
+from lit_epgan.embedding.codes import LowFrequencies, Points
+from lit_epgan.embedding.factor import EmbeddingFactor
+from lit_epgan.embedding.feature_maps import feature_map
+from lit_epgan.embedding.fourier import RandomFourierFeatures, median_distance
+from lit_epgan.embedding.gaussian_mechanism import GaussianMechanism, Guarantee
+from lit_epgan.embedding.herding import herd
+from lit_epgan.embedding.simplex import SimplexWeights, project_to_simplex
+
+__all__ = [
+    "EmbeddingFactor",
+    "GaussianMechanism",
+    "Guarantee",
+    "LowFrequencies",
+    "Points",
+    "RandomFourierFeatures",
+    "SimplexWeights",
+    "feature_map",
+    "herd",
+    "median_distance",
+    "project_to_simplex",
+]

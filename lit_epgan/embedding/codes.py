@@ -1,0 +1,108 @@
+"""What a herded point is a function of: a code that keeps it within the data's range, and on images smooth.
+
+A kernel's embedding can be matched to the last digit by noisy images: on images the points' parametrisation must
+restrict them, too. Both codes here are public: they know nothing of the data but its shape and range.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.errors import UserError
+
+
+class Points(nn.Module):
+    """Points as they are, within [-bound, bound] in every coordinate.
+
+    Args:
+        data_shape: of a point.
+        bound: of each coordinate, known without looking at the data.
+
+    Raises:
+        UserError: ``bound`` is not above 0.
+    """
+
+    spread: Tensor
+
+    def __init__(self, data_shape: Sequence[int], bound: float = 5.0) -> None:
+        super().__init__()
+        if not 0 < bound < math.inf:
+            raise UserError(f"bound is {bound}; give the largest value of a coordinate, above 0")
+        self.data_shape, self.bound = tuple(data_shape), bound
+        self.register_buffer("spread", torch.full((math.prod(data_shape),), bound / 10, dtype=torch.float64))
+
+    def start(self, n: int, generator: torch.Generator) -> Tensor:
+        """Codes (n, dimensions) of points spread evenly over the range."""
+        uniform = torch.rand(n, len(self.spread), generator=generator, dtype=torch.float64)
+        return ((2 * uniform - 1) * self.bound).to(self.spread)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Points (n, *data_shape)."""
+        return clamped(codes, self.bound).unflatten(1, self.data_shape)
+
+
+class LowFrequencies(nn.Module):
+    """Images by the lowest frequencies of each channel's discrete cosine transform (orthonormal, DCT-II).
+
+    Codes start at random with an amplitude that falls as 1 / (1 + frequency), as in natural images, such that a pixel's
+    standard deviation is 0.6.
+
+    Args:
+        data_shape: (channels, height, width).
+        dimensions: frequencies of each channel; by default 9 / 16 of all (36 of 8 x 8).
+        bound: pixels lie in [-bound, bound].
+
+    Raises:
+        UserError: these are no images, or they have no such number of frequencies.
+    """
+
+    spread: Tensor
+    rows: Tensor
+    columns: Tensor
+    kept: Tensor
+
+    def __init__(self, data_shape: Sequence[int], dimensions: int | None = None, bound: float = 1.0) -> None:
+        super().__init__()
+        if len(data_shape) != 3:
+            raise UserError(f"frequencies are of images (channels, height, width), not of {tuple(data_shape)}")
+        channels, height, width = data_shape
+        dimensions = math.ceil(9 / 16 * height * width) if dimensions is None else dimensions
+        if not 1 <= dimensions <= height * width:
+            raise UserError(f"dimensions is {dimensions}; an image of {height} x {width} has 1 to {height * width}")
+        self.data_shape, self.bound = tuple(data_shape), bound
+        across, down = torch.arange(width, dtype=torch.float64), torch.arange(height, dtype=torch.float64)
+        frequency = torch.hypot(down[:, None], across).flatten()
+        kept = frequency.sort(stable=True).indices[:dimensions]
+        falling = 1 / (1 + frequency[kept])
+        spread = 0.6 * bound * math.sqrt(height * width) * falling / falling.norm()
+        self.register_buffer("kept", kept)
+        self.register_buffer("spread", spread.repeat(channels))
+        self.register_buffer("rows", cosine_basis(height))
+        self.register_buffer("columns", cosine_basis(width))
+
+    def start(self, n: int, generator: torch.Generator) -> Tensor:
+        """Codes (n, channels dimensions) of random images."""
+        normal = torch.randn(n, len(self.spread), generator=generator, dtype=torch.float64)
+        return normal.to(self.spread) * self.spread
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Images (n, channels, height, width)."""
+        channels, height, width = self.data_shape
+        spectrum = codes.new_zeros(len(codes), channels, height * width)
+        spectrum = spectrum.index_copy(2, self.kept, codes.unflatten(1, (channels, -1)))
+        images = self.rows.T @ spectrum.unflatten(2, (height, width)) @ self.columns
+        return clamped(images, self.bound)
+
+
+def cosine_basis(n: int) -> Tensor:
+    """The orthonormal DCT-II of n samples (n, n), frequency by frequency."""
+    frequency, position = torch.arange(n, dtype=torch.float64)[:, None], torch.arange(n, dtype=torch.float64)
+    basis = torch.cos(math.pi * (position + 0.5) * frequency / n)
+    return basis / basis.norm(dim=1, keepdim=True)
+
+
+def clamped(x: Tensor, bound: float) -> Tensor:
+    """x clamped to [-bound, bound]; gradients pass as if it were not, or what starts outside would stay there."""
+    return x + (x.clamp(-bound, bound) - x).detach()

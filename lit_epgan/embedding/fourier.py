@@ -1,0 +1,56 @@
+"""Random Fourier features: a Gaussian kernel as an inner product of vectors of norm one."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.errors import UserError
+
+
+class RandomFourierFeatures(nn.Module):
+    """phi(x) = sqrt(2 / D) [cos(x Omega), sin(x Omega)], D = 2 frequencies (Rahimi and Recht 2007).
+
+    <phi(x), phi(y)> approximates the mean over the bandwidths b of exp(-||x - y||^2 / (2 b^2)), with an error of order
+    1 / sqrt(frequencies). Cosine and sine are paired, so ||phi(x)|| = 1 exactly: adding or removing one record moves a
+    sum of phi by one, whatever the record.
+
+    Args:
+        dimensions: d, of x.
+        frequencies: columns of Omega, N(0, 1 / b^2); the bandwidths take them in turn.
+        bandwidths: in x's own unit.
+        generator: CPU stream that Omega is drawn from.
+
+    Raises:
+        UserError: there is no frequency, or a bandwidth is not above 0.
+    """
+
+    omega: Tensor
+
+    def __init__(
+        self, dimensions: int, frequencies: int, bandwidths: Sequence[float], generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        if frequencies < 1:
+            raise UserError(f"frequencies is {frequencies}; a mean embedding needs at least 1")
+        if not bandwidths or not all(0 < b < math.inf for b in bandwidths):
+            raise UserError(f"bandwidths is {list(bandwidths)}; give one or more numbers above 0")
+        widths = torch.tensor(list(bandwidths), dtype=torch.float64)[torch.arange(frequencies) % len(bandwidths)]
+        omega = torch.randn(dimensions, frequencies, generator=generator, dtype=torch.float64) / widths
+        self.register_buffer("omega", omega)
+
+    @property
+    def size(self) -> int:
+        """D, the length of phi(x)."""
+        return 2 * self.omega.shape[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """phi (n, D) of x (n, d)."""
+        angles = x @ self.omega
+        return torch.cat([angles.cos(), angles.sin()], 1) / math.sqrt(angles.shape[1])
+
+
+def median_distance(x: Tensor, rows: int = 500) -> float:
+    """Median distance between the first ``rows`` rows of x (n, d): the usual unit for bandwidths."""
+    return float(torch.pdist(x[:rows].double()).median())

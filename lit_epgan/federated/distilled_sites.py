@@ -1,0 +1,61 @@
+"""A model distilled on the server from the clients' generator sites: one round of federation."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lit_epgan.errors import UserError
+from lit_epgan.federated.algorithm import Server
+from lit_epgan.federated.generator_sites import GeneratorSites
+
+
+class DistilledSites(GeneratorSites):
+    """Every client trains a generator alone, once; the server trains the model on samples of all of them.
+
+    One-shot federation by an ensemble of client generators and distillation (as FedCVAE; Heinbaugh et al. 2023): the
+    baseline that says whether rounds after the first are worth their communication. In the first round each client
+    trains alone (``data.warmup_steps``) and its generator becomes its site; in every later round nobody but the server
+    works, ``server_steps`` steps of the module's own training step on samples of the sites, in proportion to their
+    records.
+
+    Price: the clients' individual generators become visible to the server; one generator up per client, once.
+
+    Args:
+        generator: name of the submodule that ``sample`` draws from: its parameters and buffers are the site.
+        pool: samples drawn of each site, afresh each round.
+        server_steps: steps of the server in a round.
+        batch_size: rows of the server's batches.
+
+    Raises:
+        UserError: if an argument is out of its range, or the module offers no such submodule or no ``sample``.
+    """
+
+    def __init__(
+        self, generator: str = "average", pool: int = 2000, server_steps: int = 200, batch_size: int = 32
+    ) -> None:
+        super().__init__(generator, pool=pool)
+        if server_steps < 1 or batch_size < 1:
+            raise UserError(
+                f"DistilledSites: server_steps and batch_size are {server_steps} and {batch_size}; "
+                "both must be at least 1"
+            )
+        self.server_steps = server_steps
+        self.batch_size = batch_size
+
+    def clients_work(self, round_: int) -> bool:
+        return round_ == 0
+
+    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
+        if total:
+            super().server_update(server, total)
+        elif self._pools:
+            server.train(self._batches(server))
+
+    def _batches(self, server: Server) -> Iterator[list[Tensor]]:
+        pools = torch.stack(list(self._pools.values()))
+        records = torch.cat([server.state[f"records.{k}"] for k in self._pools]).cpu()
+        for _ in range(self.server_steps):
+            origin = torch.multinomial(records, self.batch_size, replacement=True)
+            index = torch.randint(self.pool, (self.batch_size,))
+            yield [pools[origin.to(pools.device), index.to(pools.device)]]

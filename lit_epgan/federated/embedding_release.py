@@ -1,0 +1,189 @@
+"""What embedding algorithms share: the features of a federation, each client's one release, the herding of the sum."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.embedding import (
+    EmbeddingFactor,
+    GaussianMechanism,
+    Guarantee,
+    LowFrequencies,
+    Points,
+    RandomFourierFeatures,
+    feature_map,
+    herd,
+    median_distance,
+)
+from lit_epgan.embedding.factor import SENSITIVITY
+from lit_epgan.errors import UserError
+from lit_epgan.federated.algorithm import Client, Server
+from lit_epgan.randomness import generator_for
+
+TOTAL, CODES, OWN = "embedding", "embedding.codes", "embedding"
+
+
+class EmbeddingRelease:
+    """Each client's number of records and sum of random features, released once; points herded to their sum.
+
+    What the features depend on is public (the data's shape and range, and the federation's seed): the bandwidths are
+    measured on the random points that the herding starts from, so a client releases one vector in one message. A record
+    is a row that the client's loader gives in one pass: one that gives a row twice releases it twice.
+
+    Args:
+        features: what the kernel looks at: ``identity``, ``random_convolutions``, ``lite0``, ``inception``, ``digits``
+            or a network. By default random convolutions for images and the identity for anything else.
+        frequencies: of the random Fourier features; a release is one more than twice as many numbers.
+        bandwidths: of the kernel, in median distances between random points; by default .5 and 1 for images, .1, .2, .4
+            and .8 for anything else.
+        dimensions: of each channel of an image, the lowest frequencies that herded points have; by default 9 / 16.
+        bound: of a coordinate's absolute value, known without the data; by default 1 for images and 5 for anything
+            else.
+        points: number of herded points.
+        herding_steps: of Adam on all points.
+        herding_rate: first length of such a step, in the points' own scale.
+        smoothing: noise that the points are moved by while they are herded, in their own scale.
+        noise_multiplier: z, the noise of a release in units of its sensitivity; 0 is no privacy.
+        delta: of the release's (epsilon, delta).
+        noise_seed: makes the noise repeatable, for studies only; by default it comes from the operating system.
+
+    Raises:
+        UserError: if an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        features: str | nn.Module | None = None,
+        frequencies: int = 2048,
+        bandwidths: Sequence[float] | None = None,
+        dimensions: int | None = None,
+        bound: float | None = None,
+        points: int = 600,
+        herding_steps: int = 300,
+        herding_rate: float = 1.0,
+        smoothing: float = 1.0,
+        noise_multiplier: float = 0.0,
+        delta: float = 1e-5,
+        noise_seed: int | None = None,
+    ) -> None:
+        for name, count in (("frequencies", frequencies), ("points", points), ("herding_steps", herding_steps)):
+            if count < 1:
+                raise UserError(f"{name} is {count}; it must be at least 1")
+        if not herding_rate > 0 or not smoothing >= 0:
+            raise UserError(f"herding_rate and smoothing are {herding_rate} and {smoothing}; give > 0 and >= 0")
+        self.features, self.frequencies, self.bandwidths = features, frequencies, bandwidths
+        self.dimensions, self.bound = dimensions, bound
+        self.points, self.herding_steps = points, herding_steps
+        self.herding_rate, self.smoothing = herding_rate, smoothing
+        self.mechanism = GaussianMechanism(noise_multiplier, delta, noise_seed)
+        self._sent: dict[int, Tensor] = {}
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """What a client's release guarantees; None without noise."""
+        return self.mechanism.guarantee(SENSITIVITY)
+
+    def build(self, server: Server) -> None:
+        """Make the features and the code for the module's data.
+
+        Raises:
+            UserError: the module cannot be sampled, or the features do not suit its samples.
+        """
+        if not hasattr(server.module, "sample"):
+            raise UserError(
+                f"{type(server.module).__name__} has no sample(n, generator), by which the shape of its data is known: "
+                "mean embeddings are for generative modules"
+            )
+        shape: torch.Size = server.module.sample(1, generator_for("shape")).shape[1:]  # type: ignore[operator]
+        image = len(shape) == 3
+        code: LowFrequencies | Points
+        if image:
+            code = LowFrequencies(shape, self.dimensions, 1.0 if self.bound is None else self.bound)
+        elif self.dimensions is not None:
+            raise UserError(
+                f"dimensions are an image's frequencies, but a record has the shape {tuple(shape)}: leave it out"
+            )
+        else:
+            code = Points(shape, 5.0 if self.bound is None else self.bound)
+        h = feature_map(self.features, shape, generator_for(server.seed, "features"))
+        # herding needs single precision, whatever the module is trained in
+        dtype = torch.promote_types(server.parameters.dtype, torch.float32)
+        self._like, self._sent = server.parameters.new_empty(0, dtype=dtype), {}
+        self.code, h = code.to(self._like), h.to(self._like)
+        start = self._start(server)
+        self._refuse_opaque(h, start[:2])
+        with torch.no_grad():
+            seen = h(self.code(start))
+        relative = self.bandwidths if self.bandwidths is not None else (0.5, 1.0) if image else (0.1, 0.2, 0.4, 0.8)
+        unit = median_distance(seen)
+        fourier = RandomFourierFeatures(
+            seen.shape[1],
+            self.frequencies,
+            [unit * b for b in relative],
+            generator_for(server.seed, "frequencies"),
+        )
+        self.phi = nn.Sequential(h, fourier.to(self._like))
+
+    @torch.no_grad()
+    def of(self, client: Client) -> Tensor:
+        """The client's release (1 + D,): computed, and noised, once; whoever asks again gets the same numbers."""
+        if OWN not in client.state:
+            # kept here as well: a dropped round forgets the client's state, but noise drawn twice would average out
+            if client.index not in self._sent:
+                exact = EmbeddingFactor.of(client.data(), self.phi, self._like)
+                released = exact.released(self.mechanism, client.server.seed, client.index)
+                self._sent[client.index] = released.statistics
+            client.state[OWN] = self._sent[client.index]
+        return client.state[OWN]
+
+    def add(self, server: Server, released: Tensor) -> None:
+        """Take releases into the server's total, and herd points to it, from where they are."""
+        server.state[TOTAL] = released + server.state.get(TOTAL, 0)
+        start = server.state[CODES] if CODES in server.state else self._start(server)
+        server.state[CODES] = herd(
+            self.phi,
+            self.total(server).mean.to(self._like),
+            self.code,
+            start,
+            self.herding_steps,
+            self.herding_rate,
+            self.smoothing,
+            generator_for(server.seed, server.round, "herding"),
+        )
+
+    def total(self, server: Server) -> EmbeddingFactor:
+        """The product of all released factors, in float64."""
+        return EmbeddingFactor(server.state[TOTAL])
+
+    def squared_discrepancy(self, server: Server, x: Tensor) -> Tensor:
+        """|| mean phi(x) - mu ||^2 of points x (n, *data_shape) and the total's mean embedding mu."""
+        return (self.phi(x.to(self._like)).mean(0) - self.total(server).mean.to(self._like)).square().sum()
+
+    @torch.no_grad()
+    def herded(self, server: Server) -> Tensor:
+        """The herded points (points, *data_shape)."""
+        return self.code(server.state[CODES].to(self._like))
+
+    def samples(self, server: Server, n: int) -> dict[str, Tensor]:
+        """``herded``: n of the points; once all are drawn, they are drawn again."""
+        if CODES not in server.state:
+            return {}
+        generator = generator_for(server.seed, "herded")
+        orders = [torch.randperm(self.points, generator=generator) for _ in range(-(-n // self.points))]
+        points = self.herded(server)
+        return {"herded": points[torch.cat(orders)[:n].to(points.device)]}
+
+    def _start(self, server: Server) -> Tensor:
+        return self.code.start(self.points, generator_for(server.seed, "herding start"))
+
+    @torch.enable_grad()
+    def _refuse_opaque(self, h: nn.Module, codes: Tensor) -> None:
+        codes = codes.detach().requires_grad_()
+        seen = h(self.code(codes))
+        gradient = torch.autograd.grad(seen.sum(), codes)[0] if seen.requires_grad else codes.new_zeros(1)
+        if not bool(gradient.any()):
+            raise UserError(
+                f"no gradient passes through the features {self.features!r}, so no points can be herded by them: give "
+                "a differentiable network"
+            )

@@ -1,0 +1,94 @@
+"""Features that a module computes anyway: the output of a named submodule, caught as the module trains."""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lit_epgan.errors import UserError
+
+WIDTHS = ("out_features", "out_channels", "num_features", "num_channels")  # what layers call their number of outputs
+
+
+class Features:
+    """Catches what a submodule gives for the first rows of its first pass after ``expect``; no pass of its own.
+
+    Args:
+        module: the module.
+        name: dotted name of the submodule, as in ``discriminator.layers.3``.
+
+    Raises:
+        UserError: if there is no such submodule, or no layer up to it says its number of outputs.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.network = name.split(".")[0]
+        known = [n for n, _ in module.named_modules() if n]
+        if name not in known:
+            own = [n for n in known if n.startswith(self.network + ".")]
+            raise UserError(
+                f"{type(module).__name__} has no submodule {name!r} to take features from: choose one of "
+                f"{', '.join(own or known)}"
+            )
+        self.name = name
+        self.width = self._width(module)
+        self._handle: RemovableHandle | None = None
+        self._rows = 0
+        self._caught: Tensor | None = None
+
+    def watch(self, module: nn.Module) -> None:
+        """Begin to watch the submodule."""
+        self.leave()
+        self._handle = module.get_submodule(self.name).register_forward_hook(self._catch)
+
+    def leave(self) -> None:
+        """Leave the module as it was."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle, self._rows, self._caught = None, 0, None
+
+    def expect(self, rows: int) -> None:
+        """Catch the first ``rows`` rows of the next pass."""
+        self._rows, self._caught = rows, None
+
+    def take(self) -> Tensor | None:
+        """What was caught (rows, width), with its graph; None if nothing was, or it is taken already."""
+        caught, self._caught = self._caught, None
+        return None if caught is None else self._pooled(caught)
+
+    @torch.no_grad()
+    def of(self, module: nn.Module, rows: Tensor) -> Tensor:
+        """The features (rows, width) of data (rows, ...), by a pass of the network that the submodule is part of."""
+        self.expect(len(rows))
+        module.get_submodule(self.network)(rows)
+        caught = self.take()
+        assert caught is not None, "the network does not pass through its own submodule"
+        return caught
+
+    def _catch(self, module: nn.Module, arguments: tuple, output: Tensor) -> None:
+        if self._rows:
+            self._caught, self._rows = output[: self._rows], 0
+
+    def _pooled(self, features: Tensor) -> Tensor:
+        """Means over positions: convolutions have their channels at dimension 1, sequences their features last."""
+        if features.dim() > 1 and features.shape[1] == self.width:
+            return features.flatten(2).mean(2) if features.dim() > 2 else features
+        if features.shape[-1] == self.width:
+            return features.flatten(1, -2).mean(1)
+        raise UserError(
+            f"the features {self.name!r} have the shape {tuple(features.shape)}, and neither their second nor their "
+            f"last dimension is {self.width}, as the layers before say: take them from another submodule"
+        )
+
+    def _width(self, module: nn.Module) -> int:
+        width, reached = 0, False
+        for name, submodule in module.get_submodule(self.network).named_modules(prefix=self.network):
+            if reached and not name.startswith(self.name + "."):
+                break
+            reached = reached or name == self.name
+            width = next((int(getattr(submodule, w)) for w in WIDTHS if hasattr(submodule, w)), width)
+        if width == 0:
+            raise UserError(
+                f"no layer up to {self.name!r} says how many features it gives: take them from a linear or a "
+                "convolutional layer, or from what follows one"
+            )
+        return width

@@ -1,0 +1,138 @@
+"""Algorithms around other algorithms."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from lit_epgan.errors import UserError
+from lit_epgan.federated import (
+    Client,
+    Composed,
+    ExpectationPropagation,
+    FedAvg,
+    FederatedAlgorithm,
+    FedProx,
+    GeneratorSites,
+    Interpolation,
+)
+from tests.federations import federation, fit
+from tests.modules import Regression
+from tests.test_algorithm_networks import Critic
+from tests.test_generator_sites import Known, data
+
+
+def trained(algorithm: FederatedAlgorithm, **options: Any) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    module = Regression(dropout=0.2)
+    fit(module, federation(clients_per_round=3), rounds=4, algorithm=algorithm, **options)
+    return module.state_dict()
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize(
+    "inner", [FedAvg(), FedProx(0.3), ExpectationPropagation(), Critic()], ids=lambda a: type(a).__name__
+)
+def test_an_empty_shell_changes_nothing(inner: FederatedAlgorithm) -> None:
+    assert_same(trained(copy.deepcopy(inner)), trained(Composed(Composed(copy.deepcopy(inner)))))
+
+
+def test_a_shell_overrides_what_it_or_its_inner_algorithm_does() -> None:
+    assert not Composed().overrides("after_step")
+    assert Composed(ExpectationPropagation()).overrides("after_step")
+    assert Composed(FedProx()).overrides("adjust_gradients")
+    assert Interpolation().overrides("end_client")
+
+
+@pytest.mark.parametrize("refine", [0.0, 0.5])
+def test_generator_sites_around_ep_keep_eps_invariant(refine: float) -> None:
+    """q = p0 x product of sites, and the server's model is its mean."""
+    inner = ExpectationPropagation(prior_scale=2.0)
+    seen: list[tuple[torch.Tensor, ...]] = []
+
+    class Watched(GeneratorSites):
+        def server_update(self, server, total):  # type: ignore[no-untyped-def]
+            super().server_update(server, total)
+            q = inner.posterior(server)
+            seen.append((q.mean.clone(), server.parameters.clone()))
+
+    module = Known()
+    algorithm = Watched(generator="generator", own_rows=3, refine=refine, inner=inner)
+    fit(module, data(), rounds=4, algorithm=algorithm)
+    assert len(seen) == 4
+    for mean, parameters in seen:
+        torch.testing.assert_close(mean, parameters)
+
+
+def test_a_site_is_refined_without_the_prior_of_the_others() -> None:
+    """Parameter-space EP around a refining client would pull its own site towards the others."""
+    pulled: list[tuple[int, int]] = []
+
+    class Pull(FederatedAlgorithm):
+        def after_step(self, client, optimized):  # type: ignore[no-untyped-def]
+            pulled.append((client.server.round, client.step))
+
+    fit(
+        Known(),
+        data(sizes=(16, 16)),
+        rounds=2,
+        algorithm=GeneratorSites("generator", own_rows=3, refine=0.5, inner=Pull()),
+    )
+    steps = max(step for _, step in pulled)
+    assert steps == 2
+    assert {step for round_, step in pulled if round_ == 0} == {1, 2}
+    assert {step for round_, step in pulled if round_ == 1} == {2}
+
+
+def plain_interpolation(weight: float, every: int, steps: int) -> list[float]:
+    """One parameter that every step moves by one."""
+    theta = 0.0
+    for step in range(1, steps + 1):
+        theta += 1.0
+        if step % every == 0:
+            theta = (1 - weight) * theta
+    return [theta]
+
+
+@pytest.mark.parametrize(("weight", "every", "steps"), [(0.25, 2, 5), (0.5, 1, 3), (1.0, 3, 6), (0.0, 1, 4)])
+def test_interpolation_by_hand(weight: float, every: int, steps: int) -> None:
+    class Walk(Regression):
+        def __init__(self) -> None:
+            super().__init__(lr=1.0, momentum=0.0)
+            self.body = torch.nn.Linear(1, 1, bias=False)
+            torch.nn.init.zeros_(self.body.weight)
+
+        def loss(self, batch: Any) -> torch.Tensor:
+            return -self.body.weight.sum()
+
+    module = Walk()
+    fit(module, federation(sizes=(8,), local_steps=steps), rounds=1, algorithm=Interpolation(weight, every))
+    assert module.body.weight.item() == pytest.approx(plain_interpolation(weight, every, steps)[0])
+
+
+def test_interpolation_without_weight_is_the_inner_algorithm() -> None:
+    assert_same(trained(FedProx(0.3)), trained(Interpolation(0.0, 2, inner=FedProx(0.3))))
+
+
+@pytest.mark.parametrize("argument", [{"weight": 1.5}, {"every": 0}])
+def test_what_interpolation_cannot_be(argument: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(argument))):
+        Interpolation(**argument)
+
+
+def test_a_client_sees_its_own_records_once() -> None:
+    rows: dict[str, list[int]] = {}
+
+    class Count(FedAvg):
+        def end_client(self, client: Client) -> None:
+            rows[client.name] = [len(x) for x, _ in client.data()]
+
+    fit(Regression(), federation(), rounds=1, algorithm=Count())
+    assert {name: sum(sizes) for name, sizes in rows.items()} == {
+        "client-0": 20, "client-1": 7, "client-2": 34, "client-3": 12
+    }  # fmt: skip

@@ -1,0 +1,210 @@
+"""Random Fourier features, the maps and codes around them, and data sets as factors that sum."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.fft
+import scipy.spatial.distance
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lit_epgan.embedding import (
+    EmbeddingFactor,
+    LowFrequencies,
+    Points,
+    RandomFourierFeatures,
+    feature_map,
+    median_distance,
+)
+from lit_epgan.embedding.codes import cosine_basis
+from lit_epgan.errors import UserError
+from lit_epgan.metrics import feature_extractor
+from lit_epgan.randomness import generator_for
+
+
+def stream(*words: int | str) -> torch.Generator:
+    return generator_for("test", *words)
+
+
+def rows(n: int, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, *shape, generator=stream("rows", seed), dtype=torch.float64)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3), st.integers(1, 40))
+def test_every_record_has_features_of_norm_one(record: list[float], frequencies: int) -> None:
+    phi = RandomFourierFeatures(3, frequencies, (0.5, 2.0), stream("norm"))
+    features = phi(torch.tensor([record], dtype=torch.float64))
+    assert features.shape == (1, phi.size) == (1, 2 * frequencies)
+    assert float(features.norm()) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_inner_products_are_the_mean_of_gaussian_kernels() -> None:
+    x, bandwidths = rows(30, 4), (0.7, 1.5, 3.0)
+    squares = torch.cdist(x, x).square()
+    kernel = torch.stack([torch.exp(-squares / (2 * b * b)) for b in bandwidths]).mean(0)
+    errors = {}
+    for frequencies in (300, 30_000):
+        phi = RandomFourierFeatures(4, frequencies, bandwidths, stream("kernel"))(x)
+        errors[frequencies] = float((phi @ phi.T - kernel).abs().max())
+    assert errors[300] < 5 / math.sqrt(300)
+    assert errors[30_000] < 5 / math.sqrt(30_000)
+    # the bandwidths have equal shares, whatever their order
+    few = RandomFourierFeatures(1, 4, (1.0, 100.0), stream("turns")).omega.abs().flatten()
+    assert float(few[[1, 3]].max()) < float(few[[0, 2]].min())
+
+
+def test_wrong_features_are_refused() -> None:
+    for bandwidths in ((), (1.0, 0.0), (math.inf,)):
+        with pytest.raises(UserError, match="bandwidths"):
+            RandomFourierFeatures(2, 5, bandwidths, stream())
+    with pytest.raises(UserError, match="frequencies is 0"):
+        RandomFourierFeatures(2, 0, (1.0,), stream())
+
+
+def test_median_distance_is_scipys() -> None:
+    x = rows(26, 3)  # 325 pairs: an odd number has one median
+    expected = float(np.median(scipy.spatial.distance.pdist(x.numpy())))
+    assert median_distance(x) == pytest.approx(expected)
+    assert median_distance(torch.cat([x, rows(50, 3) + 100]), rows=26) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7)])
+def test_all_frequencies_are_the_discrete_cosine_transform(shape: tuple[int, int, int]) -> None:
+    _, height, width = shape
+    code = LowFrequencies(shape, height * width, bound=1e6)
+    images = rows(4, *shape)
+    spectrum = torch.from_numpy(scipy.fft.dctn(images.numpy(), axes=(2, 3), norm="ortho"))
+    codes = spectrum.flatten(2)[:, :, code.kept].flatten(1)
+    torch.testing.assert_close(code(codes), images)
+    torch.testing.assert_close(
+        cosine_basis(height), torch.from_numpy(scipy.fft.dct(np.eye(height), axis=0, norm="ortho"))
+    )
+
+
+def test_the_lowest_frequencies_of_every_channel_are_kept() -> None:
+    code = LowFrequencies((2, 8, 8), 3)
+    assert code.kept.tolist()[0] == 0
+    assert sorted(code.kept.tolist()) == [0, 1, 8]  # the mean, one across, one down
+    only_second = torch.zeros(1, 6, dtype=torch.float64)
+    only_second[0, 3] = 4.0
+    image = code(only_second)
+    assert torch.count_nonzero(image[0, 0]) == 0
+    torch.testing.assert_close(image[0, 1], torch.full((8, 8), 0.5, dtype=torch.float64))  # 4 / sqrt(64)
+    assert len(LowFrequencies((1, 8, 8)).kept) == 36
+
+
+def test_codes_start_within_the_range_they_promise() -> None:
+    code = LowFrequencies((1, 8, 8), 64)
+    raw = LowFrequencies((1, 8, 8), 64, bound=1.0)
+    raw.bound = 1e6  # as if nothing were clamped
+    start = code.start(4000, stream("images"))
+    assert float(raw(start).std()) == pytest.approx(0.6, abs=0.02)
+    assert float(code(start).abs().max()) <= 1.0
+    amplitude = start.std(0)
+    assert float(amplitude[0] / amplitude[1]) == pytest.approx(2.0, abs=0.15)  # 1 / (1 + frequency)
+    points = Points((2,), bound=4.0)
+    uniform = points(points.start(4000, stream("points")))
+    assert uniform.shape == (4000, 2)
+    assert float(uniform.abs().max()) <= 4.0
+    assert float(uniform.square().mean()) == pytest.approx(16 / 3, abs=0.3)
+
+
+def test_what_is_beyond_the_range_is_clamped_but_can_come_back() -> None:
+    points = Points((2,), bound=1.0)
+    codes = torch.tensor([[5.0, -0.5]], dtype=torch.float64, requires_grad=True)
+    out = points(codes)
+    assert out.tolist() == [[1.0, -0.5]]
+    (gradient,) = torch.autograd.grad(out.sum(), codes)
+    assert gradient.tolist() == [[1.0, 1.0]]
+
+
+def test_codes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UserError, match="bound is 0"):
+        Points((2,), 0.0)
+    with pytest.raises(UserError, match=r"images \(channels, height, width\), not of \(2,\)"):
+        LowFrequencies((2,))
+    with pytest.raises(UserError, match="dimensions is 65; an image of 8 x 8 has 1 to 64"):
+        LowFrequencies((1, 8, 8), 65)
+
+
+def test_random_convolutions_are_two_convolutions_of_torch() -> None:
+    images = rows(3, 2, 6, 6)
+    h = feature_map("random_convolutions", (2, 6, 6), stream("conv")).double()
+    network = nn.Sequential(
+        nn.Conv2d(2, 32, 3, padding=1, bias=False),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(32, 16, 3, padding=1, bias=False),
+        nn.LeakyReLU(0.2),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+    ).double()
+    with torch.no_grad():
+        network[0].weight.copy_(h.network.first)
+        network[2].weight.copy_(h.network.second)
+    torch.testing.assert_close(h(images), network(images))
+    assert float(h.network.first.square().mean()) == pytest.approx(1 / 18, rel=0.2)
+    assert h(rows(3, 2, 5, 5)).shape == (3, 16 * 9)
+    again = feature_map("random_convolutions", (2, 6, 6), stream("conv")).double()
+    assert torch.equal(h(images), again(images))
+
+
+def test_maps_are_chosen_by_the_data_or_by_name() -> None:
+    assert feature_map(None, (3,), stream())(rows(4, 3)).tolist() == rows(4, 3).tolist()
+    assert feature_map(None, (1, 8, 8), stream()).double()(rows(4, 1, 8, 8)).shape == (4, 16 * 16)
+    images = rows(4, 1, 8, 8).float()
+    by_name = feature_map("digits", (1, 8, 8), stream())(images)
+    torch.testing.assert_close(by_name, feature_extractor("digits")(images)[0])
+    with pytest.raises(UserError, match=r"'pixels' do not exist: choose identity, random_convolutions, digits"):
+        feature_map("pixels", (1, 8, 8), stream())
+    with pytest.raises(UserError, match=r"are of images.*\(2,\).*choose identity"):
+        feature_map("random_convolutions", (2,), stream())
+
+
+def test_a_records_features_do_not_depend_on_its_batch() -> None:
+    """BatchNorm in training mode would let one record change all others' features: no sensitivity bound would hold."""
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
+    h = feature_map(network, (3,), stream())
+    h.train()
+    x = rows(5, 3)
+    torch.testing.assert_close(h(x)[:1], h(x[:1]))
+    assert not any(p.requires_grad for p in h.parameters())
+
+
+def test_a_factor_counts_and_sums_over_batches_of_any_form() -> None:
+    phi, x = RandomFourierFeatures(3, 20, (1.0,), stream("factor")), rows(10, 3)
+    labelled = [(part, torch.zeros(len(part))) for part in x.split(4)]
+    for batches in ([x], list(x.split(3)), labelled):
+        factor = EmbeddingFactor.of(batches, phi, x)
+        assert float(factor.count) == 10
+        torch.testing.assert_close(factor.mean, phi(x).mean(0))
+    with pytest.raises(ValueError, match="without a batch"):
+        EmbeddingFactor.of([], phi, x)
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=5), st.integers(0, 1000))
+def test_the_cavity_is_the_product_of_the_other_sites(sizes: list[int], seed: int) -> None:
+    phi = RandomFourierFeatures(2, 8, (1.0,), stream("cavity"))
+    data = [rows(n, 2, seed=seed + k) for k, n in enumerate(sizes)]
+    sites = [EmbeddingFactor.of([x], phi, x) for x in data]
+    product = sites[0]
+    for site in sites[1:]:
+        product = product * site
+    others = EmbeddingFactor.of([torch.cat(data[1:])], phi, data[0])
+    cavity = product / sites[0]
+    torch.testing.assert_close(cavity.statistics, others.statistics)
+    torch.testing.assert_close(cavity.mean, phi(torch.cat(data[1:])).mean(0))
+
+
+def test_a_noisy_count_never_turns_a_mean_round() -> None:
+    assert EmbeddingFactor(torch.tensor([-3.0, 0.5])).mean.tolist() == [0.5]
+
+
+def test_a_record_that_is_not_finite_counts_and_adds_nothing() -> None:
+    phi, x = RandomFourierFeatures(2, 8, (1.0,), stream("nan")), rows(4, 2)
+    spoilt = torch.cat([x, torch.tensor([[math.nan, 0.0], [math.inf, 1.0]])])
+    factor = EmbeddingFactor.of([spoilt], phi, x)
+    assert float(factor.count) == 6
+    torch.testing.assert_close(factor.statistics[1:], phi(x).sum(0))

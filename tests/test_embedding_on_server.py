@@ -1,0 +1,126 @@
+"""Embedding algorithms on the server, and what all of them have in common: resuming, and what a user may get wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from callbacks import FederationCallback
+from callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.errors import UserError
+from lit_epgan.federated import (
+    EmbeddingOnServer,
+    EmbeddingSites,
+    FedAvg,
+    FederatedAlgorithm,
+    MatchedEmbedding,
+    Server,
+)
+from tests.federations import federation, fit
+from tests.modules import Regression
+from tests.test_embedding_sites import FAST, Cloud, Draw, data, exact, records
+
+
+class Totals(EmbeddingOnServer):
+    """Records what reaches the server, and the parameters after each round."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**(FAST | options))
+        self.totals: list[dict[str, Tensor]] = []
+        self.parameters: list[Tensor] = []
+
+    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
+        self.totals.append(dict(total))
+        super().server_update(server, total)
+        self.parameters.append(server.parameters.clone())
+
+
+def test_nothing_but_the_release_reaches_the_server() -> None:
+    algorithm, module = Totals(noise_multiplier=1.0), Cloud()
+    trainer = fit(module, data(), rounds=3, algorithm=algorithm)
+    assert [set(total) for total in algorithm.totals] == [{"embedding"}, set(), set()]
+    assert algorithm.parameters[0].tolist() == [0.0, 0.0, 1.0, 1.0]  # what clients' steps did in round 0 is forgotten
+    assert not torch.equal(algorithm.parameters[1], algorithm.parameters[0])
+    callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+    assert callback.state_dict()["clients"] == {}
+    error = algorithm.totals[0]["embedding"] - exact(algorithm, [0, 1, 2])
+    sigma = algorithm.guarantee.sigma * 3**0.5  # type: ignore[union-attr]
+    assert float(error[1:].std()) == pytest.approx(sigma, rel=0.25)
+
+
+def test_buffers_do_not_leave_a_client_either() -> None:
+    module = Cloud()
+    fit(module, data(), rounds=3, algorithm=EmbeddingOnServer(server_steps=5, batch_size=9, **FAST))
+    assert float(module.rows_seen) == 2 * 5 * 9  # the server's own
+
+
+def test_the_server_trains_on_herded_points_alone() -> None:
+    module, draw = Cloud(), Draw(60)
+    algorithm = EmbeddingOnServer(server_steps=7, batch_size=9, **FAST)
+    fit(module, data(), rounds=4, algorithm=algorithm, callbacks=[draw])
+    on_server = [s for s in module.seen if s.round > 0 and s.client == "" and s.weight is None and len(s.x) == 9]
+    assert len(on_server) == 3 * 7
+    points = {tuple(p) for p in draw.herded[0].tolist()}
+    assert all(tuple(row) in points for seen in on_server for row in seen.x.tolist())
+
+
+def test_a_matched_generator_has_the_datas_mean_and_scale() -> None:
+    """Of one cloud: the generator's own form can match it, so the optimum is known."""
+    module = Cloud()
+    options: dict[str, Any] = FAST | {"bandwidths": (0.2, 0.5)}
+    fit(module, data((400,)), rounds=4, algorithm=MatchedEmbedding(server_steps=80, lr=0.1, average=0.9, **options))
+    assert module.generator.mean.tolist() == pytest.approx(records((400,))[0].mean(0).tolist(), abs=0.06)
+    assert module.generator.scale.abs().tolist() == pytest.approx([0.3, 0.3], abs=0.08)
+    average = dict(module.average.named_buffers())
+    for name, parameter in module.generator.named_parameters():
+        assert not torch.equal(average[name], parameter)
+        torch.testing.assert_close(average[name], parameter.detach(), atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        lambda: EmbeddingSites(noise_multiplier=0.1, noise_seed=0, **FAST),
+        lambda: EmbeddingOnServer(server_steps=5, noise_multiplier=0.1, noise_seed=0, **FAST),
+        lambda: MatchedEmbedding(server_steps=5, **FAST),
+    ],
+    ids=["sites", "on server", "matched"],
+)
+def test_a_resumed_run_ends_as_if_it_had_not_stopped(algorithm: Any, tmp_path: Path) -> None:
+    straight, stopped, resumed = Cloud(), Cloud(), Cloud()
+    fit(straight, data(), rounds=4, algorithm=algorithm())
+    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [RoundCheckpoint()]}
+    fit(stopped, data(), rounds=2, folder=tmp_path, algorithm=algorithm(), **options)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    fit(resumed, data(), rounds=4, algorithm=algorithm(), ckpt_path=str(last))
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_what_cannot_be_is_named() -> None:
+    with pytest.raises(UserError, match=r"FedAvg cannot be its inner algorithm: leave inner out"):
+        EmbeddingOnServer(inner=FedAvg())
+    for argument in ({"own_rows": 0}, {"points": 0}, {"frequencies": 0}, {"herding_steps": 0}, {"smoothing": -1.0}):
+        with pytest.raises(UserError, match=next(iter(argument))):
+            EmbeddingSites(**argument)
+    with pytest.raises(UserError, match="server_steps and batch_size are 0 and 32"):
+        EmbeddingOnServer(server_steps=0)
+    with pytest.raises(UserError, match="lr and average"):
+        MatchedEmbedding(lr=0.0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "module", "message"),
+    [
+        (EmbeddingSites(), Regression, r"Regression has no sample\(n, generator\)"),
+        (MatchedEmbedding(), Regression, "Regression has no generator and no latent_dim"),
+        (EmbeddingSites(features="random_convolutions", **FAST), Cloud, "choose identity"),
+        (EmbeddingSites(features=nn.Threshold(1e9, 0.0), **FAST), Cloud, "no gradient passes through the features"),
+        (EmbeddingSites(dimensions=3, **FAST), Cloud, "dimensions are an image's frequencies"),
+    ],
+)
+def test_what_does_not_suit_the_module_is_named(algorithm: FederatedAlgorithm, module: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fit(module(), federation() if module is Regression else data(), rounds=1, algorithm=algorithm)

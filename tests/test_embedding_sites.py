@@ -1,0 +1,285 @@
+"""Embedding algorithms in a federation of clouds of points far apart: client k's records lie around M[k]."""
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from callbacks import FederationCallback
+from datamodules import FederatedDataModule
+from lit_epgan.embedding import EmbeddingFactor
+from lit_epgan.federated import (
+    Client,
+    EmbeddingSites,
+    ExpectationPropagation,
+    FedAvg,
+    Server,
+)
+from lit_epgan.networks.average import frozen_copy
+from lit_epgan.randomness import generator_for
+from tests.federations import fit
+
+M = torch.tensor([[-3.0, -3.0], [3.0, -3.0], [0.0, 3.0]], dtype=torch.float64)
+SIZES = (40, 60, 100)
+FAST: dict[str, Any] = {"frequencies": 512, "points": 60, "herding_steps": 150}
+
+
+def records(sizes: tuple[int, ...] = SIZES) -> list[Tensor]:
+    normal = torch.randn(sum(sizes), 2, generator=generator_for("clouds"), dtype=torch.float64).split(sizes)
+    return [m + 0.3 * x for m, x in zip(M, normal, strict=False)]
+
+
+def data(sizes: tuple[int, ...] = SIZES, **options: Any) -> FederatedDataModule:
+    sets = [TensorDataset(x, torch.zeros(len(x), dtype=torch.int64)) for x in records(sizes)]
+    return FederatedDataModule.from_datasets(sets, batch_size=16, **options)
+
+
+def nearest(x: Tensor) -> Tensor:
+    """Whose cloud every point lies in."""
+    return torch.cdist(x, M).argmin(1)
+
+
+class Shift(nn.Module):
+    """Noise (n, 2) moved and scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.scale = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.ones(2))
+
+    def forward(self, noise: Tensor) -> Tensor:
+        return self.mean + self.scale * noise
+
+
+class Seen(NamedTuple):
+    round: int
+    client: str
+    x: Tensor
+    weight: Tensor | None
+
+
+class Cloud(LightningModule):
+    """Moves its generator to the weighted mean of the rows, by half the way a step; records what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.latent_dim, self.seen = Shift(), 2, list[Seen]()
+        self.average = frozen_copy(self.generator)
+        self.register_buffer("rows_seen", torch.zeros(1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        weight = batch[2] if len(batch) == 3 else None
+        federation = next(c for c in self.trainer.callbacks if isinstance(c, FederationCallback))
+        self.seen.append(Seen(federation.server.round, federation.progress.client, batch[0], weight))
+        self.rows_seen += len(batch[0])
+        mean = batch[0].mean(0) if weight is None else weight @ batch[0]
+        return 0.5 * (self.generator.mean - mean).square().sum()
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        return self.generator(torch.randn(n, 2, generator=generator).to(self.generator.mean)).detach()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+class Cavities(EmbeddingSites):
+    """Records each client's cavity."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**(FAST | options))
+        self.met: dict[tuple[int, int], EmbeddingFactor | None] = {}
+
+    def start_client(self, client: Client) -> None:
+        super().start_client(client)
+        self.met[client.server.round, client.index] = self.cavity(client)
+        if "embedding" in client.server.state:
+            assert torch.equal(self._points, self.release.herded(client.server))
+
+
+def state_of(trainer: Trainer) -> dict[str, Tensor]:
+    return next(c for c in trainer.callbacks if isinstance(c, FederationCallback)).state_dict()["server"]  # type: ignore[attr-defined]
+
+
+def exact(algorithm: Any, clients: list[int]) -> Tensor:
+    x = torch.cat([records()[k] for k in clients])
+    return EmbeddingFactor.of([x], algorithm.release.phi, x).statistics
+
+
+def test_the_total_is_the_sum_over_all_records_and_every_cavity_the_others() -> None:
+    algorithm = Cavities()
+    trainer = fit(Cloud(), data(), rounds=3, algorithm=algorithm)
+    torch.testing.assert_close(state_of(trainer)["embedding"], exact(algorithm, [0, 1, 2]))
+    for (round_, client), cavity in algorithm.met.items():
+        if round_ == 0:
+            assert cavity is None
+        else:
+            assert cavity is not None
+            torch.testing.assert_close(cavity.statistics, exact(algorithm, [k for k in range(3) if k != client]))
+
+
+def test_noise_cancels_in_the_cavity_too() -> None:
+    """Client 0's cavity is the sum of the others' releases, noise included: its own noise is gone with its site."""
+    algorithm = Cavities(noise_multiplier=2.0, noise_seed=1)
+    trainer = fit(Cloud(), data(), rounds=2, algorithm=algorithm)
+    callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+    own = [callback.state_dict()["clients"][f"client-{k}"]["algorithm"]["embedding"] for k in range(3)]
+    cavity = algorithm.met[1, 0]
+    assert cavity is not None
+    torch.testing.assert_close(cavity.statistics, own[1] + own[2])
+    error = own[1] + own[2] - exact(algorithm, [1, 2])
+    sigma = 2.0 * algorithm.guarantee.sensitivity * 2**0.5  # type: ignore[union-attr]
+    assert float(error[1:].std()) == pytest.approx(sigma, rel=0.25)
+
+
+def test_batches_are_own_rows_and_points_of_the_cavity() -> None:
+    module = Cloud()
+    fit(module, data(local_steps=12), rounds=3, algorithm=EmbeddingSites(own_rows=4, **FAST))
+    own = {name: nearest(M[k : k + 1]).item() for k, name in enumerate(("client-0", "client-1", "client-2"))}
+    replayed = []
+    for seen in module.seen:
+        k = int(own[seen.client])
+        if seen.round == 0:
+            assert seen.weight is None
+            assert bool((nearest(seen.x) == k).all())
+            continue
+        assert len(seen.x) == 16
+        rows = seen.x[:4]
+        assert all(any(torch.equal(row, x) for x in records()[k]) for row in rows)
+        assert seen.weight is not None
+        assert float(seen.weight[:4].sum()) == pytest.approx(SIZES[k] / sum(SIZES))
+        assert float(seen.weight.sum()) == pytest.approx(1.0)
+        replayed.append((k, nearest(seen.x[4:])))
+    for k in range(3):
+        drawn = torch.cat([origin for client, origin in replayed if client == k])
+        shares = torch.bincount(drawn, minlength=3) / len(drawn)
+        rest = sum(SIZES) - SIZES[k]
+        for j in range(3):
+            expected = 0.0 if j == k else SIZES[j] / rest
+            assert float(shares[j]) == pytest.approx(expected, abs=0.02 if j == k else 0.12)
+
+
+def test_a_late_client_meets_the_total_and_each_client_releases_once() -> None:
+    algorithm = Cavities()
+    trainer = fit(Cloud(), data(clients_per_round=1, seed=3), rounds=7, algorithm=algorithm)
+    known: list[int] = []
+    for (_, client), cavity in sorted(algorithm.met.items()):
+        others = [k for k in known if k != client]
+        if others:
+            assert cavity is not None
+            torch.testing.assert_close(cavity.statistics, exact(algorithm, others))
+        else:
+            assert cavity is None
+        known = sorted({*known, client})
+    assert known == [0, 1, 2]
+    torch.testing.assert_close(state_of(trainer)["embedding"], exact(algorithm, known))
+
+
+def test_points_are_herded_again_only_when_a_client_has_joined() -> None:
+    class Watched(EmbeddingSites):
+        herded: list[Tensor]
+
+        def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
+            stream = torch.get_rng_state()
+            super().server_update(server, total)
+            assert torch.equal(torch.get_rng_state(), stream)
+            self.herded.append(server.state["embedding.codes"])
+
+    algorithm = Watched(**FAST)
+    algorithm.herded = []
+    fit(Cloud(), data(), rounds=3, algorithm=algorithm)
+    assert algorithm.herded[0] is algorithm.herded[1] is algorithm.herded[2]
+
+
+def test_points_are_herded_on_from_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = []
+
+    def herd(phi: Any, target: Tensor, code: Any, start: Tensor, *_: Any) -> Tensor:
+        starts.append(start)
+        return start + 0.01
+
+    monkeypatch.setattr("lit_epgan.federated.embedding_release.herd", herd)
+    fit(Cloud(), data(clients_per_round=1, seed=3), rounds=7, algorithm=EmbeddingSites(**FAST))
+    assert len(starts) == 3  # clients that joined
+    for before, after in pairwise(starts):
+        assert torch.equal(after, before + 0.01)
+
+
+def test_a_single_client_is_plain_training() -> None:
+    module, plain = Cloud(), Cloud()
+    fit(module, data((40,)), rounds=3, algorithm=EmbeddingSites(**FAST))
+    fit(plain, data((40,)), rounds=3, algorithm=FedAvg())
+    assert torch.equal(module.generator.mean, plain.generator.mean)
+
+
+def test_around_expectation_propagation_both_keep_their_sites() -> None:
+    """EP's reports wait for a sum of scalars; the release must be of the right client all the same."""
+    algorithm = EmbeddingSites(inner=ExpectationPropagation(prior_scale=1.0), **FAST)
+    module = Cloud()
+    trainer = fit(module, data(), rounds=3, algorithm=algorithm)
+    state = state_of(trainer)
+    torch.testing.assert_close(state["embedding"], exact(algorithm, [0, 1, 2]))
+    merged = state["precision_mean"] / state["precision"]
+    torch.testing.assert_close(merged, torch.cat([p.detach().flatten() for p in module.parameters()]))
+    clients = trainer.callbacks[0].state_dict()["clients"]  # type: ignore[attr-defined]
+    for k in range(3):
+        torch.testing.assert_close(clients[f"client-{k}"]["algorithm"]["embedding"], exact(algorithm, [k]))
+
+
+class Diverge(Callback):
+    """Client 1's gradients are not finite in the first round."""
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        progress = next(c for c in trainer.callbacks if isinstance(c, FederationCallback)).progress  # type: ignore[attr-defined]
+        if progress.client == "client-1" and progress.round == 0:
+            pl_module.generator.mean.grad.fill_(float("nan"))  # type: ignore[union-attr]
+
+
+def test_a_client_whose_report_is_dropped_sends_the_same_noise_again() -> None:
+    """A second draw would be a second release, which the guarantee does not cover."""
+
+    class Sent(EmbeddingSites):
+        sent: list[tuple[int, Tensor]]
+
+        def client_report(self, client: Client) -> Any:
+            report = super().client_report(client)
+            if "embedding" in report:
+                self.sent.append((client.index, report["embedding"]))
+            return report
+
+    algorithm = Sent(noise_multiplier=1.0, **FAST)
+    algorithm.sent = []
+    with pytest.warns(UserWarning, match="'client-1' is not finite"):
+        trainer = fit(Cloud(), data(), rounds=2, algorithm=algorithm, callbacks=[Diverge()])
+    assert [index for index, _ in algorithm.sent] == [0, 1, 2, 1]
+    assert torch.equal(algorithm.sent[1][1], algorithm.sent[3][1])
+    releases = torch.stack([sent for _, sent in algorithm.sent])
+    torch.testing.assert_close(state_of(trainer)["embedding"], releases[[0, 2, 3]].sum(0))
+
+
+class Draw(Callback):
+    def __init__(self, n: int) -> None:
+        self.n, self.herded = n, list[Tensor]()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+        state = torch.get_rng_state()
+        self.herded.append(callback.extra_samples(self.n)["herded"])
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("n", [30, 60, 200])
+def test_the_herded_points_stand_for_all_clients_in_proportion(n: int) -> None:
+    draw = Draw(n)
+    fit(Cloud(), data(), rounds=2, algorithm=EmbeddingSites(**FAST), callbacks=[draw])
+    assert torch.equal(draw.herded[0], draw.herded[1])
+    points = draw.herded[0]
+    assert points.shape == (n, 2)
+    assert len(points.unique(dim=0)) == min(n, 60)
+    astray = (points - M[nearest(points)]).norm(dim=1) > 1.5
+    assert float(astray.double().mean()) < 0.1
+    if n >= 60:
+        shares = torch.bincount(nearest(points), minlength=3) / n
+        assert shares.tolist() == pytest.approx([0.2, 0.3, 0.5], abs=0.06)
