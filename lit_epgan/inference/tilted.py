@@ -92,10 +92,10 @@ def _moments(mean: Tensor, variance: Tensor, f: Tensor, terms: int) -> tuple[Ten
     rest = far / wide
     slope = (c * slope).addcmul_(rest, mu, value=-1)
     # the next order lies between pi^2 / 2, where mu / v = -1/2, and 6; 1 is exceeded in the last digit only
-    shrink = (c * shrink * (1 + far * (5.5 / depth**2))).clamp(max=1)
+    shrink = shrink.mul_(c).mul_((far * (5.5 / depth**2)).add_(1)).clamp_(max=1)
 
     log_z = (c.sqrt() * z).log_().add_(centre.clamp(max=0)).addcmul_(rest, below, value=-0.5)
-    slope = (slope * side).add_((1 - side).mul_(0.5))  # 1 - slope where reflected
+    slope = slope.mul_(side).add_((1 - side).mul_(0.5))  # 1 - slope where reflected
     return log_z, torch.addcmul(mean, gain, slope), variance * shrink
 
 

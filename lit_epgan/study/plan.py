@@ -38,7 +38,7 @@ class Method:
         config: the configuration it starts from.
         settings: dotted keys and their values, given to the command line in this order.
         source: another method whose runs this row is read from; it has none of its own then.
-        metrics: column to metric name, where it is not the study's.
+        metrics: column to metric name, where it is not the study's; "" (null) where the method has none.
         grid: name of the sample grid's picture in a run's folder.
         note: a sentence for the page.
     """
@@ -133,7 +133,7 @@ def _method(name: str, entry: Any, config: str, path: Path) -> Method:
         config=find_config(entry.get("config", config)),
         settings=entry.get("set") or {},
         source=entry.get("from"),
-        metrics=entry.get("metrics") or {},
+        metrics={column: source or "" for column, source in (entry.get("metrics") or {}).items()},
         grid=entry.get("grid", "samples"),
         note=entry.get("note", ""),
     )

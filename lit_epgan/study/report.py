@@ -34,7 +34,7 @@ def missing_metrics(study: Study, rows: Sequence[Row]) -> list[str]:
         f"No run of {row.method.name} logged {row.method.metric(metric)!r}; its runs' metrics.csv show the names."
         for row in rows
         for metric in study.metrics
-        if row.runs and not row.cells[metric.name].n
+        if row.runs and row.method.metric(metric) and not row.cells[metric.name].n
     ]
 
 
