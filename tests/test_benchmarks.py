@@ -14,6 +14,8 @@ SMALL = {
     "client_switch.py": ["--sizes", "1", "--rounds", "1"],
     "local_step.py": ["--steps", "20", "--repeats", "1"],
     "many_clients.py": ["--clients", "10", "--rounds", "4"],
+    "tilted_moments.py": ["--elements", "2000", "--repeats", "1"],
+    "ep_step.py": ["--width", "8", "--batch", "16", "--steps", "4", "--repeats", "1", "--generators", "2"],
 }
 
 

@@ -104,6 +104,14 @@ def test_a_metric_that_nobody_logged_is_said(plan, stand_in, tmp_path, capsys):
 # What is shown
 
 
+def test_a_metric_that_a_method_does_not_have_is_left_empty(plan, stand_in, tmp_path, capsys):
+    plan.write_text(plan.read_text().replace("metrics: {fd: union/fid}", "metrics: {fd: null, cls: union/classes}"))
+    study(["--config", str(plan), "--output", str(tmp_path / "out")], stand_in)
+    said = capsys.readouterr().err
+    assert "No run of union logged 'union/classes'" in said
+    assert said.count("No run of union") == 1
+
+
 def test_the_page_stands_alone_and_shows_the_pictures(plan, stand_in, tmp_path):
     output = tmp_path / "out"
     runs = runs_of(read_study(plan), output)
