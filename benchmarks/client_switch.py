@@ -44,7 +44,8 @@ def workplace(module: Wide, optimizer: torch.optim.Optimizer) -> Workplace:
     names = [f"client-{k}" for k in range(CLIENTS)]
     state.attach(server, networks, names)
     tensors = ModuleTensors(module, (), "average")
-    return Workplace(algorithm, server, tensors, Optimizers(trainer, "reset"), networks, state, names)
+    optimizers = Optimizers(trainer, "reset")
+    return Workplace(algorithm, server, tensors, optimizers, networks, state, names, lambda client, round_: iter(()))
 
 
 class Switching:
