@@ -3,7 +3,7 @@
 import math
 import warnings
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedP
 from lit_epgan.federated.features import Features
 from lit_epgan.federated.report import Report
 from lit_epgan.federated.tilt import Tilt
+from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.inference.gaussian import GaussianFactor
 from lit_epgan.inference.tilted import tilted_moments, tilted_moments_printed
 from lit_epgan.inference.tilted_mixture import Moments, TiltedMixture, tilted_sites
@@ -157,7 +158,7 @@ class TiltedExpectationPropagation(FederatedAlgorithm):
 
     def client_batch(self, client: Client, batch: Any) -> Any:
         if client.step % self.tilt_every == 0:
-            self._features.expect(len(_data(batch)))
+            self._features.expect(len(batch_rows(batch)))
         return batch
 
     def extra_loss(self, client: Client) -> Tensor | None:
@@ -194,7 +195,7 @@ class TiltedExpectationPropagation(FederatedAlgorithm):
             raise UserError(f"the module's training step makes no pass through the features {self.features!r}")
         module, total, rows = client.server.module, torch.zeros(self.components).to(client.parameters), 0
         with evaluating(module.get_submodule(self._features.network)):
-            for x in map(_data, client.data()):
+            for x in map(batch_rows, client.data()):
                 features = self._features.of(module, x.to(total) if x.is_floating_point() else x)
                 total, rows = total + self._tilt(features).sum(0), rows + len(x)
         client.state["tilted.f"] = total / rows
@@ -242,8 +243,3 @@ def _gather(vectors: Tensor, optimized: OptimizedParameters) -> Tensor:
     """One optimizer's part (..., n) of flat vectors (..., d); a view where it is in one piece."""
     parts = [vectors[..., part] for part in optimized.slices]
     return parts[0] if len(parts) == 1 else torch.cat([vectors[..., :0], *parts], -1)
-
-
-def _data(batch: Any) -> Tensor:
-    """The records of a batch, without what comes with them."""
-    return cast(Tensor, batch if isinstance(batch, Tensor) else batch[0])
