@@ -10,7 +10,14 @@ from tests.processes import model, run
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("options", [("--module", "regression", "--algorithm", "ep"), ("--module", "gan")])
+RUNS = [
+    ("--module", "regression", "--algorithm", "ep"),
+    ("--module", "gan"),
+    ("--module", "gan", "--algorithm", "tilted"),
+]
+
+
+@pytest.mark.parametrize("options", RUNS, ids=" ".join)
 def test_ranks_agree(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Float64, five rounds, cohorts of 3 of 4 clients, dropout, and a GAN with its own noise.
 

@@ -65,3 +65,12 @@ def test_two_ranks(tmp_path: Path) -> None:
     run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *options)
     run(tmp_path / "killed", *options, "--resume")
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_networks_and_sites_of_the_algorithm_come_back(tmp_path: Path) -> None:
+    """The tilted prior keeps f, its optimizer, the sites and the mixture's weights beside the model."""
+    options = ("--module", "gan", "--algorithm", "tilted", "--optimizer-state", "keep")
+    run(tmp_path / "whole", *options)
+    run_until(tmp_path / "killed", "rank 0 round 2 batch 5", *options)
+    run(tmp_path / "killed", *options, "--resume")
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
