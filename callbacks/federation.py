@@ -179,6 +179,10 @@ class FederationCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish_round()
+        if self._round is not None:
+            self.log_dict(
+                {f"client/{name}": torch.tensor(spent).double() for name, spent in self._round.budget.items()}
+            )
 
     # A local step -----------------------------------------------------------------------------------------------------
 
@@ -217,6 +221,7 @@ class FederationCallback(Callback):
             self._round.abandon()
         if self._place is not None:
             self._place.load_server()
+            self.algorithm.end_fit(self.server)
             self._datamodule.on_train_batch = None
         if self._accumulation is not None:
             self._accumulation.remove()

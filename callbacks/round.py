@@ -1,6 +1,7 @@
 """One round: clients take up the module one after another, their reports are summed, the server is updated."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,8 +17,11 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import Client, FederatedAlgorithm, Server
 from lit_epgan.federated.algorithm import scalar
 from lit_epgan.federated.reduction import all_reduce
-from lit_epgan.federated.report import ReportSum, Weighted, is_finite
+from lit_epgan.federated.report import ReportSum, Weighted, is_finite, nbytes
 from lit_epgan.randomness import derive_seed, seed_streams
+
+
+BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
 
 
 @dataclass
@@ -40,6 +44,12 @@ class Workplace:
         self.networks.load_server()
         self.optimizers.begin(optimizers)
 
+    def merged_bytes(self) -> int:
+        """What a client is sent beside the algorithm's own: buffers, frozen parameters, the algorithm's networks."""
+        merged = [self.tensors.server[name] for name in (*self.tensors.averaged, *self.tensors.frozen)]
+        networks = [] if self.networks.server is None else [self.networks.server]
+        return sum(tensor.nbytes for tensor in (*merged, *networks))
+
 
 class Waiting(NamedTuple):
     """A client that is done and whose report waits for a sum over all clients."""
@@ -50,7 +60,11 @@ class Waiting(NamedTuple):
 
 
 class Round:
-    """The round in progress; ``client`` is at work, ``mark`` says where in its batches it stands."""
+    """The round in progress; ``client`` is at work, ``mark`` says where in its batches it stands.
+
+    When it is finished, ``budget`` holds what it cost: local steps, bytes sent up and bytes sent down, each the mean
+    over the round's clients.
+    """
 
     def __init__(self, place: Workplace, number: int) -> None:
         self.place = place
@@ -60,6 +74,8 @@ class Round:
         device = place.server.parameters.device
         self._sum, self._first_sum = ReportSum(device), ReportSum(device)
         self._weight = 0.0
+        self._budget = Counter[str]()
+        self._merged_bytes = place.merged_bytes() if place.algorithm.merges else 0
         self._waiting: list[Waiting] = []
         self._dropped: list[str] = []
         place.server.round = number
@@ -89,8 +105,12 @@ class Round:
         place, server = self.place, self.place.server
         self._close()
         self._send_waiting()
-        total = all_reduce(self._sum.total() | {"federation/weight": self._sum_of_weights()})
+        sums = {"federation/weight": self._scalar(self._weight)}
+        sums |= {f"budget/{name}": self._scalar(self._budget[name]) for name in BUDGET}
+        total = all_reduce(self._sum.total() | sums)
         weight = total.pop("federation/weight")
+        spent = {name: float(total.pop(f"budget/{name}")) for name in BUDGET}
+        self.budget = {name: spent[name] / max(1.0, spent["clients"]) for name in BUDGET if name != "clients"}
         if not total and place.algorithm.clients_work(server.round):
             raise UserError(
                 f"round {server.round}: no client's update is finite, so there is nothing to merge (left out: "
@@ -113,8 +133,8 @@ class Round:
         place.load_server()
         self.finished = True
 
-    def _sum_of_weights(self) -> Tensor:
-        return scalar(self._weight).to(self.place.server.parameters.device)
+    def _scalar(self, value: float) -> Tensor:
+        return scalar(value).to(self.place.server.parameters.device)
 
     def abandon(self) -> None:
         """Leave an unfinished round without a trace."""
@@ -139,6 +159,8 @@ class Round:
             data=lambda: place.data(mark.client, place.server.round),
         )
         place.algorithm.start_client(self.client)
+        sent = nbytes(place.algorithm.client_download(self.client))
+        self._budget.update(clients=1, bytes_down=sent + self._merged_bytes)
 
     def _restart(self) -> None:
         self.place.load_server()
@@ -149,6 +171,7 @@ class Round:
         client, self.client, self.mark = self.client, None, None
         if client is None or client.weight == 0:
             return
+        self._budget.update(steps=client.step)
         place = self.place
         place.server.flat.adopt()
         place.algorithm.end_client(client)
@@ -187,6 +210,7 @@ class Round:
     def _send(self, client: Client, merged: dict[str, Tensor]) -> None:
         report = dict(self.place.algorithm.client_report(client))
         report |= {name: Weighted(vector, client.weight) for name, vector in merged.items()}
+        self._budget.update(bytes_up=nbytes(report))
         if is_finite(report):
             self._sum.add(report)
             self._weight += client.weight if self.place.algorithm.merges else 0.0

@@ -23,7 +23,7 @@ class Private:
 
 
 class FederationState:
-    """The algorithm's server state and every client's private state.
+    """The algorithm's server state, the server's own optimizers' state and every client's private state.
 
     What clients learn in a round is proposed, and becomes theirs when the round is finished: an update that is
     dropped, or a round that is cut off, leaves no trace.
@@ -35,11 +35,13 @@ class FederationState:
         self._proposed: dict[str, Private] = {}
         self._loaded: dict[str, Any] | None = None
         self._server: Server | None = None
+        self.server_optimizers: dict[str, Any] | None = None  # None: they start afresh
 
     def attach(self, server: Server, networks: AlgorithmNetworks, client_names: list[str]) -> None:
         """Meet the federation of this fit; a loaded checkpoint's state goes into it."""
         self._server, self._networks, self._names = server, networks, client_names
         self._clients, self._proposed = {}, {}
+        self.server_optimizers = None
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
@@ -52,6 +54,7 @@ class FederationState:
         server.state.update({k: v.to(device) for k, v in loaded["server"].items()})
         if networks.server is not None:
             networks.server.copy_(loaded["networks"])
+        self.server_optimizers = loaded["server_optimizers"]
         for name, state in loaded["clients"].items():
             algorithm = {k: v.to(device) for k, v in state["algorithm"].items()}
             personal = {k: v.to(device) for k, v in state["personal"].items()}
@@ -94,6 +97,7 @@ class FederationState:
             "client_names": list(self._names),
             "server": {k: v.clone() for k, v in self._server.state.items()},
             "networks": None if self._networks.server is None else self._networks.server.clone(),
+            "server_optimizers": copy.deepcopy(self.server_optimizers),
             "clients": {name: clients[name] for name in self._names if name in clients},
         }
 

@@ -10,9 +10,10 @@ from callbacks.round import Workplace
 
 
 class ServerTraining:
-    """Trains from the server's parameters with fresh optimizers; the server then holds the result, buffers included.
+    """Trains from the server's parameters; the server then holds the result, buffers included.
 
-    The module sees what it sees in a client's segment, except that nothing it logs is kept.
+    Its optimizers start afresh, or, where clients keep theirs from round to round, go on as the server's own. The
+    module sees what it sees in a client's segment, except that nothing it logs is kept.
     """
 
     def __init__(self, module: LightningModule, place: Workplace) -> None:
@@ -20,7 +21,7 @@ class ServerTraining:
 
     def __call__(self, batches: Iterable[Any]) -> None:
         module, place = self.module, self.place
-        place.load_server()
+        place.load_server(place.state.server_optimizers)
         modes = {part: part.training for part in module.modules()}
         shadowed: dict[str, Any] = {n: module.__dict__[n] for n in ("log", "log_dict") if n in module.__dict__}
         for name in ("log", "log_dict"):
@@ -39,6 +40,7 @@ class ServerTraining:
         place.server.flat.adopt()
         place.server.parameters.copy_(place.server.flat.vector)
         place.tensors.keep_as_server()
+        place.state.server_optimizers = place.optimizers.collect()
 
     def _step(self, batch: Any, index: int) -> None:
         output = self.module.training_step(batch, index)

@@ -1,6 +1,7 @@
 """A generative adversarial network, Bayesian or not, as a LightningModule: two optimizers, manual optimization."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from lit_epgan.optimizers import OptimizerName, adam, linear_decay
 from lit_epgan.priors import Prior, UniformPrior
 from lit_epgan.randomness import generator_for
 from lit_epgan.sampling import Sampling
-from lit_epgan.steps import Losses, add_noise, frozen, rows_and_weights, steps_taken
+from lit_epgan.steps import Losses, Player, add_noise, frozen, rows_and_weights, steps_taken
 
 
 class GAN(Sampling):
@@ -29,6 +30,9 @@ class GAN(Sampling):
 
     A batch is the real data x (batch, *data_shape), or a sequence that begins with it; a third entry is the rows'
     weights (batch,), summing to one, of a weighted mean in the discriminator's real term and in the gradient penalties.
+
+    ``turns`` names the networks that the training step trains, both by default: a federation that trains them in
+    different places sets it.
 
     Args:
         generator: noise (n, latent_dim) -> samples (n, *data_shape). With ``members`` N > 1 its rows are N equal
@@ -106,6 +110,7 @@ class GAN(Sampling):
             self._averaging = ParameterAverage(generator, self.average, weight=1 - average)
         # BatchNorm must not see real and generated rows in one batch
         self._one_pass = not has_batch_norm(discriminator)
+        self.turns: Sequence[Player] = ("discriminator", "generator")
         self.losses = Losses()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -114,35 +119,45 @@ class GAN(Sampling):
         if self.channels_last:
             real = real.contiguous(memory_format=torch.channels_last)
         generator_optimizer, discriminator_optimizer = self.optimizers()  # type: ignore[attr-defined]
-        steps = steps_taken(discriminator_optimizer)
-        if steps == 0 and self.average is not None:
-            self._averaging.start()
+        self.losses.begin_step()
+        if "discriminator" in self.turns:
+            self._discriminator_turn(discriminator_optimizer, real, weight)
+        if "generator" in self.turns:
+            self._generator_turn(generator_optimizer, discriminator_optimizer, real)
+
+    def _discriminator_turn(self, optimizer: Any, real: Tensor, weight: Tensor | None) -> None:
+        steps = steps_taken(optimizer)
         self.prior.before_step(steps, self.generator, self.discriminator)
+        loss = self._discriminator_loss(real, weight, steps)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.losses.add("discriminator", loss)
 
-        discriminator_loss = self._discriminator_loss(real, weight, steps)
-        discriminator_optimizer.zero_grad()
-        self.manual_backward(discriminator_loss)
-        discriminator_optimizer.step()
-
+    def _generator_turn(self, optimizer: Any, discriminator_optimizer: Any, real: Tensor) -> None:
+        if self.average is not None and steps_taken(optimizer) == 0:
+            self._averaging.start()
         # frozen parameters get no gradient that the next step would throw away
         with frozen(discriminator_optimizer.param_groups[0]["params"]):
             fake = self.generator(self._noise(self._rows(len(real)), real))
-            generator_loss = self.objective.generator_loss(self.discriminator(fake))
+            loss = self.objective.generator_loss(self.discriminator(fake))
             from_prior = self.prior.generator_loss(self.generator, self.discriminator, fake)
             if from_prior is not None:
-                generator_loss = generator_loss + from_prior
-            generator_optimizer.zero_grad()
-            self.manual_backward(generator_loss)
-        generator_optimizer.step()
-
+                loss = loss + from_prior
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+        optimizer.step()
         if self.average is not None:
             self._averaging.update()
-        self.losses.add(discriminator_loss, generator_loss)
+        self.losses.add("generator", loss)
 
     @property
     def step_losses(self) -> Tensor | None:
-        """Discriminator's and generator's loss (2,) of the last step of this epoch, for a progress bar."""
-        return None if self.losses.last is None else torch.stack(self.losses.last)
+        """Discriminator's and generator's loss (2,) of the last step of this epoch, for a progress bar.
+
+        Of the networks whose turn it was.
+        """
+        return torch.stack(self.losses.last) if self.losses.last else None
 
     def on_fit_start(self) -> None:
         """Refuse data of another shape than the generator's, where the data module says its ``shape``."""
@@ -155,9 +170,8 @@ class GAN(Sampling):
     def on_train_epoch_end(self) -> None:
         """Log the mean losses; step the learning rates' schedules, which manual optimization leaves to the module."""
         # once an epoch: a self.log in every step costs 200 us of a step's 1,000
-        discriminator_loss, generator_loss = self.losses.mean()
-        self.log("loss/discriminator", discriminator_loss, prog_bar=True, sync_dist=True)
-        self.log("loss/generator", generator_loss, prog_bar=True, sync_dist=True)
+        for player in self.turns:
+            self.log(f"loss/{player}", self.losses.mean(player), prog_bar=True, sync_dist=True)
         schedulers = self.lr_schedulers()
         for scheduler in schedulers if isinstance(schedulers, list) else []:
             scheduler.step()  # type: ignore[call-arg]

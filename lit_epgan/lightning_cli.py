@@ -36,8 +36,8 @@ logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")  # Lightning 2.6 with PyTorch 2.14
 
 if not torch.cuda.is_available():
-    # Lightning asks PyTorch to look for GPUs through NVML; where there is none, PyTorch's optimizers then search the disk
-    # for its library in every step (0.3 ms each). The other way to look is free, and harmless without a GPU.
+    # Lightning asks PyTorch to look for GPUs through NVML; where there is none, PyTorch's optimizers then search the
+    # disk for its library in every step (0.3 ms each). The other way to look is free, and harmless without a GPU.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")

@@ -3,30 +3,38 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+Player = Literal["discriminator", "generator"]
+
 
 class Losses:
-    """The two losses of the last step, and their means over an epoch, without making the host wait for the device."""
+    """The losses of the last step, and their means over an epoch, without making the host wait for the device."""
 
     def __init__(self) -> None:
-        self.last: tuple[Tensor, Tensor] | None = None
-        self._sum: Tensor | float = 0.0
-        self._count = 0
+        self.last: list[Tensor] = []
+        self._sums: dict[Player, Tensor] = {}
+        self._counts: dict[Player, int] = {}
 
-    def add(self, discriminator: Tensor, generator: Tensor) -> None:
-        """Take in one step's losses."""
-        self.last = discriminator.detach(), generator.detach()
-        self._sum = torch.stack(self.last) + self._sum
-        self._count += 1
+    def begin_step(self) -> None:
+        """A step begins in which one or both networks are trained."""
+        self.last = []
 
-    def mean(self) -> tuple[Tensor, Tensor]:
-        """Mean discriminator and generator loss of the steps so far; NaN if there were none."""
-        means = self._sum / self._count if isinstance(self._sum, Tensor) else torch.full((2,), math.nan)
-        return means[0], means[1]
+    def add(self, player: Player, loss: Tensor) -> None:
+        """Take in a network's loss of this step."""
+        loss = loss.detach()
+        self.last.append(loss)
+        self._sums[player] = self._sums[player] + loss if player in self._sums else loss
+        self._counts[player] = self._counts.get(player, 0) + 1
+
+    def mean(self, player: Player) -> Tensor:
+        """Mean loss of a network in the steps so far; NaN if it was never trained."""
+        if player not in self._sums:
+            return torch.tensor(math.nan)
+        return self._sums[player] / self._counts[player]
 
 
 def rows_and_weights(batch: Any) -> tuple[Tensor, Tensor | None]:

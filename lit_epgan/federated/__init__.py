@@ -6,7 +6,9 @@ from lit_epgan.federated.distilled_sites import DistilledSites
 from lit_epgan.federated.embedding_on_server import EmbeddingOnServer, MatchedEmbedding
 from lit_epgan.federated.embedding_sites import EmbeddingSites
 from lit_epgan.federated.ep import ExpectationPropagation
+from lit_epgan.federated.f2a import F2A
 from lit_epgan.federated.fedavg import FedAvg
+from lit_epgan.federated.fedavg_gan import FedAvgGAN
 from lit_epgan.federated.fedprox import FedProx
 from lit_epgan.federated.generator_sites import GeneratorSites
 from lit_epgan.federated.interpolation import Interpolation
@@ -18,6 +20,7 @@ from lit_epgan.federated.site_rule import SiteRule
 from lit_epgan.federated.tilted_ep import TiltedExpectationPropagation
 
 __all__ = [
+    "F2A",
     "Client",
     "Composed",
     "DistilledSites",
@@ -25,6 +28,7 @@ __all__ = [
     "EmbeddingSites",
     "ExpectationPropagation",
     "FedAvg",
+    "FedAvgGAN",
     "FedProx",
     "FederatedAlgorithm",
     "FlatParameters",

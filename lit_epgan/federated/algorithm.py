@@ -72,7 +72,8 @@ class Server:
         seed: the federation's seed.
         round: the round's number, from 0.
         train: trains the server's model on the server, in ``server_update``: from ``parameters``, with fresh
-            optimizers, the module's own training step on each batch; ``parameters`` then holds the result.
+            optimizers (or the server's own, where clients keep theirs), the module's own training step on each batch;
+            ``parameters`` then holds the result.
     """
 
     parameters: Tensor
@@ -147,6 +148,9 @@ class FederatedAlgorithm:
     def start_fit(self, server: Server) -> None:
         """Before the first round (and after a resume, with ``server.state`` as it was): check settings, add state."""
 
+    def end_fit(self, server: Server) -> None:
+        """When the fit is over, or was broken off: leave the module as an ordinary one."""
+
     def clients_work(self, round_: int) -> bool:
         """Whether clients train in a round; False leaves it to ``server_update``, which then gets an empty total."""
         return True
@@ -156,6 +160,10 @@ class FederatedAlgorithm:
 
     def start_client(self, client: Client) -> None:
         """When a client has loaded the server's parameters."""
+
+    def client_download(self, client: Client) -> Report:
+        """What the server sends to the client for this round, so that its bytes can be counted."""
+        return {"parameters": client.server.parameters}
 
     def client_batch(self, client: Client, batch: Any) -> Any:
         """The batch that the client trains on in place of ``batch``."""
@@ -196,6 +204,13 @@ class FederatedAlgorithm:
     def samples(self, server: Server, n: int) -> dict[str, Tensor]:
         """Further sample sets worth evaluating beside the server's model, by name."""
         return {}
+
+
+def unsent(client: Client, names: Iterable[str]) -> dict[str, Tensor]:
+    """Those entries of the server's state that the client has not been sent before; from now on it has them."""
+    new = [name for name in names if f"sent.{name}" not in client.state]
+    client.state.update({f"sent.{name}": scalar(1.0) for name in new})
+    return {name: client.server.state[name] for name in new}
 
 
 def scalar(value: float) -> Tensor:

@@ -38,6 +38,9 @@ class Composed(FederatedAlgorithm):
     def start_fit(self, server: Server) -> None:
         self.inner.start_fit(server)
 
+    def end_fit(self, server: Server) -> None:
+        self.inner.end_fit(server)
+
     def clients_work(self, round_: int) -> bool:
         return self.inner.clients_work(round_)
 
@@ -46,6 +49,9 @@ class Composed(FederatedAlgorithm):
 
     def start_client(self, client: Client) -> None:
         self.inner.start_client(client)
+
+    def client_download(self, client: Client) -> Report:
+        return self.inner.client_download(client)
 
     def client_batch(self, client: Client, batch: Any) -> Any:
         return self.inner.client_batch(client, batch)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lit_epgan.embedding import EmbeddingFactor, Guarantee, SimplexWeights
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server
+from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, unsent
 from lit_epgan.federated.composed import Composed
 from lit_epgan.federated.embedding_release import CODES, OWN, TOTAL, EmbeddingRelease
 from lit_epgan.federated.report import Report
@@ -88,6 +88,11 @@ class EmbeddingSites(Composed):
         self._others = 0.0 if cavity is None else float(cavity.count)
         if cavity is not None and client.index not in self._weights:
             self._weights[client.index] = self._simplex(cavity.mean.to(self._points)).cpu()
+
+    def client_download(self, client: Client) -> Report:
+        """The total and the points once, beside what ``inner`` needs."""
+        known = [name for name in (TOTAL, CODES) if name in client.server.state]
+        return dict(super().client_download(client)) | unsent(client, known)
 
     def client_batch(self, client: Client, batch: Any) -> Any:
         batch = super().client_batch(client, batch)

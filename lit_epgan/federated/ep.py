@@ -94,6 +94,10 @@ class ExpectationPropagation(FederatedAlgorithm):
             return GaussianFactor.uniform(client.server.parameters.double())
         return GaussianFactor(client.state["precision"], client.state["precision_mean"])
 
+    def client_download(self, client: Client) -> Report:
+        """q, whose mean is the server's model."""
+        return {name: client.server.state[name] for name in ("precision", "precision_mean")}
+
     def start_client(self, client: Client) -> None:
         self.sites.start_client(client)
         self._pull = {}

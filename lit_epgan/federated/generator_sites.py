@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server, scalar
+from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server, scalar, unsent
 from lit_epgan.federated.composed import Composed
 from lit_epgan.federated.report import Report
 from lit_epgan.federated.tilted_batch import batch_rows, tilted_batch
@@ -91,6 +91,12 @@ class GeneratorSites(Composed):
         if self._refining:
             client.server.flat.load(client.state["parameters"])
             self._load(client.server, client.state["site"])
+
+    def client_download(self, client: Client) -> Report:
+        """The others' sites, once where they are never refined, beside what ``inner`` needs."""
+        others = [f"site.{k}" for k in self._pools if k != client.index]
+        sites = {n: client.server.state[n] for n in others} if self.refine else unsent(client, others)
+        return dict(super().client_download(client)) | sites
 
     def client_batch(self, client: Client, batch: Any) -> Any:
         if self._refining and client.step == self._refinement(client):

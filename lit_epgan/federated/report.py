@@ -20,6 +20,12 @@ class Weighted(NamedTuple):
 Report = Mapping[str, Tensor | Weighted]
 
 
+def nbytes(report: Report) -> int:
+    """Bytes of all tensors of a report, as the client holds them."""
+    tensors = [term.tensor if isinstance(term, Weighted) else term for term in report.values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def is_finite(report: Report) -> bool:
     """Whether every number of a report is finite."""
     for term in report.values():

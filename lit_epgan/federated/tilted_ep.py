@@ -146,6 +146,10 @@ class TiltedExpectationPropagation(FederatedAlgorithm):
 
     # A client's round -------------------------------------------------------------------------------------------------
 
+    def client_download(self, client: Client) -> Report:
+        q = {name: client.server.state[name] for name in (PRECISION, PRECISION_MEAN)}
+        return dict(super().client_download(client)) | q
+
     def start_client(self, client: Client) -> None:
         self._features.watch(client.server.module)
         cavity, dtype = self.posterior(client.server) / self.site(client), client.parameters.dtype

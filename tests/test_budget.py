@@ -1,0 +1,84 @@
+"""What a round costs: local steps and bytes of a client, logged with every round."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from lit_epgan.federated import F2A, EmbeddingSites, ExpectationPropagation, FedAvg, FedAvgGAN, GeneratorSites
+from lit_epgan.gan import GAN
+from lit_epgan.loggers import MetricsFile
+from lit_epgan.networks import MLPDiscriminator, MLPGenerator
+from tests.federations import federation, fit
+from tests.modules import Regression
+
+NUMBER = 8  # bytes, in double precision
+
+
+def budget(folder: Path, module: Any, algorithm: Any, **options: Any) -> pd.DataFrame:
+    fit(module, federation(local_steps=3), 3, folder, algorithm=algorithm, logger=MetricsFile(folder), **options)
+    rows = pd.read_csv(folder / "metrics.csv").filter(like="client/").dropna()
+    return rows.rename(columns=lambda name: name.removeprefix("client/"))
+
+
+def gan() -> GAN:
+    return GAN(MLPGenerator((3,), hidden=(8,), tanh=False), MLPDiscriminator((3,), hidden=(6, 5)), average=None)
+
+
+def count(network: torch.nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+def test_fedavg_sends_its_vector_and_its_weight(tmp_path: Path) -> None:
+    module = Regression()
+    rows = budget(tmp_path, module, FedAvg())
+    assert rows["steps"].tolist() == [3, 3, 3]
+    assert rows["bytes_down"].tolist() == [NUMBER * count(module)] * 3
+    assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1)] * 3
+
+
+def test_buffers_that_are_averaged_count(tmp_path: Path) -> None:
+    module = Regression(batch_norm=True)
+    rows = budget(tmp_path, module, FedAvg())
+    numbers = count(module) + sum(b.numel() for b in module.buffers() if b.is_floating_point())
+    assert rows["bytes_down"].tolist() == [NUMBER * numbers] * 3
+    assert rows["bytes_up"].tolist() == [NUMBER * (numbers + 1)] * 3
+
+
+def test_expectation_propagation_sends_two_vectors_down(tmp_path: Path) -> None:
+    module = Regression()
+    rows = budget(tmp_path, module, ExpectationPropagation())
+    assert rows["bytes_down"].tolist() == [NUMBER * 2 * count(module)] * 3
+    assert (rows["bytes_up"] >= NUMBER * 2 * count(module)).all()
+
+
+def test_discriminators_alone_travel_up(tmp_path: Path) -> None:
+    module = gan()
+    generator, discriminator = count(module.generator), count(module.discriminator)
+    rows = budget(tmp_path / "a", module, FedAvgGAN())
+    assert rows["bytes_down"].tolist() == [NUMBER * (generator + discriminator)] * 3
+    assert rows["bytes_up"].tolist() == [NUMBER * (discriminator + 1)] * 3
+    rows = budget(tmp_path / "b", gan(), F2A())
+    assert rows["bytes_down"].tolist() == [NUMBER * generator] * 3
+    assert rows["bytes_up"].tolist() == [NUMBER * discriminator] * 3
+
+
+@pytest.mark.parametrize("refine", [0.0, 0.5])
+def test_sites_travel_once_unless_they_are_refined(tmp_path: Path, refine: float) -> None:
+    module = gan()
+    site, model = NUMBER * count(module.generator), NUMBER * count(module)
+    rows = budget(tmp_path, module, GeneratorSites("generator", pool=20, own_rows=2, refine=refine))
+    others = 3 * site
+    assert rows["bytes_down"].tolist() == [model, model + others, model + (others if refine else 0)]
+    first = model + NUMBER + site + NUMBER  # the weight, and the site's records
+    assert rows["bytes_up"].tolist() == [first, *([first] * 2 if refine else [model + NUMBER] * 2)]
+
+
+def test_embeddings_travel_once(tmp_path: Path) -> None:
+    algorithm = EmbeddingSites(frequencies=16, points=10, herding_steps=2, own_rows=2)
+    rows = budget(tmp_path, gan(), algorithm)
+    down, up = rows["bytes_down"].tolist(), rows["bytes_up"].tolist()
+    assert down[1] > down[0] == down[2]
+    assert up[0] > up[1] == up[2]

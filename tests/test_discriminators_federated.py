@@ -1,0 +1,259 @@
+"""Discriminators on the clients, the generator on the server: FedAvg-GAN and F2A."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from callbacks.round_checkpoint import RoundCheckpoint
+from datamodules import FederatedDataModule
+from lit_epgan.errors import UserError
+from lit_epgan.federated import F2A, Client, FedAvgGAN, Report
+from lit_epgan.gan import GAN
+from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
+from lit_epgan.networks.forgiving import ForgiverFirst
+from tests.federations import federation, fit
+from tests.modules import TwoOptimizers
+
+RATE = 0.1
+
+
+class Always(nn.Module):
+    """G(z) = g, or D(x) = d x: one parameter."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(value, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value * x
+
+
+class TwoParameters(LightningModule):
+    """A least-squares GAN of two parameters, trained by plain gradient descent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.turns = ("discriminator", "generator")
+        self.generator, self.discriminator = Always(0.5), Always(0.8)
+
+    def sample(self, n: int, generator: Any = None) -> Tensor:
+        return self.generator(torch.ones(n, 1, dtype=self.generator.value.dtype))  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        g, d = self.optimizers()
+        if "discriminator" in self.turns:
+            fake = self.sample(len(batch[0])).detach()
+            loss = (self.discriminator(batch[0]) - 1).square().mean() / 2 + self.discriminator(fake).square().mean() / 2
+            d.zero_grad()
+            self.manual_backward(loss)
+            d.step()
+        if "generator" in self.turns:
+            loss = (self.discriminator(self.sample(len(batch[0]))) - 1).square().mean() / 2
+            g.zero_grad()
+            self.manual_backward(loss)
+            g.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(p.parameters(), lr=RATE) for p in (self.generator, self.discriminator)]
+
+
+def two_clients() -> FederatedDataModule:
+    """Three records at 2, and one at -1."""
+    sets = [TensorDataset(torch.full((n, 1), x, dtype=torch.float64)) for n, x in ((3, 2.0), (1, -1.0))]
+    return FederatedDataModule.from_datasets(sets, batch_size=4, local_steps=1)
+
+
+def discriminators() -> tuple[float, float]:
+    """The clients' after one step from d = .8 against g = .5: the loss's derivative is (d x - 1) x + d g^2."""
+    return (
+        0.8 - RATE * ((0.8 * 2 - 1) * 2 + 0.8 * 0.5**2),
+        0.8 - RATE * ((0.8 * -1 - 1) * -1 + 0.8 * 0.5**2),
+    )
+
+
+def test_a_round_of_fedavg_gan_by_hand() -> None:
+    module = TwoParameters()
+    fit(module, two_clients(), rounds=1, algorithm=FedAvgGAN(server_steps=2))
+    first, second = discriminators()
+    d = (3 * first + second) / 4
+    g = 0.5
+    for _ in range(2):
+        g -= RATE * (d * g - 1) * d
+    assert float(module.discriminator.value) == pytest.approx(d, rel=1e-12)
+    assert float(module.generator.value) == pytest.approx(g, rel=1e-12)
+    assert module.turns == ("discriminator", "generator")
+
+
+def test_a_round_of_f2a_by_hand() -> None:
+    module = TwoParameters()
+    algorithm = F2A(server_steps=2, forgiveness=0.7, penalty=0.3, lr=0.2)
+    fit(module, two_clients(), rounds=1, algorithm=algorithm)
+    g, forgiveness, pair = 0.5, 0.7, discriminators()
+    for _ in range(2):
+        scores = [d * g for d in pair]
+        weights = [math.exp(forgiveness * s) for s in scores]
+        weights = [w / sum(weights) for w in weights]
+        score = sum(w * s for w, s in zip(weights, scores, strict=True))
+        # d/ds_k sum_j w_j s_j = w_k (1 + lambda (s_k - score));  d/dlambda = the weighted variance of the scores
+        slope = sum(w * (1 + forgiveness * (s - score)) * d for w, s, d in zip(weights, scores, pair, strict=True))
+        variance = sum(w * (s - score) ** 2 for w, s in zip(weights, scores, strict=True))
+        g -= RATE * (score - 1) * slope
+        forgiveness -= 0.2 * ((score - 1) * variance + 0.3 * forgiveness)
+    assert float(module.generator.value) == pytest.approx(g, rel=1e-12)
+    assert float(module.discriminator.value) == 0.8  # the clients' own are never averaged
+    assert "forward" not in module.discriminator.__dict__
+
+
+class Watching(F2A):
+    """Keeps lambda and what each client starts from."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.starts: list[tuple[int, Tensor]] = []
+        self.reports: list[Report] = []
+        self.forgiven: list[float] = []
+
+    def start_client(self, client: Client) -> None:
+        super().start_client(client)
+        self.starts.append((client.index, self._read(client.parameters).clone()))
+
+    def client_report(self, client: Client) -> Report:
+        self.reports.append(dict(super().client_report(client)))
+        return self.reports[-1]
+
+    def server_update(self, server: Any, total: dict[str, Tensor]) -> None:
+        super().server_update(server, total)
+        self.forgiven.append(float(server.state["forgiveness"]))
+
+
+def test_each_client_goes_on_with_its_own_discriminator() -> None:
+    algorithm = Watching()
+    fit(TwoParameters(), two_clients(), rounds=2, algorithm=algorithm)
+    assert [k for k, _ in algorithm.starts] == [0, 1, 0, 1]
+    for k in (0, 1):
+        assert set(algorithm.reports[k]) == {f"discriminator.{k}"}  # half of a model
+        torch.testing.assert_close(algorithm.starts[2 + k][1], algorithm.reports[k][f"discriminator.{k}"])
+
+
+def test_forgiveness_never_turns_negative() -> None:
+    algorithm = Watching(server_steps=1, penalty=100.0)
+    fit(TwoParameters(), two_clients(), rounds=1, algorithm=algorithm)
+    assert algorithm.forgiven == [0.0]
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_the_aggregate_equals_a_loop(heads: int, norm: Any) -> None:
+    torch.manual_seed(0)
+    networks = [
+        DCGANDiscriminator(image_size=8, channels=1, width=4, heads=heads, norm=norm).double() for _ in range(3)
+    ]
+    x = torch.randn(5, 1, 8, 8, dtype=torch.float64)
+    forgiveness = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
+    aggregate = ForgiverFirst(networks[0], [dict(net.named_parameters()) for net in networks], forgiveness)
+    scores = torch.stack([net.train()(x) for net in networks])
+    weights = torch.softmax(1.7 * scores, 0)
+    torch.testing.assert_close(aggregate(x), (weights * scores).sum(0))
+    mean = ForgiverFirst(networks[0], [dict(net.named_parameters()) for net in networks], torch.tensor(0.0))
+    torch.testing.assert_close(mean(x), scores.mean(0))
+    first = ForgiverFirst(networks[0], [dict(net.named_parameters()) for net in networks], torch.tensor(1e9))
+    torch.testing.assert_close(first(x), scores.amax(0))
+    assert not list(aggregate.parameters())
+
+
+def gan(**options: Any) -> GAN:
+    torch.manual_seed(1)
+    generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
+    return GAN(generator, MLPDiscriminator((3,), hidden=(6, 5), heads=2), **options)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvgGAN, F2A])
+def test_clients_train_no_generator(algorithm: type[FedAvgGAN]) -> None:
+    seen: list[Tensor] = []
+
+    class Seeing(algorithm):  # type: ignore[misc, valid-type]
+        def end_client(self, client: Client) -> None:
+            super().end_client(client)
+            module: Any = client.server.module
+            seen.append(module.generator(torch.ones(2, module.latent_dim, dtype=torch.float64)).detach().clone())
+
+    module = gan()
+    fit(module, federation(local_steps=3), rounds=1, algorithm=Seeing())
+    assert all(torch.equal(each, seen[0]) for each in seen)
+    assert module.turns == ("discriminator", "generator")
+    noise = torch.ones(2, module.latent_dim, dtype=torch.float64)
+    assert not torch.equal(module.generator(noise), seen[0])
+    assert set(module.trainer.logged_metrics) >= {"loss/discriminator"}
+    assert "loss/generator" not in module.trainer.logged_metrics
+
+
+@pytest.mark.parametrize("algorithm", [FedAvgGAN(), F2A()], ids=["fedavg_gan", "f2a"])
+def test_resumed_runs_end_at_the_same_bytes(tmp_path: Path, algorithm: FedAvgGAN) -> None:
+    """The server's optimizer and lambda go on, too."""
+    options: dict[str, Any] = {"algorithm": algorithm, "optimizer_state": "keep", "enable_checkpointing": True}
+    whole = gan()
+    fit(whole, federation(local_steps=3), 4, tmp_path / "whole", callbacks=[RoundCheckpoint()], **options)
+    fit(gan(), federation(local_steps=3), 2, tmp_path / "cut", callbacks=[RoundCheckpoint()], **options)
+    resumed = gan()
+    options["ckpt_path"] = tmp_path / "cut" / "checkpoints" / "last.ckpt"
+    fit(resumed, federation(local_steps=3), 4, tmp_path / "cut", callbacks=[RoundCheckpoint()], **options)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_the_servers_optimizer_goes_on_where_clients_keep_theirs() -> None:
+    """One step in each of three rounds: Adam's moments go on."""
+
+    class Idle(FedAvgGAN):
+        def clients_work(self, round_: int) -> bool:
+            return False
+
+        def server_update(self, server: Any, total: dict[str, Tensor]) -> None:
+            torch.manual_seed(server.round)  # one stream of noise for both
+            self._train_generator(server)
+
+    def trained(policy: str) -> GAN:
+        module = gan(average=None)
+        fit(module, federation(), 3, algorithm=Idle(server_steps=1), optimizer_state=policy)
+        return module
+
+    kept, reset, plain = trained("keep"), trained("reset"), gan(average=None).double()
+    optimizer = torch.optim.Adam(plain.generator.parameters(), lr=plain.lr, betas=plain.betas, fused=True)
+    for round_ in range(3):
+        torch.manual_seed(round_)
+        noise = torch.randn(32, plain.latent_dim, dtype=torch.float64)
+        optimizer.zero_grad()
+        plain.objective.generator_loss(plain.discriminator(plain.generator(noise))).backward()
+        optimizer.step()
+    for name, value in plain.generator.named_parameters():
+        torch.testing.assert_close(dict(kept.generator.named_parameters())[name], value, msg=name)
+    assert any(
+        not torch.equal(a, b) for a, b in zip(kept.generator.parameters(), reset.generator.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("algorithm", [FedAvgGAN, F2A])
+def test_images_with_batch_norm(algorithm: type[FedAvgGAN]) -> None:
+    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4)
+    discriminator = DCGANDiscriminator(image_size=8, channels=1, width=4, norm="batch")
+    sets = [TensorDataset(torch.randn(8, 1, 8, 8, dtype=torch.float64)) for _ in range(2)]
+    data = FederatedDataModule.from_datasets(sets, batch_size=4)
+    module = GAN(generator, discriminator)
+    fit(module, data, rounds=2, algorithm=algorithm(server_steps=2, batch_size=4))
+    assert all(torch.isfinite(value).all() for value in module.state_dict().values())
+
+
+def test_a_users_mistakes() -> None:
+    with pytest.raises(UserError, match="server_steps and batch_size are 0 and 32"):
+        FedAvgGAN(server_steps=0)
+    with pytest.raises(UserError, match="none may be negative"):
+        F2A(penalty=-1.0)
+    with pytest.raises(UserError, match=r"TwoOptimizers does not"):
+        fit(TwoOptimizers(), federation(), rounds=1, algorithm=FedAvgGAN())
