@@ -1,7 +1,7 @@
 """The callback that federates any LightningModule: one epoch is one round, clients are segments of its loader."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -13,25 +13,13 @@ from callbacks.accumulation import ClientAccumulation
 from callbacks.algorithm_networks import AlgorithmNetworks
 from callbacks.client_metrics import ClientMetrics
 from callbacks.local_state import BufferPolicy, ModuleTensors, OptimizerPolicy, Optimizers, first_names
-from callbacks.round import Round, Workplace
+from callbacks.round import Round, RoundProgress, Workplace
 from callbacks.round_state import FederationState, RoundStart
 from callbacks.server_training import ServerTraining
 from callbacks.trainer_options import check_module, check_trainer, save_between_rounds
 from datamodules.base import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FederatedAlgorithm, FlatParameters, OptimizedParameters, Server
-
-
-class RoundProgress(NamedTuple):
-    """Where the federation stands, for a progress bar; all counts from 0 but ``step``."""
-
-    round: int
-    rounds: int
-    client: str
-    client_position: int
-    clients: int
-    step: int
-    steps: int | None
 
 
 class FederationCallback(Callback):
@@ -180,9 +168,7 @@ class FederationCallback(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish_round()
         if self._round is not None:
-            self.log_dict(
-                {f"client/{name}": torch.tensor(spent).double() for name, spent in self._round.budget.items()}
-            )
+            pl_module.log_dict(self._round.budget)
 
     # A local step -----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from lit_epgan.federated.reduction import all_reduce
 from lit_epgan.federated.report import ReportSum, Weighted, is_finite, nbytes
 from lit_epgan.randomness import derive_seed, seed_streams
 
-
 BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
 
 
@@ -51,6 +50,18 @@ class Workplace:
         return sum(tensor.nbytes for tensor in (*merged, *networks))
 
 
+class RoundProgress(NamedTuple):
+    """Where the federation stands, for a progress bar; all counts from 0 but ``step``."""
+
+    round: int
+    rounds: int
+    client: str
+    client_position: int
+    clients: int
+    step: int
+    steps: int | None
+
+
 class Waiting(NamedTuple):
     """A client that is done and whose report waits for a sum over all clients."""
 
@@ -62,8 +73,8 @@ class Waiting(NamedTuple):
 class Round:
     """The round in progress; ``client`` is at work, ``mark`` says where in its batches it stands.
 
-    When it is finished, ``budget`` holds what it cost: local steps, bytes sent up and bytes sent down, each the mean
-    over the round's clients.
+    When it is finished, ``budget`` holds what it cost, to be logged: local steps, bytes sent up and bytes sent down,
+    each the mean over the round's clients.
     """
 
     def __init__(self, place: Workplace, number: int) -> None:
@@ -109,8 +120,9 @@ class Round:
         sums |= {f"budget/{name}": self._scalar(self._budget[name]) for name in BUDGET}
         total = all_reduce(self._sum.total() | sums)
         weight = total.pop("federation/weight")
-        spent = {name: float(total.pop(f"budget/{name}")) for name in BUDGET}
-        self.budget = {name: spent[name] / max(1.0, spent["clients"]) for name in BUDGET if name != "clients"}
+        clients, *spent = (total.pop(f"budget/{name}") for name in BUDGET)
+        means = [(cost / clients.clamp(min=1)).squeeze() for cost in spent]
+        self.budget = {f"client/{name}": mean for name, mean in zip(BUDGET[1:], means, strict=True)}
         if not total and place.algorithm.clients_work(server.round):
             raise UserError(
                 f"round {server.round}: no client's update is finite, so there is nothing to merge (left out: "
