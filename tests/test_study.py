@@ -163,7 +163,7 @@ def test_a_runs_bar_shows_its_round_and_client(tmp_path):
         ("baseline: plain", "basline: plain", "no key basline; did you mean baseline?"),
         ("seeds: [0, 1, 2]", "seeds: 3", "a list of different whole numbers"),
         ("seeds: [0, 1, 2]", "seeds: [1, 1]", "a list of different whole numbers"),
-        ("better: lower", "better: least", "it is lower or higher"),
+        ("better: lower", "better: least", "it is one of lower, higher, neither"),
         ("from: clever", "from: clevr", "no method with runs of its own"),
         ("{fd: union/fid}", "{fid: union/fid}", "the columns are fd, cls"),
         ("title: Clever, set:", "title: Clever, sett:", "no key sett; did you mean set?"),

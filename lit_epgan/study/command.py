@@ -9,6 +9,7 @@ from rich.console import Console
 from lit_epgan.config_files import find_config
 from lit_epgan.errors import UserError
 from lit_epgan.study.display import Display
+from lit_epgan.study.known import take_known
 from lit_epgan.study.plan import read_study
 from lit_epgan.study.run import Command, cli_command, runs_of
 from lit_epgan.study.runner import default_workers, run_all
@@ -32,6 +33,10 @@ def study(args: list[str], command: Command = cli_command) -> int:
     output = options.output or Path("runs") / "studies" / plan.name
     runs = runs_of(plan, output)
     console = Console()
+    for known in options.known:
+        taken, changed = take_known(plan, runs, known)
+        changes = f"; {changed} more were run with other settings, and run again" if changed else ""
+        console.print(f"{known}: {taken} runs are known{changes}.", markup=False, highlight=False, soft_wrap=True)
     try:
         failed = run_all(runs, options.workers, Display(console), command)
     except KeyboardInterrupt:
@@ -47,6 +52,7 @@ def study(args: list[str], command: Command = cli_command) -> int:
         "python -m lit_epgan study --config",
         options.config,
         *(["--output", str(output)] if options.output else []),
+        *(word for known in options.known for word in ("--known", str(known))),
     ]
     rows = write_report(plan, runs, output, " ".join(words))
     print_table(plan, rows, console)
@@ -70,4 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         "--workers", type=int, default=default_workers(), help="runs at a time (default: one for each core)"
     )
     parser.add_argument("--output", type=Path, help="folder for runs, tables and the page (default: runs/studies/NAME)")
+    parser.add_argument(
+        "--known",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an earlier runs.csv of this study; its runs with the same settings are not run again",
+    )
     return parser

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from lit_epgan.study.plan import Study
 from lit_epgan.study.run import Run
-from lit_epgan.study.table import Row, best, number_text, p_text, seconds_text
+from lit_epgan.study.table import Row, best, compared, number_text, published_metrics, seconds_text
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ def page(
     return environment.get_template("study.html").render(
         study=study,
         metrics=study.metrics,
+        published=published_metrics(study),
         rows=[_row(study, row, rows) for row in rows],
         pictures=pictures,
         command=command,
@@ -70,7 +71,7 @@ def _row(study: Study, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
             {
                 "mean": number_text(cell.mean) if cell.n else "-",
                 "sd": number_text(cell.sd) if cell.n > 1 else "",
-                "p": "" if cell.p is None else p_text(cell.p),
+                "p": ", ".join(compared(cell)),
                 "best": row.method.name in best(rows, metric),
             }
         )
@@ -79,8 +80,10 @@ def _row(study: Study, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "note": row.method.note,
         "baseline": row.method.name == study.baseline,
         "cells": cells,
+        "published": [row.method.published.get(metric.name, "") for metric in published_metrics(study)],
         "runs": row.runs,
         "seconds": seconds_text(row.seconds),
+        "round_seconds": seconds_text(row.round_seconds),
     }
 
 

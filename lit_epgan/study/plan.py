@@ -3,12 +3,16 @@
 import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 
 from lit_epgan.config_files import find_config
 from lit_epgan.errors import UserError
+
+Better = Literal["lower", "higher", "neither"]
+ARROWS: dict[Better, str] = {"lower": "↓", "higher": "↑", "neither": ""}
+OverRounds = Literal["last", "mean", "sum"]
 
 
 @dataclass(frozen=True)
@@ -18,14 +22,25 @@ class Metric:
     Attributes:
         name: the column's short name.
         source: the metric's name in ``metrics.csv``.
-        lower_is_better: what to print in bold.
+        better: ``lower`` or ``higher``: what to print in bold; ``neither``: a price, not compared.
         title: the column's heading.
+        over_rounds: what of a run's rounds counts: ``last``, ``mean`` or ``sum``.
+        scale: factor of the values, for another unit.
+        relative: whether to print the mean's change against the baseline's.
     """
 
     name: str
     source: str
-    lower_is_better: bool
+    better: Better
     title: str
+    over_rounds: OverRounds = "last"
+    scale: float = 1.0
+    relative: bool = False
+
+    @property
+    def heading(self) -> str:
+        """The title with an arrow to where the better values are."""
+        return f"{self.title} {ARROWS[self.better]}".strip()
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,7 @@ class Method:
         metrics: column to metric name, where it is not the study's; "" (null) where the method has none.
         grid: name of the sample grid's picture in a run's folder.
         note: a sentence for the page.
+        published: column to the value that the study's ``published`` source prints, as text.
     """
 
     name: str
@@ -51,6 +67,7 @@ class Method:
     metrics: dict[str, str] = field(default_factory=dict)
     grid: str = "samples"
     note: str = ""
+    published: dict[str, str] = field(default_factory=dict)
 
     @property
     def runs_of(self) -> str:
@@ -64,7 +81,12 @@ class Method:
 
 @dataclass(frozen=True)
 class Study:
-    """A study as its YAML says it."""
+    """A study as its YAML says it.
+
+    Attributes:
+        published: where the methods' published values stand, as "EP-GAN paper, table 1"; empty without any.
+        pairwise: methods to be compared with each other by Welch's t-test, beside the comparison with the baseline.
+    """
 
     name: str
     title: str
@@ -74,6 +96,8 @@ class Study:
     metrics: list[Metric]
     methods: dict[str, Method]
     partition: str = "partition"
+    published: str = ""
+    pairwise: list[str] = field(default_factory=list)
 
     @property
     def trained(self) -> list[Method]:
@@ -81,9 +105,12 @@ class Study:
         return [method for method in self.methods.values() if method.source is None]
 
 
-STUDY_KEYS = ("title", "description", "config", "seeds", "baseline", "metrics", "methods", "partition")
-METHOD_KEYS = ("title", "config", "set", "from", "metrics", "grid", "note")
-METRIC_KEYS = ("metric", "better", "title")
+STUDY_KEYS = (
+    *("title", "description", "config", "seeds", "baseline", "metrics", "methods"),
+    *("partition", "published", "pairwise"),
+)
+METHOD_KEYS = ("title", "config", "set", "from", "metrics", "grid", "note", "published")
+METRIC_KEYS = ("metric", "better", "title", "over_rounds", "scale", "relative")
 
 
 def read_study(path: Path) -> Study:
@@ -111,6 +138,8 @@ def read_study(path: Path) -> Study:
         metrics=metrics,
         methods=methods,
         partition=content.get("partition", "partition"),
+        published=content.get("published", ""),
+        pairwise=content.get("pairwise") or [],
     )
     _check_names(study, path)
     return study
@@ -119,10 +148,15 @@ def read_study(path: Path) -> Study:
 def _metric(name: str, entry: Any, path: Path) -> Metric:
     where = f"{path}: metrics.{name}"
     _check_keys(entry, METRIC_KEYS, where)
-    better = entry.get("better", "lower")
-    if better not in ("lower", "higher"):
-        raise UserError(f"{where}.better is {better!r}; it is lower or higher.")
-    return Metric(name, entry.get("metric", name), better == "lower", entry.get("title", name))
+    better, over_rounds = entry.get("better", "lower"), entry.get("over_rounds", "last")
+    for key, value, choices in (("better", better, Better), ("over_rounds", over_rounds, OverRounds)):
+        if value not in get_args(choices):
+            raise UserError(f"{where}.{key} is {value!r}; it is one of {', '.join(get_args(choices))}.")
+    scale = entry.get("scale", 1.0)
+    if not isinstance(scale, int | float):
+        raise UserError(f"{where}.scale is {scale!r}; it is a number.")
+    relative = bool(entry.get("relative", False))
+    return Metric(name, entry.get("metric", name), better, entry.get("title", name), over_rounds, scale, relative)
 
 
 def _method(name: str, entry: Any, config: str, path: Path) -> Method:
@@ -136,6 +170,7 @@ def _method(name: str, entry: Any, config: str, path: Path) -> Method:
         metrics={column: source or "" for column, source in (entry.get("metrics") or {}).items()},
         grid=entry.get("grid", "samples"),
         note=entry.get("note", ""),
+        published={column: str(value) for column, value in (entry.get("published") or {}).items()},
     )
 
 
@@ -148,17 +183,23 @@ def _seeds(value: Any, path: Path) -> list[int]:
 def _check_names(study: Study, path: Path) -> None:
     if study.baseline not in study.methods:
         raise UserError(f"{path}: the baseline {study.baseline!r} is none of the methods {', '.join(study.methods)}.")
+    for name in study.pairwise:
+        if name not in study.methods:
+            raise UserError(
+                f"{path}: pairwise names {name!r}, which is none of the methods {', '.join(study.methods)}."
+            )
     columns = [metric.name for metric in study.metrics]
     for method in study.methods.values():
         if method.source is not None and method.source not in [other.name for other in study.trained]:
             raise UserError(
                 f"{path}: methods.{method.name}.from is {method.source!r}, which is no method with runs of its own."
             )
-        for column in method.metrics:
-            if column not in columns:
-                raise UserError(
-                    f"{path}: methods.{method.name}.metrics names {column!r}; the columns are {', '.join(columns)}."
-                )
+        for key, named in (("metrics", method.metrics), ("published", method.published)):
+            for column in named:
+                if column not in columns:
+                    raise UserError(
+                        f"{path}: methods.{method.name}.{key} names {column!r}; the columns are {', '.join(columns)}."
+                    )
 
 
 def _check_keys(entry: Any, known: tuple[str, ...], where: str) -> None:

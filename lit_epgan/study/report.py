@@ -43,15 +43,18 @@ def print_table(study: Study, rows: Sequence[Row], console: Console) -> None:
     table = Table(title=study.title, title_justify="left", title_style="bold")
     table.add_column("method", no_wrap=True)
     for metric in study.metrics:
-        table.add_column(f"{metric.title} {'↓' if metric.lower_is_better else '↑'}", justify="right")
+        table.add_column(metric.heading, justify="right")
     table.add_column("runs", justify="right")
     table.add_column("seconds", justify="right")
+    table.add_column("a round", justify="right")
     for row in rows:
         cells = []
         for metric in study.metrics:
             text = cell_text(row.cells[metric.name])
             cells.append(f"[bold green]{text}[/]" if row.method.name in best(rows, metric) else text)
-        table.add_row(row.method.title, *cells, str(row.runs), seconds_text(row.seconds))
+        table.add_row(
+            row.method.title, *cells, str(row.runs), seconds_text(row.seconds), seconds_text(row.round_seconds)
+        )
     console.print(table)
 
 

@@ -6,8 +6,11 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from lit_epgan.atomic import write_text
 from lit_epgan.config_files import with_bases
@@ -57,10 +60,10 @@ class Run:
 
     @property
     def settings(self) -> str:
-        """Hash of the configuration's text (and that of what it starts from), the method's settings and the seed."""
-        texts = [path.read_text(encoding="utf-8") for path in with_bases(self.method.config)]
-        content = [*texts, self.method.settings, self.seed]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+        """Hash of what the configuration (and what it starts from) says, the method's settings and the seed."""
+        said = [_content(path, path.stat().st_mtime_ns) for path in with_bases(self.method.config)]
+        content = [*said, self.method.settings, self.seed]
+        return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:16]
 
     def record(self) -> Record:
         """The record as it stands; an empty one if there is none."""
@@ -98,6 +101,12 @@ class Run:
         """The end of its log."""
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
         return [line for line in text.splitlines() if line.strip()][-n:]
+
+
+@lru_cache
+def _content(path: Path, modified: int) -> Any:
+    """What a YAML file says, read once as long as it is not modified."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 Command = Callable[[Run], list[str]]

@@ -23,10 +23,12 @@ class Cell:
         values: one for each finished run that logged the metric.
         p: two-sided p-value of Welch's t-test of the baseline's values against these; None for the baseline itself and
             where either has fewer than two values.
+        relative: the mean's change against the baseline's mean, as a share of it; None where it is not asked for.
     """
 
     values: tuple[float, ...]
     p: float | None = None
+    relative: float | None = None
 
     @property
     def n(self) -> int:
@@ -51,6 +53,7 @@ class Row:
     method: Method
     cells: dict[str, Cell] = field(default_factory=dict)
     seconds: float = math.nan
+    round_seconds: float = math.nan
     runs: int = 0
 
 
@@ -64,10 +67,18 @@ def curve(run: Run, metric: str) -> Curve:
     return [(int(float(row["epoch"])) + 1, float(row[metric])) for row in rows]
 
 
-def last_value(run: Run, metric: str) -> float | None:
-    """The metric's last value in the run; None if it was never logged."""
-    points = curve(run, metric)
-    return points[-1][1] if points else None
+def value(run: Run, metric: Metric, source: str) -> float | None:
+    """What of the metric counts, logged as ``source`` in the run; None if it was never logged."""
+    values = [value for _, value in curve(run, source)]
+    if not values:
+        return None
+    of = {"last": values[-1], "mean": sum(values) / len(values), "sum": sum(values)}
+    return of[metric.over_rounds] * metric.scale
+
+
+def rounds(run: Run) -> int:
+    """How many rounds the run's ``metrics.csv`` tells of."""
+    return max((point for point, _ in curve(run, "epoch")), default=0)
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -87,16 +98,19 @@ def tabulate(study: Study, runs: Sequence[Run]) -> list[Row]:
         for method in study.methods.values()
         for metric in study.metrics
     }
-    rows = []
+    rows, baseline = [], study.baseline
     for method in study.methods.values():
         own = [run for run in finished if run.method.name == method.runs_of]
         row = Row(method, runs=len(own))
         if own and method.source is None:
             row.seconds = sum(run.record().seconds for run in own) / len(own)
+            row.round_seconds = row.seconds * len(own) / max(1, sum(rounds(run) for run in own))
         for metric in study.metrics:
-            mine = values[method.name, metric.name]
-            p = None if method.name == study.baseline else welch(values[study.baseline, metric.name], mine)
-            row.cells[metric.name] = Cell(mine, p)
+            cell, theirs = Cell(values[method.name, metric.name]), Cell(values[baseline, metric.name])
+            if metric.better != "neither" and method.name != baseline:
+                p = welch(theirs.values, cell.values)
+                cell = Cell(cell.values, p, cell.mean / theirs.mean - 1 if metric.relative and theirs.mean else None)
+            row.cells[metric.name] = cell
         rows.append(row)
     return rows
 
@@ -104,40 +118,75 @@ def tabulate(study: Study, runs: Sequence[Run]) -> list[Row]:
 def best(rows: Sequence[Row], metric: Metric) -> set[str]:
     """Names of the methods with the best mean."""
     means = {row.method.name: row.cells[metric.name].mean for row in rows if row.cells[metric.name].n}
-    if not means:
+    if not means or metric.better == "neither":
         return set()
-    extreme = (min if metric.lower_is_better else max)(means.values())
+    extreme = (min if metric.better == "lower" else max)(means.values())
     return {name for name, mean in means.items() if mean == extreme}
 
 
 def write_tables(study: Study, rows: Sequence[Row], runs: Sequence[Run], folder: Path) -> None:
-    """Write ``table.csv``, ``table.md`` and ``runs.csv``."""
+    """Write ``table.csv``, ``table.md`` and ``runs.csv``; ``pairwise.md`` if the study asks for it."""
     _write_csv(folder / "table.csv", _table_lines(study, rows))
     _write_csv(folder / "runs.csv", _run_lines(study, runs))
     write_text(folder / "table.md", markdown(study, rows))
+    if study.pairwise:
+        write_text(folder / "pairwise.md", pairwise(study, rows))
 
 
 def markdown(study: Study, rows: Sequence[Row]) -> str:
     """The table for a README."""
-    heads = ["method", *(metric.title for metric in study.metrics), "runs", "seconds"]
+    printed = published_metrics(study)
+    heads = ["method", *(metric.title for metric in study.metrics)]
+    heads += [*(f"published {metric.title}" for metric in printed), "runs", "seconds", "a round"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for row in rows:
         cells = [_in_bold(cell_text(row.cells[m.name]), row.method.name in best(rows, m)) for m in study.metrics]
-        lines.append(f"| {' | '.join([row.method.title, *cells, str(row.runs), seconds_text(row.seconds)])} |")
+        cells += [row.method.published.get(metric.name, "") for metric in printed]
+        cells += [str(row.runs), seconds_text(row.seconds), seconds_text(row.round_seconds)]
+        lines.append(f"| {' | '.join([row.method.title, *cells])} |")
     one = len(study.seeds) == 1
     test = "" if one else f"; p of Welch's t-test against {study.methods[study.baseline].title}"
     note = f"Seed{'' if one else 's'} {', '.join(map(str, study.seeds))}{test}."
-    return "\n".join([*lines, "", note, ""])
+    source = [f"Published values: {study.published}."] if printed else []
+    return "\n".join([*lines, "", note, *source, ""])
+
+
+def published_metrics(study: Study) -> list[Metric]:
+    """The columns of which any method has a published value."""
+    return [m for m in study.metrics if any(m.name in method.published for method in study.methods.values())]
+
+
+def pairwise(study: Study, rows: Sequence[Row]) -> str:
+    """For each metric a table of the p-values of Welch's t-test between any two of the methods asked for."""
+    chosen = [row for row in rows if row.method.name in study.pairwise]
+    lines = []
+    for metric in (m for m in study.metrics if m.better != "neither"):
+        lines += [f"{metric.title}:", "", f"| | {' | '.join(row.method.title for row in chosen)} |"]
+        lines += [f"|{'---|' * (len(chosen) + 1)}"]
+        for row in chosen:
+            ps = [
+                None if row is other else welch(row.cells[metric.name].values, other.cells[metric.name].values)
+                for other in chosen
+            ]
+            lines.append(f"| {row.method.title} | {' | '.join('-' if p is None else p_text(p) for p in ps)} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def cell_text(cell: Cell) -> str:
-    """``1.19 ± 0.06 (p = 0.003)``, as far as it is known."""
+    """``1.19 ± 0.06 (-93 %, p = 0.003)``, as far as it is known."""
     if not cell.n:
         return "-"
     text = number_text(cell.mean)
     if not math.isnan(cell.sd):
         text += f" ± {number_text(cell.sd)}"
-    return text if cell.p is None else f"{text} ({p_text(cell.p)})"
+    return f"{text} ({', '.join(compared(cell))})" if compared(cell) else text
+
+
+def compared(cell: Cell) -> list[str]:
+    """How a cell compares with the baseline's: relative change and p-value, as far as they are known."""
+    words = [] if cell.relative is None else [f"{100 * cell.relative:+.0f} %"]
+    return words + ([] if cell.p is None else [p_text(cell.p)])
 
 
 def p_text(p: float) -> str:
@@ -153,13 +202,13 @@ def number_text(value: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Whole seconds; empty if unknown."""
-    return "" if math.isnan(seconds) else f"{seconds:.0f}"
+    """Whole seconds, below ten with a decimal; empty if unknown."""
+    return "" if math.isnan(seconds) else f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"
 
 
 def _values(finished: Sequence[Run], method: Method, metric: Metric) -> tuple[float, ...]:
-    values = (last_value(run, method.metric(metric)) for run in finished if run.method.name == method.runs_of)
-    return tuple(value for value in values if value is not None)
+    values = (value(run, metric, method.metric(metric)) for run in finished if run.method.name == method.runs_of)
+    return tuple(v for v in values if v is not None)
 
 
 def _in_bold(text: str, bold: bool) -> str:
@@ -177,17 +226,17 @@ def _table_lines(study: Study, rows: Sequence[Row]) -> list[list[object]]:
 
 
 def _run_lines(study: Study, runs: Sequence[Run]) -> list[list[object]]:
-    lines: list[list[object]] = [["method", "seed", *(metric.name for metric in study.metrics), "exit_code", "seconds"]]
+    names = [metric.name for metric in study.metrics]
+    lines: list[list[object]] = [["method", "seed", *names, "exit_code", "seconds", "rounds", "settings"]]
     for method in study.methods.values():
         for run in runs:
             if run.method.name != method.runs_of:
                 continue
             record = run.record()
-            values = [last_value(run, method.metric(metric)) for metric in study.metrics]
-            cells = ["" if value is None else value for value in values]
-            lines.append(
-                [method.name, run.seed, *cells, "" if record.exit_code is None else record.exit_code, record.seconds]
-            )
+            values = [value(run, metric, method.metric(metric)) for metric in study.metrics]
+            cells = ["" if v is None else v for v in values]
+            ended = "" if record.exit_code is None else record.exit_code
+            lines.append([method.name, run.seed, *cells, ended, record.seconds, rounds(run), record.settings])
     return lines
 
 

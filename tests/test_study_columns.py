@@ -1,0 +1,156 @@
+"""What a study may ask for beside a mean: prices, changes against the baseline, published values, all pairs."""
+
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from lit_epgan.errors import UserError
+from lit_epgan.study.command import study
+from lit_epgan.study.plan import read_study
+from lit_epgan.study.run import runs_of
+from lit_epgan.study.table import best, cell_text, markdown, pairwise, tabulate
+from tests.studies import run_quietly, write_plan, write_stand_in
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    return write_plan(tmp_path)
+
+
+def rewritten(plan: Path, old: str, new: str) -> Path:
+    text = plan.read_text()
+    assert old in text
+    plan.write_text(text.replace(old, new))
+    return plan
+
+
+def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, tmp_path: Path) -> None:
+    rewritten(
+        plan,
+        "  cls: {metric: classes, better: higher, title: classes}",
+        "  cls: {metric: classes, better: neither, title: sum, over_rounds: sum, scale: 0.5}\n"
+        "  mean: {metric: classes, better: neither, title: mean, over_rounds: mean}",
+    )
+    trial = read_study(plan)
+    runs = runs_of(trial, tmp_path / "out")
+    run_quietly(runs, write_stand_in(tmp_path))
+    rows = {row.method.name: row for row in tabulate(trial, runs)}
+    # classes are seed, seed + 1, seed + 2 over three rounds
+    assert rows["clever"].cells["cls"].values == (1.5, 3.0, 4.5)
+    assert rows["clever"].cells["mean"].values == (1.0, 2.0, 3.0)
+    assert rows["clever"].cells["cls"].p is None
+    assert best(list(rows.values()), trial.metrics[1]) == set()
+    assert trial.metrics[1].heading == "sum"
+    assert trial.metrics[0].heading == "Frechet distance ↓"
+    assert rows["clever"].round_seconds == pytest.approx(rows["clever"].seconds / 3)
+
+
+def test_changes_against_the_baseline(plan: Path, tmp_path: Path) -> None:
+    trial = read_study(rewritten(plan, "title: Frechet distance}", "title: Frechet distance, relative: true}"))
+    runs = runs_of(trial, tmp_path / "out")
+    run_quietly(runs, write_stand_in(tmp_path))
+    rows = {row.method.name: row for row in tabulate(trial, runs)}
+    assert rows["clever"].cells["fd"].relative == pytest.approx((10 / 3 + 1) / (10 / 3 + 4) - 1)
+    assert rows["plain"].cells["fd"].relative is None
+    assert rows["clever"].cells["cls"].relative is None
+    assert "(-41 %, p = " in cell_text(rows["clever"].cells["fd"])
+
+
+def test_published_values_stand_beside_ours_with_their_source(plan: Path, tmp_path: Path) -> None:
+    rewritten(plan, "title: A trial", "title: A trial\npublished: A paper, table 7")
+    rewritten(plan, "plain: {title: Plain}", 'plain: {title: Plain, published: {fd: "95.9 ± 1"}}')
+    assert study(["--config", str(plan), "--output", str(tmp_path / "out")], write_stand_in(tmp_path)) == 0
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "published Frechet distance" in table
+    assert "| 95.9 ± 1 |" in table
+    assert "published classes" not in table
+    assert "Published values: A paper, table 7." in table
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<td>95.9 ± 1</td>" in page
+    assert "A paper, table 7" in page
+
+
+def test_all_pairs(plan: Path, tmp_path: Path) -> None:
+    trial = read_study(rewritten(plan, "seeds: [0, 1, 2]", "seeds: [0, 1, 2]\npairwise: [clever, union]"))
+    runs = runs_of(trial, tmp_path / "out")
+    run_quietly(runs, write_stand_in(tmp_path))
+    rows = tabulate(trial, runs)
+    p = stats.ttest_ind([10 / 3, 13 / 3, 16 / 3], [0.0, 2.0, 4.0], equal_var=False).pvalue
+    assert f"| Clever | - | p = {p:.2g} |" in pairwise(trial, rows)
+    assert f"| Union | p = {p:.2g} | - |" in pairwise(trial, rows)
+    assert "pairwise" not in markdown(trial, rows)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("better: higher", "better: higher, over_rounds: best", "over_rounds is 'best'; it is one of last, mean, sum"),
+        ("better: higher", "better: higher, scale: big", "scale is 'big'; it is a number"),
+        ("title: A trial", "pairwise: [clevr]", "pairwise names 'clevr'"),
+        ("plain: {title: Plain}", "plain: {published: {fid: 3}}", r"published names 'fid'; the columns are fd, cls"),
+    ],
+)
+def test_a_mistake_is_named(plan: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_study(rewritten(plan, old, new))
+
+
+# Runs of another day
+
+
+def test_known_runs_are_not_run_again(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stand_in = write_stand_in(tmp_path)
+    study(["--config", str(plan), "--output", str(tmp_path / "first")], stand_in)
+    rewritten(plan, "seeds: [0, 1, 2]", "seeds: [0, 1, 2, 3]")
+    known = tmp_path / "first" / "runs.csv"
+    capsys.readouterr()
+    assert study(["--config", str(plan), "--output", str(tmp_path / "second"), "--known", str(known)], stand_in) == 0
+    assert "6 runs are known." in capsys.readouterr().out
+    assert not (tmp_path / "second" / "runs" / "plain" / "seed-0" / "calls.txt").exists()
+    assert (tmp_path / "second" / "runs" / "plain" / "seed-3" / "calls.txt").exists()
+    study(["--config", str(plan), "--output", str(tmp_path / "whole")], stand_in)
+    for name in ("table.csv", "runs.csv"):
+        first, second = ((tmp_path / folder / name).read_text().splitlines() for folder in ("whole", "second"))
+        assert [without_seconds(line) for line in first] == [without_seconds(line) for line in second]
+
+
+def without_seconds(line: str) -> list[str]:
+    """Cells that do not hold a measured time."""
+    return [cell for cell in line.split(",") if not cell.startswith("0.") or len(cell) < 8]
+
+
+def test_known_runs_of_other_settings_are_run_again(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in = write_stand_in(tmp_path)
+    study(["--config", str(plan), "--output", str(tmp_path / "first")], stand_in)
+    rewritten(plan, "model.lr: 0.5", "model.lr: 0.6")
+    capsys.readouterr()
+    known = tmp_path / "first" / "runs.csv"
+    study(["--config", str(plan), "--output", str(tmp_path / "second"), "--known", str(known)], stand_in)
+    assert "3 runs are known; 3 more were run with other settings" in capsys.readouterr().out
+    assert (tmp_path / "second" / "runs" / "clever" / "seed-0" / "calls.txt").exists()
+
+
+def test_a_comment_changes_no_settings(plan: Path, tmp_path: Path) -> None:
+    before = [run.settings for run in runs_of(read_study(plan), tmp_path)]
+    base = tmp_path / "base.yaml"
+    base.write_text("# a comment\n" + base.read_text())
+    assert before == [run.settings for run in runs_of(read_study(plan), tmp_path)]
+    base.write_text("model: {lr: 1}\n")
+    assert before != [run.settings for run in runs_of(read_study(plan), tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot be read"), ("", "it is empty"), ("method,seed\nplain,0\n", "it has no column exit_code")],
+)
+def test_a_file_that_is_no_runs_csv_is_refused(plan: Path, tmp_path: Path, content: str | None, said: str) -> None:
+    path = tmp_path / "known.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=said):
+        study(
+            ["--config", str(plan), "--output", str(tmp_path / "out"), "--known", str(path)], write_stand_in(tmp_path)
+        )
