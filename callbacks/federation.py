@@ -284,6 +284,6 @@ class FederationCallback(Callback):
             self._tensors.load_server()
 
     @torch.no_grad()
-    def extra_samples(self, n: int) -> dict[str, Tensor]:
-        """The algorithm's further sample sets, such as the union of sites."""
-        return self.algorithm.samples(self.server, n) if self._server is not None else {}
+    def extra_samples(self, n: int, start: int = 0) -> dict[str, Tensor]:
+        """The algorithm's further sample sets, such as the union of sites: n of each, from position ``start`` on."""
+        return self.algorithm.samples(self.server, n, start) if self._server is not None else {}

@@ -1,44 +1,43 @@
-"""Frechet distance, inception score and class coverage of the generated images, each round."""
+"""Scores of the generated images, each round: Frechet distance, inception score, KID, precision, recall, classes."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from callbacks.round_evaluation import RoundEvaluation, prefixed, sample_sets
+from callbacks.round_evaluation import RoundEvaluation, prefixed, sample_parts
 from lit_epgan.errors import MissingFileError, UserError
 from lit_epgan.metrics import ExtractorName, FeatureExtractor, feature_extractor
-from lit_epgan.metrics.generative import (
-    FeatureStatistics,
-    class_coverage,
-    feature_statistics,
-    frechet_distance,
-    inception_score,
-)
+from lit_epgan.metrics.scores import Reference, Scores, reference
 from lit_epgan.randomness import isolated
 
 Split = Literal["train", "val", "test"]
 
 
 class GenerativeMetrics(RoundEvaluation):
-    """Logs ``fid_NAME`` and ``is_NAME``; with an extractor of the data's classes also how many are covered.
+    """Logs ``fid_NAME``, ``kid_NAME``, ``precision_NAME``, ``recall_NAME`` and ``is_NAME`` of the module's samples.
 
-    That is ``classes_NAME`` and the smallest class's share ``weakest_class_NAME``.
+    With an extractor of the data's classes also how many are covered, ``classes_NAME``, and the smallest class's share,
+    ``weakest_class_NAME``: a class is covered by 3 % of the samples at confidence above .9.
 
-    NAME is the extractor's; only Inception's are plain ``fid`` and ``is``. Further sample sets are logged with their
-    name before it, as in ``union/fid_digits``. A class is covered by 3 % of the samples at confidence above .9.
+    NAME is the extractor's; only Inception's are plain ``fid``, ``kid`` and ``is``. Against another split than test the
+    split's name stands behind, as in ``fid_train``. Further sample sets are logged with their name before it, as in
+    ``union/fid_digits``. Samples are scored in parts: memory does not grow with their number.
 
     Args:
         extractor: ``digits``, ``inception`` or ``lite0``.
-        samples: generated images per look.
-        real: split of the data that the samples are compared with; its features are computed once.
+        samples: generated images per look; 50,000 in the literature.
+        real: split of the data that the samples are compared with, or several; what the extractor sees of it is kept
+            in the user's cache.
         every_n_epochs: rounds from one look to the next.
         required: whether a missing extractor ends the run; otherwise it is said, and the run goes on without metrics.
             (A wrong file in its place always ends it.)
+        each_generator: whether to score as many samples of every generator of a Bayesian GAN by itself, too, as in
+            ``generator_0/fid``.
 
     Raises:
         UserError: the extractor lacks a file or a package, or the data module has no such split.
@@ -48,16 +47,18 @@ class GenerativeMetrics(RoundEvaluation):
         self,
         extractor: ExtractorName = "digits",
         samples: int = 2000,
-        real: Split = "test",
+        real: Split | list[Split] = "test",
         every_n_epochs: int = 1,
         required: bool = True,
+        each_generator: bool = False,
     ) -> None:
         super().__init__(every_n_epochs)
         if samples < 2:
             raise UserError(f"GenerativeMetrics' samples is {samples}; it must be at least 2.")
-        self.name, self.samples, self.split, self.required = extractor, samples, real, required
+        self.name, self.samples, self.required, self.each_generator = extractor, samples, required, each_generator
+        self.splits: list[Split] = [real] if isinstance(real, str) else list(real)
         self._extractor: FeatureExtractor | None = None
-        self._real: FeatureStatistics | None = None
+        self._real: dict[Split, Reference] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Make the extractor ready, so that what is missing is said before anything is trained."""
@@ -75,25 +76,21 @@ class GenerativeMetrics(RoundEvaluation):
         if self._extractor is None:
             return
         extractor = self._extractor.to(pl_module.device)
-        if self._real is None:
-            with isolated():
-                images = torch.cat(list(real_images(trainer.datamodule, self.split)))  # type: ignore[attr-defined]
-            self._real = feature_statistics(extractor.extract(images)[0])
-        for prefix, images in sample_sets(trainer, pl_module, self.samples, "generative metrics").items():
-            for name, value in scores(extractor, images, self._real).items():
-                pl_module.log(prefixed(prefix, name), value, sync_dist=True)
-
-
-def scores(extractor: FeatureExtractor, images: Tensor, real: FeatureStatistics) -> dict[str, float]:
-    """Every metric of ``images`` (n, channels, height, width) in [-1, 1] under its full name."""
-    features, logits = extractor.extract(images)
-    named = {
-        "fid": frechet_distance(feature_statistics(features), real),
-        "is": inception_score(logits, extractor.splits),
-    }
-    if extractor.counts_classes:
-        named["classes"], named["weakest_class"] = class_coverage(logits)
-    return {extractor.metric(name): float(value) for name, value in named.items()}
+        for split in self.splits:
+            if split not in self._real:
+                with isolated():
+                    real_parts = partial(real_images, trainer.datamodule, split)  # type: ignore[attr-defined]
+                    self._real[split] = reference(extractor, real_parts)
+        scores: dict[str, Scores] = {}
+        for part in sample_parts(trainer, pl_module, self.samples, "generative metrics", self.each_generator):
+            for name, images in part.items():
+                scores.setdefault(name, Scores(extractor, self.samples)).add(images)
+        for prefix, each in scores.items():
+            named = each.of_samples()
+            for split, real in self._real.items():
+                suffix = "" if split == "test" else f"_{split}"
+                named |= {f"{name}{suffix}": value for name, value in each.against(real).items()}
+            pl_module.log_dict({prefixed(prefix, name): value for name, value in named.items()}, sync_dist=True)
 
 
 def real_images(datamodule: Any, split: Split) -> Iterator[Tensor]:

@@ -1,5 +1,7 @@
 """When a round is looked at, and which samples are: what the metrics and the pictures share."""
 
+from collections.abc import Iterator
+
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -61,16 +63,47 @@ def sample_sets(trainer: Trainer, pl_module: LightningModule, n: int, purpose: s
     Raises:
         UserError: the module has no method ``sample(n, generator)``.
     """
+    return next(sample_parts(trainer, pl_module, n, purpose, size=n))
+
+
+def sample_parts(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    n: int,
+    purpose: str,
+    each_generator: bool = False,
+    size: int = 2500,
+) -> Iterator[dict[str, Tensor]]:
+    """``sample_sets`` in parts of at most ``size`` samples, n in all.
+
+    Args:
+        trainer: asked for other callbacks' samples, from position ``start`` on: ``extra_samples(n, start)``.
+        pl_module: has ``sample(n, generator)``.
+        n: samples of every set.
+        purpose: names the noise's stream.
+        each_generator: whether n samples of every generator are sets of their own, too (``generator_0``, ...), where
+            the module has ``sample_each``.
+        size: samples of a part.
+
+    Raises:
+        UserError: the module has no method ``sample(n, generator)``.
+    """
     if not hasattr(pl_module, "sample"):
         raise UserError(
             f"{type(pl_module).__name__} has no sample(n, generator): only a generative model can be sampled."
         )
-    own: Tensor = pl_module.sample(n, generator_for(purpose))  # type: ignore[operator]
-    sets = {"": own}
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if hasattr(callback, "extra_samples"):
-            sets |= callback.extra_samples(n)
-    return sets
+    noise, each_noise = generator_for(purpose), generator_for(purpose, "each")
+    for start in range(0, n, size):
+        rows = min(size, n - start)
+        own: Tensor = pl_module.sample(rows, noise)  # type: ignore[operator]
+        sets = {"": own}
+        if each_generator and hasattr(pl_module, "sample_each"):
+            each: Tensor = pl_module.sample_each(rows, each_noise)  # type: ignore[operator]
+            sets |= {f"generator_{i}": samples for i, samples in enumerate(each)}
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "extra_samples"):
+                sets |= callback.extra_samples(rows, start)
+        yield sets
 
 
 def prefixed(prefix: str, name: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import datamodules.images
-from callbacks.round_evaluation import sample_sets
+from callbacks.generative_metrics import GenerativeMetrics
 from lit_epgan.cli import main
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.study.plan import read_study
@@ -52,9 +52,13 @@ def miniature(name: str, data_dir: str, train: bool, download: bool) -> tuple[Te
     return torch.randint(0, 256, (len(labels), *datamodules.images.SHAPES[name]), generator=generator).byte(), labels
 
 
-def few_samples(trainer, module, n, purpose):
+def few_samples(metrics, trainer, module):
     """Generating thousands of images with a DCGAN would take most of the test's time."""
-    return sample_sets(trainer, module, min(n, 100), purpose)
+    metrics.samples = min(metrics.samples, 100)
+    evaluate(metrics, trainer, module)
+
+
+evaluate = GenerativeMetrics.evaluate
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +68,8 @@ def no_network(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setattr("datamodules.images.read_split", miniature)
     monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", lambda name: StandIn())
-    monkeypatch.setattr("callbacks.generative_metrics.sample_sets", few_samples)
+    monkeypatch.setattr(GenerativeMetrics, "evaluate", few_samples)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)

@@ -12,6 +12,9 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
+from torch_fidelity.metric_isc import isc_features_to_metric
+from torch_fidelity.metric_kid import kid_features_to_metric
+from torch_fidelity.metric_prc import prc_features_to_metric
 
 from callbacks.density_map import DensityMap
 from callbacks.federation import FederationCallback
@@ -26,7 +29,7 @@ from lit_epgan.federated import GeneratorSites
 from lit_epgan.gan import GAN
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.features import FeatureExtractor
-from lit_epgan.metrics.generative import class_coverage, feature_statistics, frechet_distance, inception_score
+from lit_epgan.metrics.generative import class_coverage, confident_counts, feature_statistics, frechet_distance
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.randomness import generator_for
 
@@ -74,7 +77,7 @@ class Images(LightningDataModule):
 class Union(Callback):
     """Offers a further sample set, as a federation does."""
 
-    def extra_samples(self, n: int) -> dict[str, Tensor]:
+    def extra_samples(self, n: int, start: int = 0) -> dict[str, Tensor]:
         return {"union": torch.rand(n, 1, 8, 8, generator=torch.Generator().manual_seed(n)) * 2 - 1}
 
 
@@ -89,8 +92,9 @@ class Log(Callback):
 
 
 @pytest.fixture(autouse=True)
-def pixels(monkeypatch: pytest.MonkeyPatch) -> Pixels:
+def pixels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pixels:
     extractor = Pixels()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", lambda name: extractor)
     return extractor
 
@@ -122,21 +126,54 @@ def test_metrics_are_those_of_the_modules_samples(validates: bool, tmp_path: Pat
     run = trainer(tmp_path, GenerativeMetrics(samples=300), Union(), log)
     run.fit(module, Images(validates))
     samples = module.sample(300, generator_for("generative metrics"))
-    real = feature_statistics(pixels.extract(Images().images[40:])[0])
+    kept = pixels.extract(Images().images[40:])[0]
+    real = feature_statistics(kept)
     for prefix, images in (("", samples), ("union/", Union().extra_samples(300)["union"])):
         features, logits = pixels.extract(images)
-        classes, weakest = class_coverage(logits)
+        classes, weakest = class_coverage(confident_counts(logits) / 300)
+        kid = kid_features_to_metric(features, kept, kid_subset_size=20, verbose=False)
+        near = prc_features_to_metric(features.float(), kept.float(), verbose=False)
         expected = {
             "fid_digits": frechet_distance(feature_statistics(features), real),
-            "is_digits": inception_score(logits),
+            "kid_digits": kid["kernel_inception_distance_mean"],
+            "precision_digits": near["precision"],
+            "recall_digits": near["recall"],
+            "is_digits": isc_features_to_metric(logits, 1)["inception_score_mean"],
             "classes_digits": float(classes),
             "weakest_class_digits": weakest,
         }
         for name, value in expected.items():
-            assert float(run.callback_metrics[prefix + name]) == pytest.approx(value, rel=1e-5)
-    assert not {"fid", "is"} & set(run.callback_metrics)
+            assert float(run.callback_metrics[prefix + name]) == pytest.approx(value, rel=1e-5, abs=1e-7)
+    assert not {"fid", "is", "kid"} & set(run.callback_metrics)
     assert log.rounds[0].keys() <= log.rounds[1].keys()
-    assert pixels.seen.count(20) == 2  # the real images' features once, here once more
+    assert pixels.seen.count(7) == 2  # the real images' features once, in their loader's batches of 7, 7 and 6
+
+
+def test_against_several_splits_and_for_every_generator(tmp_path: Path, pixels: Pixels) -> None:
+    torch.manual_seed(0)
+    module = GAN(MLPGenerator(hidden=(16,), members=2), MLPDiscriminator(hidden=(16,)))
+    metrics = GenerativeMetrics(samples=60, real=["test", "train"], each_generator=True)
+    run = trainer(tmp_path, metrics)
+    run.fit(module, Images())
+    each = module.sample_each(60, generator_for("generative metrics", "each"))
+    for i in (0, 1):
+        features = pixels.extract(each[i])[0]
+        for suffix, rows in (("", slice(40, 60)), ("_train", slice(0, 40))):
+            real = feature_statistics(pixels.extract(Images().images[rows])[0])
+            found = float(run.callback_metrics[f"generator_{i}/fid_digits{suffix}"])
+            assert found == pytest.approx(frechet_distance(feature_statistics(features), real), rel=1e-5)
+    assert "is_digits" in run.callback_metrics
+    assert "is_digits_train" not in run.callback_metrics
+
+
+def test_what_is_seen_of_real_images_is_kept(tmp_path: Path, pixels: Pixels) -> None:
+    for _ in range(2):
+        run = trainer(tmp_path, GenerativeMetrics(samples=50), max_epochs=1)
+        run.fit(gan(), Images())
+    assert pixels.seen.count(6) == 1
+    pixels.scale.data += 1  # another network
+    trainer(tmp_path, GenerativeMetrics(samples=50), max_epochs=1).fit(gan(), Images())
+    assert pixels.seen.count(6) == 2
 
 
 def test_callbacks_disturb_no_stream(tmp_path: Path) -> None:

@@ -201,8 +201,8 @@ class FederatedAlgorithm:
         """
         server.parameters.copy_(total["parameters"] / total["weight"])
 
-    def samples(self, server: Server, n: int) -> dict[str, Tensor]:
-        """Further sample sets worth evaluating beside the server's model, by name."""
+    def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
+        """Further sample sets worth evaluating beside the server's model, by name: n of each from ``start`` on."""
         return {}
 
 

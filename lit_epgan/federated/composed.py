@@ -77,5 +77,5 @@ class Composed(FederatedAlgorithm):
     def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
         self.inner.server_update(server, total)
 
-    def samples(self, server: Server, n: int) -> dict[str, Tensor]:
-        return self.inner.samples(server, n)
+    def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
+        return self.inner.samples(server, n, start)

@@ -101,9 +101,9 @@ class EmbeddingOnServer(FederatedAlgorithm):
         """A round's work on the server."""
         server.train(self._batches(server))
 
-    def samples(self, server: Server, n: int) -> dict[str, Tensor]:
+    def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``herded``: the points that the server trains on."""
-        return self.release.samples(server, n)
+        return self.release.samples(server, n, start)
 
     def _batches(self, server: Server) -> Iterator[list[Tensor]]:
         points = self.release.herded(server).to(server.parameters.dtype)

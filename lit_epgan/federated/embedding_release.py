@@ -165,14 +165,14 @@ class EmbeddingRelease:
         """The herded points (points, *data_shape)."""
         return self.code(server.state[CODES].to(self._like))
 
-    def samples(self, server: Server, n: int) -> dict[str, Tensor]:
+    def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``herded``: n of the points; once all are drawn, they are drawn again."""
         if CODES not in server.state:
             return {}
         generator = generator_for(server.seed, "herded")
-        orders = [torch.randperm(self.points, generator=generator) for _ in range(-(-n // self.points))]
+        orders = [torch.randperm(self.points, generator=generator) for _ in range(-(-(start + n) // self.points))]
         points = self.herded(server)
-        return {"herded": points[torch.cat(orders)[:n].to(points.device)]}
+        return {"herded": points[torch.cat(orders)[start : start + n].to(points.device)]}
 
     def _start(self, server: Server) -> Tensor:
         return self.code.start(self.points, generator_for(server.seed, "herding start"))

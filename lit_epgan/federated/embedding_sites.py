@@ -115,6 +115,6 @@ class EmbeddingSites(Composed):
         if TOTAL in total:
             self.release.add(server, total[TOTAL])
 
-    def samples(self, server: Server, n: int) -> dict[str, Tensor]:
+    def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``herded``: the points alone, no federation."""
-        return super().samples(server, n) | self.release.samples(server, n)
+        return super().samples(server, n, start) | self.release.samples(server, n, start)

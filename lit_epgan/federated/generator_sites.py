@@ -134,15 +134,16 @@ class GeneratorSites(Composed):
             if name.startswith(("site.", "records.")):
                 server.state[name] = value.to(server.parameters.dtype)
 
-    def samples(self, server: Server, n: int) -> dict[str, Tensor]:
+    def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``union``: the sites' own samples, in proportion to the clients' records."""
         sites = [k for k in range(server.clients) if f"site.{k}" in server.state]
-        further = super().samples(server, n)
+        further = super().samples(server, n, start)
         if not sites:
             return further
         records = torch.cat([server.state[f"records.{k}"] for k in sites])
         counts = _apportion(records / records.sum(), n)
-        union = torch.cat([self._draw(server, k, c, "union") for k, c in zip(sites, counts, strict=True) if c])
+        words: list[str | int] = ["union", start] if start else ["union"]
+        union = torch.cat([self._draw(server, k, c, *words) for k, c in zip(sites, counts, strict=True) if c])
         return further | {"union": union}
 
     def _tilted_batch(self, client: Client, batch: Any) -> Any:
@@ -178,11 +179,11 @@ class GeneratorSites(Composed):
             tensor.copy_(site[start : start + tensor.numel()].view_as(tensor))
             start += tensor.numel()
 
-    def _draw(self, server: Server, k: int, n: int, purpose: str) -> Tensor:
+    def _draw(self, server: Server, k: int, n: int, *purpose: str | int) -> Tensor:
         """n samples of site k, leaving the module as it was."""
         kept = self._read(server)
         self._load(server, server.state[f"site.{k}"])
-        generator = generator_for(server.seed, server.round, k, purpose)
+        generator = generator_for(server.seed, server.round, k, *purpose)
         samples: Tensor = server.module.sample(n, generator)  # type: ignore[operator]
         self._load(server, kept)
         return samples

@@ -43,8 +43,8 @@ class Inception(FeatureExtractor):
         return features, logits
 
     def metric(self, name: str) -> str:
-        """``fid`` and ``is`` are Inception's own."""
-        return name if name in ("fid", "is") else super().metric(name)
+        """``fid``, ``is`` and ``kid`` are Inception's own."""
+        return name if name in ("fid", "is", "kid") else super().metric(name)
 
 
 def verify(path: Path) -> None:
