@@ -52,6 +52,8 @@ class GAN(Sampling):
         lr_decay: factor of the learning rates in the last epoch; they fall linearly from epoch to epoch. None:
             constant.
         channels_last: memory format of convolutions, faster on most hardware.
+        compiled: whether ``torch.compile`` compiles the networks for training, except where a penalty takes gradients
+            of gradients, which it cannot. The first steps then take long.
         generated: rows that each generator makes in each step; by default as many as the batch has, or with N
             generators an N-th of them (rounded up, two at least, as BatchNorm needs).
         prior: of the networks' parameters; by default uniform. The GAN takes a copy.
@@ -79,6 +81,7 @@ class GAN(Sampling):
         average: float | None = 0.99,
         lr_decay: float | None = None,
         channels_last: bool = False,
+        compiled: bool = False,
         generated: int | None = None,
         prior: Prior | None = None,
         optimizer: OptimizerName = "adam",
@@ -99,7 +102,7 @@ class GAN(Sampling):
         self.generated, self.noise = generated, noise
         self.optimizer, self.friction, self.temperature = optimizer, friction, temperature
         check_hyperparameters(self, average, generator)
-        self.channels_last = channels_last
+        self.channels_last, self.compiled = channels_last, compiled
         if channels_last:
             generator, discriminator = (net.to(memory_format=torch.channels_last) for net in (generator, discriminator))
         self.generator, self.discriminator = generator, discriminator
@@ -110,6 +113,7 @@ class GAN(Sampling):
             self._averaging = ParameterAverage(generator, self.average, weight=1 - average)
         # BatchNorm must not see real and generated rows in one batch
         self._one_pass = not has_batch_norm(discriminator)
+        self._compilations: dict[Player, nn.Module] = {}
         self.turns: Sequence[Player] = ("discriminator", "generator")
         self.losses = Losses()
 
@@ -139,8 +143,8 @@ class GAN(Sampling):
             self._averaging.start()
         # frozen parameters get no gradient that the next step would throw away
         with frozen(discriminator_optimizer.param_groups[0]["params"]):
-            fake = self.generator(self._noise(self._rows(len(real)), real))
-            loss = self.objective.generator_loss(self.discriminator(fake))
+            fake = self._faster("generator")(self._noise(self._rows(len(real)), real))
+            loss = self.objective.generator_loss(self._faster("discriminator")(fake))
             from_prior = self.prior.generator_loss(self.generator, self.discriminator, fake)
             if from_prior is not None:
                 loss = loss + from_prior
@@ -197,20 +201,29 @@ class GAN(Sampling):
 
     def _discriminator_loss(self, real: Tensor, weight: Tensor | None, steps: int) -> Tensor:
         with torch.no_grad():
-            fake = self.generator(self._noise(self._rows(len(real)), real))
+            fake = self._faster("generator")(self._noise(self._rows(len(real)), real))
         penalised = self.r1 > 0 and steps % self.r1_every == 0
         if penalised:
             real = real.detach().requires_grad_()
+        discriminator = self.discriminator if penalised else self._faster("discriminator")
         if self._one_pass and not penalised:
-            scores, fake_scores = self.discriminator(torch.cat([real, fake])).split([len(real), len(fake)])
+            scores, fake_scores = discriminator(torch.cat([real, fake])).split([len(real), len(fake)])
         else:
-            scores, fake_scores = self.discriminator(real), self.discriminator(fake)
+            scores, fake_scores = discriminator(real), discriminator(fake)
         loss = self.objective.discriminator_loss(scores, fake_scores, weight)
         if penalised:
             loss = loss + self.r1 * self.r1_every * r1_penalty(scores, real, weight)
         if self.gp:
             loss = loss + self.gp * gradient_penalty(self.discriminator, real, fake, weight)
         return loss
+
+    def _faster(self, name: Player) -> nn.Module:
+        """The network, compiled if it is to be."""
+        if not self.compiled:
+            return getattr(self, name)
+        if name not in self._compilations:
+            self._compilations[name] = torch.compile(getattr(self, name))  # type: ignore[assignment]
+        return self._compilations[name]
 
     def _optimizer(self, network: nn.Module, lr: float) -> Optimizer:
         if self.optimizer == "sghmc":

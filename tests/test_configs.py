@@ -11,7 +11,7 @@ import datamodules.images
 from callbacks.generative_metrics import GenerativeMetrics
 from lit_epgan.cli import main
 from lit_epgan.metrics.features import FeatureExtractor
-from lit_epgan.study.plan import read_study
+from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
@@ -96,7 +96,7 @@ def test_the_first_lines_say_what_it_needs_and_how_long_it_takes(config):
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.name)
 def test_the_settings_of_every_method_of_every_study_are_accepted(path, tmp_path, capsys):
-    for method in read_study(path).trained:
+    for method in (method for one in read_studies(path) for method in one.trained):
         words = cli_command(Run(method, 0, tmp_path))[3:]
         with pytest.raises(SystemExit, match="0"):
             main([*words, "--print_config"])

@@ -255,5 +255,7 @@ def test_a_users_mistakes() -> None:
         FedAvgGAN(server_steps=0)
     with pytest.raises(UserError, match="none may be negative"):
         F2A(penalty=-1.0)
+    with pytest.raises(UserError, match="leave the module's compiled false"):
+        fit(gan(compiled=True), federation(), rounds=1, algorithm=F2A())
     with pytest.raises(UserError, match=r"TwoOptimizers does not"):
         fit(TwoOptimizers(), federation(), rounds=1, algorithm=FedAvgGAN())

@@ -144,7 +144,7 @@ def test_a_comment_changes_no_settings(plan: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "cannot be read"), ("", "it is empty"), ("method,seed\nplain,0\n", "it has no column exit_code")],
+    [(None, "cannot be read"), ("", "it is empty"), ("method,seed\nplain,0\n", "it has no column variant")],
 )
 def test_a_file_that_is_no_runs_csv_is_refused(plan: Path, tmp_path: Path, content: str | None, said: str) -> None:
     path = tmp_path / "known.csv"

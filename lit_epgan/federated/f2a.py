@@ -57,6 +57,8 @@ class F2A(FedAvgGAN):
 
     def start_fit(self, server: Server) -> None:
         super().start_fit(server)
+        if getattr(server.module, "compiled", False):
+            raise UserError("F2A puts another network in the discriminator's place: leave the module's compiled false")
         server.state.setdefault("forgiveness", server.parameters.new_full((), self.forgiveness))
 
     def start_client(self, client: Client) -> None:

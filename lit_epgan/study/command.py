@@ -10,7 +10,7 @@ from lit_epgan.config_files import find_config
 from lit_epgan.errors import UserError
 from lit_epgan.study.display import Display
 from lit_epgan.study.known import take_known
-from lit_epgan.study.plan import read_study
+from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Command, cli_command, runs_of
 from lit_epgan.study.runner import default_workers, run_all
 
@@ -29,16 +29,17 @@ def study(args: list[str], command: Command = cli_command) -> int:
     if options.workers < 1:
         raise UserError(f"--workers is {options.workers}; it must be at least 1.")
     path = find_config(options.config, studies=True)
-    plan = read_study(path)
-    output = options.output or Path("runs") / "studies" / plan.name
-    runs = runs_of(plan, output)
+    plans = read_studies(path)
+    output = options.output or Path("runs") / "studies" / plans[0].name
+    runs = {plan.variant: runs_of(plan, output) for plan in plans}
     console = Console()
-    for known in options.known:
-        taken, changed = take_known(plan, runs, known)
-        changes = f"; {changed} more were run with other settings, and run again" if changed else ""
-        console.print(f"{known}: {taken} runs are known{changes}.", markup=False, highlight=False, soft_wrap=True)
+    for plan in plans:
+        for known in options.known:
+            taken, changed = take_known(plan, runs[plan.variant], known)
+            changes = f"; {changed} more were run with other settings, and run again" if changed else ""
+            console.print(f"{known}: {taken} runs are known{changes}.", markup=False, highlight=False, soft_wrap=True)
     try:
-        failed = run_all(runs, options.workers, Display(console), command)
+        failed = run_all([run for some in runs.values() for run in some], options.workers, Display(console), command)
     except KeyboardInterrupt:
         print("Stopped. The same command goes on where it was.", file=sys.stderr)
         return 130
@@ -54,14 +55,19 @@ def study(args: list[str], command: Command = cli_command) -> int:
         *(["--output", str(output)] if options.output else []),
         *(word for known in options.known for word in ("--known", str(known))),
     ]
-    rows = write_report(plan, runs, output, " ".join(words))
-    print_table(plan, rows, console)
-    trouble = missing_metrics(plan, rows)
+    trouble = []
+    for plan in plans:
+        rows = write_report(plan, runs[plan.variant], output / plan.variant, " ".join(words))
+        print_table(plan, rows, console)
+        trouble += missing_metrics(plan, rows)
     if failed:
-        trouble.append(f"{len(failed)} of {len(runs)} runs failed: {', '.join(run.name for run in failed)}.")
+        total = sum(len(some) for some in runs.values())
+        trouble.append(f"{len(failed)} of {total} runs failed: {', '.join(run.name for run in failed)}.")
     for sentence in trouble:
         print(f"error: {sentence}", file=sys.stderr)
-    console.print(f"page: {output / 'index.html'}", markup=False, highlight=False, soft_wrap=True)
+    for plan in plans:
+        page = output / plan.variant / "index.html"
+        console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
     return 1 if trouble else 0
 
 

@@ -9,7 +9,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.study.plan import Study
 from lit_epgan.study.run import Record, Run
 
-NEEDED = ("method", "seed", "exit_code", "seconds", "rounds", "settings")
+NEEDED = ("variant", "method", "seed", "exit_code", "seconds", "rounds", "settings")
 
 
 def take_known(study: Study, runs: Sequence[Run], path: Path) -> tuple[int, int]:
@@ -27,7 +27,7 @@ def take_known(study: Study, runs: Sequence[Run], path: Path) -> tuple[int, int]
     lines = _read(path)
     taken = changed = 0
     for run in runs:
-        first = lines.get((run.method.name, str(run.seed)))
+        first = lines.get((run.variant, run.method.name, str(run.seed)))
         if run.is_finished() or first is None or first["exit_code"] != "0":
             continue
         if first["settings"] != run.settings:
@@ -36,7 +36,7 @@ def take_known(study: Study, runs: Sequence[Run], path: Path) -> tuple[int, int]
         rows = [m for m in study.methods.values() if m.runs_of == run.method.name]
         values = {"epoch": str(int(first["rounds"]) - 1)}
         for method in rows:
-            line = lines.get((method.name, str(run.seed)), {})
+            line = lines.get((run.variant, method.name, str(run.seed)), {})
             known = {metric: line.get(metric.name, "") for metric in study.metrics}
             values |= {
                 method.metric(metric): repr(float(text) / metric.scale)
@@ -51,7 +51,7 @@ def take_known(study: Study, runs: Sequence[Run], path: Path) -> tuple[int, int]
     return taken, changed
 
 
-def _read(path: Path) -> dict[tuple[str, str], dict[str, str]]:
+def _read(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file))
@@ -61,4 +61,4 @@ def _read(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     if missing or not lines:
         why = f"it has no column {missing[0]}" if missing else "it is empty"
         raise UserError(f"--known {path} is no runs.csv of a study: {why}.")
-    return {(line["method"], line["seed"]): line for line in lines}
+    return {(line["variant"], line["method"], line["seed"]): line for line in lines}

@@ -9,6 +9,7 @@ import yaml
 
 from lit_epgan.config_files import find_config
 from lit_epgan.errors import UserError
+from lit_epgan.study.variants import variants
 
 Better = Literal["lower", "higher", "neither"]
 ARROWS: dict[Better, str] = {"lower": "↓", "higher": "↑", "neither": ""}
@@ -86,6 +87,7 @@ class Study:
     Attributes:
         published: where the methods' published values stand, as "EP-GAN paper, table 1"; empty without any.
         pairwise: methods to be compared with each other by Welch's t-test, beside the comparison with the baseline.
+        variant: the setting that it is about, where the YAML has several.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Study:
     partition: str = "partition"
     published: str = ""
     pairwise: list[str] = field(default_factory=list)
+    variant: str = ""
 
     @property
     def trained(self) -> list[Method]:
@@ -107,14 +110,14 @@ class Study:
 
 STUDY_KEYS = (
     *("title", "description", "config", "seeds", "baseline", "metrics", "methods"),
-    *("partition", "published", "pairwise"),
+    *("partition", "published", "pairwise", "variants"),
 )
 METHOD_KEYS = ("title", "config", "set", "from", "metrics", "grid", "note", "published")
 METRIC_KEYS = ("metric", "better", "title", "over_rounds", "scale", "relative")
 
 
-def read_study(path: Path) -> Study:
-    """Read and check a study's YAML.
+def read_studies(path: Path) -> list[Study]:
+    """Read and check a study's YAML: one study, or one for each of its variants.
 
     Raises:
         UserError: A key is missing or misspelt, or a name leads nowhere; the message says which.
@@ -127,6 +130,16 @@ def read_study(path: Path) -> Study:
     for key in ("config", "seeds", "baseline", "metrics", "methods"):
         if not content.get(key):
             raise UserError(f"{path}: {key} is missing.")
+    return [_study(variant, one, path) for variant, one in variants(content, path)]
+
+
+def read_study(path: Path) -> Study:
+    """As ``read_studies``, of a YAML without variants."""
+    (study,) = read_studies(path)
+    return study
+
+
+def _study(variant: str, content: dict[str, Any], path: Path) -> Study:
     metrics = [_metric(name, entry, path) for name, entry in content["metrics"].items()]
     methods = {name: _method(name, entry or {}, content["config"], path) for name, entry in content["methods"].items()}
     study = Study(
@@ -140,6 +153,7 @@ def read_study(path: Path) -> Study:
         partition=content.get("partition", "partition"),
         published=content.get("published", ""),
         pairwise=content.get("pairwise") or [],
+        variant=variant,
     )
     _check_names(study, path)
     return study

@@ -37,16 +37,17 @@ class Record:
 
 @dataclass(frozen=True)
 class Run:
-    """A method with a seed."""
+    """A method with a seed, in the setting ``variant`` of a study that has several."""
 
     method: Method
     seed: int
     root: Path
+    variant: str = ""
 
     @property
     def name(self) -> str:
-        """``method/seed-0``."""
-        return f"{self.method.name}/seed-{self.seed}"
+        """``method/seed-0``, or ``variant/method/seed-0``."""
+        return "/".join([*([self.variant] if self.variant else []), self.method.name, f"seed-{self.seed}"])
 
     @property
     def folder(self) -> Path:
@@ -114,7 +115,8 @@ Command = Callable[[Run], list[str]]
 
 def runs_of(study: Study, output: Path) -> list[Run]:
     """All runs of a study, seed by seed, so that every method has a first result early."""
-    return [Run(method, seed, output / "runs") for seed in study.seeds for method in study.trained]
+    root = output / study.variant / "runs"
+    return [Run(method, seed, root, study.variant) for seed in study.seeds for method in study.trained]
 
 
 def cli_command(run: Run) -> list[str]:

@@ -227,7 +227,7 @@ def _table_lines(study: Study, rows: Sequence[Row]) -> list[list[object]]:
 
 def _run_lines(study: Study, runs: Sequence[Run]) -> list[list[object]]:
     names = [metric.name for metric in study.metrics]
-    lines: list[list[object]] = [["method", "seed", *names, "exit_code", "seconds", "rounds", "settings"]]
+    lines: list[list[object]] = [["variant", "method", "seed", *names, "exit_code", "seconds", "rounds", "settings"]]
     for method in study.methods.values():
         for run in runs:
             if run.method.name != method.runs_of:
@@ -236,7 +236,9 @@ def _run_lines(study: Study, runs: Sequence[Run]) -> list[list[object]]:
             values = [value(run, metric, method.metric(metric)) for metric in study.metrics]
             cells = ["" if v is None else v for v in values]
             ended = "" if record.exit_code is None else record.exit_code
-            lines.append([method.name, run.seed, *cells, ended, record.seconds, rounds(run), record.settings])
+            lines.append(
+                [study.variant, method.name, run.seed, *cells, ended, record.seconds, rounds(run), record.settings]
+            )
     return lines
 
 

@@ -1,0 +1,58 @@
+"""Compiled networks train to the same parameters, on the CPU."""
+
+import copy
+import shutil
+from typing import Any
+
+import pytest
+import torch
+
+from lit_epgan.gan import GAN
+from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
+from lit_epgan.priors import HistoryPrior
+from tests.federations import federation, fit
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++"),
+]
+
+OBJECTIVES: list[dict[str, Any]] = [
+    {"objective": "wgan-gp"},
+    {"objective": "lsgan", "r1": 0.5, "r1_every": 2},
+    {"objective": "non-saturating", "prior": HistoryPrior(size=2, every=2)},
+]
+
+
+@pytest.mark.parametrize("options", OBJECTIVES, ids=lambda options: options["objective"])
+def test_compiled_and_eager_training_agree(options: dict[str, Any]) -> None:
+    """Two rounds with several clients, whose parameters are swapped under the compiled networks."""
+    torch.manual_seed(0)
+    generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
+    discriminator = MLPDiscriminator((3,), hidden=(6, 5), heads=2)
+    ends = []
+    for compiled in (False, True):
+        module = GAN(copy.deepcopy(generator), copy.deepcopy(discriminator), compiled=compiled, **options)
+        fit(module, federation(local_steps=4), rounds=2)
+        ends.append(module.state_dict())
+    assert ends[0].keys() == ends[1].keys()
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, msg=name)
+
+
+def test_compiled_convolutions_agree() -> None:
+    """One step's losses and gradients, channels last, with BatchNorm."""
+    torch.manual_seed(0)
+    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, upsamplings=2)
+    discriminator = DCGANDiscriminator(image_size=8, channels=1, width=4, downsamplings=2)
+    found = []
+    for compiled in (False, True):
+        networks = copy.deepcopy(generator).double(), copy.deepcopy(discriminator).double()
+        module = GAN(*networks, compiled=compiled, channels_last=True)
+        torch.manual_seed(1)
+        real = torch.randn(6, 1, 8, 8, dtype=torch.double).contiguous(memory_format=torch.channels_last)
+        loss = module._discriminator_loss(real, None, 0)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in module.discriminator.parameters())])
+    for eager, compiled_ in zip(*found, strict=True):
+        torch.testing.assert_close(compiled_, eager)
