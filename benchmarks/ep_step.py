@@ -4,20 +4,13 @@ OMP_NUM_THREADS=1 python benchmarks/ep_step.py --output benchmarks/results/ep_st
 """
 
 import argparse
-import logging
 import statistics
-import time
-import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from gan_steps import UNTIMED, step_seconds
 from side_by_side import markdown, options, publish
-from torch.utils.data import TensorDataset
 
-from callbacks import FederationCallback
-from datamodules import FederatedDataModule
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm
 from lit_epgan.federated.tilted_ep import TiltedExpectationPropagation
 from lit_epgan.gan import GAN
@@ -26,7 +19,6 @@ from lit_epgan.objectives import OBJECTIVES
 from lit_epgan.priors import HistoryPrior
 
 FEATURES = "discriminator.layers.7"  # after the last convolution that the heads share
-CLIENTS, UNTIMED = 2, 1
 
 CANDIDATES: dict[str, Callable[[], FederatedAlgorithm]] = {
     "ProbGAN (FedAvg)": FedAvg,
@@ -36,43 +28,13 @@ CANDIDATES: dict[str, Callable[[], FederatedAlgorithm]] = {
 }
 
 
-class Stopwatch(Callback):
-    """Seconds of the steps of the second round's first client: by then there are sites, and so a prior."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps, self.starts = steps, list[float]()
-
-    def on_train_batch_start(self, trainer: Trainer, *arguments: Any) -> None:
-        if trainer.current_epoch == 1 and len(self.starts) < self.steps:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            self.starts.append(time.perf_counter())
-
-    @property
-    def seconds(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.starts, self.starts[1:], strict=False)][UNTIMED:]
-
-
-def clients(args: argparse.Namespace) -> FederatedDataModule:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(CLIENTS, args.batch, 3, 32, 32, generator=generator) * 2 - 1
-    datasets = [TensorDataset(x) for x in images]
-    return FederatedDataModule.from_datasets(datasets, args.batch, local_steps=args.steps, warmup_steps=1)
-
-
 def steps_of(algorithm: FederatedAlgorithm, args: argparse.Namespace) -> list[float]:
     torch.manual_seed(0)
     generator = DCGANGenerator(width=args.width, members=args.generators)
     discriminator = DCGANDiscriminator(width=args.width, heads=args.heads)
-    prior, watch = HistoryPrior(), Stopwatch(args.steps)
+    prior = HistoryPrior()
     module = GAN(generator, discriminator, args.objective, lr=3e-4, prior=prior, noise=0.00424, channels_last=True)
-    off: dict[str, Any] = dict.fromkeys(
-        ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
-    )
-    callbacks = [FederationCallback(algorithm), watch]
-    trainer = Trainer(accelerator=args.accelerator, max_epochs=2, callbacks=callbacks, num_sanity_val_steps=0, **off)
-    trainer.fit(module, datamodule=clients(args))
-    return watch.seconds
+    return step_seconds(module, algorithm, args.batch, args.steps, args.accelerator)
 
 
 def main() -> None:
@@ -86,8 +48,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--accelerator", default="cpu")
     args = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
     typical: dict[str, list[float]] = {name: [] for name in CANDIDATES}
     mean: dict[str, list[float]] = {name: [] for name in CANDIDATES}
     for _ in range(args.repeats):
