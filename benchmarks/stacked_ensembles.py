@@ -91,9 +91,9 @@ def main() -> None:
     rows = [[name, f"{each * 1e3:.1f}", f"{each / base:.2f}"] for name, each in seconds.items()]
     notes = (
         f"DCGAN of width {args.width} for 32 x 32 x 3, {args.objective}, batches of {args.batch} (as many generated "
-        f"rows in all); medians of {args.repeats} interleaved fits, {args.steps - 2} steps of each. Bars: the loop over "
-        "networks takes at least 1.5 times as long as the stacked step, which takes less than 2 times as long as with "
-        "one generator."
+        f"rows in all); medians of {args.repeats} interleaved fits, {args.steps - 2} steps of each. Bars: the loop "
+        "over networks takes at least 1.5 times as long as the stacked step, which takes less than 2 times as long as "
+        "with one generator."
     )
     publish(markdown("Stacked ensembles against a loop", ["", "ms", "ratio"], rows, notes), args.output)
 
