@@ -35,6 +35,7 @@ class Workplace:
     state: FederationState
     names: list[str]
     data: Callable[[int, int], Iterator[Any]]  # one pass over the records of (client, in round)
+    gradient: Callable[[Iterator[Any]], Tensor]  # of the module's loss over batches
 
     def load_server(self, optimizers: dict[str, Any] | None = None) -> None:
         """The server's parameters, and fresh optimizers (or the ones given)."""
@@ -169,6 +170,7 @@ class Round:
             self._restart,
             mark.weight,
             data=lambda: place.data(mark.client, place.server.round),
+            gradient=lambda: place.gradient(place.data(mark.client, place.server.round)),
         )
         place.algorithm.start_client(self.client)
         sent = nbytes(place.algorithm.client_download(self.client))

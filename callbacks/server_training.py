@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from callbacks.round import Workplace
+from callbacks.silence import silent
 
 
 class ServerTraining:
@@ -23,18 +24,12 @@ class ServerTraining:
         module, place = self.module, self.place
         place.load_server(place.state.server_optimizers)
         modes = {part: part.training for part in module.modules()}
-        shadowed: dict[str, Any] = {n: module.__dict__[n] for n in ("log", "log_dict") if n in module.__dict__}
-        for name in ("log", "log_dict"):
-            module.__dict__[name] = _nothing
         module.train()
         try:
-            with torch.enable_grad():
+            with silent(module), torch.enable_grad():
                 for index, batch in enumerate(batches):
                     self._step(batch, index)
         finally:
-            for name in ("log", "log_dict"):
-                del module.__dict__[name]
-            module.__dict__.update(shadowed)
             for part, mode in modes.items():
                 part.training = mode
         place.server.flat.adopt()
@@ -52,7 +47,3 @@ class ServerTraining:
         loss.backward()
         for optimizer in self.place.optimizers.optimizers:
             optimizer.step()
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What a module logs while the server trains has no place in an epoch of clients."""

@@ -9,27 +9,39 @@ from lit_epgan.federated.ep import ExpectationPropagation
 from lit_epgan.federated.f2a import F2A
 from lit_epgan.federated.fedavg import FedAvg
 from lit_epgan.federated.fedavg_gan import FedAvgGAN
+from lit_epgan.federated.fedla import FedLA
+from lit_epgan.federated.fedpa import FedPA
 from lit_epgan.federated.fedprox import FedProx
 from lit_epgan.federated.generator_sites import GeneratorSites
 from lit_epgan.federated.interpolation import Interpolation
 from lit_epgan.federated.laplace import LaplaceSites
+from lit_epgan.federated.moon import MOON
 from lit_epgan.federated.parameters import FlatParameters
 from lit_epgan.federated.report import Report, Weighted
 from lit_epgan.federated.sample_moments import SampleMoments
+from lit_epgan.federated.scaffold import SCAFFOLD
+from lit_epgan.federated.server_optimizers import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from lit_epgan.federated.site_rule import SiteRule
 from lit_epgan.federated.tilted_ep import TiltedExpectationPropagation
 
 __all__ = [
     "F2A",
+    "MOON",
+    "SCAFFOLD",
     "Client",
     "Composed",
     "DistilledSites",
     "EmbeddingOnServer",
     "EmbeddingSites",
     "ExpectationPropagation",
+    "FedAdam",
     "FedAvg",
     "FedAvgGAN",
+    "FedAvgM",
+    "FedLA",
+    "FedPA",
     "FedProx",
+    "FedYogi",
     "FederatedAlgorithm",
     "FlatParameters",
     "GeneratorSites",
@@ -40,6 +52,7 @@ __all__ = [
     "Report",
     "SampleMoments",
     "Server",
+    "ServerOptimizer",
     "SiteRule",
     "TiltedExpectationPropagation",
     "Weighted",

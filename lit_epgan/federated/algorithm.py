@@ -60,6 +60,10 @@ def _no_data() -> Iterator[Any]:
     return iter(())
 
 
+def _no_gradient() -> Tensor:
+    raise RuntimeError("a client has a gradient during a fit")
+
+
 @dataclass
 class Server:
     """What the server holds and broadcasts.
@@ -100,6 +104,7 @@ class Client:
         server: what the server broadcast.
         restart: call to go back to the server's parameters and fresh optimizers in the middle of the round.
         data: one pass over the client's own records, batch by batch as its loader gives them, on the module's device.
+        gradient: the gradient (d,) of the module's training loss over all own records, at the present parameters.
     """
 
     index: int
@@ -111,6 +116,7 @@ class Client:
     weight: float = 0.0
     step: int = 0
     data: Callable[[], Iterator[Any]] = _no_data
+    gradient: Callable[[], Tensor] = _no_gradient
 
     @property
     def parameters(self) -> Tensor:

@@ -1,0 +1,69 @@
+"""FedPA: clients send where their posterior pulls, by samples of it, not where they ended."""
+
+import torch
+
+from lit_epgan.errors import UserError
+from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, scalar
+from lit_epgan.federated.report import Report, Weighted
+from lit_epgan.inference.shrinkage import ShrinkageCovariance
+
+
+class FedPA(FederatedAlgorithm):
+    """Federated posterior averaging (Al-Shedivat, Gillenwater, Xing and Rostamizadeh 2021, algorithms 1 - 3).
+
+    With Gaussian posteriors N(m_k, S_k) of the clients the global mode is where sum_k S_k^-1 (theta - m_k) vanishes.
+    Client k therefore sends
+
+        theta - Sigma_k^-1 (theta - mean_k),   mean_k and Sigma_k the mean and the shrinkage covariance of samples
+
+    and the server takes the mean, weighted by n_k: a step along the sum's negative. Samples are averages of the
+    iterates over ``every`` steps of the client's own optimizer (IASG), after ``burn_in`` steps; where there are several
+    optimizers, the last one's steps count.
+
+    Price: FedAvg's bytes. The client stores one vector for each sample of the round.
+
+    Args:
+        burn_in: steps of each round before the first sample.
+        every: steps whose average is one sample.
+        rho: how much the samples' covariance counts against the identity; 0 is FedAvg of averaged iterates.
+        burn_in_rounds: first rounds that are plain FedAvg.
+
+    Raises:
+        UserError: if an argument is out of its range.
+    """
+
+    def __init__(self, burn_in: int = 0, every: int = 10, rho: float = 0.01, burn_in_rounds: int = 0) -> None:
+        if burn_in < 0 or every < 1 or not rho >= 0 or burn_in_rounds < 0:
+            raise UserError(
+                f"FedPA's burn_in, every, rho and burn_in_rounds are {burn_in}, {every}, {rho} and {burn_in_rounds}; "
+                "every must be at least 1, and none may be negative"
+            )
+        self.burn_in = burn_in
+        self.every = every
+        self.rho = rho
+        self.burn_in_rounds = burn_in_rounds
+
+    def start_client(self, client: Client) -> None:
+        self._samples = ShrinkageCovariance(self.rho)
+        self._steps = 0
+        self._average = torch.zeros_like(client.server.parameters)
+
+    def after_step(self, client: Client, optimized: OptimizedParameters) -> None:
+        if optimized is not client.server.optimized[-1] or client.server.round < self.burn_in_rounds:
+            return
+        self._steps += 1
+        position = (self._steps - self.burn_in - 1) % self.every
+        if self._steps <= self.burn_in:
+            return
+        if position == 0:
+            self._average.copy_(client.parameters)
+        else:
+            self._average.add_(client.parameters - self._average, alpha=1 / (position + 1))
+        if position == self.every - 1:
+            self._samples.add(self._average)
+
+    def client_report(self, client: Client) -> Report:
+        server, reached = client.server.parameters, client.parameters
+        if self._samples.count:
+            reached = server - self._samples.solve(server - self._samples.mean)
+        return {"parameters": Weighted(reached, client.weight), "weight": scalar(client.weight)}

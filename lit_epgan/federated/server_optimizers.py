@@ -1,0 +1,102 @@
+"""FedAvgM, FedAdam and FedYogi: the server treats a round's merged change as a gradient."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from lit_epgan.errors import UserError
+from lit_epgan.federated.algorithm import FederatedAlgorithm, Server
+from lit_epgan.federated.composed import Composed
+
+
+class ServerOptimizer(Composed):
+    """Around any algorithm: its server update gives a change D = merged - theta, and ``step`` says what to do with it.
+
+    Args:
+        lr: the server's step size.
+        inner: the algorithm that merges; FedAvg by default.
+
+    Raises:
+        UserError: if an argument is out of its range.
+    """
+
+    def __init__(self, lr: float, inner: FederatedAlgorithm | None = None) -> None:
+        super().__init__(inner)
+        if not lr > 0:
+            raise UserError(f"{type(self).__name__}'s lr is {lr}; it must be above 0")
+        self.lr = lr
+
+    @abstractmethod
+    def step(self, server: Server, change: Tensor) -> Tensor:
+        """What is added to the server's parameters."""
+
+    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
+        before = server.parameters.clone()
+        super().server_update(server, total)
+        change = server.parameters - before
+        server.parameters.copy_(before + self.step(server, change))
+
+
+class FedAvgM(ServerOptimizer):
+    """Server momentum (Hsu, Qi and Brown 2019): m <- momentum m + D;  theta <- theta + lr m."""
+
+    def __init__(self, lr: float = 1.0, momentum: float = 0.9, inner: FederatedAlgorithm | None = None) -> None:
+        super().__init__(lr, inner)
+        if not 0 <= momentum < 1:
+            raise UserError(f"FedAvgM's momentum is {momentum}; it must lie in [0, 1)")
+        self.momentum = momentum
+
+    def step(self, server: Server, change: Tensor) -> Tensor:
+        mean = server.state.setdefault("server_momentum", torch.zeros_like(change))
+        mean.mul_(self.momentum).add_(change)
+        return self.lr * mean
+
+
+class FedAdam(ServerOptimizer):
+    """Adaptive federated optimization (Reddi et al. 2021, algorithm 2), without bias correction, as there.
+
+        m <- b1 m + (1 - b1) D;   v <- b2 v + (1 - b2) D^2;   theta <- theta + lr m / (v^1/2 + tau),   v_0 = tau^2
+
+    Args:
+        lr: the server's step size.
+        betas: b1, b2.
+        tau: degree of adaptivity.
+        inner: the algorithm that merges; FedAvg by default.
+
+    Raises:
+        UserError: if an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        lr: float = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.99),
+        tau: float = 1e-3,
+        inner: FederatedAlgorithm | None = None,
+    ) -> None:
+        super().__init__(lr, inner)
+        if not all(0 <= beta < 1 for beta in betas) or not tau > 0:
+            raise UserError(
+                f"{type(self).__name__}'s betas and tau are {tuple(betas)} and {tau}; give betas in [0, 1) and tau > 0"
+            )
+        self.betas = betas
+        self.tau = tau
+
+    def step(self, server: Server, change: Tensor) -> Tensor:
+        mean = server.state.setdefault("server_momentum", torch.zeros_like(change))
+        square = server.state.setdefault("server_square", torch.full_like(change, self.tau**2))
+        mean.lerp_(change, 1 - self.betas[0])
+        self.accumulate(square, change.square())
+        return self.lr * mean / (square.sqrt() + self.tau)
+
+    def accumulate(self, square: Tensor, new: Tensor) -> None:
+        """v, in place, from D^2."""
+        square.lerp_(new, 1 - self.betas[1])
+
+
+class FedYogi(FedAdam):
+    """As FedAdam, with v <- v - (1 - b2) D^2 sign(v - D^2) (Reddi et al. 2021, algorithm 2)."""
+
+    def accumulate(self, square: Tensor, new: Tensor) -> None:
+        square.sub_((1 - self.betas[1]) * new * torch.sign(square - new))

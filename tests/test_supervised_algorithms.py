@@ -1,0 +1,395 @@
+"""SCAFFOLD, FedPA, FedLA, MOON and the server optimizers, on quadratics that can be worked by hand."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from datamodules import FederatedDataModule
+from lit_epgan.errors import UserError
+from lit_epgan.federated import (
+    MOON,
+    SCAFFOLD,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FederatedAlgorithm,
+    FedLA,
+    FedPA,
+    FedYogi,
+    Server,
+)
+from lit_epgan.federated.moon import contrast
+from lit_epgan.inference.shrinkage import ShrinkageCovariance
+from tests.federations import federation, fit
+from tests.modules import Regression, TwoOptimizers
+
+RATE = 0.2
+CENTRES = torch.tensor([[1.0, -2.0], [3.0, 1.0]], dtype=torch.float64)
+CURVATURES = torch.tensor([[1.0, 0.2], [0.3, 2.0]], dtype=torch.float64)
+RECORDS = (3, 1)
+
+
+class Quadratic(LightningModule):
+    """1/2 sum_i h_i (theta_i - a_i)^2, the mean over rows (a, h); gradient descent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        a, h = batch
+        return (h * (self.theta - a) ** 2).sum(1).mean() / 2
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=RATE)
+
+
+def clients(noise: float = 0.0, records: tuple[int, ...] = RECORDS, **options: Any) -> FederatedDataModule:
+    """Every client's records are alike, up to pairs at ``noise`` / h^1/2 on either side of its centre."""
+    sets = []
+    for a, h, n in zip(CENTRES, CURVATURES, records, strict=True):
+        signs = torch.tensor([1.0, -1.0] * n, dtype=torch.float64)[:n, None]
+        sets.append(TensorDataset(a + signs * noise / h.sqrt(), h.expand(n, 2)))
+    return FederatedDataModule.from_datasets(sets, **({"batch_size": 8, "local_steps": 4} | options))
+
+
+def optimum(records: tuple[int, ...] = RECORDS) -> Tensor:
+    weighted = CURVATURES * torch.tensor(records, dtype=torch.float64)[:, None]
+    return (weighted * CENTRES).sum(0) / weighted.sum(0)
+
+
+def trained(algorithm: FederatedAlgorithm, rounds: int, data: FederatedDataModule | None = None) -> Tensor:
+    module = Quadratic()
+    fit(module, data or clients(), rounds, algorithm=algorithm)
+    return module.theta.detach()
+
+
+# ---------------------------------------------------------------- SCAFFOLD
+
+
+@pytest.mark.parametrize("control", ["path", "gradient"])
+def test_two_rounds_of_scaffold_by_hand(control: Any) -> None:
+    theta, c = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    own = [torch.zeros_like(c) for _ in RECORDS]
+    for _ in range(2):
+        ends, news = [], []
+        for k, (a, h) in enumerate(zip(CENTRES, CURVATURES, strict=True)):
+            y = theta.clone()
+            for _ in range(4):
+                y = y - RATE * (h * (y - a) - own[k] + c)
+            ends.append(y)
+            # the paper's options: (II) c_k - c + (x - y) / (steps lr), (I) the gradient at x
+            news.append(own[k] - c + (theta - y) / (4 * RATE) if control == "path" else h * (theta - a))
+        theta = (3 * ends[0] + ends[1]) / 4
+        c = c + (3 * (news[0] - own[0]) + (news[1] - own[1])) / 4
+        own = news
+    torch.testing.assert_close(trained(SCAFFOLD(control), 2), theta, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("control", ["path", "gradient"])
+def test_scaffold_reaches_the_optimum_that_fedavg_misses(control: Any) -> None:
+    torch.testing.assert_close(trained(SCAFFOLD(control), 60), optimum(), rtol=1e-6, atol=1e-6)
+    assert (trained(FedAvg(), 60) - optimum()).abs().max() > 0.1
+
+
+def test_the_servers_control_is_the_mean_over_all_clients() -> None:
+    """With one of two clients a round, half of its change."""
+
+    class Watching(SCAFFOLD):
+        def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
+            super().server_update(server, total)
+            self.seen = server.state["control"].clone(), (total["control"] / total["weight"]).clone()
+
+    algorithm = Watching()
+    trained(algorithm, 1, clients(clients_per_round=1))
+    torch.testing.assert_close(algorithm.seen[0], algorithm.seen[1] / 2)
+
+
+def test_the_whole_gradient_weighs_rows_and_leaves_no_trace() -> None:
+    """Batches of 8 of 20 rows, the last of 4; BatchNorm's statistics and what is logged stay as they were."""
+    module = Regression(batch_norm=True)
+    seen: list[tuple[Tensor, dict[str, Tensor]]] = []
+
+    class Watching(SCAFFOLD):
+        def start_client(self, client: Any) -> None:
+            before = copy.deepcopy(client.server.module.state_dict())
+            super().start_client(client)
+            for name, value in client.server.module.state_dict().items():
+                assert torch.equal(value, before[name]), name
+            seen.append((self._new.clone(), before))
+
+    data = federation(sizes=(20,))
+    fit(module, data, rounds=1, algorithm=Watching("gradient"))
+    plain = Regression(batch_norm=True).double().train()
+    plain.load_state_dict(seen[0][1])
+    rows = list(data.records(0, 0))
+    assert sorted(len(batch[0]) for batch in rows) == [4, 8, 8]
+    loss = sum(plain.loss(batch) * len(batch[0]) for batch in rows) / 20
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(plain.parameters()))])
+    torch.testing.assert_close(seen[0][0], expected)
+
+
+# ---------------------------------------------------------------- FedPA
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 9])
+def test_the_recursion_is_the_exact_solve(samples: int) -> None:
+    generator = torch.Generator().manual_seed(samples)
+    x = torch.randn(samples, 6, dtype=torch.float64, generator=generator) * 3
+    v = torch.randn(6, dtype=torch.float64, generator=generator)
+    covariance = ShrinkageCovariance(rho=0.7)
+    for sample in x:
+        covariance.add(sample)
+    shrinkage = 1 / (1 + (samples - 1) * 0.7)
+    empirical = torch.cov(x.T) if samples > 1 else torch.zeros(6, 6, dtype=torch.float64)
+    sigma = shrinkage * torch.eye(6, dtype=torch.float64) + (1 - shrinkage) * empirical
+    torch.testing.assert_close(covariance.solve(v), torch.linalg.solve(sigma, v), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(covariance.mean, x.mean(0))
+
+
+def test_two_rounds_of_fedpa_by_hand() -> None:
+    """One step of burn-in, then samples of two steps each; the fifth step is of no whole sample."""
+    theta = torch.zeros(2, dtype=torch.float64)
+    for _ in range(2):
+        changes = []
+        for a, h in zip(CENTRES, CURVATURES, strict=True):
+            path = [theta]
+            for _ in range(6):
+                path.append(path[-1] - RATE * h * (path[-1] - a))
+            samples = torch.stack([(path[2] + path[3]) / 2, (path[4] + path[5]) / 2])
+            shrinkage = 1 / (1 + 0.5)
+            sigma = shrinkage * torch.eye(2, dtype=torch.float64) + (1 - shrinkage) * torch.cov(samples.T)
+            changes.append(torch.linalg.solve(sigma, theta - samples.mean(0)))
+        theta = theta - (3 * changes[0] + changes[1]) / 4
+    found = trained(FedPA(burn_in=1, every=2, rho=0.5), 2, clients(local_steps=6))
+    torch.testing.assert_close(found, theta, rtol=1e-12, atol=1e-12)
+
+
+def test_fedpa_without_a_covariance_is_fedavg() -> None:
+    torch.testing.assert_close(trained(FedPA(burn_in=3, every=1, rho=0.0), 3), trained(FedAvg(), 3))
+    torch.testing.assert_close(trained(FedPA(burn_in_rounds=3), 3), trained(FedAvg(), 3))
+    torch.testing.assert_close(trained(FedPA(burn_in=100), 3), trained(FedAvg(), 3))
+
+
+def test_exact_posteriors_take_fedpa_to_the_optimum() -> None:
+    """With the clients' true means and covariances in the place of samples, one round is enough."""
+
+    class Exact(ShrinkageCovariance):
+        def __init__(self, mean: Tensor, precision: Tensor) -> None:
+            super().__init__(0.0)
+            self.mean, self.precision, self.count = mean, precision, 1
+
+        def solve(self, vector: Tensor) -> Tensor:
+            return self.precision * vector
+
+    class Knowing(FedPA):
+        def end_client(self, client: Any) -> None:
+            scale = (CURVATURES * torch.tensor(RECORDS, dtype=torch.float64)[:, None]).sum(0) / sum(RECORDS)
+            self._samples = Exact(CENTRES[client.index], CURVATURES[client.index] / scale)
+
+    torch.testing.assert_close(trained(Knowing(), 1), optimum(), rtol=1e-12, atol=1e-12)
+
+
+# ---------------------------------------------------------------- FedLA
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+def test_fedla_reaches_the_optimum_that_fedavg_misses(strength: float) -> None:
+    """Single records at +-1/h^1/2 around the centre, so that squared gradients are proportional to the curvature."""
+
+    class Slow(Quadratic):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.02)
+
+    ends = {}
+    for name, algorithm in (("fedla", FedLA(strength)), ("fedavg", FedAvg())):
+        module = Slow()
+        data = clients(noise=3.0, records=(40, 40), batch_size=1, local_steps=400)
+        fit(module, data, 8, algorithm=algorithm)
+        ends[name] = (module.theta.detach() - optimum((40, 40))).abs().max()
+    assert ends["fedla"] < 0.25
+    assert ends["fedavg"] > 0.6
+
+
+def test_a_round_of_fedla_by_hand() -> None:
+    """The second round, in which the first one's Fisher information is the prior."""
+    theta, precision = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for _ in range(2):
+        tops, bottoms, fishers = [], [], []
+        for a, h, n in zip(CENTRES, CURVATURES, RECORDS, strict=True):
+            y, fisher = theta.clone(), torch.zeros(2, dtype=torch.float64)
+            for _ in range(4):
+                gradient = h * (y - a)
+                fisher += gradient**2 / 4
+                y = y - RATE * (gradient + 0.3 * precision * (y - theta))
+            posterior = fisher + 0.3 * precision + 1e-8
+            tops.append(n * posterior * y)
+            bottoms.append(n * posterior)
+            fishers.append(n * fisher / sum(RECORDS))
+        theta, precision = sum(tops) / sum(bottoms), sum(fishers)  # type: ignore[assignment, operator]
+    torch.testing.assert_close(trained(FedLA(strength=0.3), 2), theta, rtol=1e-12, atol=1e-12)
+
+
+# ---------------------------------------------------------------- MOON
+
+
+def test_the_contrast_is_that_of_a_loop() -> None:
+    now, server, previous = torch.randn(3, 5, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    total = 0.0
+    for z, z_server, z_previous in zip(now, server, previous, strict=True):
+        near, far = (
+            math.exp(float(z.flatten() @ other.flatten() / z.norm() / other.norm()) / 0.5)
+            for other in (z_server, z_previous)
+        )
+        total -= math.log(near / (near + far))
+    assert float(contrast(now, server, previous, 0.5)) == pytest.approx(total / 5)
+
+
+class Classifier(LightningModule):
+    """A backbone with BatchNorm, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh())
+        self.head = nn.Linear(6, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.mse_loss(self.head(self.backbone(batch[0])), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def classifier() -> Classifier:
+    torch.manual_seed(4)
+    return Classifier().double()
+
+
+def test_moon_without_weight_is_fedavg_and_one_client_begins_as_fedavg() -> None:
+    ends = []
+    for algorithm in (FedAvg(), MOON("backbone", mu=0.0)):
+        module = classifier()
+        fit(module, federation(local_steps=3), 3, algorithm=algorithm)
+        ends.append(module.state_dict())
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    for algorithm in (FedAvg(), MOON("backbone")):
+        module = classifier()
+        fit(module, federation(local_steps=3), 1, algorithm=algorithm)
+        ends.append(module.state_dict())
+    assert all(torch.equal(ends[2][name], ends[3][name]) for name in ends[2])
+
+
+def test_a_clients_second_round_of_moon_is_a_plain_loop() -> None:
+    """One client, three rounds: the representation of the server and of the last round, on the same inputs."""
+    module, plain = classifier(), classifier()
+    data = federation(sizes=(20,))
+    fit(module, data, 3, algorithm=MOON("backbone", mu=2.0, temperature=0.3))
+    previous: Classifier | None = None
+    for round_ in range(3):
+        server = copy.deepcopy(plain)
+        optimizer = plain.configure_optimizers()
+        for batch in batches(data, round_):
+            z = plain.backbone(batch[0])
+            loss = F.mse_loss(plain.head(z), batch[1])
+            if previous is not None:
+                with torch.no_grad():
+                    others = server.backbone(batch[0]), previous.backbone(batch[0])
+                loss = loss + 2.0 * contrast(z, *others, 0.3)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        previous = copy.deepcopy(plain)
+    for name, value in plain.named_parameters():
+        torch.testing.assert_close(dict(module.named_parameters())[name], value, msg=name)
+    assert not module.backbone._forward_hooks
+
+
+def batches(data: FederatedDataModule, round_: int) -> list[Any]:
+    """What client 0 trained on in that round."""
+    data.trainer = type("Trainer", (), {"current_epoch": round_, "world_size": 1, "global_rank": 0})()  # type: ignore[assignment]
+    return list(data.train_dataloader())
+
+
+# ---------------------------------------------------------------- server optimizers
+
+
+def test_three_rounds_of_server_optimizers_by_hand() -> None:
+    def fedavg_from(theta: Tensor) -> Tensor:
+        ends = []
+        for a, h in zip(CENTRES, CURVATURES, strict=True):
+            y = theta
+            for _ in range(4):
+                y = y - RATE * h * (y - a)
+            ends.append(y)
+        return (3 * ends[0] + ends[1]) / 4
+
+    algorithms: dict[str, FederatedAlgorithm] = {
+        "momentum": FedAvgM(lr=0.5, momentum=0.8),
+        "adam": FedAdam(lr=0.1, betas=(0.8, 0.9), tau=0.01),
+        "yogi": FedYogi(lr=0.1, betas=(0.8, 0.9), tau=0.01),
+    }
+    for name, algorithm in algorithms.items():
+        theta, m = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+        v = torch.full_like(m, 0.01**2)
+        for _ in range(3):
+            change = fedavg_from(theta) - theta
+            if name == "momentum":
+                m = 0.8 * m + change
+                theta = theta + 0.5 * m
+                continue
+            m = 0.8 * m + 0.2 * change
+            v = 0.9 * v + 0.1 * change**2 if name == "adam" else v - 0.1 * change**2 * torch.sign(v - change**2)
+            theta = theta + 0.1 * m / (v.sqrt() + 0.01)
+        torch.testing.assert_close(trained(algorithm, 3), theta, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_a_server_optimizer_goes_around_any_algorithm() -> None:
+    torch.testing.assert_close(trained(FedAvgM(momentum=0.0), 3), trained(FedAvg(), 3))
+    torch.testing.assert_close(trained(FedAvgM(momentum=0.0, inner=SCAFFOLD()), 3), trained(SCAFFOLD(), 3))
+
+
+# ---------------------------------------------------------------- all
+
+
+@pytest.mark.parametrize(
+    "algorithm", [SCAFFOLD(), SCAFFOLD("gradient"), FedLA(strength=0.0), FedAvgM(momentum=0.0)], ids=repr
+)
+def test_one_client_is_centralised_training(algorithm: FederatedAlgorithm) -> None:
+    plain, module = Regression(), Regression()
+    plain.load_state_dict(module.state_dict())
+    fit(module, federation(sizes=(20,), local_steps=4), 3, algorithm=algorithm)
+    fit(plain, federation(sizes=(20,), local_steps=4), 3, algorithm=FedAvg())
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value, msg=name)
+
+
+@pytest.mark.parametrize("algorithm", [SCAFFOLD(), FedPA(every=2), FedLA(), FedAdam(), FedYogi()], ids=repr)
+def test_any_number_of_optimizers(algorithm: FederatedAlgorithm) -> None:
+    module = TwoOptimizers()
+    fit(module, federation(local_steps=4), 2, algorithm=algorithm)
+    assert all(torch.isfinite(p).all() for p in module.parameters())
+
+
+def test_a_users_mistakes() -> None:
+    for build, said in (
+        (lambda: SCAFFOLD("paths"), "give path or gradient"),  # type: ignore[arg-type]
+        (lambda: FedPA(every=0), "every must be at least 1"),
+        (lambda: FedLA(floor=0.0), "floor > 0"),
+        (lambda: MOON("x", temperature=0.0), "temperature > 0"),
+        (lambda: FedAvgM(lr=0.0), "FedAvgM's lr is 0.0"),
+        (lambda: FedAvgM(momentum=1.0), "must lie in"),
+        (lambda: FedYogi(tau=0.0), "FedYogi's betas and tau"),
+    ):
+        with pytest.raises(UserError, match=said):
+            build()
+    with pytest.raises(UserError, match="no submodule 'backbon'"):
+        fit(classifier(), federation(), 1, algorithm=MOON("backbon"))
+    with pytest.raises(UserError, match="choose SCAFFOLD's control path"):
+        fit(TwoOptimizers(), federation(), 1, algorithm=SCAFFOLD("gradient"))
