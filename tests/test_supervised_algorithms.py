@@ -359,7 +359,9 @@ def test_a_server_optimizer_goes_around_any_algorithm() -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [SCAFFOLD(), SCAFFOLD("gradient"), FedLA(strength=0.0), FedAvgM(momentum=0.0)], ids=repr
+    "algorithm",
+    [SCAFFOLD(), SCAFFOLD("gradient"), FedLA(strength=0.0), FedAvgM(momentum=0.0)],
+    ids=lambda algorithm: type(algorithm).__name__,
 )
 def test_one_client_is_centralised_training(algorithm: FederatedAlgorithm) -> None:
     plain, module = Regression(), Regression()
@@ -370,7 +372,11 @@ def test_one_client_is_centralised_training(algorithm: FederatedAlgorithm) -> No
         torch.testing.assert_close(module.state_dict()[name], value, msg=name)
 
 
-@pytest.mark.parametrize("algorithm", [SCAFFOLD(), FedPA(every=2), FedLA(), FedAdam(), FedYogi()], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm",
+    [SCAFFOLD(), FedPA(every=2), FedLA(), FedAdam(), FedYogi()],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
 def test_any_number_of_optimizers(algorithm: FederatedAlgorithm) -> None:
     module = TwoOptimizers()
     fit(module, federation(local_steps=4), 2, algorithm=algorithm)
