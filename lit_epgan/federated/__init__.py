@@ -10,6 +10,7 @@ from lit_epgan.federated.f2a import F2A
 from lit_epgan.federated.fedavg import FedAvg
 from lit_epgan.federated.fedavg_gan import FedAvgGAN
 from lit_epgan.federated.fedla import FedLA
+from lit_epgan.federated.fednp import FedNP
 from lit_epgan.federated.fedpa import FedPA
 from lit_epgan.federated.fedprox import FedProx
 from lit_epgan.federated.generator_sites import GeneratorSites
@@ -39,6 +40,7 @@ __all__ = [
     "FedAvgGAN",
     "FedAvgM",
     "FedLA",
+    "FedNP",
     "FedPA",
     "FedProx",
     "FedYogi",

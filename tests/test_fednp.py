@@ -1,0 +1,163 @@
+"""FedNP: its loss by hand, its sites, and what it needs of a module."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.errors import UserError
+from lit_epgan.federated import FedAvg, FedNP
+from lit_epgan.federated.fednp import kl_from_standard_normal
+from lit_epgan.inference.gaussian import GaussianFactor
+from lit_epgan.inference.tilted_quadrature import tilted_moments_quadrature
+from tests.federations import federation, fit
+
+
+class Classifier(LightningModule):
+    """A backbone and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.backbone, self.head = nn.Sequential(nn.Linear(3, 6), nn.Tanh()), nn.Linear(6, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = F.mse_loss(self.head(self.backbone(batch[0])), batch[1])
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class Watching(FedNP):
+    """Keeps what the federation's Gaussians are, and every step's own loss."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("backbone", "head", **{"latent": 4, "hidden": 5, **options})
+        self.sites: dict[int, GaussianFactor] = {}
+        self.losses: list[tuple[float, float]] = []
+
+    def extra_loss(self, client: Any) -> Tensor | None:
+        features = self._features._caught
+        loss = super().extra_loss(client)
+        if loss is not None and features is not None:
+            self.losses.append((float(loss), self._by_hand(client, features.detach())))
+        return loss
+
+    def _by_hand(self, client: Any, features: Tensor) -> float:
+        """The loss once more, with the moments by quadrature and everything else coordinate by coordinate."""
+        cavity = self.posterior(client.server) / self.site(client)
+        f = float((features @ self._tilt.weight.T + self._tilt.bias).mean())
+        _, mean, variance = tilted_moments_quadrature(cavity.mean, cavity.variance, torch.tensor(f).double())
+        mu, sigma_squared = self._network(mean, variance)
+        head = client.server.module.head
+        w = [*head.weight.flatten().tolist(), *head.bias.tolist()]
+        terms = [(a - float(m)) ** 2 / (2 * float(s)) for a, m, s in zip(w, mu, sigma_squared, strict=True)]
+        if self.normalised:
+            terms = [t + 0.5 * math.log(float(s)) for t, s in zip(terms, sigma_squared, strict=True)]
+        kl = sum(0.5 * (float(s) + float(m) ** 2 - 1 - math.log(float(s))) for m, s in zip(mean, variance, strict=True))
+        return self.weight * (sum(terms) / len(terms) + kl)
+
+    def client_report(self, client: Any) -> Any:
+        report = super().client_report(client)
+        self.sites[client.index] = self.site(client)
+        return report
+
+    def server_update(self, server: Any, total: dict[str, Tensor]) -> None:
+        super().server_update(server, total)
+        product = GaussianFactor(torch.ones(self.latent).double(), torch.zeros(self.latent).double())
+        for site in self.sites.values():
+            product = product * site
+        torch.testing.assert_close(self.posterior(server).precision, product.precision)
+        torch.testing.assert_close(self.posterior(server).precision_mean, product.precision_mean)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_the_loss_by_hand_and_q_is_the_prior_times_the_sites(normalised: bool) -> None:
+    """Three rounds; after each the product is checked where it is formed."""
+    algorithm = Watching(weight=0.3, normalised=normalised, terms=6)
+    fit(Classifier(), federation(), 3, algorithm=algorithm)
+    assert len(algorithm.losses) > 20
+    for found, expected in algorithm.losses:
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-8)
+
+
+def test_kl_against_torchs() -> None:
+    mean, variance = torch.randn(5).double(), torch.rand(5).double() + 0.1
+    normal = torch.distributions.Normal(mean, variance.sqrt())
+    standard = torch.distributions.Normal(torch.zeros(5).double(), torch.ones(5).double())
+    torch.testing.assert_close(
+        kl_from_standard_normal(mean, variance), torch.distributions.kl_divergence(normal, standard).sum()
+    )
+
+
+def test_f_and_the_network_are_trained_and_cavities_differ() -> None:
+    algorithm = Watching(weight=1.0, lr=0.05)
+    before: dict[str, Tensor] = {}
+    build = algorithm.build
+
+    def remembered(module: nn.Module) -> nn.ModuleDict:
+        networks = build(module)
+        before.update({name: p.detach().double().clone() for name, p in networks.named_parameters()})
+        return networks
+
+    algorithm.build = remembered  # type: ignore[method-assign]
+    fit(Classifier(), federation(), 3, algorithm=algorithm)
+    now = dict(nn.ModuleDict({"tilt": algorithm._tilt, "network": algorithm._network}).named_parameters())
+    for name, value in before.items():
+        assert not torch.equal(now[name].detach(), value), name
+    first, *others = algorithm.sites.values()
+    assert all((first.precision_mean - other.precision_mean).abs().max() > 1e-4 for other in others)
+
+
+def test_quadrature_and_closed_form_agree() -> None:
+    ends = []
+    for moments in ("closed-form", "quadrature"):
+        module = Classifier()
+        fit(module, federation(), 2, algorithm=FedNP("backbone", "head", moments=moments, terms=6, weight=0.1))
+        ends.append(module.state_dict())
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_without_weight_it_is_fedavg() -> None:
+    ends = []
+    for algorithm in (FedAvg(), FedNP("backbone", "head", weight=0.0)):
+        module = Classifier()
+        fit(module, federation(), 2, algorithm=algorithm)
+        ends.append(module.state_dict())
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, msg=name)
+
+
+def test_a_resumed_run_ends_at_the_same_bytes(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"enable_checkpointing": True}
+    whole, resumed = Classifier(), Classifier()
+    fit(whole, federation(), 4, tmp_path / "a", algorithm=FedNP("backbone", "head"), callbacks=[RoundCheckpoint()],
+        **options)  # fmt: skip
+    fit(Classifier(), federation(), 2, tmp_path / "b", algorithm=FedNP("backbone", "head"),
+        callbacks=[RoundCheckpoint()], **options)  # fmt: skip
+    fit(resumed, federation(), 4, tmp_path / "b", algorithm=FedNP("backbone", "head"), callbacks=[RoundCheckpoint()],
+        ckpt_path=tmp_path / "b" / "checkpoints" / "last.ckpt", **options)  # fmt: skip
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_a_users_mistakes() -> None:
+    for options, said in (
+        ({"latent": 0}, "latent is 0"),
+        ({"moments": "exact"}, "closed-form or quadrature"),
+        ({"weight": -1.0}, "weight is -1.0"),
+        ({"terms": 7}, "from 1 to 6"),
+    ):
+        with pytest.raises(UserError, match=said):
+            FedNP("backbone", "head", **options)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="no submodule 'hed' with parameters: choose one of backbone"):
+        fit(Classifier(), federation(), 1, algorithm=FedNP("backbone", "hed"))
