@@ -1,7 +1,6 @@
 """The callback that federates any LightningModule: one epoch is one round, clients are segments of its loader."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch.optim import Optimizer
 
 from callbacks.accumulation import ClientAccumulation
 from callbacks.algorithm_networks import AlgorithmNetworks
-from callbacks.client_gradient import client_gradient
 from callbacks.client_metrics import ClientMetrics
 from callbacks.local_state import BufferPolicy, ModuleTensors, OptimizerPolicy, Optimizers, first_names
 from callbacks.round import Round, RoundProgress, Workplace
@@ -121,8 +119,7 @@ class FederationCallback(Callback):
         # here and not at fit start: optimizers and schedulers have been restored by now
         optimizers, dm = Optimizers(trainer, self.optimizer_state), self._datamodule
         held = (self._tensors, optimizers, self._networks, self._state)
-        gradient = partial(client_gradient, pl_module, self.server.flat)
-        self._place = Workplace(self.algorithm, self.server, *held, dm.client_names, dm.records, gradient)
+        self._place = Workplace(self.algorithm, self.server, *held, dm.client_names, dm.records)
         self.server.train = ServerTraining(pl_module, self._place)
         self._adjusted = {id(o.optimizer): o for o in self.server.optimized}
         if self.algorithm.overrides("after_step"):

@@ -4,12 +4,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from callbacks.algorithm_networks import AlgorithmNetworks
+from callbacks.client_gradient import client_gradient
 from callbacks.local_state import ModuleTensors, Optimizers
 from callbacks.round_state import FederationState
 from datamodules.rounds import Mark
@@ -35,7 +37,6 @@ class Workplace:
     state: FederationState
     names: list[str]
     data: Callable[[int, int], Iterator[Any]]  # one pass over the records of (client, in round)
-    gradient: Callable[[Iterator[Any]], Tensor]  # of the module's loss over batches
 
     def load_server(self, optimizers: dict[str, Any] | None = None) -> None:
         """The server's parameters, and fresh optimizers (or the ones given)."""
@@ -43,6 +44,11 @@ class Workplace:
         self.tensors.load_server()
         self.networks.load_server()
         self.optimizers.begin(optimizers)
+
+    def gradient(self, client: int) -> Tensor:
+        """The gradient of the module's loss over all records of a client, at the parameters it holds now."""
+        batches = self.data(client, self.server.round)
+        return client_gradient(cast(LightningModule, self.server.module), self.server.flat, batches)
 
     def merged_bytes(self) -> int:
         """What a client is sent beside the algorithm's own: buffers, frozen parameters, the algorithm's networks."""
@@ -170,7 +176,7 @@ class Round:
             self._restart,
             mark.weight,
             data=lambda: place.data(mark.client, place.server.round),
-            gradient=lambda: place.gradient(place.data(mark.client, place.server.round)),
+            gradient=lambda: place.gradient(mark.client),
         )
         place.algorithm.start_client(self.client)
         sent = nbytes(place.algorithm.client_download(self.client))
