@@ -110,7 +110,7 @@ def test_one_common_held_out_set_is_not_split() -> None:
     train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in SIZES}
     data = FederatedDataModule.from_datasets(train, batch_size=4, val_dataset=held_out()["a"])
     trainer = fit(Logger(), data, rounds=1)
-    assert not any("client" in name for name in trainer.callback_metrics)
+    assert not any("/client/" in name for name in trainer.callback_metrics)
     assert "val_loss" in trainer.callback_metrics
 
 
