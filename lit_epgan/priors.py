@@ -142,10 +142,12 @@ class HistoryPrior(Prior):
         buffers = {name: discriminator.get_buffer(name) for name, _ in form.named_buffers()}
 
         def past_objective(vector: Tensor) -> Tensor:
-            scores = functional_call(form, self.snapshots.named(vector) | buffers, (fake,))
+            scores = functional_call(form, self.snapshots.named(vector) | buffers, (fake.to(vector.dtype),))
             return self._objective.generator_loss(scores)
 
-        losses = vmap(past_objective, randomness="different")(self.snapshots.read())
+        # autocast does not reach into vmap: the past is judged in the parameters' own precision
+        with torch.autocast(fake.device.type, enabled=False):
+            losses = vmap(past_objective, randomness="different")(self.snapshots.read())
         filled = self.snapshots.filled
         mean: Tensor = filled @ losses / filled.sum().clamp_min(torch.finfo(filled.dtype).tiny)
         return mean

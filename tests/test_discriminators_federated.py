@@ -250,6 +250,17 @@ def test_images_with_batch_norm(algorithm: type[FedAvgGAN]) -> None:
     assert all(torch.isfinite(value).all() for value in module.state_dict().values())
 
 
+def test_mixed_precision() -> None:
+    """Autocast does not reach into the stacked discriminators; they bring their own precision."""
+    torch.manual_seed(0)
+    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4)
+    sets = [TensorDataset(torch.randn(8, 1, 8, 8)) for _ in range(2)]
+    module = GAN(generator, DCGANDiscriminator(image_size=8, channels=1, width=4))
+    data = FederatedDataModule.from_datasets(sets, batch_size=4)
+    fit(module, data, rounds=2, algorithm=F2A(server_steps=2, batch_size=4), precision="bf16-mixed")
+    assert all(torch.isfinite(value).all() for value in module.state_dict().values())
+
+
 def test_a_users_mistakes() -> None:
     with pytest.raises(UserError, match="server_steps and batch_size are 0 and 32"):
         FedAvgGAN(server_steps=0)

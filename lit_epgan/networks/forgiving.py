@@ -33,8 +33,12 @@ class ForgiverFirst(nn.Module):
         """Scores (n, heads)."""
 
         def one(parameters: dict[str, Tensor]) -> Tensor:
-            scores: Tensor = functional_call(self.__dict__["template"], parameters, (x,))
+            scores: Tensor = functional_call(
+                self.__dict__["template"], parameters, (x.to(next(iter(parameters.values())).dtype),)
+            )
             return scores
 
-        scores = vmap(one, randomness="different")(self.stacked)
+        # autocast does not reach into vmap: the discriminators judge in their parameters' own precision
+        with torch.autocast(x.device.type, enabled=False):
+            scores = vmap(one, randomness="different")(self.stacked)
         return (torch.softmax(self.forgiveness * scores, dim=0) * scores).sum(0)
