@@ -8,13 +8,16 @@ from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
 
+FARTHEST = 1e3  # of the largest bandwidth
+
 
 class RandomFourierFeatures(nn.Module):
     """phi(x) = sqrt(2 / D) [cos(x Omega), sin(x Omega)], D = 2 frequencies (Rahimi and Recht 2007).
 
     <phi(x), phi(y)> approximates the mean over the bandwidths b of exp(-||x - y||^2 / (2 b^2)), with an error of order
     1 / sqrt(frequencies). Cosine and sine are paired, so ||phi(x)|| = 1 exactly: adding or removing one record moves a
-    sum of phi by one, whatever the record.
+    sum of phi by one, whatever the record. Coordinates are clipped at a thousand bandwidths: the rounding of huge
+    angles depends on what else is in the batch, so that a record's absence would move the others.
 
     Args:
         dimensions: d, of x.
@@ -39,6 +42,7 @@ class RandomFourierFeatures(nn.Module):
         widths = torch.tensor(list(bandwidths), dtype=torch.float64)[torch.arange(frequencies) % len(bandwidths)]
         omega = torch.randn(dimensions, frequencies, generator=generator, dtype=torch.float64) / widths
         self.register_buffer("omega", omega)
+        self.farthest = FARTHEST * max(bandwidths)
 
     @property
     def size(self) -> int:
@@ -47,7 +51,8 @@ class RandomFourierFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """phi (n, D) of x (n, d)."""
-        angles = x @ self.omega
+        near = x.clamp(-self.farthest, self.farthest).where(x.isfinite(), math.nan)  # what is not finite stays so
+        angles = near @ self.omega
         return torch.cat([angles.cos(), angles.sin()], 1) / math.sqrt(angles.shape[1])
 
 

@@ -1,5 +1,6 @@
 """What embedding algorithms share: the features of a federation, each client's one release, the herding of the sum."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,13 @@ from lit_epgan.federated.algorithm import Client, Server
 from lit_epgan.randomness import generator_for
 
 TOTAL, CODES, OWN = "embedding", "embedding.codes", "embedding"
+
+
+class InDouble(nn.Module):
+    """The same numbers in double precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double()
 
 
 class EmbeddingRelease:
@@ -123,6 +131,8 @@ class EmbeddingRelease:
             [unit * b for b in relative],
             generator_for(server.seed, "frequencies"),
         )
+        # what a client releases is summed up in double precision, so that rounding does not add to the sensitivity
+        self._released_phi = nn.Sequential(h, InDouble(), copy.deepcopy(fourier))
         self.phi = nn.Sequential(h, fourier.to(self._like))
 
     @torch.no_grad()
@@ -131,7 +141,7 @@ class EmbeddingRelease:
         if OWN not in client.state:
             # kept here as well: a dropped round forgets the client's state, but noise drawn twice would average out
             if client.index not in self._sent:
-                exact = EmbeddingFactor.of(client.data(), self.phi, self._like)
+                exact = EmbeddingFactor.of(client.data(), self._released_phi.to(self._like.device), self._like)
                 released = exact.released(self.mechanism, client.server.seed, client.index)
                 self._sent[client.index] = released.statistics
             client.state[OWN] = self._sent[client.index]
