@@ -26,6 +26,7 @@ class Sampling(LightningModule):
     average: nn.Module | None
     latent_dim: int
     members: int
+    _refreshed: list[Tensor] | None = None  # the evaluated generator's tensors when its statistics were recomputed
 
     @property
     def evaluated_generator(self) -> nn.Module:
@@ -51,11 +52,18 @@ class Sampling(LightningModule):
         return self._draw_each(n, generator)
 
     def refresh_statistics(self) -> None:
-        """Recompute the evaluated generator's BatchNorm statistics from noise of a stream of its own."""
-        if has_batch_norm(self.evaluated_generator):
+        """Recompute the evaluated generator's BatchNorm statistics from noise of a stream of its own.
+
+        Once for every state of the generator: a round's metrics and pictures ask for samples again and again.
+        """
+        if not has_batch_norm(self.evaluated_generator):
+            return
+        tensors = [*self.evaluated_generator.parameters(), *self.evaluated_generator.buffers()]
+        if self._refreshed is None or not all(map(_same, tensors, self._refreshed)):
             rows = self.members * max(64, 250 // self.members)
             noise = self._evaluation_noise(4 * rows, generator_for("batch norm statistics"))
             recompute_batch_norm(self.evaluated_generator, noise.split(rows))
+            self._refreshed = [tensor.detach().clone() for tensor in tensors]
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Nothing: a GAN is judged by its samples, which callbacks look at."""
@@ -93,3 +101,7 @@ class Sampling(LightningModule):
         device = None if generator is None else generator.device
         like = next(self.generator.parameters())
         return torch.randn(n, self.latent_dim, generator=generator, device=device).to(like)
+
+
+def _same(tensor: Tensor, kept: Tensor) -> bool:
+    return tensor.device == kept.device and tensor.dtype == kept.dtype and torch.equal(tensor, kept)

@@ -19,8 +19,13 @@ STUDIES = sorted((Path(__file__).parent.parent / "configs" / "studies").glob("*.
 SMALL = ["--data.clients", "2", "--data.batch_size", "4", "--data.warmup_steps", "2", "--data.local_steps", "2"]
 FEW_FEATURES = ["--federation.algorithm.frequencies", "64", "--federation.algorithm.herding_steps", "5"]
 ON_SERVER = ["--federation.algorithm.server_steps", "3"]
+NARROW_DCGAN = [
+    *("--model.generator.width", "4", "--model.generator.members", "2"),
+    *("--model.discriminator.width", "4", "--model.discriminator.heads", "2"),
+]
 NARROW = {
-    "cifar.yaml": ["--model.generator.width", "8", "--model.discriminator.width", "8"],
+    **{path.name: NARROW_DCGAN for path in CONFIGS if path.name.startswith("cifar")},
+    "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
     "digits_embedding_sites.yaml": FEW_FEATURES,
     "digits_private.yaml": FEW_FEATURES + ON_SERVER,
     "toy_embedding_sites.yaml": FEW_FEATURES,

@@ -10,6 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningCLI
 from torch import nn
 
+import lit_epgan.sampling
 from lit_epgan.errors import UserError
 from lit_epgan.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
@@ -56,6 +57,29 @@ def test_sampling_trusts_no_running_statistics() -> None:
     torch.testing.assert_close(module.sample(8, torch.Generator().manual_seed(5)), good)
     assert torch.equal(torch.get_rng_state(), stream)
     assert all(part.training for part in module.average.modules())
+
+
+def test_statistics_are_recomputed_once_for_every_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever changes a parameter or a statistic, even past autograd's version counters, is noticed."""
+    calls: list[int] = []
+    recompute = lit_epgan.sampling.recompute_batch_norm
+    monkeypatch.setattr(
+        "lit_epgan.sampling.recompute_batch_norm", lambda *arguments: (calls.append(1), recompute(*arguments))
+    )
+    generator = MLPGenerator((3,), hidden=(8,), norm="batch", tanh=False)
+    module = GAN(generator, MLPDiscriminator((3,), hidden=(8,)), average=None)
+    first = module.sample(5, torch.Generator().manual_seed(3))
+    assert torch.equal(first, module.sample(5, torch.Generator().manual_seed(3)))
+    assert len(calls) == 1
+    next(generator.parameters()).data.mul_(1.5)
+    moved = module.sample(5, torch.Generator().manual_seed(3))
+    assert len(calls) == 2
+    running = next(buffer for name, buffer in generator.named_buffers() if "running_mean" in name)
+    running += 1
+    assert torch.equal(moved, module.sample(5, torch.Generator().manual_seed(3)))
+    assert len(calls) == 3
+    module.double().sample(5)
+    assert len(calls) == 4
 
 
 def test_predict_gives_a_sample_for_every_row(tmp_path: Path) -> None:
