@@ -11,7 +11,7 @@ from lit_epgan.study import plots
 from lit_epgan.study.page import Picture, page
 from lit_epgan.study.plan import Study
 from lit_epgan.study.run import Run
-from lit_epgan.study.table import Row, best, cell_text, seconds_text, tabulate, write_tables
+from lit_epgan.study.table import Cell, Row, best, cell_text, seconds_text, tabulate, write_tables
 
 
 def write_report(study: Study, runs: Sequence[Run], output: Path, command: str) -> list[Row]:
@@ -39,7 +39,7 @@ def missing_metrics(study: Study, rows: Sequence[Row]) -> list[str]:
 
 
 def print_table(study: Study, rows: Sequence[Row], console: Console) -> None:
-    """The table on the terminal."""
+    """The table on the terminal: means and standard deviations; the page has the tests as well."""
     table = Table(title=study.title, title_justify="left", title_style="bold")
     table.add_column("method", no_wrap=True)
     for metric in study.metrics:
@@ -50,7 +50,7 @@ def print_table(study: Study, rows: Sequence[Row], console: Console) -> None:
     for row in rows:
         cells = []
         for metric in study.metrics:
-            text = cell_text(row.cells[metric.name])
+            text = cell_text(Cell(row.cells[metric.name].values))
             cells.append(f"[bold green]{text}[/]" if row.method.name in best(rows, metric) else text)
         table.add_row(
             row.method.title, *cells, str(row.runs), seconds_text(row.seconds), seconds_text(row.round_seconds)
