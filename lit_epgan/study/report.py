@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -40,21 +41,24 @@ def missing_metrics(study: Study, rows: Sequence[Row]) -> list[str]:
 
 def print_table(study: Study, rows: Sequence[Row], console: Console) -> None:
     """The table on the terminal: means and standard deviations; the page has the tests as well."""
-    table = Table(title=study.title, title_justify="left", title_style="bold")
-    table.add_column("method", no_wrap=True)
-    for metric in study.metrics:
-        table.add_column(metric.heading, justify="right")
-    table.add_column("runs", justify="right")
-    table.add_column("seconds", justify="right")
-    table.add_column("a round", justify="right")
+    table = Table(
+        title=study.title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("method", vertical="bottom", min_width=18)
+    # on a narrow terminal the methods' names are broken, not the numbers
+    for heading in (*(metric.heading for metric in study.metrics), "runs", "seconds"):
+        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in rows:
         cells = []
         for metric in study.metrics:
             text = cell_text(Cell(row.cells[metric.name].values))
             cells.append(f"[bold green]{text}[/]" if row.method.name in best(rows, metric) else text)
-        table.add_row(
-            row.method.title, *cells, str(row.runs), seconds_text(row.seconds), seconds_text(row.round_seconds)
-        )
+        table.add_row(row.method.title, *cells, str(row.runs), seconds_text(row.seconds))
     console.print(table)
 
 

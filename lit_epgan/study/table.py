@@ -2,6 +2,7 @@
 
 import csv
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +88,9 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
         return None
     if max(a) == min(a) and max(b) == min(b):  # no variance at all: t is 0/0 or infinite
         return 1.0 if a[0] == b[0] else 0.0
-    return float(stats.ttest_ind(a, b, equal_var=False).pvalue)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # one of the two may have no variance
+        return float(stats.ttest_ind(a, b, equal_var=False).pvalue)
 
 
 def tabulate(study: Study, runs: Sequence[Run]) -> list[Row]:
