@@ -1,17 +1,12 @@
-"""SCAFFOLD, FedPA, FedLA, MOON and the server optimizers, on quadratics that can be worked by hand."""
+"""SCAFFOLD, FedPA and FedLA on quadratics that can be worked by hand; and what holds for all."""
 
 import copy
-import math
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from lightning.pytorch import LightningModule
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch import Tensor
 
-from datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     MOON,
@@ -25,51 +20,10 @@ from lit_epgan.federated import (
     FedYogi,
     Server,
 )
-from lit_epgan.federated.moon import contrast
 from lit_epgan.inference.shrinkage import ShrinkageCovariance
 from tests.federations import federation, fit
 from tests.modules import Regression, TwoOptimizers
-
-RATE = 0.2
-CENTRES = torch.tensor([[1.0, -2.0], [3.0, 1.0]], dtype=torch.float64)
-CURVATURES = torch.tensor([[1.0, 0.2], [0.3, 2.0]], dtype=torch.float64)
-RECORDS = (3, 1)
-
-
-class Quadratic(LightningModule):
-    """1/2 sum_i h_i (theta_i - a_i)^2, the mean over rows (a, h); gradient descent."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.theta = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        a, h = batch
-        return (h * (self.theta - a) ** 2).sum(1).mean() / 2
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=RATE)
-
-
-def clients(noise: float = 0.0, records: tuple[int, ...] = RECORDS, **options: Any) -> FederatedDataModule:
-    """Every client's records are alike, up to pairs at ``noise`` / h^1/2 on either side of its centre."""
-    sets = []
-    for a, h, n in zip(CENTRES, CURVATURES, records, strict=True):
-        signs = torch.tensor([1.0, -1.0] * n, dtype=torch.float64)[:n, None]
-        sets.append(TensorDataset(a + signs * noise / h.sqrt(), h.expand(n, 2)))
-    return FederatedDataModule.from_datasets(sets, **({"batch_size": 8, "local_steps": 4} | options))
-
-
-def optimum(records: tuple[int, ...] = RECORDS) -> Tensor:
-    weighted = CURVATURES * torch.tensor(records, dtype=torch.float64)[:, None]
-    return (weighted * CENTRES).sum(0) / weighted.sum(0)
-
-
-def trained(algorithm: FederatedAlgorithm, rounds: int, data: FederatedDataModule | None = None) -> Tensor:
-    module = Quadratic()
-    fit(module, data or clients(), rounds, algorithm=algorithm)
-    return module.theta.detach()
-
+from tests.quadratics import CENTRES, CURVATURES, RATE, RECORDS, Quadratic, clients, optimum, trained
 
 # ---------------------------------------------------------------- SCAFFOLD
 
@@ -237,124 +191,6 @@ def test_a_round_of_fedla_by_hand() -> None:
     torch.testing.assert_close(trained(FedLA(strength=0.3), 2), theta, rtol=1e-12, atol=1e-12)
 
 
-# ---------------------------------------------------------------- MOON
-
-
-def test_the_contrast_is_that_of_a_loop() -> None:
-    now, server, previous = torch.randn(3, 5, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    total = 0.0
-    for z, z_server, z_previous in zip(now, server, previous, strict=True):
-        near, far = (
-            math.exp(float(z.flatten() @ other.flatten() / z.norm() / other.norm()) / 0.5)
-            for other in (z_server, z_previous)
-        )
-        total -= math.log(near / (near + far))
-    assert float(contrast(now, server, previous, 0.5)) == pytest.approx(total / 5)
-
-
-class Classifier(LightningModule):
-    """A backbone with BatchNorm, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh())
-        self.head = nn.Linear(6, 1)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return F.mse_loss(self.head(self.backbone(batch[0])), batch[1])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.05)
-
-
-def classifier() -> Classifier:
-    torch.manual_seed(4)
-    return Classifier().double()
-
-
-def test_moon_without_weight_is_fedavg_and_one_client_begins_as_fedavg() -> None:
-    ends = []
-    for algorithm in (FedAvg(), MOON("backbone", mu=0.0)):
-        module = classifier()
-        fit(module, federation(local_steps=3), 3, algorithm=algorithm)
-        ends.append(module.state_dict())
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
-    for algorithm in (FedAvg(), MOON("backbone")):
-        module = classifier()
-        fit(module, federation(local_steps=3), 1, algorithm=algorithm)
-        ends.append(module.state_dict())
-    assert all(torch.equal(ends[2][name], ends[3][name]) for name in ends[2])
-
-
-def test_a_clients_second_round_of_moon_is_a_plain_loop() -> None:
-    """One client, three rounds: the representation of the server and of the last round, on the same inputs."""
-    module, plain = classifier(), classifier()
-    data = federation(sizes=(20,))
-    fit(module, data, 3, algorithm=MOON("backbone", mu=2.0, temperature=0.3))
-    previous: Classifier | None = None
-    for round_ in range(3):
-        server = copy.deepcopy(plain)
-        optimizer = plain.configure_optimizers()
-        for batch in batches(data, round_):
-            z = plain.backbone(batch[0])
-            loss = F.mse_loss(plain.head(z), batch[1])
-            if previous is not None:
-                with torch.no_grad():
-                    others = server.backbone(batch[0]), previous.backbone(batch[0])
-                loss = loss + 2.0 * contrast(z, *others, 0.3)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        previous = copy.deepcopy(plain)
-    for name, value in plain.named_parameters():
-        torch.testing.assert_close(dict(module.named_parameters())[name], value, msg=name)
-    assert not module.backbone._forward_hooks
-
-
-def batches(data: FederatedDataModule, round_: int) -> list[Any]:
-    """What client 0 trained on in that round."""
-    data.trainer = type("Trainer", (), {"current_epoch": round_, "world_size": 1, "global_rank": 0})()  # type: ignore[assignment]
-    return list(data.train_dataloader())
-
-
-# ---------------------------------------------------------------- server optimizers
-
-
-def test_three_rounds_of_server_optimizers_by_hand() -> None:
-    def fedavg_from(theta: Tensor) -> Tensor:
-        ends = []
-        for a, h in zip(CENTRES, CURVATURES, strict=True):
-            y = theta
-            for _ in range(4):
-                y = y - RATE * h * (y - a)
-            ends.append(y)
-        return (3 * ends[0] + ends[1]) / 4
-
-    algorithms: dict[str, FederatedAlgorithm] = {
-        "momentum": FedAvgM(lr=0.5, momentum=0.8),
-        "adam": FedAdam(lr=0.1, betas=(0.8, 0.9), tau=0.01),
-        "yogi": FedYogi(lr=0.1, betas=(0.8, 0.9), tau=0.01),
-    }
-    for name, algorithm in algorithms.items():
-        theta, m = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-        v = torch.full_like(m, 0.01**2)
-        for _ in range(3):
-            change = fedavg_from(theta) - theta
-            if name == "momentum":
-                m = 0.8 * m + change
-                theta = theta + 0.5 * m
-                continue
-            m = 0.8 * m + 0.2 * change
-            v = 0.9 * v + 0.1 * change**2 if name == "adam" else v - 0.1 * change**2 * torch.sign(v - change**2)
-            theta = theta + 0.1 * m / (v.sqrt() + 0.01)
-        torch.testing.assert_close(trained(algorithm, 3), theta, rtol=1e-10, atol=1e-10, msg=name)
-
-
-def test_a_server_optimizer_goes_around_any_algorithm() -> None:
-    torch.testing.assert_close(trained(FedAvgM(momentum=0.0), 3), trained(FedAvg(), 3))
-    torch.testing.assert_close(trained(FedAvgM(momentum=0.0, inner=SCAFFOLD()), 3), trained(SCAFFOLD(), 3))
-
-
 # ---------------------------------------------------------------- all
 
 
@@ -396,6 +232,6 @@ def test_a_users_mistakes() -> None:
         with pytest.raises(UserError, match=said):
             build()
     with pytest.raises(UserError, match="no submodule 'backbon'"):
-        fit(classifier(), federation(), 1, algorithm=MOON("backbon"))
+        fit(Regression(), federation(), 1, algorithm=MOON("backbon"))
     with pytest.raises(UserError, match="choose SCAFFOLD's control path"):
         fit(TwoOptimizers(), federation(), 1, algorithm=SCAFFOLD("gradient"))
