@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_epgan.errors import UserError
 from lit_epgan.federated.parameters import FlatParameters
 from lit_epgan.federated.report import Report, Weighted
 
@@ -217,6 +218,19 @@ def unsent(client: Client, names: Iterable[str]) -> dict[str, Tensor]:
     new = [name for name in names if f"sent.{name}" not in client.state]
     client.state.update({f"sent.{name}": scalar(1.0) for name in new})
     return {name: client.server.state[name] for name in new}
+
+
+def check_server_training(algorithm: FederatedAlgorithm, server_steps: int, batch_size: int) -> None:
+    """Refuse to train on the server without steps or without rows.
+
+    Raises:
+        UserError: one of them is below 1.
+    """
+    if server_steps < 1 or batch_size < 1:
+        raise UserError(
+            f"{type(algorithm).__name__}: server_steps and batch_size are {server_steps} and {batch_size}; "
+            "both must be at least 1"
+        )
 
 
 def scalar(value: float) -> Tensor:

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Server
+from lit_epgan.federated.algorithm import Server, check_server_training
 from lit_epgan.federated.generator_sites import GeneratorSites
 
 
@@ -35,11 +34,7 @@ class DistilledSites(GeneratorSites):
         self, generator: str = "average", pool: int = 2000, server_steps: int = 200, batch_size: int = 32
     ) -> None:
         super().__init__(generator, pool=pool)
-        if server_steps < 1 or batch_size < 1:
-            raise UserError(
-                f"DistilledSites: server_steps and batch_size are {server_steps} and {batch_size}; "
-                "both must be at least 1"
-            )
+        check_server_training(self, server_steps, batch_size)
         self.server_steps = server_steps
         self.batch_size = batch_size
 

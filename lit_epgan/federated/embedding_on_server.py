@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lit_epgan.embedding import Guarantee
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server
+from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, check_server_training
 from lit_epgan.federated.embedding_release import OWN, TOTAL, EmbeddingRelease
 from lit_epgan.federated.report import Report
 from lit_epgan.federated.tilted_batch import batch_rows
@@ -59,10 +59,7 @@ class EmbeddingOnServer(FederatedAlgorithm):
                 f"{name} aggregates nothing but the clients' releases, so {type(inner).__name__} cannot be its inner "
                 "algorithm: leave inner out, or take EmbeddingSites"
             )
-        if server_steps < 1 or batch_size < 1:
-            raise UserError(
-                f"{name}: server_steps and batch_size are {server_steps} and {batch_size}; both must be at least 1"
-            )
+        check_server_training(self, server_steps, batch_size)
         self.server_steps = server_steps
         self.batch_size = batch_size
         self.release = EmbeddingRelease(**release)

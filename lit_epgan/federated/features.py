@@ -1,10 +1,15 @@
 """Features that a module computes anyway: the output of a named submodule, caught as the module trains."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lit_epgan.errors import UserError
+from lit_epgan.federated.tilted_batch import batch_rows
+from lit_epgan.networks.modes import evaluating
 
 WIDTHS = ("out_features", "out_channels", "num_features", "num_channels")  # what layers call their number of outputs
 
@@ -63,6 +68,22 @@ class Features:
         caught = self.take()
         assert caught is not None, "the network does not pass through its own submodule"
         return caught
+
+    def mean(self, module: nn.Module, batches: Iterable[Any], function: nn.Module, like: Tensor) -> Tensor:
+        """The mean (...) over all rows of ``function``'s values (rows, ...) of the features, in evaluation mode.
+
+        Args:
+            module: the module.
+            batches: x (rows, ...), or sequences that begin with it; not empty.
+            function: of features (rows, width).
+            like: a tensor of the dtype and device that the network computes in.
+        """
+        total, rows = torch.zeros(()).to(like), 0
+        with evaluating(module.get_submodule(self.network)):
+            for x in map(batch_rows, batches):
+                features = self.of(module, x.to(like) if x.is_floating_point() else x)
+                total, rows = total + function(features).sum(0), rows + len(x)
+        return total / rows
 
     def _catch(self, module: nn.Module, arguments: tuple, output: Tensor) -> None:
         if self._rows:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, scalar
+from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, check_server_training, scalar
 from lit_epgan.federated.report import Report, Weighted
 from lit_epgan.randomness import generator_for
 
@@ -36,11 +36,7 @@ class FedAvgGAN(FederatedAlgorithm):
     """
 
     def __init__(self, server_steps: int = 6, batch_size: int = 32) -> None:
-        if server_steps < 1 or batch_size < 1:
-            raise UserError(
-                f"{type(self).__name__}: server_steps and batch_size are {server_steps} and {batch_size}; "
-                "both must be at least 1"
-            )
+        check_server_training(self, server_steps, batch_size)
         self.server_steps = server_steps
         self.batch_size = batch_size
 

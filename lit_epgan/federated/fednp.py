@@ -16,7 +16,6 @@ from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.inference.gaussian import GaussianFactor
 from lit_epgan.inference.tilted import tilted_moments
 from lit_epgan.inference.tilted_quadrature import tilted_moments_quadrature
-from lit_epgan.networks.modes import evaluating
 from lit_epgan.networks.natural_parameter import NaturalParameterNetwork
 
 PRECISION, PRECISION_MEAN = "latent.precision", "latent.precision_mean"
@@ -156,13 +155,9 @@ class FedNP(FederatedAlgorithm):
     def end_client(self, client: Client) -> None:
         if not self._seen:
             raise UserError(f"the module's training step makes no pass through the features {self.features!r}")
-        module, total, rows = client.server.module, torch.zeros(()).to(client.parameters), 0
-        with evaluating(module.get_submodule(self._features.network)):
-            for x in map(batch_rows, client.data()):
-                features = self._features.of(module, x.to(total) if x.is_floating_point() else x)
-                total, rows = total + self._tilt(features).sum(), rows + len(x)
+        f = self._features.mean(client.server.module, client.data(), self._tilt, client.parameters)
         self._features.leave()
-        client.state["latent.f"] = (total / rows).double()
+        client.state["latent.f"] = f.double()
 
     def client_report(self, client: Client) -> Report:
         old = self.site(client)

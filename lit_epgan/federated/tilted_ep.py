@@ -18,7 +18,6 @@ from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.inference.gaussian import GaussianFactor
 from lit_epgan.inference.tilted import tilted_moments, tilted_moments_printed
 from lit_epgan.inference.tilted_mixture import Moments, TiltedMixture, tilted_sites
-from lit_epgan.networks.modes import evaluating
 from lit_epgan.randomness import generator_for
 
 PRECISION, PRECISION_MEAN, LEFT_OUT = "tilted.precision", "tilted.precision_mean", "tilted.left_out"
@@ -197,12 +196,8 @@ class TiltedExpectationPropagation(FederatedAlgorithm):
     def end_client(self, client: Client) -> None:
         if not self._tilted:
             raise UserError(f"the module's training step makes no pass through the features {self.features!r}")
-        module, total, rows = client.server.module, torch.zeros(self.components).to(client.parameters), 0
-        with evaluating(module.get_submodule(self._features.network)):
-            for x in map(batch_rows, client.data()):
-                features = self._features.of(module, x.to(total) if x.is_floating_point() else x)
-                total, rows = total + self._tilt(features).sum(0), rows + len(x)
-        client.state["tilted.f"] = total / rows
+        f = self._features.mean(client.server.module, client.data(), self._tilt, client.parameters)
+        client.state["tilted.f"] = f
         self._features.leave()
         self._priors = {}
 
