@@ -37,7 +37,7 @@ warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
 
 if not torch.cuda.is_available():
     # Lightning asks PyTorch to look for GPUs through NVML; where there is none, PyTorch's optimizers then search the
-    # disk for its library in every step (0.3 ms each). The other way to look is free, and harmless without a GPU.
+    # disk for its library in every step. The other way to look is free, and harmless without a GPU.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")

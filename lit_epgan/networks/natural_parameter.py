@@ -43,8 +43,8 @@ class GaussianLinear(nn.Module):
 class GaussianSigmoid(nn.Module):
     """Mean and variance of sigma(x) of Gaussian x, by Gauss-Hermite quadrature.
 
-    The probit approximation of sigma^2 (Wang, Shi and Yeung 2016, equation 9) can be .08 off in the standard deviation,
-    most where the input is almost certain; twenty nodes cost no more than a layer does.
+    The probit approximation of sigma^2 (Wang, Shi and Yeung 2016, equation 9) misses the standard deviation, most where
+    the input is almost certain; a few nodes cost no more than a layer does.
 
     Args:
         nodes: of the quadrature.
