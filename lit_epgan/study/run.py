@@ -111,6 +111,8 @@ def _content(path: Path, modified: int) -> Any:
 
 
 Command = Callable[[Run], list[str]]
+CLI = [sys.executable, "-m", "lit_epgan"]
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 def runs_of(study: Study, output: Path) -> list[Run]:
@@ -121,7 +123,7 @@ def runs_of(study: Study, output: Path) -> list[Run]:
 
 def cli_command(run: Run) -> list[str]:
     """The words of the process that trains ``run`` from its beginning."""
-    words = [sys.executable, "-m", "lit_epgan", "fit", "--config", str(run.method.config)]
+    words = [*CLI, "fit", "--config", str(run.method.config)]
     words += ["--trainer.default_root_dir", str(run.folder), "--seed_everything", str(run.seed)]
     for key, value in run.method.settings.items():
         words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
@@ -130,6 +132,5 @@ def cli_command(run: Run) -> list[str]:
 
 def environment() -> dict[str, str]:
     """One thread a run, since the runs themselves fill the cores; no W&B files where nobody could upload them."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     wandb = {} if wandb_has_key() else {"WANDB_MODE": "disabled"}
-    return {**wandb, **os.environ, **threads, "PYTHONUNBUFFERED": "1"}
+    return {**wandb, **os.environ, **ONE_THREAD, "PYTHONUNBUFFERED": "1"}

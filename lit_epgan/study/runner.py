@@ -1,22 +1,20 @@
 """Runs as parallel processes: none twice, half-finished ones continued, failed ones named, all ended with the study."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import IO, NoReturn
+from typing import NoReturn
 
 from lit_epgan.study.display import Display
-from lit_epgan.study.run import Command, Record, Run, cli_command, environment
+from lit_epgan.study.process import Process, start
+from lit_epgan.study.run import Command, Record, Run, cli_command
 
 GRACE_SECONDS = 5.0
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -24,8 +22,7 @@ class Job:
     """A run whose process is alive."""
 
     run: Run
-    process: subprocess.Popen
-    log: IO[bytes]
+    process: Process
     started: float
     seconds_before: float
 
@@ -83,23 +80,13 @@ def _start(run: Run, command: Command, display: Display) -> Job:
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     run.write(Record(run.settings, None, before))
     words = command(run) + (["--ckpt_path", "last"] if goes_on else [])
-    log = run.log.open("ab" if goes_on else "wb")
-    process = subprocess.Popen(
-        words,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        env=environment(),
-        start_new_session=True,  # Ctrl-C reaches the study alone, which then stops its runs in order
-        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-    )
+    process = start(words, run.log, append=goes_on)
     display.started(run.name, goes_on)
-    return Job(run, process, log, time.monotonic(), before)
+    return Job(run, process, time.monotonic(), before)
 
 
 def _end(job: Job, display: Display) -> bool:
-    job.log.close()
-    code = job.process.returncode
+    code = job.process.wait()
     job.run.write(Record(job.run.settings, code, job.seconds))
     if code == 0:
         display.finished(job.run.name, job.seconds)
@@ -118,7 +105,6 @@ def _stop(jobs: list[Job]) -> None:
             job.process.wait(max(0.0, deadline - time.monotonic()))
         _signal(job, signal.SIGKILL)
         job.process.wait()
-        job.log.close()
         job.run.write(Record(job.run.settings, None, job.seconds))
 
 
@@ -139,11 +125,6 @@ def _sigterm_as_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _die_with_parent() -> None:
-    """A run must not train on beside its successor after the study itself was killed (Linux)."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def default_workers() -> int:
