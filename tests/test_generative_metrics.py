@@ -1,0 +1,148 @@
+"""What is logged of generated samples, in plain fits and in a federation."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch_fidelity.metric_isc import isc_features_to_metric
+from torch_fidelity.metric_kid import kid_features_to_metric
+from torch_fidelity.metric_prc import prc_features_to_metric
+
+from callbacks.generative_metrics import GenerativeMetrics, real_images
+from callbacks.sample_grid import SampleGrid
+from callbacks.toy_metrics import ToyMetrics
+from datamodules.toy import ToyDataModule
+from lit_epgan.errors import UserError
+from lit_epgan.gan import GAN
+from lit_epgan.metrics import feature_extractor
+from lit_epgan.metrics.generative import class_coverage, confident_counts, feature_statistics, frechet_distance
+from lit_epgan.networks import MLPDiscriminator, MLPGenerator
+from lit_epgan.randomness import generator_for
+from tests.generative import Images, Log, Pixels, Union, gan, trainer, use_pixels
+
+
+@pytest.fixture(autouse=True)
+def pixels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pixels:
+    return use_pixels(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_metrics_are_those_of_the_modules_samples(validates: bool, tmp_path: Path, pixels: Pixels) -> None:
+    """Whether validation ends the round or nothing is validated, the last round's values can be computed by hand."""
+    module, log = gan(), Log()
+    run = trainer(tmp_path, GenerativeMetrics(samples=300), Union(), log)
+    run.fit(module, Images(validates))
+    samples = module.sample(300, generator_for("generative metrics"))
+    kept = pixels.extract(Images().images[40:])[0]
+    real = feature_statistics(kept)
+    for prefix, images in (("", samples), ("union/", Union().extra_samples(300)["union"])):
+        features, logits = pixels.extract(images)
+        classes, weakest = class_coverage(confident_counts(logits) / 300)
+        kid = kid_features_to_metric(features, kept, kid_subset_size=20, verbose=False)
+        near = prc_features_to_metric(features.float(), kept.float(), verbose=False)
+        expected = {
+            "fid_digits": frechet_distance(feature_statistics(features), real),
+            "kid_digits": kid["kernel_inception_distance_mean"],
+            "precision_digits": near["precision"],
+            "recall_digits": near["recall"],
+            "is_digits": isc_features_to_metric(logits, 1)["inception_score_mean"],
+            "classes_digits": float(classes),
+            "weakest_class_digits": weakest,
+        }
+        for name, value in expected.items():
+            assert float(run.callback_metrics[prefix + name]) == pytest.approx(value, rel=1e-5, abs=1e-7)
+    assert not {"fid", "is", "kid"} & set(run.callback_metrics)
+    assert log.rounds[0].keys() <= log.rounds[1].keys()
+    assert pixels.seen.count(7) == 2  # the real images' features once, in their loader's batches of 7, 7 and 6
+
+
+def test_against_several_splits_and_for_every_generator(tmp_path: Path, pixels: Pixels) -> None:
+    torch.manual_seed(0)
+    module = GAN(MLPGenerator(hidden=(16,), members=2), MLPDiscriminator(hidden=(16,)))
+    metrics = GenerativeMetrics(samples=60, real=["test", "train"], each_generator=True)
+    run = trainer(tmp_path, metrics)
+    run.fit(module, Images())
+    each = module.sample_each(60, generator_for("generative metrics", "each"))
+    for i in (0, 1):
+        features = pixels.extract(each[i])[0]
+        for suffix, rows in (("", slice(40, 60)), ("_train", slice(0, 40))):
+            real = feature_statistics(pixels.extract(Images().images[rows])[0])
+            found = float(run.callback_metrics[f"generator_{i}/fid_digits{suffix}"])
+            assert found == pytest.approx(frechet_distance(feature_statistics(features), real), rel=1e-5)
+    assert "is_digits" in run.callback_metrics
+    assert "is_digits_train" not in run.callback_metrics
+
+
+def test_what_is_seen_of_real_images_is_kept(tmp_path: Path, pixels: Pixels) -> None:
+    for _ in range(2):
+        run = trainer(tmp_path, GenerativeMetrics(samples=50), max_epochs=1)
+        run.fit(gan(), Images())
+    assert pixels.seen.count(6) == 1
+    pixels.scale.data += 1  # another network
+    trainer(tmp_path, GenerativeMetrics(samples=50), max_epochs=1).fit(gan(), Images())
+    assert pixels.seen.count(6) == 2
+
+
+def test_callbacks_disturb_no_stream(tmp_path: Path) -> None:
+    """The same fit with and without them ends at the same bits."""
+    ends = []
+    for callbacks in ([], [GenerativeMetrics(samples=50), SampleGrid(2, 4), Union()]):
+        module = gan()
+        torch.manual_seed(1)
+        trainer(tmp_path, *callbacks).fit(module, Images())
+        ends.append([p.detach() for p in module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_metrics_look_every_nth_round_and_at_the_last(tmp_path: Path, pixels: Pixels) -> None:
+    log = Log()
+    trainer(tmp_path, GenerativeMetrics(samples=111, every_n_epochs=3), log, max_epochs=5).fit(gan(), Images())
+    assert pixels.seen.count(111) == 2
+    assert ["fid_digits" in r for r in log.rounds] == [False, False, True, True, True]
+
+
+def test_the_test_command_logs_them_too(tmp_path: Path) -> None:
+    (found,) = trainer(tmp_path, GenerativeMetrics(samples=50)).test(gan(), Images(), verbose=False)
+    assert found["fid_digits"] > 0
+
+
+def test_missing_real_data_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there are none: set real to train or val"):
+        trainer(tmp_path, GenerativeMetrics(samples=50)).fit(gan(), Images(tests=False))
+
+
+def test_real_images_of_a_federation_are_all_clients(tmp_path: Path) -> None:
+    datamodule = ToyDataModule(points=30, test_points=20)
+    assert sum(len(batch) for batch in real_images(datamodule, "train")) == 4 * 30
+    assert sum(len(batch) for batch in real_images(datamodule, "test")) == 4 * 20
+
+
+def test_nonsense_is_refused(tmp_path: Path) -> None:
+    for build, words in (
+        (lambda: GenerativeMetrics(samples=1), "at least 2"),
+        (lambda: SampleGrid(every_n_epochs=0), "every_n_epochs is 0"),
+        (lambda: SampleGrid(rows=0), "at least one row"),
+    ):
+        with pytest.raises(UserError, match=words):
+            build()
+    with pytest.raises(UserError, match="true density"):
+        trainer(tmp_path, ToyMetrics(samples=50)).fit(gan(), Images())
+
+
+def test_a_missing_extractor_may_be_done_without_but_a_wrong_one_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", feature_extractor)  # the real one
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    metrics = GenerativeMetrics(extractor="inception", required=False)
+    with pytest.warns(UserWarning, match="place the file .* Until then this run has no inception metrics"):
+        metrics.setup(Trainer(logger=False), LightningModule(), "fit")
+    metrics.evaluate(Trainer(logger=False), LightningModule())  # nothing to log with, and nothing is logged
+    with pytest.raises(UserError, match="place the file"):
+        GenerativeMetrics(extractor="inception").setup(Trainer(logger=False), LightningModule(), "fit")
+    weights = tmp_path / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
+    weights.parent.mkdir()
+    weights.write_bytes(b"other weights")
+    with pytest.raises(UserError, match="is not Inception's weights file"):
+        metrics.setup(Trainer(logger=False), LightningModule(), "fit")

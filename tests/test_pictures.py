@@ -1,0 +1,155 @@
+"""What is drawn and written of generated samples, in plain fits and in a federation."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import wandb
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from PIL import Image
+from torch import Tensor
+
+from callbacks.density_map import DensityMap
+from callbacks.federation import FederationCallback
+from callbacks.pictures import tile
+from callbacks.sample_grid import SampleGrid
+from callbacks.sample_writer import SampleWriter
+from callbacks.toy_metrics import ToyMetrics
+from datamodules.toy import ToyDataModule
+from lit_epgan.errors import UserError
+from lit_epgan.federated import GeneratorSites
+from lit_epgan.gan import GAN
+from lit_epgan.networks import MLPDiscriminator, MLPGenerator
+from lit_epgan.randomness import generator_for
+from tests.generative import Images, Log, Pixels, Union, gan, trainer, use_pixels
+
+
+@pytest.fixture(autouse=True)
+def pixels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pixels:
+    return use_pixels(monkeypatch, tmp_path)
+
+
+def test_tile_enlarges_and_orders_images() -> None:
+    """Three 8 x 8 images in two columns: tiles of 48 pixels, two grey pixels between, -1 black, 0 grey, 1 white."""
+    images = torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1, 1).expand(3, 1, 8, 8)
+    sheet = tile(images, columns=2)
+    assert sheet.shape == (2 * 50 + 2, 2 * 50 + 2, 3)
+    assert sheet[2:50, 2:50].max() == 0
+    assert (sheet[2:50, 52:100] == 128).all()
+    assert sheet[52:100, 2:50].min() == 255
+    assert (sheet[:2] == 128).all()
+    colours = torch.rand(4, 3, 32, 32) * 2 - 1
+    assert tile(colours, 4).shape == (68, 4 * 66 + 2, 3)  # 32 pixels are enlarged to 64
+    assert not np.array_equal(tile(colours, 4)[..., 0], tile(colours, 4)[..., 1])
+
+
+def test_grids_are_written_per_round_with_a_newest_copy(tmp_path: Path) -> None:
+    module = gan()
+    trainer(tmp_path, SampleGrid(2, 3), Union()).fit(module, Images())
+    pictures = tmp_path / "pictures"
+    assert sorted(p.name for p in pictures.iterdir()) == [
+        "samples-round-0000.png",
+        "samples-round-0001.png",
+        "samples.png",
+        "union-round-0000.png",
+        "union-round-0001.png",
+        "union.png",
+    ]
+    newest = np.asarray(Image.open(pictures / "samples.png"))
+    assert np.array_equal(newest, tile(module.sample(6, generator_for("sample grid")), 3))
+    assert np.array_equal(newest, np.asarray(Image.open(pictures / "samples-round-0001.png")))
+    assert not np.array_equal(newest, np.asarray(Image.open(pictures / "samples-round-0000.png")))
+
+
+def test_a_grid_by_class_has_a_row_for_each_and_leaves_cells_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extractor reads class 1 where an image's first pixel is positive, else class 0; nothing is class 2."""
+
+    class Sign:
+        def extract(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            first = images[:, 0, 0, 0]
+            return images.flatten(1), torch.stack([-first, first, torch.full_like(first, -9.0)], 1)
+
+    monkeypatch.setattr("callbacks.sample_grid.feature_extractor", lambda name: Sign())
+    module = gan()
+    trainer(tmp_path, SampleGrid(3, 4, by_class="digits")).fit(module, Images())
+    drawn = module.sample(3 * 4 * 10, generator_for("sample grid"))
+    first = drawn[:, 0, 0, 0]
+    expected = torch.stack([drawn[first <= 0][:4], drawn[first > 0][:4], torch.full((4, *drawn.shape[1:]), torch.nan)])
+    newest = np.asarray(Image.open(tmp_path / "pictures" / "samples.png"))
+    assert np.array_equal(newest, tile(expected.flatten(0, 1), 4))
+    assert (newest[-40:] == 128).all()
+
+
+def test_several_generators_have_a_row_each(tmp_path: Path) -> None:
+    class Two(GAN):
+        def sample_each(self, n: int, generator: torch.Generator) -> Tensor:
+            return torch.stack([torch.full((n, 1, 8, 8), value) for value in (-1.0, 1.0)])
+
+    module = Two(MLPGenerator(hidden=(16,)), MLPDiscriminator(hidden=(16,)))
+    trainer(tmp_path, SampleGrid(8, 3), max_epochs=1).fit(module, Images())
+    sheet = np.asarray(Image.open(tmp_path / "pictures" / "samples.png"))
+    assert sheet.shape[0] == 2 * 50 + 2
+    assert sheet[2:50, 2:50].max() == 0
+    assert sheet[52:100, 2:50].min() == 255
+
+
+def test_loggers_get_the_pictures(tmp_path: Path) -> None:
+    wandb.finish()  # what another test of this process has left open or set would be taken over
+    wandb.teardown()
+    logger = WandbLogger(save_dir=tmp_path, offline=True, project="test", id="abc")
+    board = TensorBoardLogger(tmp_path)
+    trainer(tmp_path, SampleGrid(2, 3), logger=[logger, board], max_epochs=1).fit(gan(), Images())
+    wandb.finish()
+    board.finalize("success")
+    assert list(tmp_path.glob("wandb/offline-run-*/files/media/images/pictures/*.png"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(board.log_dir))
+    events.Reload()
+    assert events.Tags()["images"] == ["pictures/samples"]
+
+
+def test_grids_are_for_images(tmp_path: Path) -> None:
+    module = GAN(MLPGenerator((2,), 2, (8,), tanh=False), MLPDiscriminator((2,), (8,)))
+    with pytest.raises(UserError, match="use DensityMap"):
+        trainer(tmp_path, SampleGrid(), FederationCallback()).fit(module, ToyDataModule(points=64, local_steps=2))
+
+
+def test_toy_federation_logs_and_draws_the_union_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    generator = MLPGenerator((2,), 2, (32, 32), tanh=False)
+    module = GAN(generator, MLPDiscriminator((2,), (32, 32)), lr=2e-3, objective="lsgan")
+    datamodule = ToyDataModule(batch_size=64, local_steps=2, warmup_steps=300)
+    log = Log()
+    algorithm = GeneratorSites(own_rows=16, pool=200)
+    run = trainer(tmp_path, FederationCallback(algorithm), ToyMetrics(samples=2000), DensityMap(samples=1000), log)
+    run.fit(module, datamodule)
+    names = {"coverage", "weakest_mode", "modes", "d_g"}
+    assert names | {f"union/{n}" for n in names} | {"d_mse"} <= set(log.rounds[-1])
+    assert log.rounds[0]["union/coverage"] > log.rounds[0]["coverage"]
+    assert log.rounds[0]["union/modes"] == 4
+    assert log.rounds[0]["union/d_g"] < log.rounds[0]["d_g"]
+    assert {p.name for p in (tmp_path / "pictures").iterdir()} >= {"density.png", "density-round-0001.png"}
+    picture = np.asarray(Image.open(tmp_path / "pictures" / "density.png"))
+    assert picture.std() > 10  # something is drawn
+
+
+def test_predict_writes_images_and_an_array(tmp_path: Path) -> None:
+    module = gan()
+    run = trainer(tmp_path, SampleWriter(images=5))
+    torch.manual_seed(4)
+    predictions: Any = run.predict(module, Images())
+    folder = tmp_path / "samples"
+    array = np.load(folder / "samples.npy")
+    assert array.shape == (20, 1, 8, 8)
+    np.testing.assert_array_equal(array, torch.cat(predictions).numpy())
+    assert sorted(p.name for p in folder.glob("*.png")) == [f"{k:05d}.png" for k in range(5)]
+    image = np.asarray(Image.open(folder / "00003.png"))
+    assert image.shape == (8, 8, 3)
+    assert abs(image[..., 0] / 127.5 - 1 - array[3, 0]).max() < 0.01
+    trainer(tmp_path, SampleWriter(images=2)).predict(module, Images())
+    assert len(list(folder.glob("*.png"))) == 2  # none of the earlier ones is left
