@@ -81,8 +81,8 @@ def feature_map(
         return FlatFeatures(nn.Identity())
     if features not in ("random_convolutions", *EXTRACTORS):
         raise UserError(
-            f"features {features!r} do not exist: choose identity, random_convolutions, {', '.join(EXTRACTORS)}, or "
-            "give a network"
+            f"features {features!r} do not exist: choose identity, random_convolutions, {', '.join(EXTRACTORS)}, a "
+            "submodule of the model, or give a network"
         )
     if len(data_shape) != 3:
         raise UserError(f"features {features!r} are of images, but a record has the shape {tuple(data_shape)}: "

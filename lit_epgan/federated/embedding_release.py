@@ -18,11 +18,13 @@ from lit_epgan.embedding import (
     median_distance,
 )
 from lit_epgan.embedding.factor import SENSITIVITY
+from lit_epgan.embedding.feature_maps import FlatFeatures
 from lit_epgan.errors import UserError
 from lit_epgan.federated.algorithm import Client, Server
+from lit_epgan.federated.shared_features import SharedFeatures
 from lit_epgan.randomness import generator_for
 
-TOTAL, CODES, OWN = "embedding", "embedding.codes", "embedding"
+TOTAL, CODES, OWN, NETWORK = "embedding", "embedding.codes", "embedding", "embedding.network"
 
 
 class InDouble(nn.Module):
@@ -40,8 +42,10 @@ class EmbeddingRelease:
     is a row that the client's loader gives in one pass: one that gives a row twice releases it twice.
 
     Args:
-        features: what the kernel looks at: ``identity``, ``random_convolutions``, ``lite0``, ``inception``, ``digits``
-            or a network. By default random convolutions for images and the identity for anything else.
+        features: what the kernel looks at: ``identity``, ``random_convolutions``, ``lite0``, ``inception``, ``digits``,
+            a network, or the name of a submodule of the federation's own model, as ``discriminator.layers.3``, which
+            is taken as it is when the features are built. By default random convolutions for images and the identity
+            for anything else.
         frequencies: of the random Fourier features; a release is one more than twice as many numbers.
         bandwidths: of the kernel, in median distances between random points; by default .5 and 1 for images, .1, .2, .4
             and .8 for anything else.
@@ -114,7 +118,7 @@ class EmbeddingRelease:
             )
         else:
             code = Points(shape, 5.0 if self.bound is None else self.bound)
-        h = feature_map(self.features, shape, generator_for(server.seed, "features"))
+        h = self._feature_map(server, shape)
         # herding needs single precision, whatever the module is trained in
         dtype = torch.promote_types(server.parameters.dtype, torch.float32)
         self._like, self._sent = server.parameters.new_empty(0, dtype=dtype), {}
@@ -183,6 +187,15 @@ class EmbeddingRelease:
         orders = [torch.randperm(self.points, generator=generator) for _ in range(-(-(start + n) // self.points))]
         points = self.herded(server)
         return {"herded": points[torch.cat(orders)[start : start + n].to(points.device)]}
+
+    def _feature_map(self, server: Server, shape: torch.Size) -> FlatFeatures:
+        if not isinstance(self.features, str) or self.features not in dict(server.module.named_modules()):
+            return feature_map(self.features, shape, generator_for(server.seed, "features"))
+        shared = SharedFeatures(server.module, self.features)
+        if NETWORK in server.state:
+            shared.load(server.state[NETWORK])
+        server.state[NETWORK] = shared.vector
+        return FlatFeatures(shared)
 
     def _start(self, server: Server) -> Tensor:
         return self.code.start(self.points, generator_for(server.seed, "herding start"))

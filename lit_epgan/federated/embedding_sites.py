@@ -9,7 +9,7 @@ from lit_epgan.embedding import EmbeddingFactor, Guarantee, SimplexWeights
 from lit_epgan.errors import UserError
 from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, unsent
 from lit_epgan.federated.composed import Composed
-from lit_epgan.federated.embedding_release import CODES, OWN, TOTAL, EmbeddingRelease
+from lit_epgan.federated.embedding_release import CODES, NETWORK, OWN, TOTAL, EmbeddingRelease
 from lit_epgan.federated.report import Report
 from lit_epgan.federated.tilted_batch import batch_rows, tilted_batch
 
@@ -20,8 +20,9 @@ class EmbeddingSites(Composed):
     mu_k = 1/n_k sum_i phi(x_i) with random Fourier features phi. The sites' product has the sum of their statistics,
     and client k subtracts its own from it: the exact cavity, from messages that only sum. So
 
-        first round   plain training; at its end each client releases (n_k, n_k mu_k), once and for all; the server
-                      herds points z_i to the total, min_z || 1/N sum_i phi(z_i) - sum_k n_k mu_k / n ||
+        first round   (or ``release_round``) plain training; at its end each client releases (n_k, n_k mu_k), once and
+                      for all; the server herds points z_i to the total,
+                      min_z || 1/N sum_i phi(z_i) - sum_k n_k mu_k / n ||
         then          client k weighs the points to its cavity,
                       min_w || sum_i w_i phi(z_i) - (n mu - n_k mu_k) / (n - n_k) || over the simplex;
                       its minibatch is ``own_rows`` rows of own data, which weigh n_k / n in all, and points drawn by w
@@ -41,6 +42,8 @@ class EmbeddingSites(Composed):
     Args:
         inner: the algorithm that merges the parameters and adds its own prior; FedAvg by default.
         own_rows: rows of own data in a minibatch.
+        release_round: the round, from 0, at whose end clients release; ``features`` that name a submodule of the model
+            are taken as the round's clients receive them.
         release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``bound``, ``points``,
             ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta`` and ``noise_seed`` of
             EmbeddingRelease.
@@ -49,11 +52,15 @@ class EmbeddingSites(Composed):
         UserError: if an argument is out of its range, or the module cannot be sampled.
     """
 
-    def __init__(self, inner: FederatedAlgorithm | None = None, own_rows: int = 8, **release: Any) -> None:
+    def __init__(
+        self, inner: FederatedAlgorithm | None = None, own_rows: int = 8, release_round: int = 0, **release: Any
+    ) -> None:
         super().__init__(inner)
-        if own_rows < 1:
-            raise UserError(f"EmbeddingSites' own_rows is {own_rows}; it must be at least 1")
-        self.own_rows = own_rows
+        if own_rows < 1 or release_round < 0:
+            raise UserError(
+                f"EmbeddingSites' own_rows and release_round are {own_rows} and {release_round}; give at least 1 and 0"
+            )
+        self.own_rows, self.release_round = own_rows, release_round
         self.release = EmbeddingRelease(**release)
 
     @property
@@ -68,6 +75,9 @@ class EmbeddingSites(Composed):
 
     def start_round(self, server: Server) -> None:
         super().start_round(server)
+        if server.round == self.release_round > 0 and TOTAL not in server.state:
+            server.state.pop(NETWORK, None)
+            self.release.build(server)
         if CODES in server.state and server.state[CODES] is not self._herded:
             self._herded = server.state[CODES]
             self._points = self.release.herded(server)
@@ -106,7 +116,7 @@ class EmbeddingSites(Composed):
 
     def client_report(self, client: Client) -> Report:
         report = dict(super().client_report(client))
-        if OWN not in client.state:
+        if OWN not in client.state and client.server.round >= self.release_round:
             report[TOTAL] = self.release.of(client)
         return report
 
