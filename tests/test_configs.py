@@ -84,7 +84,7 @@ def test_two_rounds_with_two_clients(config, tmp_path):
     run = tmp_path / "runs" / config.stem
     table = pd.read_csv(run / "metrics.csv")
     assert table["epoch"].max() == 1
-    evaluated = [name for name in table if name.startswith(("fid", "coverage"))]
+    evaluated = [name for name in table if name.startswith(("fid", "coverage", "mse", "accuracy"))]
     assert evaluated
     assert table[evaluated[0]].notna().any()
     assert (run / "checkpoints" / "last.ckpt").is_file()
