@@ -204,11 +204,11 @@ class FederatedDataModule(LightningDataModule):
         return [client for client in self.cohort(round_) if client % ranks == rank]
 
     def records(self, client: int, round_: int) -> Iterator[Any]:
-        """One pass over a client's training data on the module's device, beside the round's own."""
+        """One pass over a client's training data as the training step sees them, beside the round's own."""
         assert self.trainer is not None
-        device = self.trainer.lightning_module.device
+        device, precision = self.trainer.lightning_module.device, self.trainer.precision_plugin
         for batch in self.clients[client].batches(None, 1, self.seed, round_, client, "records"):
-            yield move_data_to_device(batch, device)
+            yield precision.convert_input(move_data_to_device(batch, device))
 
     def train_dataloader(self) -> RoundLoader:
         return RoundLoader(self)

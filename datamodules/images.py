@@ -67,6 +67,7 @@ class ImageDataModule(FederatedDataModule):
         clients: number of clients.
         beta: concentration of ``dirichlet``.
         split_seed: decides digits' train/test split (80 / 20 in each class), the partition and the held-out data.
+        partition_by_seed: let the partition depend on ``seed``, too, so that each seed has its own.
         val_fraction: share of each client's images that it holds out as its own validation data.
         federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
             ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
@@ -84,6 +85,7 @@ class ImageDataModule(FederatedDataModule):
         clients: int = 10,
         beta: float = 0.5,
         split_seed: int = 7,
+        partition_by_seed: bool = False,
         val_fraction: float = 0.0,
         **federated: Any,
     ) -> None:
@@ -97,6 +99,7 @@ class ImageDataModule(FederatedDataModule):
         self.clients_wanted = clients
         self.beta = beta
         self.split_seed = split_seed
+        self.partition_by_seed = partition_by_seed
         self.val_fraction = val_fraction
         self.shape: tuple[int, int, int] = SHAPES[dataset]
 
@@ -113,7 +116,8 @@ class ImageDataModule(FederatedDataModule):
         """
         (pixels, labels), (test_pixels, test_labels), levels = self._splits()
         groups = superclass_of(labels) if self.dataset == "cifar100" else None
-        generator = generator_for(self.split_seed, "partition")
+        own = [self.seed] if self.partition_by_seed else []
+        generator = generator_for(self.split_seed, *own, "partition")
         parts = partition(labels, self.partition, self.clients_wanted, generator, self.beta, groups)
         names = [f"client-{k:0{len(str(len(parts) - 1))}d}" for k in range(len(parts))]
         held = [

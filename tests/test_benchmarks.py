@@ -14,6 +14,7 @@ SMALL = {
     "client_switch.py": ["--sizes", "1", "--rounds", "1"],
     "local_step.py": ["--steps", "20", "--repeats", "1"],
     "many_clients.py": ["--clients", "10", "--rounds", "4"],
+    "fednp_sites.py": ["--clients", "5", "--repeats", "2", "--rounds", "1", "--updates", "1"],
     "tilted_moments.py": ["--elements", "2000", "--repeats", "1"],
     "stacked_ensembles.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--repeats", "1"],
     "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],

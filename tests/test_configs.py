@@ -13,6 +13,7 @@ from lit_epgan.cli import main
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command
+from tests.tiny_imagenet_tree import write_tiny_imagenet
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 STUDIES = sorted((Path(__file__).parent.parent / "configs" / "studies").glob("*.yaml"))
@@ -23,8 +24,10 @@ NARROW_DCGAN = [
     *("--model.generator.width", "4", "--model.generator.members", "2"),
     *("--model.discriminator.width", "4", "--model.discriminator.heads", "2"),
 ]
+NARROW_RESNET = ["--model.backbone.width", "2", "--model.head.in_features", "16"]
 NARROW = {
     **{path.name: NARROW_DCGAN for path in CONFIGS if path.name.startswith("cifar")},
+    **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "tiny_imagenet"))},
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
     "digits_embedding_sites.yaml": FEW_FEATURES,
     "digits_private.yaml": FEW_FEATURES + ON_SERVER,
@@ -79,12 +82,14 @@ def no_network(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
 def test_two_rounds_with_two_clients(config, tmp_path):
+    if config.name == "tiny_imagenet.yaml":
+        write_tiny_imagenet(tmp_path / "data")
     words = ["fit", "--config", config.name, *SMALL, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]
     assert main([*words, *NARROW.get(config.name, [])]) == 0
     run = tmp_path / "runs" / config.stem
     table = pd.read_csv(run / "metrics.csv")
     assert table["epoch"].max() == 1
-    evaluated = [name for name in table if name.startswith(("fid", "coverage"))]
+    evaluated = [name for name in table if name.startswith(("fid", "coverage", "mse", "accuracy"))]
     assert evaluated
     assert table[evaluated[0]].notna().any()
     assert (run / "checkpoints" / "last.ckpt").is_file()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from callbacks.classifier_prior import ClassifierPrior, projected
 from callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedNP
@@ -161,3 +162,60 @@ def test_a_users_mistakes() -> None:
             FedNP("backbone", "head", **options)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no submodule 'hed' with parameters: choose one of backbone"):
         fit(Classifier(), federation(), 1, algorithm=FedNP("backbone", "hed"))
+
+
+# ---------------------------------------------------------------- figure 5
+
+
+class Digits(LightningModule):
+    """A classifier of four classes."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.backbone, self.head = nn.Sequential(nn.Linear(3, 6), nn.Tanh()), nn.Linear(6, classes)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        labels = batch[0].argmax(1).clamp(max=self.head.out_features - 1)
+        return F.cross_entropy(self.head(self.backbone(batch[0])), labels)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def test_what_is_predicted_is_the_networks_of_q(tmp_path: Path) -> None:
+    """And the picture is drawn of it."""
+
+    class Predicting(Watching):
+        def server_update(self, server: Any, total: dict[str, Tensor]) -> None:
+            super().server_update(server, total)
+            q, (mu, variance) = self.posterior(server), self.predicted(server)
+            expected = self._network(q.precision_mean / q.precision, 1 / q.precision)
+            torch.testing.assert_close((mu, variance), tuple(t.detach() for t in expected))
+            assert mu.shape == (4 * 6 + 4,)
+            assert bool((variance > 0).all())
+
+    fit(Digits(), federation(), 2, tmp_path, algorithm=Predicting(), callbacks=[ClassifierPrior()])
+    assert (tmp_path / "pictures" / "classifier_prior.png").is_file()
+
+
+def test_the_projection_keeps_distances_in_its_plane_and_covariances_by_hand() -> None:
+    """Five classes whose weights lie in the first two of four coordinates."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.zeros(5, 4, dtype=torch.float64)
+    weights[:, :2] = torch.randn(5, 2, generator=generator, dtype=torch.float64)
+    variance = torch.rand(5, 4, generator=generator, dtype=torch.float64)
+    points, means, covariances = projected(weights, weights + 0.1, variance)
+    torch.testing.assert_close(torch.cdist(points, points), torch.cdist(weights, weights))
+    torch.testing.assert_close((means - points).norm(dim=1), torch.full((5,), 0.1 * 2**0.5, dtype=torch.float64))
+    turned = torch.linalg.eigvalsh(covariances)  # a turn of the plane keeps eigenvalues
+    torch.testing.assert_close(turned, variance[:, :2].sort(1).values)
+
+
+def test_the_picture_needs_fednp_and_three_classes() -> None:
+    for module, algorithm, said in (
+        (Digits(), FedAvg(), "what FedNP predicts"),
+        (Digits(2), FedNP("backbone", "head"), "three classes or more"),
+    ):
+        with pytest.raises(UserError, match=said):
+            fit(module, federation(), 1, algorithm=algorithm, callbacks=[ClassifierPrior()])

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.distributions import Normal, kl_divergence
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
-from lit_epgan.inference import GaussianFactor, ImproperFactorError
+from lit_epgan.inference import FullGaussianFactor, GaussianFactor, ImproperFactorError
 
 GRID = torch.linspace(-30, 30, 60_001, dtype=torch.float64)
 
@@ -142,3 +142,35 @@ def test_expectation_propagation_with_conjugate_sites_is_exact_from_any_start() 
     exact = prior * conjugate_site(torch.cat(data), 1.0)
     assert torch.allclose(q.mean, exact.mean)
     assert torch.allclose(q.variance, exact.variance)
+
+
+# ---------------------------------------------------------------- full precision matrices
+
+
+def full_factors() -> tuple[FullGaussianFactor, FullGaussianFactor]:
+    generator = torch.Generator().manual_seed(0)
+    roots = torch.randn(2, 3, 3, generator=generator, dtype=torch.float64)
+    means = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    a, b = (FullGaussianFactor.from_moments(m, r @ r.T + torch.eye(3)) for m, r in zip(means, roots, strict=True))
+    return a, b
+
+
+def test_a_product_of_full_factors_has_the_product_of_densities() -> None:
+    a, b = full_factors()
+    theta = torch.randn(20, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    densities = [MultivariateNormal(q.mean, q.covariance).log_prob(theta) for q in (a, b, a * b)]
+    difference = densities[0] + densities[1] - densities[2]
+    assert torch.allclose(difference, difference[:1], atol=1e-9)
+    torch.testing.assert_close((a * b / b).mean, a.mean)
+    torch.testing.assert_close((a**2.0).covariance, a.covariance / 2)
+    torch.testing.assert_close(a.variance, a.covariance.diagonal())
+    assert isinstance(a * FullGaussianFactor.uniform(a.mean) / b, FullGaussianFactor)
+
+
+def test_a_full_factor_without_a_positive_definite_precision_has_no_moments() -> None:
+    """All its diagonal is positive, and a diagonal factor would be content."""
+    improper = FullGaussianFactor(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.ones(2))
+    assert not improper.is_proper
+    for moment in ("mean", "covariance", "variance"):
+        with pytest.raises(ImproperFactorError, match="2 x 2 is not positive definite"):
+            getattr(improper, moment)

@@ -15,7 +15,13 @@ MATHEMATICS = (
     "lit_epgan.networks",
     "lit_epgan.metrics",
 )
-GAN_MODULE = tuple(f"lit_epgan.{name}" for name in ("gan", "gan_checks", "optimizers", "priors", "sampling", "steps"))
+MODULES = tuple(
+    f"lit_epgan.{name}"
+    for name in (
+        *("gan", "gan_checks", "optimizers", "priors", "sampling", "steps"),
+        *("supervised", "regression", "classifier"),
+    )
+)
 COMMANDS = ("lit_epgan.cli", "lit_epgan.lightning_cli", "lit_epgan.study", "lit_epgan.__main__")
 
 
@@ -86,7 +92,7 @@ def test_rooms_import_one_way() -> None:
 
 
 def test_the_modules_know_nothing_of_federation() -> None:
-    for name, path in modules(*GAN_MODULE):
+    for name, path in modules(*MODULES):
         wrong = {i for i in imports(path) if within(i, "lit_epgan.federated", "callbacks", "datamodules", *COMMANDS)}
         assert not wrong, f"{name} imports {sorted(wrong)}"
 

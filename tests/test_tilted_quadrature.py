@@ -41,6 +41,14 @@ def test_quadrature_converges_to_the_oracle() -> None:
     assert worst[2] < 1e-4
 
 
+@pytest.mark.parametrize("points", [201, 1_000, 10_000])
+def test_the_rule_for_many_points_meets_the_oracle(points: int) -> None:
+    mean, variance, f, z, *exact = columns("mean", "variance", "f", "Z", "tilted_mean", "tilted_variance")
+    log_z, *moments = tilted_moments_quadrature(mean, variance, f, points)
+    for x, y in zip((log_z.exp(), *moments), (z, *exact), strict=True):
+        assert float((x - y).abs().max()) < (1e-4 if points == 201 else 1e-8)
+
+
 def test_quadrature_does_not_underflow() -> None:
     log_z, mean, variance = tilted_moments_quadrature(*tensors([-200.0], [1.0], [5.0], dtype=torch.float32))
     assert log_z.tolist() == pytest.approx([-1000 + 12.5])

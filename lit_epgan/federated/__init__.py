@@ -2,6 +2,7 @@
 
 from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server
 from lit_epgan.federated.composed import Composed
+from lit_epgan.federated.conjugate_ep import ConjugateEP
 from lit_epgan.federated.distilled_sites import DistilledSites
 from lit_epgan.federated.embedding_on_server import EmbeddingOnServer, MatchedEmbedding
 from lit_epgan.federated.embedding_sites import EmbeddingSites
@@ -31,6 +32,7 @@ __all__ = [
     "SCAFFOLD",
     "Client",
     "Composed",
+    "ConjugateEP",
     "DistilledSites",
     "EmbeddingOnServer",
     "EmbeddingSites",

@@ -124,6 +124,14 @@ class FedNP(FederatedAlgorithm):
             return GaussianFactor.uniform(client.server.state[PRECISION])
         return GaussianFactor(client.state[PRECISION], client.state[PRECISION_MEAN])
 
+    @torch.no_grad()
+    def predicted(self, server: Server) -> tuple[Tensor, Tensor]:
+        """Mean and variance (parameters of the classifier,) that the network predicts from q(z), in their order."""
+        q = self.posterior(server)
+        mean, variance = (t.to(server.parameters.dtype) for t in (q.mean, q.variance))
+        mu, sigma_squared = self._network(mean, variance)
+        return mu, sigma_squared
+
     def client_download(self, client: Client) -> Report:
         q = {name: client.server.state[name] for name in (PRECISION, PRECISION_MEAN)}
         return dict(super().client_download(client)) | q

@@ -1,6 +1,7 @@
 """Diagonal Gaussian factors in natural parameters, where a product is a sum."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,23 +29,23 @@ class GaussianFactor:
     precision_mean: Tensor
 
     @classmethod
-    def from_moments(cls, mean: Tensor, variance: Tensor) -> "GaussianFactor":
+    def from_moments(cls, mean: Tensor, variance: Tensor) -> Self:
         """The factor N(mean, variance); both of one shape, variance positive."""
         return cls(1 / variance, mean / variance)
 
     @classmethod
-    def uniform(cls, like: Tensor) -> "GaussianFactor":
+    def uniform(cls, like: Tensor) -> Self:
         """The factor 1, which changes no product."""
         return cls(torch.zeros_like(like), torch.zeros_like(like))
 
-    def __mul__(self, other: "GaussianFactor") -> "GaussianFactor":
-        return GaussianFactor(self.precision + other.precision, self.precision_mean + other.precision_mean)
+    def __mul__(self, other: Self) -> Self:
+        return type(self)(self.precision + other.precision, self.precision_mean + other.precision_mean)
 
-    def __truediv__(self, other: "GaussianFactor") -> "GaussianFactor":
-        return GaussianFactor(self.precision - other.precision, self.precision_mean - other.precision_mean)
+    def __truediv__(self, other: Self) -> Self:
+        return type(self)(self.precision - other.precision, self.precision_mean - other.precision_mean)
 
-    def __pow__(self, power: float) -> "GaussianFactor":
-        return GaussianFactor(power * self.precision, power * self.precision_mean)
+    def __pow__(self, power: float) -> Self:
+        return type(self)(power * self.precision, power * self.precision_mean)
 
     @property
     def is_proper(self) -> bool:

@@ -106,6 +106,33 @@ class MLPDiscriminator(nn.Module):
         return scores
 
 
+class MLPBackbone(nn.Module):
+    """Samples (rows, *data_shape) -> features (rows, hidden[-1]) after the last ReLU; torch's own initialisation.
+
+    Args:
+        data_shape: shape of one sample.
+        hidden: widths of the layers, at least one.
+
+    Raises:
+        UserError: no layer, or a width or a dimension below one.
+    """
+
+    def __init__(self, data_shape: Sequence[int] = (1, 8, 8), hidden: Sequence[int] = (64,)) -> None:
+        super().__init__()
+        if not hidden:
+            raise UserError("MLPBackbone's hidden is empty: give the width of at least one layer.")
+        sizes = [math.prod(data_shape), *hidden]
+        _check_sizes(sizes)
+        pairs = (nn.Sequential(_linear(i, o, "torch"), nn.ReLU()) for i, o in pairwise(sizes))
+        self.layers = nn.Sequential(nn.Flatten(), *pairs)
+        self.out_features = sizes[-1]
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Features (rows, hidden[-1]) of ``samples`` (rows, *data_shape)."""
+        features: Tensor = self.layers(samples)
+        return features
+
+
 def _layer(inputs: int, outputs: int, init: Init, norm: Norm, members: int = 1) -> list[nn.Module]:
     """A linear layer and its norm, for each of ``members`` its own."""
     if members == 1:

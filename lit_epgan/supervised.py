@@ -1,0 +1,58 @@
+"""What a regression and a classifier share: a backbone, a head and one optimizer."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+
+class Supervised(LightningModule, ABC):
+    """outputs = head(backbone(x)), trained by one optimizer on a batch's first two entries, x and targets.
+
+    The submodules' names are what algorithms that look inside ask for: MOON's ``representation: backbone``, FedNP's
+    ``features: backbone`` and ``classifier: head``.
+
+    Args:
+        backbone: x (rows, ...) -> features (rows, width).
+        head: features -> outputs (rows, outputs).
+        optimizer: of all parameters.
+    """
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, optimizer: OptimizerCallable = torch.optim.SGD) -> None:
+        super().__init__()
+        self.backbone, self.head, self.optimizer = backbone, head, optimizer
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """A scalar, the mean over rows."""
+
+    @abstractmethod
+    def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """What evaluation logs, by name: means over rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (rows, outputs) of x (rows, ...)."""
+        outputs: Tensor = self.head(self.backbone(x))
+        return outputs
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss of a batch."""
+        return self.loss(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the scores of a batch."""
+        self._evaluate(batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """As in validation."""
+        self._evaluate(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.optimizer(self.parameters())
+
+    def _evaluate(self, batch: Any) -> None:
+        scores = self.scores(self(batch[0]), batch[1])
+        self.log_dict(scores, on_epoch=True, batch_size=len(batch[1]), sync_dist=True)
