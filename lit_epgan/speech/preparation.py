@@ -18,7 +18,7 @@ from lit_epgan.speech.alignment import AlignedClient, train_mixtures, training_g
 from lit_epgan.speech.audio import OnError, readable
 from lit_epgan.speech.corpora import Corpus
 from lit_epgan.speech.decoding import Decoder, log_prior
-from lit_epgan.speech.features import cepstra, log_mel, normalise
+from lit_epgan.speech.features import Frames, cepstra, log_mel, normalise
 from lit_epgan.speech.gmm import Mixtures
 from lit_epgan.speech.graph import decoding_graph
 from lit_epgan.speech.hmm import PDFS, PhoneModels, phone_models
@@ -27,6 +27,7 @@ from lit_epgan.speech.manifest import Recording
 from lit_epgan.speech.packages import speech_package
 from lit_epgan.speech.sessions import Split
 from lit_epgan.speech.stages import Stages, digest_of_file, digest_of_result
+from lit_epgan.speech.word_errors import WordErrors, word_errors
 
 UNALIGNED = -100  # what cross-entropy leaves out
 FINAL_BEAM = 20.0
@@ -62,6 +63,16 @@ class Prepared:
     decoder: Decoder
     mixtures: Mixtures
     skipped: list[str]
+
+    def errors_of_mixtures(self, split: Split, scale: float) -> list[WordErrors]:
+        """The errors of decoding every utterance of a split with the Gaussian mixtures, at an acoustic scale."""
+        errors = []
+        for own in self.utterances[split].values():
+            spoken = _cepstra([u.mel for u in own], [u.recording for u in own])
+            for utterance, x in zip(own, spoken, strict=True):
+                hypothesis = self.decoder.words_of_mixtures(self.mixtures, x, scale)
+                errors.append(word_errors(utterance.recording.text, hypothesis))
+        return errors
 
 
 def prepare(
@@ -163,8 +174,8 @@ def _align(features: dict[str, tuple[list[Recording], list[Tensor], bool]], word
     phones = phone_models()
     clients: dict[str, AlignedClient] = {}
     for name, (recordings, mel, _) in features.items():
-        coefficients = normalise([cepstra(x.numpy()) for x in mel], [r.speaker for r in recordings])
-        clients[name] = AlignedClient(coefficients, training_graphs(words, phones, [r.text for r in recordings]))
+        graphs = training_graphs(words, phones, [r.text for r in recordings])
+        clients[name] = AlignedClient(_cepstra(mel, recordings), graphs)
     training = [client for name, client in clients.items() if features[name][2]]
     mixtures = train_mixtures(training, phones, iterations, gaussians)
     for client in clients.values():
@@ -172,6 +183,11 @@ def _align(features: dict[str, tuple[list[Recording], list[Tensor], bool]], word
         client.align(mixtures, phones, FINAL_BEAM)
     torch.save({name: _pdfs(client, phones) for name, client in clients.items()}, folder / "pdfs.pt")
     torch.save(mixtures.state() | {"transitions": torch.from_numpy(phones.counts)}, folder / "models.pt")
+
+
+def _cepstra(mel: list[Tensor], recordings: list[Recording]) -> list[Frames]:
+    """The cepstra (frames, 39) of a session, normalised by speaker."""
+    return normalise([cepstra(x.numpy()) for x in mel], [each.speaker for each in recordings])
 
 
 def _pdfs(client: AlignedClient, phones: PhoneModels) -> Tensor:

@@ -97,7 +97,7 @@ def plan_sessions(
 
     Heterogeneity h moves variety from within sessions to between them: with probability h an utterance has its
     session's own room, noise and channel, and a speaker the session's own accent, voice family and rate; with 1 - h a
-    draw of its own. Topics are h times the session's own mix and 1 - h times the uniform one. At h = 0 sessions are i.i.d.
+    draw of its own. Topics are h times the own mix and 1 - h times the uniform one. At h = 0 sessions are i.i.d.
 
     Args:
         sessions: how many of each split.
@@ -154,7 +154,7 @@ def draw_conditions(rng: np.random.Generator) -> Conditions:
     return Conditions(
         reverberation=float(rng.uniform(0.1, 0.6)),
         noise=str(rng.choice(NOISES)),
-        snr=float(rng.uniform(8, 25)),
+        snr=float(rng.uniform(5, 22)),
         low=float(rng.uniform(50, 400)),
         high=float(rng.uniform(2800, 7600)),
     )
