@@ -13,17 +13,21 @@ from lit_epgan.cli import main
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command
+from tests.speech import words_of_miniature
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 STUDIES = sorted((Path(__file__).parent.parent / "configs" / "studies").glob("*.yaml"))
 SMALL = ["--data.clients", "2", "--data.batch_size", "4", "--data.warmup_steps", "2", "--data.local_steps", "2"]
+SMALL_SPEECH = ["--data.batch_size", "8", "--data.local_steps", "2"]
 FEW_FEATURES = ["--federation.algorithm.frequencies", "64", "--federation.algorithm.herding_steps", "5"]
 ON_SERVER = ["--federation.algorithm.server_steps", "3"]
 NARROW_DCGAN = [
     *("--model.generator.width", "4", "--model.generator.members", "2"),
     *("--model.discriminator.width", "4", "--model.discriminator.heads", "2"),
 ]
+NARROW_SPEECH = [*("--model.network.hidden", "16"), *("--model.network.layers", "1")]
 NARROW = {
+    **{path.name: NARROW_SPEECH for path in CONFIGS if path.name.startswith("speech")},
     **{path.name: NARROW_DCGAN for path in CONFIGS if path.name.startswith("cifar")},
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
     "digits_embedding_sites.yaml": FEW_FEATURES,
@@ -78,13 +82,16 @@ def no_network(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
-def test_two_rounds_with_two_clients(config, tmp_path):
-    words = ["fit", "--config", config.name, *SMALL, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]
+def test_two_rounds_with_two_clients(config, tmp_path, request):
+    small = SMALL
+    if config.name.startswith("speech"):
+        small = SMALL_SPEECH + words_of_miniature(request.getfixturevalue("speech_cache"))
+    words = ["fit", "--config", config.name, *small, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]
     assert main([*words, *NARROW.get(config.name, [])]) == 0
     run = tmp_path / "runs" / config.stem
     table = pd.read_csv(run / "metrics.csv")
     assert table["epoch"].max() == 1
-    evaluated = [name for name in table if name.startswith(("fid", "coverage"))]
+    evaluated = [name for name in table if name.startswith(("fid", "coverage", "wer"))]
     assert evaluated
     assert table[evaluated[0]].notna().any()
     assert (run / "checkpoints" / "last.ckpt").is_file()
