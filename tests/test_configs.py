@@ -26,8 +26,15 @@ NARROW_DCGAN = [
     *("--model.discriminator.width", "4", "--model.discriminator.heads", "2"),
 ]
 NARROW_SPEECH = [*("--model.network.hidden", "16"), *("--model.network.layers", "1")]
+NARROW_SPEECH_GAN = [
+    *NARROW_SPEECH,
+    *("--model.generator.hidden", "[8]", "--model.generator.members", "2"),
+    *("--model.discriminator.hidden", "8", "--model.discriminator.layers", "1"),
+]
 NARROW = {
-    **{path.name: NARROW_SPEECH for path in CONFIGS if path.name.startswith("speech")},
+    **{path.name: NARROW_SPEECH_GAN for path in CONFIGS if path.name.startswith("speech")},
+    "speech.yaml": NARROW_SPEECH,
+    "speech_central.yaml": NARROW_SPEECH,
     **{path.name: NARROW_DCGAN for path in CONFIGS if path.name.startswith("cifar")},
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
     "digits_embedding_sites.yaml": FEW_FEATURES,

@@ -16,7 +16,10 @@ MATHEMATICS = (
     "lit_epgan.metrics",
     "lit_epgan.speech",
 )
-GAN_MODULE = tuple(f"lit_epgan.{name}" for name in ("gan", "gan_checks", "optimizers", "priors", "sampling", "steps"))
+GAN_MODULE = tuple(
+    f"lit_epgan.{name}"
+    for name in ("gan", "gan_checks", "optimizers", "priors", "sampling", "steps", "acoustic", "speech_gan")
+)
 COMMANDS = ("lit_epgan.cli", "lit_epgan.lightning_cli", "lit_epgan.study", "lit_epgan.__main__")
 
 

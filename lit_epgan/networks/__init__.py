@@ -3,5 +3,6 @@
 from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
 from lit_epgan.networks.mlp import MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.sru import SRU
+from lit_epgan.networks.sru_discriminator import SRUDiscriminator
 
-__all__ = ["SRU", "DCGANDiscriminator", "DCGANGenerator", "MLPDiscriminator", "MLPGenerator"]
+__all__ = ["SRU", "DCGANDiscriminator", "DCGANGenerator", "MLPDiscriminator", "MLPGenerator", "SRUDiscriminator"]
