@@ -152,11 +152,11 @@ def plan_sessions(
 def draw_conditions(rng: np.random.Generator) -> Conditions:
     """A room, a noise and a channel."""
     return Conditions(
-        reverberation=float(rng.uniform(0.1, 0.6)),
+        reverberation=float(rng.uniform(0.2, 0.9)),
         noise=str(rng.choice(NOISES)),
-        snr=float(rng.uniform(5, 22)),
+        snr=float(rng.uniform(-4, 12)),
         low=float(rng.uniform(50, 400)),
-        high=float(rng.uniform(2800, 7600)),
+        high=float(rng.uniform(2200, 7600)),
     )
 
 
