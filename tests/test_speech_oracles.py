@@ -39,15 +39,20 @@ def test_the_mixtures_word_error_rate_is_below_twenty_percent(prepared):
 def test_another_aligner_hears_the_same_phones(prepared):
     """Of our frames of speech at least 80 % have the same phone within 3 frames in pocketsphinx's alignment."""
     decoder = pocketsphinx.Decoder(pocketsphinx.Config(lm=None, loglevel="FATAL"))
-    near = frames = 0
+    near = frames = failed = 0
     for session in prepared.utterances["train"].values():
         for utterance in session[:4]:
             ours = [PHONES[pdf // 3] for pdf in utterance.pdfs.tolist()]
-            theirs = phones_of(decoder, utterance.recording, len(ours) + NEAR)
+            try:
+                theirs = phones_of(decoder, utterance.recording, len(ours) + NEAR)
+            except RuntimeError:  # it finds no alignment of one sentence in ten
+                failed += 1
+                continue
             for t, phone in enumerate(ours):
                 if phone != SILENCE:
                     frames += 1
                     near += phone in theirs[max(0, t - NEAR) : t + NEAR + 1]
+    assert failed <= 4
     assert frames > 1000
     assert near / frames >= 0.8
 
