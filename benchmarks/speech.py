@@ -30,8 +30,8 @@ def seconds(run: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--minutes", type=float, default=6.0, help="of training audio")
-    parser.add_argument("--words", type=int, default=300, help="that are decoded")
+    parser.add_argument("--minutes", type=float, default=4.0, help="of training audio")
+    parser.add_argument("--words", type=int, default=200, help="that are decoded")
     parser.add_argument("--hidden", type=int, default=128)
     args = parser.parse_args()
     torch.manual_seed(0)

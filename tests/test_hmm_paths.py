@@ -51,7 +51,8 @@ def test_kaldis_aligner_finds_the_best_of_all_paths(seed):
     phones = phone_models()
     (graph,) = training_graphs(lexicon(["two"]), phones, ["two"])
     rng = np.random.default_rng(seed)
-    scores = rng.normal(size=(10, PDFS)).astype(np.float32)
+    phones.learn(rng.uniform(1, 50, size=phones.transitions.num_transition_ids + 1))
+    scores = rng.normal(scale=0.2, size=(10, PDFS)).astype(np.float32)  # no louder than the transitions
     weighted = graph.copy()
     kaldi_hmm_gmm.add_transition_probs(
         trans_model=phones.transitions,

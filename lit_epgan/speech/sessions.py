@@ -152,9 +152,9 @@ def plan_sessions(
 def draw_conditions(rng: np.random.Generator) -> Conditions:
     """A room, a noise and a channel."""
     return Conditions(
-        reverberation=float(rng.uniform(0.2, 0.9)),
+        reverberation=float(rng.uniform(0.2, 0.8)),
         noise=str(rng.choice(NOISES)),
-        snr=float(rng.uniform(-4, 12)),
+        snr=float(rng.uniform(-2, 14)),
         low=float(rng.uniform(50, 400)),
         high=float(rng.uniform(2200, 7600)),
     )
