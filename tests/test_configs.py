@@ -13,11 +13,13 @@ from lit_epgan.cli import main
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command
+from tests.speech import words_of_miniature
 from tests.tiny_imagenet_tree import write_tiny_imagenet
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 STUDIES = sorted((Path(__file__).parent.parent / "configs" / "studies").glob("*.yaml"))
 SMALL = ["--data.clients", "2", "--data.batch_size", "4", "--data.warmup_steps", "2", "--data.local_steps", "2"]
+SMALL_SPEECH = ["--data.batch_size", "8", "--data.local_steps", "2"]
 FEW_FEATURES = ["--federation.algorithm.frequencies", "64", "--federation.algorithm.herding_steps", "5"]
 ON_SERVER = ["--federation.algorithm.server_steps", "3"]
 NARROW_DCGAN = [
@@ -25,7 +27,16 @@ NARROW_DCGAN = [
     *("--model.discriminator.width", "4", "--model.discriminator.heads", "2"),
 ]
 NARROW_RESNET = ["--model.backbone.width", "2", "--model.head.in_features", "16"]
+NARROW_SPEECH = [*("--model.network.hidden", "16"), *("--model.network.layers", "1")]
+NARROW_SPEECH_GAN = [
+    *NARROW_SPEECH,
+    *("--model.generator.hidden", "[8]", "--model.generator.members", "2"),
+    *("--model.discriminator.hidden", "8", "--model.discriminator.layers", "1"),
+]
 NARROW = {
+    **{path.name: NARROW_SPEECH_GAN for path in CONFIGS if path.name.startswith("speech")},
+    "speech.yaml": NARROW_SPEECH,
+    "speech_central.yaml": NARROW_SPEECH,
     **{path.name: NARROW_DCGAN for path in CONFIGS if path.name.startswith("cifar")},
     **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "tiny_imagenet"))},
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
@@ -81,15 +92,18 @@ def no_network(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
-def test_two_rounds_with_two_clients(config, tmp_path):
+def test_two_rounds_with_two_clients(config, tmp_path, request):
+    small = SMALL
+    if config.name.startswith("speech"):
+        small = SMALL_SPEECH + words_of_miniature(request.getfixturevalue("speech_cache"))
     if config.name == "tiny_imagenet.yaml":
         write_tiny_imagenet(tmp_path / "data")
-    words = ["fit", "--config", config.name, *SMALL, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]
+    words = ["fit", "--config", config.name, *small, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]
     assert main([*words, *NARROW.get(config.name, [])]) == 0
     run = tmp_path / "runs" / config.stem
     table = pd.read_csv(run / "metrics.csv")
     assert table["epoch"].max() == 1
-    evaluated = [name for name in table if name.startswith(("fid", "coverage", "mse", "accuracy"))]
+    evaluated = [name for name in table if name.startswith(("fid", "coverage", "mse", "accuracy", "wer"))]
     assert evaluated
     assert table[evaluated[0]].notna().any()
     assert (run / "checkpoints" / "last.ckpt").is_file()

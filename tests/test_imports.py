@@ -14,12 +14,14 @@ MATHEMATICS = (
     "lit_epgan.objectives",
     "lit_epgan.networks",
     "lit_epgan.metrics",
+    "lit_epgan.speech",
 )
 MODULES = tuple(
     f"lit_epgan.{name}"
     for name in (
         *("gan", "gan_checks", "optimizers", "priors", "sampling", "steps"),
         *("supervised", "regression", "classifier"),
+        *("acoustic", "speech_gan"),
     )
 )
 COMMANDS = ("lit_epgan.cli", "lit_epgan.lightning_cli", "lit_epgan.study", "lit_epgan.__main__")
@@ -88,7 +90,8 @@ def test_rooms_import_one_way() -> None:
     assert_imports_only("lit_epgan.inference", allowed=("lit_epgan.inference",))
     assert_imports_only(*MATHEMATICS, allowed=MATHEMATICS)
     assert_imports_only("lit_epgan.federated", allowed=("lit_epgan.federated", *MATHEMATICS))
-    assert_imports_only("datamodules", allowed=("datamodules",))
+    assert_imports_only("lit_epgan.speech", allowed=("lit_epgan.speech",))
+    assert_imports_only("datamodules", allowed=("datamodules", "lit_epgan.speech", "lit_epgan.metrics.cache"))
 
 
 def test_the_modules_know_nothing_of_federation() -> None:

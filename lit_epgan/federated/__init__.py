@@ -19,6 +19,7 @@ from lit_epgan.federated.interpolation import Interpolation
 from lit_epgan.federated.laplace import LaplaceSites
 from lit_epgan.federated.moon import MOON
 from lit_epgan.federated.parameters import FlatParameters
+from lit_epgan.federated.prior_on import PriorOn
 from lit_epgan.federated.report import Report, Weighted
 from lit_epgan.federated.sample_moments import SampleMoments
 from lit_epgan.federated.scaffold import SCAFFOLD
@@ -53,6 +54,7 @@ __all__ = [
     "LaplaceSites",
     "MatchedEmbedding",
     "OptimizedParameters",
+    "PriorOn",
     "Report",
     "SampleMoments",
     "Server",

@@ -1,0 +1,134 @@
+"""Word error rates: of some development utterances each round, of all evaluation sessions in a test."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
+
+from callbacks.round_evaluation import RoundEvaluation
+from lit_epgan.atomic import replacing
+from lit_epgan.errors import UserError
+from lit_epgan.networks.modes import evaluating
+from lit_epgan.speech.features import padded, with_future
+from lit_epgan.speech.preparation import Prepared, Utterance
+from lit_epgan.speech.word_errors import WordErrors, interval, total, word_errors
+
+TOGETHER = 32  # utterances in one pass of the network
+
+
+class WordErrorRate(RoundEvaluation):
+    """Decodes with the module's posteriors and logs word error rates in percent.
+
+    Each look logs ``wer_dev`` of some development utterances. In a test, the acoustic scale is first chosen on the
+    development sessions, then every evaluation utterance is decoded: ``wer``, ``wer_low`` and ``wer_high`` (a 95 %
+    bootstrap interval), ``wer_dev``, ``acoustic_scale``; the run's folder gets ``test/word_errors.csv``, a row for each
+    session, and ``test/hypotheses.csv``, each hypothesis next to its reference.
+
+    The module maps frames (batch, frames, inputs) to log posteriors (batch, frames, states), a frame's not depending on
+    later rows; the data module has ``decoder`` and ``utterances(split)``.
+
+    Args:
+        utterances: development utterances that are decoded, evenly spread over the sessions; in a test all.
+        scale: acoustic scale of the rounds.
+        scales: those that a test chooses from.
+        mixtures: whether a test also decodes with the Gaussian mixtures that aligned the corpus: ``wer_gmm``.
+        every_n_epochs: rounds from one look to the next.
+
+    Raises:
+        UserError: no utterances or scales, or a data module that cannot decode.
+    """
+
+    def __init__(
+        self,
+        utterances: int = 60,
+        scale: float = 0.2,
+        scales: Sequence[float] = (0.1, 0.15, 0.2, 0.3),
+        mixtures: bool = False,
+        every_n_epochs: int = 1,
+    ) -> None:
+        super().__init__(every_n_epochs)
+        if utterances < 1 or not scales or not all(each > 0 for each in (scale, *scales)):
+            raise UserError("WordErrorRate needs at least one utterance and positive acoustic scales.")
+        self.utterances, self.scale, self.scales, self.mixtures = utterances, scale, tuple(scales), mixtures
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse data that cannot be decoded before anything is trained."""
+        if not hasattr(trainer.datamodule, "decoder"):  # type: ignore[attr-defined]
+            raise UserError("WordErrorRate decodes speech: take datamodules.speech.SpeechDataModule as data.")
+
+    def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Decode and log."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        dev = data.utterances("dev")
+        if not trainer.testing:
+            some = dev[:: max(1, len(dev) // self.utterances)]
+            errors = self._errors(data, some, log_posteriors(pl_module, some), self.scale)
+            pl_module.log("wer_dev", total([e for e, _ in errors]).rate, sync_dist=True)
+            return
+        scores = log_posteriors(pl_module, dev)
+        rates = {s: total([e for e, _ in self._errors(data, dev, scores, s)]).rate for s in self.scales}
+        best = min(rates, key=lambda scale: rates[scale])
+        held_out = data.utterances("eval")
+        decoded = self._errors(data, held_out, log_posteriors(pl_module, held_out), best)
+        counts = [errors for errors, _ in decoded]
+        low, high = interval(counts)
+        values = {"wer": total(counts).rate, "wer_low": low, "wer_high": high, "wer_dev": rates[best]}
+        if self.mixtures:
+            values["wer_gmm"] = self._of_mixtures(data.prepared)
+        pl_module.log_dict(values | {"acoustic_scale": best}, sync_dist=True)
+        if trainer.is_global_zero:
+            write_report(Path(trainer.default_root_dir) / "test", held_out, decoded)
+
+    def _errors(
+        self, data: Any, utterances: list[Utterance], scores: list[NDArray], scale: float
+    ) -> list[tuple[WordErrors, str]]:
+        hypotheses = [data.decoder.words(each, scale) for each in scores]
+        return [(word_errors(u.recording.text, h), h) for u, h in zip(utterances, hypotheses, strict=True)]
+
+    def _of_mixtures(self, prepared: Prepared) -> float:
+        """The mixtures' word error rate on the evaluation sessions, their scale chosen on the development sessions."""
+        scales = (0.05, 0.07, 0.1, 0.15)
+        rates = {scale: total(prepared.errors_of_mixtures("dev", scale)).rate for scale in scales}
+        best = min(rates, key=lambda scale: rates[scale])
+        return total(prepared.errors_of_mixtures("eval", best)).rate
+
+
+@torch.no_grad()
+def log_posteriors(module: LightningModule, utterances: Sequence[Utterance]) -> list[NDArray[np.float32]]:
+    """log p(state | frames) (frames, states) of each utterance, in evaluation mode."""
+    scores: list[NDArray[np.float32]] = []
+    with evaluating(module):
+        for first in range(0, len(utterances), TOGETHER):
+            x = [with_future(padded(u.mel)) for u in utterances[first : first + TOGETHER]]
+            posteriors = module(pad_sequence(x, batch_first=True).to(module.device)).float().cpu()
+            scores += [own[: len(frames)].numpy() for own, frames in zip(posteriors, x, strict=True)]
+    return scores
+
+
+def write_report(folder: Path, utterances: Sequence[Utterance], decoded: Sequence[tuple[WordErrors, str]]) -> None:
+    """``word_errors.csv``: counts and intervals by session and of all; ``hypotheses.csv``: beside the references."""
+    by_session: dict[str, list[WordErrors]] = {}
+    for utterance, (errors, _) in zip(utterances, decoded, strict=True):
+        by_session.setdefault(utterance.recording.session, []).append(errors)
+    by_session["all"] = [errors for errors, _ in decoded]
+    header = ["session", "words", "substitutions", "deletions", "insertions", "wer", "low", "high"]
+    rows = []
+    for session, counts in by_session.items():
+        sum_, (low, high) = total(counts), interval(counts)
+        numbers = [sum_.words, sum_.substitutions, sum_.deletions, sum_.insertions]
+        rows.append([session, *numbers, f"{sum_.rate:.2f}", f"{low:.2f}", f"{high:.2f}"])
+    _write_table(folder / "word_errors.csv", header, rows)
+    pairs = zip(utterances, decoded, strict=True)
+    lines = [[u.recording.session, u.recording.audio.name, e.errors, u.recording.text, h] for u, (e, h) in pairs]
+    _write_table(folder / "hypotheses.csv", ["session", "audio", "errors", "reference", "hypothesis"], lines)
+
+
+def _write_table(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])

@@ -1,0 +1,224 @@
+"""Speech as a federation: a session of several speakers in one room is a client."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from datamodules.base import ClientData, FederatedDataModule
+from datamodules.clients import BatchDataset
+from lit_epgan.errors import UserError
+from lit_epgan.metrics.cache import cache_folder
+from lit_epgan.randomness import generator_for
+from lit_epgan.speech.audio import OnError
+from lit_epgan.speech.corpora import Corpus, chime5, embedded, from_manifest
+from lit_epgan.speech.decoding import Decoder
+from lit_epgan.speech.features import CHUNK, FUTURE, INPUTS, chunk_starts, padded, with_future
+from lit_epgan.speech.hmm import PDFS
+from lit_epgan.speech.lexicon import PHONES
+from lit_epgan.speech.preparation import UNALIGNED, Prepared, Utterance, prepare
+from lit_epgan.speech.sessions import Split, plan_sessions
+from lit_epgan.speech.stages import Stages
+
+NAMED = 5  # utterances left out that a warning names
+
+
+class ChunkDataset(BatchDataset):
+    """Chunks of 20 frames of utterances that stay in memory once, however often frames are seen.
+
+    Args:
+        mel: float tensor (frames, 40) of all utterances, each padded by its future.
+        pdfs: int64 tensor (frames,): their HMM states.
+        starts: int64 tensor (n,): where this data set's chunks begin.
+    """
+
+    def __init__(self, mel: Tensor, pdfs: Tensor, starts: Tensor) -> None:
+        self.mel, self.pdfs, self.starts = mel, pdfs, starts
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """One chunk: frames (20, 200) and states (20,)."""
+        x, pdfs = self.fetch([index])
+        return x[0], pdfs[0]
+
+    def fetch(self, indices: list[int]) -> list[Tensor]:
+        """A batch at once: frames, float tensor (b, 20, 200), and their states, int64 (b, 20)."""
+        rows = self.starts[indices][:, None] + torch.arange(CHUNK + FUTURE)
+        return [with_future(self.mel[rows]), self.pdfs[rows[:, :CHUNK]]]
+
+    def of(self, starts: Tensor) -> "ChunkDataset":
+        """Other chunks of the same utterances."""
+        return ChunkDataset(self.mel, self.pdfs, starts)
+
+
+class SpeechDataModule(FederatedDataModule):
+    """Sessions as clients: their chunks to train on, others' to validate and test, and what decodes them.
+
+    By default a corpus that espeak speaks on first use; results of every stage are kept in the cache under the name of
+    what they came from.
+
+    Args:
+        manifest: a user's own corpus, a CSV file, see ``lit_epgan.speech.manifest``.
+        chime5: CHiME-5's folder.
+        train_sessions, dev_sessions, eval_sessions: of the embedded corpus; speakers and rooms are never the same.
+        minutes: of all its training sessions together, at least.
+        words: of its development sessions together, and of its evaluation sessions, at least.
+        heterogeneity: of its sessions, from 0 (i.i.d.) to 1, see ``lit_epgan.speech.sessions.plan_sessions``.
+        imbalance: how many times the longest of its training sessions is as long as the shortest.
+        speakers: of each of its sessions.
+        grammar: sentences of its grammar's text.
+        corpus_seed: of everything that is drawn for it.
+        partition: ``sessions``: each is a client; ``iid``: as many chunks, dealt at random, the control that shows
+            what the sessions' differences cost; ``pooled``: one client has all.
+        iterations, gaussians: of the training of the Gaussian mixtures that align the corpus.
+        on_error: audio that cannot be used is refused, or skipped with a warning that names it.
+        cache_dir: by default the user's cache.
+        workers: processes that speak and compute features.
+        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
+            ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
+
+    Attributes:
+        pdfs: number of HMM states.
+        inputs: columns of a frame.
+        label_names: the phones, by which the partition is shown.
+    """
+
+    def __init__(
+        self,
+        manifest: str | None = None,
+        chime5: str | None = None,
+        train_sessions: int = 16,
+        dev_sessions: int = 6,
+        eval_sessions: int = 6,
+        minutes: float = 60.0,
+        words: int = 3000,
+        heterogeneity: float = 1.0,
+        imbalance: float = 4.0,
+        speakers: int = 4,
+        grammar: int = 1000,
+        corpus_seed: int = 0,
+        partition: Literal["sessions", "iid", "pooled"] = "sessions",
+        iterations: int = 24,
+        gaussians: int = 1000,
+        on_error: OnError = "refuse",
+        cache_dir: str | None = None,
+        workers: int = 2,
+        **federated: Any,
+    ) -> None:
+        super().__init__(**federated)
+        if manifest is not None and chime5 is not None:
+            raise UserError("data.manifest and data.chime5 are both given: choose one corpus.")
+        self.manifest, self.chime5 = manifest, chime5
+        self.sessions: dict[Split, int] = {"train": train_sessions, "dev": dev_sessions, "eval": eval_sessions}
+        self.minutes, self.words, self.heterogeneity, self.imbalance = minutes, words, heterogeneity, imbalance
+        self.speakers, self.grammar, self.corpus_seed = speakers, grammar, corpus_seed
+        self.partition, self.iterations, self.gaussians, self.on_error = partition, iterations, gaussians, on_error
+        self.stages = Stages(Path(cache_dir).expanduser() if cache_dir else cache_folder() / "speech")
+        self.workers = workers
+        self.pdfs, self.inputs, self.label_names = PDFS, INPUTS, list(PHONES)
+        self._prepared: Prepared | None = None
+
+    def prepare_data(self) -> None:
+        """Make what is not in the cache, on one process only; ``load`` then finds it."""
+        self._prepare()
+
+    def load(self) -> ClientData:
+        """Cut the corpus into chunks and deal them out.
+
+        Raises:
+            UserError: names audio that cannot be used, or a mistake in a manifest.
+        """
+        prepared = self.prepared
+        clients = {name: chunks_of(own) for name, own in prepared.utterances["train"].items()}
+        joined, starts = join(clients)
+        if self.partition == "pooled":
+            starts = {"all": torch.cat(list(starts.values()))}
+        elif self.partition == "iid":
+            starts = dealt(starts, self.seed)
+        held_out = {
+            split: chunks_of([u for own in prepared.utterances[split].values() for u in own])
+            for split in ("dev", "eval")
+        }
+        return ClientData(
+            train={name: joined.of(own) for name, own in starts.items()},
+            val=held_out["dev"],
+            test=held_out["eval"],
+            labels={name: joined.pdfs[own + CHUNK // 2] // (PDFS // len(PHONES)) for name, own in starts.items()},
+        )
+
+    @property
+    def prepared(self) -> Prepared:
+        """The corpus, its alignments and what decodes it."""
+        return self._prepared or self._prepare()
+
+    @property
+    def decoder(self) -> Decoder:
+        """From posteriors of HMM states to words."""
+        return self.prepared.decoder
+
+    def utterances(self, split: Split) -> list[Utterance]:
+        """All utterances of a split, session by session."""
+        return [each for own in self.prepared.utterances[split].values() for each in own]
+
+    def _prepare(self) -> Prepared:
+        if self._prepared is None:
+            self._prepared = prepare(
+                self._corpus(), self.stages, self.iterations, self.gaussians, self.on_error, self.workers
+            )
+            skipped = self._prepared.skipped
+            if skipped:
+                rank_zero_warn(f"left out {len(skipped)} utterances: {' '.join(skipped[:NAMED])}")
+        return self._prepared
+
+    def _corpus(self) -> Corpus:
+        if self.manifest is not None:
+            return from_manifest(Path(self.manifest).expanduser())
+        if self.chime5 is not None:
+            return chime5(Path(self.chime5).expanduser())
+        plans = plan_sessions(
+            self.sessions,
+            self.minutes,
+            self.words,
+            self.heterogeneity,
+            self.imbalance,
+            self.speakers,
+            self.corpus_seed,
+        )
+        return embedded(plans, self.stages, self.grammar, self.workers, self.corpus_seed)
+
+
+def chunks_of(utterances: list[Utterance]) -> ChunkDataset:
+    """The chunks of utterances, one after another; one without alignment has none."""
+    mel, pdfs, starts, row = [], [], [], 0
+    for each in utterances:
+        if each.pdfs[0] == UNALIGNED:
+            continue
+        mel.append(padded(each.mel))
+        pdfs.append(torch.cat([each.pdfs, torch.full((FUTURE,), UNALIGNED)]))
+        starts += [row + start for start in chunk_starts(len(each.mel))]
+        row += len(mel[-1])
+    if not mel:
+        return ChunkDataset(torch.zeros(0, INPUTS // (1 + FUTURE)), torch.zeros(0).long(), torch.zeros(0).long())
+    return ChunkDataset(torch.cat(mel), torch.cat(pdfs), torch.tensor(starts, dtype=torch.int64))
+
+
+def join(clients: dict[str, ChunkDataset]) -> tuple[ChunkDataset, dict[str, Tensor]]:
+    """All clients' frames one after another, and where each client's chunks begin in them."""
+    starts, row = {}, 0
+    for name, own in clients.items():
+        starts[name] = own.starts + row
+        row += len(own.mel)
+    mel, pdfs = (torch.cat([getattr(own, name) for own in clients.values()]) for name in ("mel", "pdfs"))
+    return ChunkDataset(mel, pdfs, torch.cat(list(starts.values()))), starts
+
+
+def dealt(starts: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """All chunks dealt at random to clients as large as they were: {client: int64 tensor (n_k,)}."""
+    every = torch.cat(list(starts.values()))
+    shuffled = every[torch.randperm(len(every), generator=generator_for(seed, "iid"))]
+    parts = shuffled.split([len(own) for own in starts.values()])
+    return dict(zip(starts, parts, strict=True))

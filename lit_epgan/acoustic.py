@@ -1,0 +1,112 @@
+"""An acoustic model as a LightningModule: from frames to posteriors of HMM states, trained by cross-entropy."""
+
+import math
+from typing import Any
+
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+
+from lit_epgan.errors import UserError
+from lit_epgan.optimizers import adam, linear_decay
+
+
+class AcousticModel(LightningModule):
+    """Learns p(HMM state | frames) from a forced alignment; a recogniser's graph turns it into words.
+
+    A batch is (x, states): chunks of frames, float tensor (batch, frames, inputs), and the frames' HMM states, int64
+    (batch, frames), -100 where there is none. Logs the mean cross-entropy of a frame, and in validation and test the
+    share of frames whose state is the most probable one, in percent.
+
+    Args:
+        network: x (batch, frames, inputs) -> scores (batch, frames, states).
+        lr: Adam's learning rate.
+        betas: its decay rates.
+        lr_decay: factor of the learning rate in the last epoch; it falls linearly from epoch to epoch. None: constant.
+
+    Raises:
+        UserError: a learning rate that is not positive.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        lr_decay: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 < lr < math.inf:
+            raise UserError(f"the model's lr is {lr}, but must be positive.")
+        # a network given as an object has no place in a checkpoint's hyperparameters; a CLI gives its configuration
+        self.save_hyperparameters(ignore=["network"] if _given_hyperparameters.get() is None else [])
+        self.network, self.lr, self.betas, self.lr_decay = network, lr, (betas[0], betas[1]), lr_decay
+
+    def on_fit_start(self) -> None:
+        """Refuse data with other HMM states than the network's, where the data module says how many there are."""
+        check_states(getattr(self.trainer.datamodule, "pdfs", None), getattr(self.network, "pdfs", None))  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log posteriors (batch, frames, states) of ``x`` (batch, frames, inputs)."""
+        return F.log_softmax(self.network(x).float(), -1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Cross-entropy of the batch's frames."""
+        x, states = batch
+        loss = cross_entropy(self.network(x), states)
+        self.log("loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(x), sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log ``val_loss`` and ``val_accuracy``."""
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log ``test_loss`` and ``test_accuracy``."""
+        self._evaluate("test", batch)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """Log posteriors (batch, frames, states)."""
+        posteriors: Tensor = self(batch[0])
+        return posteriors
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Adam, with ``lr_decay`` under a linear schedule that is stepped every epoch."""
+        optimizer = adam(self.parameters(), self.lr, self.betas)
+        if self.lr_decay is None:
+            return optimizer
+        return [optimizer], [linear_decay(optimizer, self.lr_decay, self.trainer.max_epochs)]
+
+    def _evaluate(self, split: str, batch: Any) -> None:
+        x, states = batch
+        posteriors = self(x)
+        values = {f"{split}_loss": cross_entropy(posteriors, states), f"{split}_accuracy": accuracy(posteriors, states)}
+        self.log_dict(values, batch_size=len(x), sync_dist=True)
+
+
+def cross_entropy(scores: Tensor, states: Tensor) -> Tensor:
+    """- mean log softmax(scores)[state] over the frames that have one.
+
+    Args:
+        scores: float tensor (batch, frames, states).
+        states: int64 tensor (batch, frames), -100 for none.
+    """
+    return F.cross_entropy(scores.flatten(0, 1).float(), states.flatten())
+
+
+def accuracy(scores: Tensor, states: Tensor) -> Tensor:
+    """Percent of the frames whose state has the highest of ``scores`` (batch, frames, states)."""
+    known = states >= 0
+    return 100 * (scores.argmax(-1) == states)[known].float().mean()
+
+
+def check_states(data: int | None, network: int | None) -> None:
+    """Refuse a network whose outputs are not the data's HMM states.
+
+    Raises:
+        UserError: both say how many there are, and differ.
+    """
+    if data is not None and network is not None and data != network:
+        raise UserError(f"the data have {data} HMM states, the network {network}: set its pdfs to {data}.")

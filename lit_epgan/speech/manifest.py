@@ -1,0 +1,100 @@
+"""Who said what in which file: a corpus as a CSV table, ours or a user's own."""
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_epgan.atomic import write_text
+from lit_epgan.errors import UserError
+from lit_epgan.speech.sessions import SPLITS, Split
+
+COLUMNS = ("session", "speaker", "text", "audio", "seconds")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A row of a manifest.
+
+    Attributes:
+        session: the client.
+        speaker: whose mean and variance normalise the features.
+        text: words in lower case, separated by blanks.
+        audio: file.
+        seconds: its length, or of its part.
+        split: train, dev or eval.
+        start: where in the file it begins, in seconds.
+    """
+
+    session: str
+    speaker: str
+    text: str
+    audio: Path
+    seconds: float
+    split: Split = "train"
+    start: float = 0.0
+
+
+def read_manifest(path: Path) -> list[Recording]:
+    """The recordings of a CSV file.
+
+    Its first row names the columns session, speaker, text, audio (relative to the manifest's folder) and seconds, and
+    if wanted split (train, dev or eval; by default train) and start (seconds into the file, by default 0).
+
+    Raises:
+        UserError: names the first mistake and its row.
+    """
+    if not path.is_file():
+        raise UserError(f"there is no manifest {path}: a CSV file with the columns {', '.join(COLUMNS)}.")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as text:
+            rows = list(csv.DictReader(text))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as a CSV table in UTF-8: {error}.") from error
+    if not rows:
+        raise UserError(f"{path} has no recordings: each is a row with {', '.join(COLUMNS)}.")
+    missing = [column for column in COLUMNS if column not in rows[0]]
+    if missing:
+        raise UserError(f"{path} has no column {missing[0]!r}: its first row must name {', '.join(COLUMNS)}.")
+    return [_recording(path, number, row) for number, row in enumerate(rows, start=2)]
+
+
+def write_manifest(path: Path, recordings: Iterable[Recording]) -> None:
+    """Write what ``read_manifest`` reads; files in the manifest's folder are named relative to it."""
+    lines = [",".join([*COLUMNS, "split"])]
+    for each in recordings:
+        audio = each.audio.relative_to(path.parent) if each.audio.is_relative_to(path.parent) else each.audio
+        lines.append(f"{each.session},{each.speaker},{each.text},{audio},{each.seconds:.4f},{each.split}")
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def _recording(path: Path, number: int, row: dict[str, str | None]) -> Recording:
+    where = f"{path}, row {number}"
+    values = {key: (value or "").strip() for key, value in row.items() if isinstance(key, str)}
+    for column in COLUMNS:
+        if not values[column]:
+            raise UserError(f"{where}: the {column} is empty.")
+    split = values.get("split") or "train"
+    if split not in SPLITS:
+        raise UserError(f"{where}: the split is {split!r}; it must be one of {', '.join(SPLITS)}.")
+    try:
+        seconds, start = float(values["seconds"]), float(values.get("start") or 0)
+    except ValueError as error:
+        raise UserError(f"{where}: seconds and start must be numbers ({error}).") from error
+    if not (0 < seconds < float("inf") and 0 <= start < float("inf")):
+        raise UserError(f"{where}: seconds must be positive and start not negative.")
+    audio = path.parent / values["audio"]
+    if not audio.is_file():
+        raise UserError(f"{where}: there is no file {audio}.")
+    return Recording(values["session"], values["speaker"], plain_words(values["text"]), audio, seconds, split, start)
+
+
+def plain_words(text: str) -> str:
+    """Words in lower case without punctuation; what stands in brackets, such as [laughs], is no word."""
+    kept, depth = [], 0
+    for letter in text.lower().replace("\u2019", "'").replace("-", " "):
+        depth += (letter == "[") - (letter == "]")
+        if depth == 0 and (letter.isalnum() or letter in "' "):
+            kept.append(letter)
+    words = [word.strip("'") if word.strip("'") not in ("em", "cause") else word for word in "".join(kept).split()]
+    return " ".join(word for word in words if word)

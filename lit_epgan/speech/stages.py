@@ -1,0 +1,82 @@
+"""Results of a stage, kept under the name of what they came from; a half-written one is never taken for a whole one."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lit_epgan.atomic import write_text
+
+CONTENTS = "contents.json"
+
+
+class Stages:
+    """A folder of stages' results.
+
+    Args:
+        root: the folder; made when the first result is.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def result(self, stage: str, came_from: Any, make: Callable[[Path], None]) -> Path:
+        """The folder that ``make`` filled for ``came_from``, now or on another day.
+
+        ``make`` writes into a folder beside it. The last thing written there is the list of all files with their sizes
+        and digests; then the folder is renamed. A folder whose files are not those of its list is made anew.
+
+        Args:
+            stage: its name, with a version where its code's results change.
+            came_from: everything that the result depends on, as JSON can write it: settings, digests of other results.
+            make: fills an empty folder.
+        """
+        folder = self.root / f"{stage}-{digest_of(came_from)}"
+        if is_whole(folder):
+            return folder
+        beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        make(beside)
+        write_text(beside / CONTENTS, json.dumps(_contents(beside), indent=1), durable=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            beside.rename(folder)
+        except OSError:  # another process has made the same in the meantime
+            if not is_whole(folder):
+                raise
+            shutil.rmtree(beside, ignore_errors=True)
+        return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the folder holds every file of its list, each of its size."""
+    try:
+        contents = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == size for name, (size, _) in contents.items())
+    except (OSError, ValueError):
+        return False
+
+
+def digest_of_result(folder: Path) -> str:
+    """A name for a result's content, for whatever is made of it."""
+    return hashlib.blake2b((folder / CONTENTS).read_bytes(), digest_size=8).hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """A name for a value that JSON can write."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """A name for a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
+def _contents(folder: Path) -> dict[str, tuple[int, str]]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (path.stat().st_size, digest_of_file(path)) for path in files}

@@ -1,0 +1,22 @@
+"""A miniature of the embedded corpus, for whoever needs speech."""
+
+from typing import Any
+
+MINIATURE: dict[str, Any] = {
+    "train_sessions": 3,
+    "dev_sessions": 1,
+    "eval_sessions": 2,
+    "minutes": 1.5,
+    "words": 40,
+    "speakers": 2,
+    "grammar": 300,
+    "iterations": 8,
+    "gaussians": 200,
+    "workers": 1,
+}
+
+
+def words_of_miniature(cache: Any) -> list[str]:
+    """The miniature as words of the command line."""
+    settings = MINIATURE | {"cache_dir": cache}
+    return [word for key, value in settings.items() for word in (f"--data.{key}", str(value))]

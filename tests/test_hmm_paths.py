@@ -1,0 +1,78 @@
+"""Forward, Viterbi and Kaldi's aligner against brute force over all paths of small graphs."""
+
+from itertools import pairwise, product
+
+import kaldi_hmm_gmm
+import kaldifst
+import numpy as np
+import pytest
+import torch
+
+from lit_epgan.speech.alignment import SELF_LOOP_SCALE, aligned, training_graphs
+from lit_epgan.speech.hmm import PDFS, forward, phone_models, viterbi
+from lit_epgan.speech.lexicon import lexicon
+
+STATES, FRAMES = 3, 5
+
+
+@pytest.fixture
+def chain():
+    generator = torch.Generator().manual_seed(0)
+
+    def log_probabilities(*shape):
+        return torch.rand(shape, generator=generator, dtype=torch.float64).log_softmax(-1)
+
+    transition = log_probabilities(STATES, STATES)
+    transition[2, 0] = -torch.inf  # some steps are forbidden
+    return log_probabilities(STATES), transition, log_probabilities(FRAMES, STATES), log_probabilities(STATES)
+
+
+def path_score(path, initial, transition, emission, final):
+    steps = sum(transition[a, b] for a, b in pairwise(path))
+    return initial[path[0]] + steps + sum(emission[t, s] for t, s in enumerate(path)) + final[path[-1]]
+
+
+def test_forward_is_the_sum_over_all_paths(chain):
+    scores = torch.stack([path_score(path, *chain) for path in product(range(STATES), repeat=FRAMES)])
+    torch.testing.assert_close(forward(*chain), torch.logsumexp(scores, 0))
+
+
+def test_viterbi_is_the_best_of_all_paths(chain):
+    paths = list(product(range(STATES), repeat=FRAMES))
+    scores = torch.stack([path_score(path, *chain) for path in paths])
+    score, path = viterbi(*chain)
+    torch.testing.assert_close(score, scores.max())
+    assert tuple(path) == paths[int(scores.argmax())]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kaldis_aligner_finds_the_best_of_all_paths(seed):
+    """The graph of "two" (T UW, silence before and after at will), ten frames: every path is enumerated."""
+    phones = phone_models()
+    (graph,) = training_graphs(lexicon(["two"]), phones, ["two"])
+    rng = np.random.default_rng(seed)
+    phones.learn(rng.uniform(1, 50, size=phones.transitions.num_transition_ids + 1))
+    scores = rng.normal(scale=0.2, size=(10, PDFS)).astype(np.float32)  # no louder than the transitions
+    weighted = graph.copy()
+    kaldi_hmm_gmm.add_transition_probs(
+        trans_model=phones.transitions,
+        disambig_syms=[],
+        transition_scale=1.0,
+        self_loop_scale=SELF_LOOP_SCALE,
+        fst=weighted,
+    )
+
+    def paths(state, frame, cost, taken):
+        if frame == len(scores) and weighted.final(state).value < float("inf"):
+            yield cost + weighted.final(state).value, taken
+        for arc in kaldifst.ArcIterator(weighted, state):
+            if arc.ilabel == 0:
+                yield from paths(arc.nextstate, frame, cost + arc.weight.value, taken)
+            elif frame < len(scores):
+                acoustic = scores[frame, phones.pdfs[arc.ilabel - 1]]
+                yield from paths(arc.nextstate, frame + 1, cost + arc.weight.value - acoustic, [*taken, arc.ilabel])
+
+    every = sorted(paths(weighted.start, 0, 0.0, []))
+    assert len(every) > 100
+    assert every[1][0] - every[0][0] > 1e-4
+    assert aligned(graph, phones.decodable(scores), phones, beam=1000.0) == every[0][1]

@@ -1,0 +1,180 @@
+"""Where recordings come from: sentences that no two pools share, sessions, manifests, CHiME-5's layout, bad audio."""
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+import soundfile
+
+from lit_epgan.errors import UserError
+from lit_epgan.speech.audio import read_audio, readable
+from lit_epgan.speech.corpora import chime5, from_manifest
+from lit_epgan.speech.lexicon import cmudict
+from lit_epgan.speech.manifest import plain_words, read_manifest
+from lit_epgan.speech.sentences import POOLS, TOPICS, pool_of, sentences, vocabulary
+from lit_epgan.speech.sessions import plan_sessions
+
+RATE = 16000
+SESSIONS = {"train": 16, "dev": 6, "eval": 6}
+
+
+def tone(path, seconds=1.0, rate=RATE):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, 0.1 * np.sin(np.arange(int(seconds * rate)) / 10), rate)
+    return path
+
+
+def manifest(folder, rows, header="session,speaker,text,audio,seconds,split"):
+    path = folder / "manifest.csv"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def test_no_two_pools_share_a_sentence():
+    uniform = [1 / len(TOPICS)] * len(TOPICS)
+    drawn = {pool: set(islice(sentences(pool, uniform, 0, pool), 500)) for pool in set(POOLS)}
+    assert all(len(own) == 500 for own in drawn.values())
+    assert len(set.union(*drawn.values())) == 500 * len(drawn)
+    assert all(pool_of(sentence) == pool for pool, own in drawn.items() for sentence in own)
+
+
+def test_every_word_has_a_pronunciation():
+    assert not [word for word in vocabulary() if word not in cmudict()]
+
+
+def test_every_topic_can_fill_a_session():
+    for topic in range(len(TOPICS)):
+        only = [float(topic == k) for k in range(len(TOPICS))]
+        for pool in ("dev", "eval"):
+            assert len(list(islice(sentences(pool, only, topic), 80))) == 80
+
+
+def test_nobody_who_trains_is_heard_in_evaluation():
+    plans = plan_sessions(SESSIONS, 60, 3000)
+    voices = {
+        split: {s.voice.split("+")[1] for p in plans if p.split == split for s in p.speakers} for split in SESSIONS
+    }
+    assert not voices["train"] & voices["eval"]
+    assert not voices["train"] & voices["dev"]
+    assert not voices["dev"] & voices["eval"]
+    names = [s.name for p in plans for s in p.speakers]
+    assert len(set(names)) == len(names)
+    assert len({p.own for p in plans}) == len(plans)
+
+
+def test_lengths_are_imbalanced_and_add_up():
+    plans = plan_sessions(SESSIONS, 60, 3000, imbalance=4)
+    train = [p.seconds for p in plans if p.split == "train"]
+    assert sum(train) == pytest.approx(3600)
+    assert max(train) / min(train) == pytest.approx(4)
+    assert sum(p.words for p in plans if p.split == "eval") >= 3000
+
+
+def test_heterogeneity_moves_variety_between_sessions():
+    def spread(heterogeneity):
+        """Variance of sessions' topics, and the mean number of accents in a session."""
+        train = plan_sessions({**SESSIONS, "train": 100}, 60, 3000, heterogeneity)[:100]
+        accents = [len({s.voice.split("+")[0] for s in p.speakers}) for p in train]
+        return np.var([p.topics for p in train]), np.mean(accents)
+
+    (none, many), (own, one) = spread(0.0), spread(1.0)
+    assert none == pytest.approx(0, abs=1e-12)
+    assert own > 0.03
+    assert one == 1
+    assert many > 2.5
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("heterogeneity", 1.5), ("imbalance", 0.5), ("minutes", 0), ("speakers", 0)]
+)
+def test_a_plan_that_cannot_be_is_refused(name, value):
+    with pytest.raises(UserError, match=name):
+        plan_sessions(**{"sessions": SESSIONS, "minutes": 1.0, "words": 10, name: value})
+
+
+def test_a_manifest_is_read(tmp_path):
+    tone(tmp_path / "a.wav")
+    rows = ["S1,anna,Turn it OFF!,a.wav,1.0,train", "S2,bert,two,a.wav,1.0,dev", "S3,carl,two,a.wav,0.5,eval"]
+    corpus = from_manifest(manifest(tmp_path, rows))
+    assert [r.text for r in corpus.recordings] == ["turn it off", "two", "two"]
+    assert corpus.grammar == ["turn it off"]
+    assert corpus.words == ["it", "off", "turn"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("S1,anna,two,b.wav,1.0,train", "row 3: there is no file"),
+        ("S1,anna,two,a.wav,long,train", "row 3: seconds and start must be numbers"),
+        ("S1,anna,two,a.wav,-1,train", "row 3: seconds must be positive"),
+        (",anna,two,a.wav,1.0,train", "row 3: the session is empty"),
+        ("S1,anna,two,a.wav,1.0,testing", "row 3: the split is 'testing'"),
+    ],
+)
+def test_a_mistake_in_a_manifest_is_named(tmp_path, row, said):
+    tone(tmp_path / "a.wav")
+    with pytest.raises(UserError, match=said):
+        read_manifest(manifest(tmp_path, ["S1,anna,two,a.wav,1.0,train", row]))
+
+
+def test_a_manifest_without_a_column_or_split_is_refused(tmp_path):
+    tone(tmp_path / "a.wav")
+    with pytest.raises(UserError, match="no column 'speaker'"):
+        read_manifest(manifest(tmp_path, ["S1,two,a.wav,1"], "session,text,audio,seconds"))
+    with pytest.raises(UserError, match="no recording of the split dev"):
+        from_manifest(manifest(tmp_path, ["S1,anna,two,a.wav,1.0,train"]))
+
+
+def test_words_of_a_transcript():
+    assert plain_words("Okay [laughs], that\u2019s the B-side, isn't it?") == "okay that's the b side isn't it"
+
+
+@pytest.mark.parametrize("fault", ["text", "empty", "silent", "short"])
+def test_bad_audio_is_named_and_refused_or_skipped(tmp_path, fault):
+    good, bad = tone(tmp_path / "good.wav"), tmp_path / "bad.wav"
+    if fault == "text":
+        bad.write_text("this is no audio")
+    elif fault == "empty":
+        bad.write_bytes(b"")
+    else:
+        soundfile.write(bad, np.zeros(RATE if fault == "silent" else 10), RATE)
+    rows = ["S1,anna,two,bad.wav,1.0,train", "S1,anna,two,good.wav,1.0,train"]
+    recordings = read_manifest(manifest(tmp_path, rows))
+    with pytest.raises(UserError, match=r"bad\.wav .* --data\.on_error skip"):
+        list(readable(recordings, "refuse", []))
+    skipped = []
+    assert [r.audio for r, _ in readable(recordings, "skip", skipped)] == [good]
+    assert "bad.wav" in skipped[0]
+
+
+def test_chime5s_published_layout(tmp_path):
+    for split, session, speaker in (("train", "S03", "P09"), ("dev", "S02", "P05"), ("eval", "S01", "P01")):
+        stereo = np.stack([np.sin(np.arange(4 * RATE) / 9), np.zeros(4 * RATE)], 1)
+        (tmp_path / "audio" / split).mkdir(parents=True)
+        soundfile.write(tmp_path / "audio" / split / f"{session}_{speaker}.wav", stereo, RATE)
+        entries = [
+            {"session_id": session, "speaker": speaker, "ref": "U01", "words": words,
+             "start_time": {"U01": "0:00:09.00", "original": start}, "end_time": {"U01": "0:00:10.00", "original": end}}
+            for words, start, end in (
+                ("Turn it [noise] off.", "0:00:01.50", "0:00:02.75"),
+                ("[redacted]", "0:00:02.80", "0:00:03.00"),
+                ("[laughs]", "0:00:03.00", "0:00:03.50"),
+            )
+        ]  # fmt: skip
+        (tmp_path / "transcriptions" / split).mkdir(parents=True)
+        (tmp_path / "transcriptions" / split / f"{session}.json").write_text(json.dumps(entries))
+    corpus = chime5(tmp_path)
+    assert [(r.split, r.session, r.speaker, r.text) for r in corpus.recordings] == [
+        ("train", "S03", "P09", "turn it off"),
+        ("dev", "S02", "P05", "turn it off"),
+        ("eval", "S01", "P01", "turn it off"),
+    ]
+    heard = read_audio(corpus.recordings[0])
+    assert len(heard) == round(1.25 * RATE)
+    np.testing.assert_allclose(heard, np.sin(np.arange(1.5 * RATE, 2.75 * RATE) / 9), atol=1e-3)  # left, from 1.5 s on
+
+
+def test_a_folder_that_is_not_chime5_is_refused(tmp_path):
+    with pytest.raises(UserError, match="not CHiME-5"):
+        chime5(tmp_path)

@@ -1,0 +1,112 @@
+"""Figure 11's module: whose gradient goes where, in which order, and what it refuses."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from datamodules import FederatedDataModule
+from lit_epgan.acoustic import cross_entropy
+from lit_epgan.errors import UserError
+from lit_epgan.networks import MLPDiscriminator, MLPGenerator, SRUDiscriminator
+from lit_epgan.networks.acoustic import SRUAcousticNetwork
+from lit_epgan.priors import HistoryPrior
+from lit_epgan.speech_gan import SpeechGAN
+from tests.federations import fit
+
+FRAMES, INPUTS, BOTTLENECK, STATES = 4, 5, 3, 2
+
+
+def speech_gan(**options):
+    torch.manual_seed(0)
+    return SpeechGAN(
+        SRUAcousticNetwork(INPUTS + BOTTLENECK, 6, 1, 6, STATES, dropout=0.0),
+        MLPGenerator((FRAMES, INPUTS), latent_dim=2, hidden=(8,), tanh=False, members=2),
+        SRUDiscriminator(INPUTS, 6, 1, BOTTLENECK, heads=2, dropout=0.0),
+        objective="lsgan",
+        average=None,
+        **options,
+    )
+
+
+def batch(n=6, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, FRAMES, INPUTS, generator=generator, dtype=dtype)
+    return x, (x[:, :, 0] > 0).long()
+
+
+class Recorder:
+    """In place of an optimizer: which gradients it would step on."""
+
+    def __init__(self, network):
+        self.network, self.gradients = network, []
+        self.zero_grad = network.zero_grad
+
+    def step(self):
+        self.gradients.append([p.grad.clone() for p in self.network.parameters() if p.grad is not None])
+
+
+def test_cross_entropy_trains_the_discriminator_a_tenth_as_the_gan_would(monkeypatch):
+    module = speech_gan(gan_weight=0.1)
+    monkeypatch.setattr(module, "manual_backward", lambda loss: loss.backward())
+    monkeypatch.setattr(module, "log", lambda *_, **__: None)
+    acoustic, discriminator = Recorder(module.network), Recorder(module.discriminator)
+    x, states = batch()
+    module._acoustic_turn(acoustic, discriminator, x, states)
+    features = module.discriminator.features(x)
+    loss = cross_entropy(module.network(torch.cat([x, features], -1)), states)
+    encoder = [p for name, p in module.discriminator.named_parameters() if not name.startswith("heads")]
+    wanted = torch.autograd.grad(loss, [*module.network.parameters(), *encoder])
+    split = len(list(module.network.parameters()))
+    torch.testing.assert_close(acoustic.gradients[0], list(wanted[:split]))
+    torch.testing.assert_close(discriminator.gradients[0], [10 * gradient for gradient in wanted[split:]])
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_the_samplers_noise_reaches_the_recogniser_only_if_it_is_sampled(sampled):
+    module = speech_gan(noise=1.0, sample_acoustic=sampled)
+    module._acoustic_turn_is_on = True
+    weight = next(module.network.parameters())
+    weight.grad = torch.zeros_like(weight)
+    module.on_before_optimizer_step(SimpleNamespace(param_groups=[{"params": [weight]}]))
+    assert bool(weight.grad.any()) == sampled
+    module._acoustic_turn_is_on = False
+    module.on_before_optimizer_step(SimpleNamespace(param_groups=[{"params": [weight]}]))
+    assert weight.grad.any()
+
+
+def test_a_federation_trains_all_three_networks_and_the_recogniser_learns():
+    x, states = batch(96, torch.float64)
+    sets = [torch.utils.data.TensorDataset(x[i::2], states[i::2]) for i in range(2)]
+    data = FederatedDataModule.from_datasets(sets, batch_size=16, local_epochs=6)
+    module = speech_gan(lr=1e-3, lr_acoustic=1e-2, prior=HistoryPrior(size=2, every=5), noise=1e-3, lr_decay=0.5)
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    fit(module, data, rounds=6)
+    moved = {
+        name.split(".")[0]
+        for name, p in module.named_parameters()
+        if not torch.equal(p.double(), before[name].double())
+    }
+    assert moved >= {"network", "generator", "discriminator"}
+    module.eval()
+    with torch.no_grad():
+        assert (module(x).argmax(-1) == states).float().mean() > 0.9
+
+
+def test_what_is_evaluated_does_not_depend_on_later_frames():
+    module = speech_gan().eval()
+    x, _ = batch()
+    posteriors = module(x)
+    later = x.clone()
+    later[:, 3:] += 1
+    torch.testing.assert_close(module(later)[:, :3], posteriors[:, :3])
+    assert posteriors.shape == (6, FRAMES, STATES)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(UserError, match="gan_weight"):
+        speech_gan(gan_weight=0.0)
+    with pytest.raises(UserError, match="has no features"):
+        SpeechGAN(SRUAcousticNetwork(), MLPGenerator((4, 5)), MLPDiscriminator((4, 5)))
+    with pytest.raises(UserError, match="bottleneck"):
+        SRUDiscriminator(bottleneck=0)

@@ -1,0 +1,46 @@
+"""From nothing to word error rates on the command line, with a miniature of the corpus."""
+
+from types import SimpleNamespace
+
+import jiwer
+import pandas as pd
+import pytest
+
+from callbacks.word_error_rate import WordErrorRate
+from lit_epgan.cli import main
+from lit_epgan.errors import UserError
+from tests.speech import words_of_miniature
+
+SMALL = ["--model.network.hidden", "16", "--model.network.layers", "1", "--model.network.projection", "16"]
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, speech_cache):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    return ["--config", "speech.yaml", *words_of_miniature(speech_cache), *SMALL, "--trainer.accelerator", "cpu"]
+
+
+def test_fit_then_test(command, tmp_path):
+    assert main(["fit", *command, "--trainer.max_epochs", "2", "--data.batch_size", "8"]) == 0
+    rounds = pd.read_csv(tmp_path / "runs" / "speech" / "metrics.csv")
+    assert rounds["wer_dev"].notna().sum() == 2
+    assert main(["test", *command]) == 0
+    folder = tmp_path / "runs" / "speech"
+    logged = pd.read_csv(folder / "test_metrics.csv").iloc[-1]
+    table = pd.read_csv(folder / "test" / "word_errors.csv").set_index("session")
+    decoded = pd.read_csv(folder / "test" / "hypotheses.csv", keep_default_na=False)
+    rate = 100 * jiwer.wer(decoded["reference"].tolist(), decoded["hypothesis"].tolist())
+    assert logged["wer"] == pytest.approx(rate, rel=1e-5)
+    assert table.loc["all", "wer"] == pytest.approx(rate, abs=0.01)
+    assert logged["wer_low"] <= logged["wer"] <= logged["wer_high"]
+    assert set(table.index) == {"S05", "S06", "all"}
+    counts = ["words", "substitutions", "deletions", "insertions"]
+    assert (table.loc[["S05", "S06"], counts].sum() == table.loc["all", counts]).all()
+    assert set(decoded["session"]) == {"S05", "S06"}
+    assert 0 <= logged["wer_gmm"] < 100
+
+
+def test_other_data_cannot_be_decoded():
+    with pytest.raises(UserError, match="WordErrorRate decodes speech"):
+        WordErrorRate().setup(SimpleNamespace(datamodule=object()), None, "fit")
