@@ -1,6 +1,10 @@
 """What many tests share."""
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed")  # how long an example takes says nothing on a busy machine
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.special import log_ndtr
@@ -58,7 +58,6 @@ def tilted_by_integration(likelihoods: list[Likelihood]) -> Callable[[int, Gauss
 # Conjugate data ----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(0, 99), st.floats(0.2, 3))
 def test_conjugate_clients_give_the_exact_posterior_in_one_sweep(sizes: list[int], seed: int, noise: float) -> None:
     data = clients_data(sizes, seed)
@@ -116,7 +115,6 @@ def test_many_clients_and_one_that_holds_all_data_agree(kind: type) -> None:
 steps = st.lists(st.tuples(st.integers(0, 3), st.floats(0.1, 3), st.floats(-2, 2), st.floats(0.1, 1)), max_size=8)
 
 
-@settings(deadline=None)
 @given(steps)
 def test_q_is_the_prior_times_the_sites_after_every_update(updates: list[tuple[int, float, float, float]]) -> None:
     q, tied = Sites(prior(), 4), TiedSites(prior(), 4)

@@ -17,7 +17,7 @@ def draw_labels(n: int, classes: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(classes, (n,), generator=generator(seed))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(["iid", "dirichlet", "one_class", "natural"]),
     n=st.integers(40, 300),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -59,7 +59,6 @@ def test_snapshots_are_the_last_ones_newest_first() -> None:
             assert all(torch.equal(named[name], expected[name]) for name in named)
 
 
-@settings(deadline=None)
 @given(
     taken=st.lists(st.integers(0, 4), min_size=2, max_size=4),
     weights=st.lists(st.floats(0.1, 5), min_size=4, max_size=4),

@@ -86,7 +86,7 @@ def test_total_may_be_asked_twice_and_added_to() -> None:
 finite = st.floats(-1e3, 1e3, width=32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(finite, st.integers(1, 1000)), min_size=1, max_size=3 * GROUP))
 def test_any_weighted_sum(terms: list[tuple[float, int]]) -> None:
     total = summed([{"x": Weighted(torch.tensor([v]), w)} for v, w in terms])

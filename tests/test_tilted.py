@@ -88,7 +88,7 @@ def test_the_oracle_within_the_bounds_of_the_errata(terms: int) -> None:
         assert all(error <= limit for error, limit in zip(found, bound, strict=True)), found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(means, variances, slopes)
 def test_brute_force_integration(mean: float, variance: float, f: float) -> None:
     exact = tensors(*integrate(mean, variance, f))
@@ -110,7 +110,7 @@ def test_far_into_the_tail_and_steep(mean: float, f: float, dtype: torch.dtype) 
     assert all(float(error) <= bound for error, bound in zip(found, bounds, strict=True)), found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.floats(-1e6, 1e6), terms_, st.booleans())
 def test_the_variance_shrinks_and_all_is_finite(m: float, s: float, f: float, terms: int, single: bool) -> None:
     """No more than the curvature of -log sigma, at most 1/4, allows (Cramer and Rao)."""

@@ -22,7 +22,7 @@ def draws(n: int) -> list[Tensor]:
     return [normal[0], 4 * torch.rand(n, generator=generator, dtype=torch.float64), normal[1]]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.floats(-5, 5), st.floats(0.01, 2), st.floats(-1, 1))
 def test_quadrature_is_exact_for_gentle_tilts(mean: float, variance: float, f: float) -> None:
     result = tilted_moments_quadrature(*tensors(mean, variance, f))
