@@ -38,7 +38,7 @@ NARROW = {
     "speech.yaml": NARROW_SPEECH,
     "speech_central.yaml": NARROW_SPEECH,
     **{path.name: NARROW_DCGAN for path in CONFIGS if path.name.startswith("cifar")},
-    **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "tiny_imagenet"))},
+    **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion", "tiny_imagenet"))},
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
     "digits_embedding_sites.yaml": FEW_FEATURES,
     "digits_private.yaml": FEW_FEATURES + ON_SERVER,
