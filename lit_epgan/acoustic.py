@@ -1,6 +1,7 @@
 """An acoustic model as a LightningModule: from frames to posteriors of HMM states, trained by cross-entropy."""
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch.nn.functional as F
@@ -13,12 +14,54 @@ from lit_epgan.errors import UserError
 from lit_epgan.optimizers import adam, linear_decay
 
 
-class AcousticModel(LightningModule):
-    """Learns p(HMM state | frames) from a forced alignment; a recogniser's graph turns it into words.
+class Recogniser(LightningModule, ABC):
+    """What acoustic models share: log posteriors of HMM states, and what evaluation logs of them.
 
     A batch is (x, states): chunks of frames, float tensor (batch, frames, inputs), and the frames' HMM states, int64
-    (batch, frames), -100 where there is none. Logs the mean cross-entropy of a frame, and in validation and test the
-    share of frames whose state is the most probable one, in percent.
+    (batch, frames), -100 where there is none. Validation and test log the mean cross-entropy of a frame and the share
+    of frames whose state is the most probable one, in percent.
+
+    Attributes:
+        network: what says, in ``pdfs``, how many HMM states it scores.
+    """
+
+    network: nn.Module
+
+    @abstractmethod
+    def scores(self, x: Tensor) -> Tensor:
+        """Scores (batch, frames, states) of ``x`` (batch, frames, inputs)."""
+
+    def on_fit_start(self) -> None:
+        """Refuse data with other HMM states than the network's, where the data module says how many there are."""
+        super().on_fit_start()
+        check_states(getattr(self.trainer.datamodule, "pdfs", None), getattr(self.network, "pdfs", None))  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log posteriors (batch, frames, states) of ``x`` (batch, frames, inputs)."""
+        return F.log_softmax(self.scores(x).float(), -1)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log ``val_loss`` and ``val_accuracy``."""
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log ``test_loss`` and ``test_accuracy``."""
+        self._evaluate("test", batch)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """Log posteriors (batch, frames, states)."""
+        posteriors: Tensor = self(batch[0])
+        return posteriors
+
+    def _evaluate(self, split: str, batch: Any) -> None:
+        x, states = batch
+        posteriors = self(x)
+        values = {f"{split}_loss": cross_entropy(posteriors, states), f"{split}_accuracy": accuracy(posteriors, states)}
+        self.log_dict(values, batch_size=len(x), sync_dist=True)
+
+
+class AcousticModel(Recogniser):
+    """Learns p(HMM state | frames) from a forced alignment; a recogniser's graph turns it into words.
 
     Args:
         network: x (batch, frames, inputs) -> scores (batch, frames, states).
@@ -44,33 +87,17 @@ class AcousticModel(LightningModule):
         self.save_hyperparameters(ignore=["network"] if _given_hyperparameters.get() is None else [])
         self.network, self.lr, self.betas, self.lr_decay = network, lr, (betas[0], betas[1]), lr_decay
 
-    def on_fit_start(self) -> None:
-        """Refuse data with other HMM states than the network's, where the data module says how many there are."""
-        check_states(getattr(self.trainer.datamodule, "pdfs", None), getattr(self.network, "pdfs", None))  # type: ignore[attr-defined]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Log posteriors (batch, frames, states) of ``x`` (batch, frames, inputs)."""
-        return F.log_softmax(self.network(x).float(), -1)
+    def scores(self, x: Tensor) -> Tensor:
+        """The network's."""
+        scores: Tensor = self.network(x)
+        return scores
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Cross-entropy of the batch's frames."""
         x, states = batch
-        loss = cross_entropy(self.network(x), states)
+        loss = cross_entropy(self.scores(x), states)
         self.log("loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(x), sync_dist=True)
         return loss
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log ``val_loss`` and ``val_accuracy``."""
-        self._evaluate("val", batch)
-
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log ``test_loss`` and ``test_accuracy``."""
-        self._evaluate("test", batch)
-
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Log posteriors (batch, frames, states)."""
-        posteriors: Tensor = self(batch[0])
-        return posteriors
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Adam, with ``lr_decay`` under a linear schedule that is stepped every epoch."""
@@ -78,12 +105,6 @@ class AcousticModel(LightningModule):
         if self.lr_decay is None:
             return optimizer
         return [optimizer], [linear_decay(optimizer, self.lr_decay, self.trainer.max_epochs)]
-
-    def _evaluate(self, split: str, batch: Any) -> None:
-        x, states = batch
-        posteriors = self(x)
-        values = {f"{split}_loss": cross_entropy(posteriors, states), f"{split}_accuracy": accuracy(posteriors, states)}
-        self.log_dict(values, batch_size=len(x), sync_dist=True)
 
 
 def cross_entropy(scores: Tensor, states: Tensor) -> Tensor:

@@ -3,18 +3,17 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_epgan.acoustic import accuracy, check_states, cross_entropy
+from lit_epgan.acoustic import Recogniser, cross_entropy
 from lit_epgan.errors import UserError
 from lit_epgan.gan import GAN
 from lit_epgan.optimizers import adam, linear_decay
 
 
-class SpeechGAN(GAN):
+class SpeechGAN(Recogniser, GAN):
     """A (Bayesian) GAN of chunks of frames, and an acoustic model on frames with the discriminator's features beside.
 
         L = L_ce(theta_SRU, theta_D) + lambda_gan L_gan(theta_G, theta_D)
@@ -60,13 +59,11 @@ class SpeechGAN(GAN):
         self.lr_acoustic = self.lr if lr_acoustic is None else lr_acoustic
         self._acoustic_turn_is_on = False
 
-    def on_fit_start(self) -> None:
-        """Refuse data with other HMM states than the network's."""
-        check_states(getattr(self.trainer.datamodule, "pdfs", None), getattr(self.network, "pdfs", None))  # type: ignore[attr-defined]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Log posteriors (batch, frames, states) of ``x`` (batch, frames, inputs)."""
-        return F.log_softmax(self._scores(x).float(), -1)
+    def scores(self, x: Tensor) -> Tensor:
+        """Those of the frames with the discriminator's features beside."""
+        features = self.discriminator.features(x)  # type: ignore[operator]
+        scores: Tensor = self.network(torch.cat([x, features.to(x.dtype)], -1))
+        return scores
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """A step of the discriminator, one of the generator, one of the acoustic model and the discriminator."""
@@ -76,19 +73,6 @@ class SpeechGAN(GAN):
         self._discriminator_turn(discriminator_optimizer, x, None)
         self._generator_turn(generator_optimizer, discriminator_optimizer, x)
         self._acoustic_turn(acoustic_optimizer, discriminator_optimizer, x, states)
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log ``val_loss`` and ``val_accuracy``."""
-        self._evaluate("val", batch)
-
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Log ``test_loss`` and ``test_accuracy``."""
-        self._evaluate("test", batch)
-
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """Log posteriors (batch, frames, states)."""
-        posteriors: Tensor = self(batch[0])
-        return posteriors
 
     @torch.no_grad()
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -108,7 +92,7 @@ class SpeechGAN(GAN):
         return optimizers, [linear_decay(optimizer, self.lr_decay, self.trainer.max_epochs) for optimizer in optimizers]
 
     def _acoustic_turn(self, optimizer: Any, discriminator_optimizer: Any, x: Tensor, states: Tensor) -> None:
-        loss = cross_entropy(self._scores(x), states)
+        loss = cross_entropy(self.scores(x), states)
         optimizer.zero_grad()
         discriminator_optimizer.zero_grad()
         self.manual_backward(loss)
@@ -120,14 +104,3 @@ class SpeechGAN(GAN):
         discriminator_optimizer.step()
         self._acoustic_turn_is_on = False
         self.log("loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(x), sync_dist=True)
-
-    def _scores(self, x: Tensor) -> Tensor:
-        features = self.discriminator.features(x)  # type: ignore[operator]
-        scores: Tensor = self.network(torch.cat([x, features.to(x.dtype)], -1))
-        return scores
-
-    def _evaluate(self, split: str, batch: Any) -> None:
-        x, states = batch
-        posteriors = self(x)
-        values = {f"{split}_loss": cross_entropy(posteriors, states), f"{split}_accuracy": accuracy(posteriors, states)}
-        self.log_dict(values, batch_size=len(x), sync_dist=True)

@@ -67,5 +67,5 @@ def test_with_group_norm_a_row_does_not_depend_on_the_others() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UserError, match="norm 'layer' does not exist"):
         ResNet18(norm="layer")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="must be at least 1"):
+    with pytest.raises(UserError, match="ResNet-18 needs width of at least 1"):
         ResNet18(width=0)

@@ -103,6 +103,18 @@ def test_what_is_evaluated_does_not_depend_on_later_frames():
     assert posteriors.shape == (6, FRAMES, STATES)
 
 
+def test_data_of_another_shape_or_with_other_states_are_refused():
+    module = speech_gan()
+    module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), pdfs=STATES))
+    module.on_fit_start()
+    module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS + 1), pdfs=STATES))
+    with pytest.raises(UserError, match=r"shape|samples"):
+        module.on_fit_start()
+    module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), pdfs=STATES + 1))
+    with pytest.raises(UserError, match="3 HMM states"):
+        module.on_fit_start()
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(UserError, match="gan_weight"):
         speech_gan(gan_weight=0.0)

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from lit_epgan.errors import UserError
+from lit_epgan.networks.sizes import check_positive
 from lit_epgan.networks.sru import SRU
 
 
@@ -34,9 +34,7 @@ class SRUAcousticNetwork(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        for name, value in (("inputs", inputs), ("hidden", hidden), ("projection", projection), ("pdfs", pdfs)):
-            if value < 1:
-                raise UserError(f"the acoustic network's {name} is {value}; it must be at least 1.")
+        check_positive("an acoustic network", inputs=inputs, hidden=hidden, projection=projection, pdfs=pdfs)
         self.inputs, self.pdfs = inputs, pdfs
         self.first = nn.Linear(inputs, hidden)
         self.recurrent = SRU(hidden, hidden, layers, dropout)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
 from lit_epgan.networks.disjoint import DisjointLinear, DisjointNorm, check_blocks
+from lit_epgan.networks.sizes import check_positive
 
 ImageNorm = Literal["batch", "group", "none"]
 
@@ -49,7 +50,8 @@ class DCGANGenerator(nn.Module):
         members: int = 1,
     ) -> None:
         super().__init__()
-        _check_positive(
+        check_positive(
+            "a DCGAN",
             image_size=image_size,
             channels=channels,
             latent_dim=latent_dim,
@@ -112,7 +114,9 @@ class DCGANDiscriminator(nn.Module):
         heads: int = 1,
     ) -> None:
         super().__init__()
-        _check_positive(image_size=image_size, channels=channels, width=width, downsamplings=downsamplings, heads=heads)
+        check_positive(
+            "a DCGAN", image_size=image_size, channels=channels, width=width, downsamplings=downsamplings, heads=heads
+        )
         widths = [channels, *(width * 2**step for step in range(downsamplings))]
         layers: list[nn.Module] = []
         for position, (inputs, outputs) in enumerate(pairwise(widths)):
@@ -157,9 +161,3 @@ def _norm(norm: str, width: int, members: int = 1) -> list[nn.Module]:
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | DisjointLinear):
         nn.init.normal_(module.weight, std=0.02)
-
-
-def _check_positive(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 1:
-            raise UserError(f"{name}={number} cannot be: a DCGAN needs {name} of at least 1.")

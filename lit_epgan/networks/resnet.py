@@ -7,6 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
+from lit_epgan.networks.sizes import check_positive
 
 ResNetNorm = Literal["batch", "group", "none"]
 GROUPS = 32  # Wu and He 2018, "Group normalization"
@@ -52,8 +53,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, channels: int = 3, width: int = 64, norm: ResNetNorm = "batch") -> None:
         super().__init__()
-        if min(channels, width) < 1:
-            raise UserError(f"ResNet18's channels and width are {channels} and {width}; both must be at least 1")
+        check_positive("ResNet-18", channels=channels, width=width)
         layer, bias = _norm(norm), norm == "none"
         self.conv1 = nn.Conv2d(channels, width, 3, 1, 1, bias=bias)
         self.bn1 = layer(width)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
+from lit_epgan.networks.sizes import check_positive
 
 
 class SRULayer(nn.Module):
@@ -76,9 +77,7 @@ class SRU(nn.Module):
 
     def __init__(self, inputs: int, hidden: int = 256, layers: int = 4, dropout: float = 0.1) -> None:
         super().__init__()
-        for name, value in (("inputs", inputs), ("hidden", hidden), ("layers", layers)):
-            if value < 1:
-                raise UserError(f"the SRU's {name} is {value}; it must be at least 1.")
+        check_positive("an SRU", inputs=inputs, hidden=hidden, layers=layers)
         if not 0 <= dropout < 1:
             raise UserError(f"the SRU's dropout is {dropout}; it must lie in [0, 1).")
         self.layers = nn.ModuleList(SRULayer(hidden if i else inputs, hidden) for i in range(layers))

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_epgan.errors import UserError
+from lit_epgan.networks.sizes import check_positive
 from lit_epgan.networks.sru import SRU
 
 
@@ -34,8 +34,7 @@ class SRUDiscriminator(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        if bottleneck < 1 or heads < 1:
-            raise UserError(f"the discriminator's bottleneck and heads are {bottleneck} and {heads}; at least 1 each.")
+        check_positive("an SRU discriminator", bottleneck=bottleneck, heads=heads)
         self.encoder = SRU(inputs, hidden, layers, dropout)
         self.bottleneck = nn.Linear(hidden, bottleneck)
         self.heads = nn.Linear(bottleneck, heads)
