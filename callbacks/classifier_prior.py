@@ -6,13 +6,12 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from torch import Tensor, nn
 
 from callbacks.federation import FederationCallback
-from callbacks.pictures import publish
+from callbacks.pictures import pixels_of, publish
 from callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedNP
@@ -69,7 +68,6 @@ def projected(weights: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, 
 def draw(weights: Tensor, means: Tensor, covariances: Tensor, title: str) -> Any:
     """The picture as a uint8 array (height, width, 3) of what ``projected`` gives."""
     figure = Figure(figsize=(5.6, 5.2), layout="constrained", dpi=110)
-    canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
     colours = colormaps["turbo"](np.linspace(0.05, 0.95, len(weights)))
     for label, colour in enumerate(colours):
@@ -86,5 +84,4 @@ def draw(weights: Tensor, means: Tensor, covariances: Tensor, title: str) -> Any
     axes.set_aspect("equal")
     axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
     axes.set_title(title, fontsize=10, color=INK)
-    canvas.draw()
-    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    return pixels_of(figure)

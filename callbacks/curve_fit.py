@@ -2,15 +2,13 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from callbacks.federation import FederationCallback
-from callbacks.pictures import publish
+from callbacks.pictures import pixels_of, publish
 from callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.errors import UserError
 
@@ -97,7 +95,6 @@ def draw(
         title: of the picture.
     """
     figure = Figure(figsize=(6.4, 4.2), layout="constrained", dpi=110)
-    canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
     x = line.flatten().numpy()
     y = torch.cat([y for _, y in points.values()])
@@ -112,5 +109,4 @@ def draw(
     axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
     axes.legend(fontsize=8, frameon=False)
     axes.set_title(title, fontsize=10, color=INK)
-    canvas.draw()
-    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    return pixels_of(figure)

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 from lightning.pytorch import LightningModule, Trainer
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from callbacks.pictures import publish
+from callbacks.pictures import pixels_of, publish
 from callbacks.round_evaluation import RoundEvaluation, sample_sets
 from callbacks.toy_metrics import discriminator_map, mixture_of
 from lit_epgan.metrics.toy import HALF_WIDTH, SIDE, density_error, grid, kernel_density, unit_range
@@ -56,7 +54,6 @@ def draw(panels: list[tuple[str, Tensor, bool]], highest: float, title: str) -> 
         title: of the whole picture.
     """
     figure = Figure(figsize=(3.1 * len(panels), 3.6), layout="constrained", dpi=110)
-    canvas = FigureCanvasAgg(figure)
     for axes, (name, values, scores) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         axes.imshow(
             values.view(SIDE, SIDE).numpy(),
@@ -73,5 +70,4 @@ def draw(panels: list[tuple[str, Tensor, bool]], highest: float, title: str) -> 
         axes.set_yticks([-4, 0, 4])
     if title:
         figure.suptitle(title, fontsize=11, color=INK)
-    canvas.draw()
-    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    return pixels_of(figure)

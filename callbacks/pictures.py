@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
@@ -16,6 +18,13 @@ from lit_epgan.atomic import replacing
 
 TILE = 48  # least side of a tile in pixels: a person must see what an 8 x 8 image shows
 GAP, GREY = 2, 128
+
+
+def pixels_of(figure: Figure) -> Any:
+    """The drawn figure as a uint8 array (height, width, 3)."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
 
 
 def publish(trainer: Trainer, name: str, pixels: Any) -> None:
