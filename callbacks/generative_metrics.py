@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from callbacks.round_evaluation import RoundEvaluation, prefixed, sample_parts
+from callbacks.round_evaluation import RoundEvaluation, data_dir, prefixed, sample_parts
 from lit_epgan.errors import MissingFileError, UserError
 from lit_epgan.metrics import ExtractorName, FeatureExtractor, feature_extractor
 from lit_epgan.metrics.scores import Reference, Scores, reference
@@ -29,7 +29,7 @@ class GenerativeMetrics(RoundEvaluation):
     ``union/fid_digits``. Samples are scored in parts: memory does not grow with their number.
 
     Args:
-        extractor: ``digits``, ``inception`` or ``lite0``.
+        extractor: ``digits``, ``fashion``, ``inception`` or ``lite0``.
         samples: generated images per look; 50,000 in the literature.
         real: split of the data that the samples are compared with, or several; what the extractor sees of it is kept
             in the user's cache.
@@ -65,7 +65,7 @@ class GenerativeMetrics(RoundEvaluation):
         if self._extractor is not None or stage == "predict":
             return
         try:
-            self._extractor = feature_extractor(self.name)
+            self._extractor = feature_extractor(self.name, data_dir(trainer))
         except MissingFileError as error:
             if self.required:
                 raise

@@ -55,6 +55,11 @@ class RoundEvaluation(Callback):
         return trainer.state.fn != "fit" or finished % self.every_n_epochs == 0 or finished == trainer.max_epochs
 
 
+def data_dir(trainer: Trainer) -> str:
+    """The folder of the data module's files, where an extractor that is trained on them finds them."""
+    return str(getattr(getattr(trainer, "datamodule", None), "data_dir", "data"))
+
+
 def sample_sets(trainer: Trainer, pl_module: LightningModule, n: int, purpose: str) -> dict[str, Tensor]:
     """The module's own samples under "", and what other callbacks offer by ``extra_samples(n)`` under their names.
 

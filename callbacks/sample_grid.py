@@ -5,7 +5,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from callbacks.pictures import publish, tile
-from callbacks.round_evaluation import RoundEvaluation, sample_sets
+from callbacks.round_evaluation import RoundEvaluation, data_dir, sample_sets
 from lit_epgan.errors import UserError
 from lit_epgan.metrics import ExtractorName, feature_extractor
 from lit_epgan.randomness import generator_for
@@ -54,13 +54,13 @@ class SampleGrid(RoundEvaluation):
                 raise UserError(
                     f"SampleGrid shows images, not samples of shape {tuple(images.shape[1:])}: use DensityMap."
                 )
-            shown = self._sorted(images) if self.by_class else images
+            shown = self._sorted(images, data_dir(trainer)) if self.by_class else images
             publish(trainer, name or "samples", tile(shown, self.columns))
 
-    def _sorted(self, images: Tensor) -> Tensor:
+    def _sorted(self, images: Tensor, folder: str) -> Tensor:
         """A row for each class; NaN where a cell stays empty."""
         assert self.by_class is not None
-        classes = feature_extractor(self.by_class).extract(images)[1].argmax(1)
+        classes = feature_extractor(self.by_class, folder).extract(images)[1].argmax(1)
         sheet = torch.full((self.rows, self.columns, *images.shape[1:]), torch.nan)
         for row in range(self.rows):
             found = images[classes.to(images.device) == row][: self.columns].cpu()

@@ -86,7 +86,7 @@ def no_network(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setattr("datamodules.images.read_split", miniature)
-    monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", lambda name: StandIn())
+    monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", lambda name, data_dir="": StandIn())
     monkeypatch.setattr(GenerativeMetrics, "evaluate", few_samples)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

@@ -16,7 +16,7 @@ from torchmetrics.image.inception import InceptionScore as TorchmetricsInception
 
 from lit_epgan.errors import UserError
 from lit_epgan.metrics import digits_classifier as digits
-from lit_epgan.metrics import feature_extractor, inception
+from lit_epgan.metrics import feature_extractor, image_classifier, inception
 from lit_epgan.metrics.cache import cache_folder
 from lit_epgan.metrics.features import FeatureExtractor, to_bytes
 from lit_epgan.metrics.generative import class_coverage, confident_counts, feature_statistics, frechet_distance
@@ -116,17 +116,17 @@ def test_digits_split_is_the_data_modules() -> None:
     """Metrics may not import data modules: the two readings of one rule must agree, row by row."""
     from datamodules.images import ImageDataModule
 
-    images, labels, test_images, test_labels = digits.digits_split()
+    data = digits.digits_split()
     datamodule = ImageDataModule("digits", partition="iid", clients=1)
     datamodule.setup()
     train: Any = datamodule.data.train
     test: Any = datamodule.data.test
     theirs = next(iter(train.values()))
-    assert torch.equal(*(_sorted(x) for x in (images, theirs.fetch(list(range(len(theirs))))[0])))
+    assert torch.equal(*(_sorted(x) for x in (data.train, theirs.fetch(list(range(len(theirs))))[0])))
     found, found_labels = test.fetch(list(range(len(test))))
-    assert torch.equal(_sorted(found), _sorted(test_images))
-    assert torch.equal(found_labels.sort()[0], test_labels.sort()[0])
-    assert len(images) == len(labels) == 1433
+    assert torch.equal(_sorted(found), _sorted(data.test))
+    assert torch.equal(found_labels.sort()[0], data.test_labels.sort()[0])
+    assert len(data.train) == len(data.train_labels) == 1433
 
 
 def _sorted(images: Tensor) -> Tensor:
@@ -136,7 +136,8 @@ def _sorted(images: Tensor) -> Tensor:
 
 
 def test_digits_classifier_recognises_digits_and_scales_its_features(classifier: FeatureExtractor) -> None:
-    images, _, test_images, test_labels = digits.digits_split()
+    data = digits.digits_split()
+    images, test_images, test_labels = data.train, data.test, data.test_labels
     found, logits = classifier.extract(test_images)
     assert (logits.argmax(1) == test_labels).double().mean() > 0.98
     assert found.shape == (len(test_images), 64)
@@ -146,8 +147,9 @@ def test_digits_classifier_recognises_digits_and_scales_its_features(classifier:
 
 
 def test_distance_orders_what_is_missing(classifier: FeatureExtractor) -> None:
-    images, labels, test_images, _ = digits.digits_split()
-    real = classifier.extract(test_images)[0]
+    data = digits.digits_split()
+    images, labels = data.train, data.train_labels
+    real = classifier.extract(data.test)[0]
     kept = [images, images[labels != 8], images[labels > 2], images[labels > 4], images[labels == 0]]
     distances = [distance(classifier.extract(some)[0], real) for some in kept]
     assert distances == sorted(distances)
@@ -159,8 +161,8 @@ def test_classifier_is_cached_and_disturbs_no_stream(
 ) -> None:
     """A second classifier comes from the file; a torn file is made anew, to the same bits."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(digits, "EPOCHS", 4)
-    monkeypatch.setattr(digits, "_check_accuracy", lambda *_: None)
+    monkeypatch.setattr(digits.DigitsClassifier, "epochs", 4)
+    monkeypatch.setattr(digits.DigitsClassifier, "least_accuracy", -1)
     streams = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
     with torch.inference_mode():
         first = digits.digits_classifier().state_dict()
@@ -168,8 +170,8 @@ def test_classifier_is_cached_and_disturbs_no_stream(
     assert np.array_equal(np.random.get_state()[1], streams[1])  # type: ignore[index]
     (file,) = cache_folder().iterdir()
     trained: list[int] = []
-    train = digits._train
-    monkeypatch.setattr(digits, "_train", lambda *args: trained.append(1) or train(*args))
+    train = image_classifier.train
+    monkeypatch.setattr(image_classifier, "train", lambda *args: trained.append(1) or train(*args))
     second = digits.digits_classifier().state_dict()
     assert not trained
     os.truncate(file, 1000)
@@ -181,7 +183,7 @@ def test_classifier_is_cached_and_disturbs_no_stream(
 
 def test_a_weak_classifier_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(digits, "_train", lambda *_: digits.DigitsClassifier())
+    monkeypatch.setattr(image_classifier, "train", lambda *_: digits.DigitsClassifier())
     with pytest.raises(UserError, match="recognises only"):
         digits.digits_classifier()
 
@@ -189,8 +191,8 @@ def test_a_weak_classifier_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_an_unwritable_cache_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(digits, "EPOCHS", 1)
-    monkeypatch.setattr(digits, "_check_accuracy", lambda *_: None)
+    monkeypatch.setattr(digits.DigitsClassifier, "epochs", 1)
+    monkeypatch.setattr(digits.DigitsClassifier, "least_accuracy", -1)
     assert digits.digits_classifier().extract(torch.zeros(3, 1, 8, 8))[1].shape == (3, 10)
 
 

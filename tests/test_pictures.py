@@ -73,7 +73,7 @@ def test_a_grid_by_class_has_a_row_for_each_and_leaves_cells_empty(
             first = images[:, 0, 0, 0]
             return images.flatten(1), torch.stack([-first, first, torch.full_like(first, -9.0)], 1)
 
-    monkeypatch.setattr("callbacks.sample_grid.feature_extractor", lambda name: Sign())
+    monkeypatch.setattr("callbacks.sample_grid.feature_extractor", lambda name, data_dir="": Sign())
     module = gan()
     trainer(tmp_path, SampleGrid(3, 4, by_class="digits")).fit(module, Images())
     drawn = module.sample(3 * 4 * 10, generator_for("sample grid"))

@@ -5,11 +5,15 @@ from typing import Literal
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.features import FeatureExtractor
 
-ExtractorName = Literal["digits", "inception", "lite0"]
+ExtractorName = Literal["digits", "fashion", "inception", "lite0"]
 
 
-def feature_extractor(name: str) -> FeatureExtractor:
-    """The extractor called ``digits``, ``inception`` or ``lite0``, ready to use.
+def feature_extractor(name: str, data_dir: str = "data") -> FeatureExtractor:
+    """The extractor called ``digits``, ``fashion``, ``inception`` or ``lite0``, ready to use.
+
+    Args:
+        name: which.
+        data_dir: where ``fashion`` finds the images it is trained on.
 
     Raises:
         UserError: there is none of that name, or it lacks a file or a package; the message says what to do.
@@ -18,6 +22,10 @@ def feature_extractor(name: str) -> FeatureExtractor:
         from lit_epgan.metrics.digits_classifier import digits_classifier
 
         return digits_classifier()
+    if name == "fashion":
+        from lit_epgan.metrics.fashion_classifier import fashion_classifier
+
+        return fashion_classifier(data_dir)
     if name == "inception":
         from lit_epgan.metrics.inception import Inception
 
@@ -26,7 +34,7 @@ def feature_extractor(name: str) -> FeatureExtractor:
         from lit_epgan.metrics.lite0 import Lite0
 
         return Lite0()
-    raise UserError(f"extractor {name!r} does not exist: choose digits, inception or lite0.")
+    raise UserError(f"extractor {name!r} does not exist: choose digits, fashion, inception or lite0.")
 
 
 __all__ = ["ExtractorName", "FeatureExtractor", "feature_extractor"]
