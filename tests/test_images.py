@@ -1,9 +1,7 @@
 """Image federations: the facts of the digits, the formats of the others in miniature, and missing or damaged files."""
 
-import gzip
 import hashlib
 import pickle
-import struct
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,7 @@ from datamodules import image_files
 from datamodules.cifar100_superclasses import superclass_of
 from datamodules.images import ImageDataModule, digits_splits
 from lit_epgan.errors import UserError
-
-FASHION = {"train-images-idx3-ubyte": 40, "train-labels-idx1-ubyte": 40} | {
-    "t10k-images-idx3-ubyte": 20,
-    "t10k-labels-idx1-ubyte": 20,
-}
+from tests.fashion_tree import write_fashion
 
 
 def loaded(**options: Any) -> ImageDataModule:
@@ -32,21 +26,6 @@ def loaded(**options: Any) -> ImageDataModule:
     datamodule.prepare_data()
     datamodule.setup()
     return datamodule
-
-
-def write_fashion(root: Path, compressed: bool = False) -> Path:
-    """A tree of the published format: big-endian idx files; image i is filled with i, its label is i modulo 10."""
-    folder = root / "FashionMNIST" / "raw"
-    folder.mkdir(parents=True)
-    for name, n in FASHION.items():
-        values = np.arange(n, dtype=np.uint8)
-        if "images" in name:
-            content = struct.pack(">IIII", 0x803, n, 28, 28) + values.repeat(28 * 28).tobytes()
-        else:
-            content = struct.pack(">II", 0x801, n) + (values % 10).tobytes()
-        path = folder / (f"{name}.gz" if compressed else name)
-        path.write_bytes(gzip.compress(content) if compressed else content)
-    return folder
 
 
 def cifar_batch(labels: list[int], key: str) -> bytes:

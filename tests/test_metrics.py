@@ -2,9 +2,7 @@
 
 import importlib.util
 import math
-import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +13,8 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.image.inception import InceptionScore as TorchmetricsInceptionScore
 
 from lit_epgan.errors import UserError
-from lit_epgan.metrics import digits_classifier as digits
-from lit_epgan.metrics import feature_extractor, image_classifier, inception
-from lit_epgan.metrics.cache import cache_folder
-from lit_epgan.metrics.features import FeatureExtractor, to_bytes
+from lit_epgan.metrics import feature_extractor, inception
+from lit_epgan.metrics.features import to_bytes
 from lit_epgan.metrics.generative import class_coverage, confident_counts, feature_statistics, frechet_distance
 from lit_epgan.metrics.streaming import InceptionScore
 
@@ -101,116 +97,6 @@ def test_classes_count_confident_samples_only() -> None:
     assert class_coverage(confident_counts(logits) / 100) == (2, 0.0)
 
 
-# ---------------------------------------------------------------- digits
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        yield digits.digits_classifier()
-
-
-def test_digits_split_is_the_data_modules() -> None:
-    """Metrics may not import data modules: the two readings of one rule must agree, row by row."""
-    from datamodules.images import ImageDataModule
-
-    data = digits.digits_split()
-    datamodule = ImageDataModule("digits", partition="iid", clients=1)
-    datamodule.setup()
-    train: Any = datamodule.data.train
-    test: Any = datamodule.data.test
-    theirs = next(iter(train.values()))
-    assert torch.equal(*(_sorted(x) for x in (data.train, theirs.fetch(list(range(len(theirs))))[0])))
-    found, found_labels = test.fetch(list(range(len(test))))
-    assert torch.equal(_sorted(found), _sorted(data.test))
-    assert torch.equal(found_labels.sort()[0], data.test_labels.sort()[0])
-    assert len(data.train) == len(data.train_labels) == 1433
-
-
-def _sorted(images: Tensor) -> Tensor:
-    rows = images.flatten(1)
-    weights = torch.randn(64, generator=torch.Generator().manual_seed(0), dtype=torch.double)
-    return rows[(rows.double() @ weights).argsort()]
-
-
-def test_digits_classifier_recognises_digits_and_scales_its_features(classifier: FeatureExtractor) -> None:
-    data = digits.digits_split()
-    images, test_images, test_labels = data.train, data.test, data.test_labels
-    found, logits = classifier.extract(test_images)
-    assert (logits.argmax(1) == test_labels).double().mean() > 0.98
-    assert found.shape == (len(test_images), 64)
-    assert found.var(0).sum().item() == pytest.approx(100, rel=1e-4)
-    assert distance(classifier.extract(images)[0], found) < 1
-    assert class_coverage(confident_counts(logits) / len(logits))[0] == 10
-
-
-def test_distance_orders_what_is_missing(classifier: FeatureExtractor) -> None:
-    data = digits.digits_split()
-    images, labels = data.train, data.train_labels
-    real = classifier.extract(data.test)[0]
-    kept = [images, images[labels != 8], images[labels > 2], images[labels > 4], images[labels == 0]]
-    distances = [distance(classifier.extract(some)[0], real) for some in kept]
-    assert distances == sorted(distances)
-    assert distances[2] > 10 * distances[0]
-
-
-def test_classifier_is_cached_and_disturbs_no_stream(
-    classifier: FeatureExtractor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A second classifier comes from the file; a torn file is made anew, to the same bits."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(digits.DigitsClassifier, "epochs", 4)
-    monkeypatch.setattr(digits.DigitsClassifier, "least_accuracy", -1)
-    streams = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
-    with torch.inference_mode():
-        first = digits.digits_classifier().state_dict()
-    assert torch.equal(torch.get_rng_state(), streams[0])
-    assert np.array_equal(np.random.get_state()[1], streams[1])  # type: ignore[index]
-    (file,) = cache_folder().iterdir()
-    trained: list[int] = []
-    train = image_classifier.train
-    monkeypatch.setattr(image_classifier, "train", lambda *args: trained.append(1) or train(*args))
-    second = digits.digits_classifier().state_dict()
-    assert not trained
-    os.truncate(file, 1000)
-    third = digits.digits_classifier().state_dict()
-    assert trained == [1]
-    assert all(torch.equal(first[n], second[n]) and torch.equal(first[n], third[n]) for n in first)
-    assert [path.name for path in cache_folder().iterdir()] == [file.name]
-
-
-def test_a_weak_classifier_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(image_classifier, "train", lambda *_: digits.DigitsClassifier())
-    with pytest.raises(UserError, match="recognises only"):
-        digits.digits_classifier()
-
-
-def test_an_unwritable_cache_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(digits.DigitsClassifier, "epochs", 1)
-    monkeypatch.setattr(digits.DigitsClassifier, "least_accuracy", -1)
-    assert digits.digits_classifier().extract(torch.zeros(3, 1, 8, 8))[1].shape == (3, 10)
-
-
-def test_digits_extractor_refuses_other_images(classifier: FeatureExtractor) -> None:
-    with pytest.raises(UserError, match="8 x 8"):
-        classifier.extract(torch.zeros(2, 3, 32, 32))
-    with pytest.raises(UserError, match="ToyMetrics"):
-        classifier.extract(torch.zeros(2, 2))
-
-
-def test_names_carry_the_extractor(classifier: FeatureExtractor) -> None:
-    assert classifier.metric("fid") == "fid_digits"
-    names = [
-        inception.Inception.metric(inception.Inception.__new__(inception.Inception), n) for n in ("fid", "classes")
-    ]
-    assert names == ["fid", "classes_inception"]
-
-
 # ---------------------------------------------------------------- inception, lite0
 
 
@@ -283,5 +169,5 @@ def test_lite0_recognises_what_is_in_a_photograph() -> None:
 
 
 def test_unknown_extractor_lists_those_there_are() -> None:
-    with pytest.raises(UserError, match="digits, inception or lite0"):
+    with pytest.raises(UserError, match="digits, fashion, inception or lite0"):
         feature_extractor("vgg")

@@ -15,14 +15,13 @@ class DigitsClassifier(ImageClassifier):
     epochs = 40
     least_accuracy = 0.98
 
-    def __init__(self) -> None:
-        layers = nn.Sequential(
+    def body(self) -> nn.Sequential:
+        return nn.Sequential(
             *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU()),
             *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Flatten()),
             *(nn.Linear(1024, 64), nn.ReLU()),
         )
-        super().__init__(layers, 64)
 
 
 def digits_split(seed: int = 7) -> LabelledImages:

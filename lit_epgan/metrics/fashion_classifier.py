@@ -17,13 +17,12 @@ class FashionClassifier(ImageClassifier):
     epochs = 5
     least_accuracy = 0.88
 
-    def __init__(self) -> None:
-        layers = nn.Sequential(
+    def body(self) -> nn.Sequential:
+        return nn.Sequential(
             *(nn.Conv2d(1, 32, 5, stride=2, padding=2), nn.ReLU()),
             *(nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()),
             *(nn.Linear(64 * 7 * 7, 64), nn.ReLU()),
         )
-        super().__init__(layers, 64)
 
 
 def fashion_classifier(data_dir: str) -> FashionClassifier:
@@ -40,8 +39,8 @@ def fashion_classifier(data_dir: str) -> FashionClassifier:
         train, test = (FashionMNIST(data_dir, train=train) for train in (True, False))
     except RuntimeError as error:
         raise MissingFileError(
-            f"the extractor 'fashion' is trained on Fashion-MNIST, which is not in {data_dir}/FashionMNIST/raw: train on "
-            "dataset fashion_mnist, which says which files to place there, or choose another extractor."
+            f"the extractor 'fashion' is trained on Fashion-MNIST, which is not in {data_dir}/FashionMNIST/raw: "
+            "--data.dataset fashion_mnist says which files to place there; or choose another extractor."
         ) from error
     data = LabelledImages(_scaled(train.data), train.targets, _scaled(test.data), test.targets)
     return trained(FashionClassifier, data)

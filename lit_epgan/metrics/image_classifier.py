@@ -14,6 +14,7 @@ from lit_epgan.metrics.cache import cache_folder, load_tensors, save_tensors
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.randomness import isolated, seed_on_host
 
+WIDTH = 64
 TOTAL_VARIANCE = 100.0
 T = TypeVar("T", bound="ImageClassifier")
 
@@ -29,7 +30,7 @@ class LabelledImages:
 
 
 class ImageClassifier(FeatureExtractor):
-    """Penultimate features and ten logits of grey images of one size.
+    """64 penultimate features and ten logits of grey images of one size.
 
     The features are scaled by one constant such that the test images' total variance is 100: then the Frechet
     distance of a set without anything of the classes is of that order.
@@ -47,15 +48,19 @@ class ImageClassifier(FeatureExtractor):
     pixel_noise: ClassVar[float] = 0.1
     seed: ClassVar[int] = 1
 
-    def __init__(self, layers: nn.Sequential, width: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layers = layers
-        self.head = nn.Linear(width, 10)
+        self.layers = self.body()
+        self.head = nn.Linear(WIDTH, 10)
         self.scale: Tensor
         self.register_buffer("scale", torch.ones(()))
 
+    def body(self) -> nn.Sequential:
+        """Layers from images (n, *shape) to features (n, 64)."""
+        raise NotImplementedError
+
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (n, width) and logits (n, 10) of ``images`` (n, *shape) in [-1, 1].
+        """Features (n, 64) and logits (n, 10) of ``images`` (n, *shape) in [-1, 1].
 
         Raises:
             UserError: images of another shape.
