@@ -70,6 +70,15 @@ def test_all_run_together_each_with_its_own_page_and_known_again(
         assert first == second
 
 
+def test_only_the_variants_that_are_named_run(plan: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["--config", str(plan), "--output", str(out), "--variants"]
+    assert study([*words, "easy"], write_stand_in(tmp_path)) == 0
+    assert [folder.name for folder in out.iterdir()] == ["easy"]
+    with pytest.raises(UserError, match=r"has no variant 'esay', but hard, easy"):
+        study([*words, "esay"])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -10,7 +10,7 @@ from lit_epgan.config_files import find_config
 from lit_epgan.errors import UserError
 from lit_epgan.study.display import Display
 from lit_epgan.study.known import take_known
-from lit_epgan.study.plan import read_studies
+from lit_epgan.study.plan import Study, read_studies
 from lit_epgan.study.run import Command, cli_command, runs_of
 from lit_epgan.study.runner import default_workers, run_all
 
@@ -29,7 +29,7 @@ def study(args: list[str], command: Command = cli_command) -> int:
     if options.workers < 1:
         raise UserError(f"--workers is {options.workers}; it must be at least 1.")
     path = find_config(options.config, studies=True)
-    plans = read_studies(path)
+    plans = _chosen(read_studies(path), options.variants, path)
     output = options.output or Path("runs") / "studies" / plans[0].name
     runs = {plan.variant: runs_of(plan, output) for plan in plans}
     console = Console()
@@ -52,6 +52,7 @@ def study(args: list[str], command: Command = cli_command) -> int:
     words = [
         "python -m lit_epgan study --config",
         options.config,
+        *(["--variants", *options.variants] if options.variants else []),
         *(["--output", str(output)] if options.output else []),
         *(word for known in options.known for word in ("--known", str(known))),
     ]
@@ -71,6 +72,15 @@ def study(args: list[str], command: Command = cli_command) -> int:
     return 1 if trouble else 0
 
 
+def _chosen(plans: list[Study], names: list[str] | None, path: Path) -> list[Study]:
+    """The variants of these names, in the study's order; all without names."""
+    there = [plan.variant for plan in plans if plan.variant]
+    for name in names or []:
+        if name not in there:
+            raise UserError(f"--variants: {path} has no variant {name!r}, but {', '.join(there) or 'none at all'}.")
+    return [plan for plan in plans if not names or plan.variant in names]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m lit_epgan study",
@@ -81,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workers", type=int, default=default_workers(), help="runs at a time (default: one for each core)"
     )
+    parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these of the study's variants")
     parser.add_argument("--output", type=Path, help="folder for runs, tables and the page (default: runs/studies/NAME)")
     parser.add_argument(
         "--known",
