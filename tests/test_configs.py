@@ -10,6 +10,7 @@ from torch import Tensor
 import datamodules.images
 from callbacks.generative_metrics import GenerativeMetrics
 from lit_epgan.cli import main
+from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command
@@ -38,8 +39,9 @@ NARROW = {
     "speech.yaml": NARROW_SPEECH,
     "speech_central.yaml": NARROW_SPEECH,
     **{path.name: NARROW_DCGAN for path in CONFIGS if path.name.startswith("cifar")},
-    **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion", "tiny_imagenet"))},
+    **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion_", "tiny_imagenet"))},
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
+    "fashion.yaml": NARROW_DCGAN + FEW_FEATURES,
     "digits_embedding_sites.yaml": FEW_FEATURES,
     "digits_private.yaml": FEW_FEATURES + ON_SERVER,
     "toy_embedding_sites.yaml": FEW_FEATURES,
