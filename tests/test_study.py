@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 
 import numpy as np
 import pytest
@@ -75,6 +76,8 @@ def test_numbers_are_written_as_people_write_them():
         "2.00e-05",
     ]
     assert cell_text(Cell(())) == "-"
+    assert cell_text(Cell((1.734596,) * 5)) == "1.73 ± 0"
+    assert cell_text(Cell((math.inf, 1.0))) == "inf"
     assert cell_text(Cell((1.0, 3.0), p=1e-9)) == "2 ± 1.41 (p < 0.001)"
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import statistics
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Cell:
     @property
     def mean(self) -> float:
         """Mean; NaN without values."""
-        return sum(self.values) / self.n if self.values else math.nan
+        return statistics.mean(self.values) if self.values else math.nan  # exact, so that equal values have no spread
 
     @property
     def sd(self) -> float:
