@@ -16,7 +16,8 @@ from lit_epgan.study.display import Display
 from lit_epgan.study.plan import Method, read_study
 from lit_epgan.study.run import Run, runs_of
 from lit_epgan.study.runner import run_all
-from lit_epgan.study.table import Cell, best, cell_text, markdown, number_text, tabulate, welch
+from lit_epgan.study.significance import paired, welch
+from lit_epgan.study.table import Cell, best, cell_text, markdown, number_text, tabulate
 from tests.studies import run_quietly, write_plan, write_stand_in
 
 
@@ -64,6 +65,29 @@ def test_welch_without_variance_or_values():
     assert welch([1.0, 1.0], [1.0, 1.0]) == 1.0
     assert welch([1.0, 1.0], [2.0, 2.0]) == 0.0
     assert welch([1.0], [1.0, 2.0]) is None
+
+
+def test_paired_is_scipys():
+    draw = np.random.default_rng(1)
+    a, b = draw.normal(0, 1, 5), draw.normal(1, 5, 5)
+    assert paired(list(a), list(b)) == pytest.approx(stats.ttest_rel(a, b).pvalue)
+    assert paired([1.0, 2.0], [1.5, 2.5]) == 0.0
+    assert paired([1.0, 2.0], [1.0, 2.0]) == 1.0
+    assert paired([1.0], [2.0]) is None
+
+
+def test_a_paired_study_compares_seed_by_seed(plan, stand_in, tmp_path):
+    """Plain is worse by 3 on each seed: no spread at all, which Welch's test cannot see."""
+    plan.write_text(plan.read_text() + "test: paired\n")
+    trial = read_study(plan)
+    runs = runs_of(trial, tmp_path / "out")
+    run_quietly(runs, stand_in)
+    rows = {row.method.name: row for row in tabulate(trial, runs)}
+    assert rows["clever"].cells["fd"].p < 1e-9
+    assert "paired by seed" in markdown(trial, list(rows.values()))
+    plan.write_text(plan.read_text().replace("test: paired", "test: sign"))
+    with pytest.raises(UserError, match="test is 'sign'; it is one of welch, paired"):
+        read_study(plan)
 
 
 def test_numbers_are_written_as_people_write_them():

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from lit_epgan.study.plan import Study
 from lit_epgan.study.run import Run
+from lit_epgan.study.significance import TITLES
 from lit_epgan.study.table import Row, best, compared, number_text, published_metrics, seconds_text
 
 
@@ -52,6 +53,7 @@ def page(
     )
     return environment.get_template("study.html").render(
         study=study,
+        test=TITLES[study.test],
         metrics=study.metrics,
         published=published_metrics(study),
         rows=[_row(study, row, rows) for row in rows],

@@ -12,6 +12,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.study.variants import variants
 
 Better = Literal["lower", "higher", "neither"]
+TestName = Literal["welch", "paired"]
 ARROWS: dict[Better, str] = {"lower": "↓", "higher": "↑", "neither": ""}
 OverRounds = Literal["last", "mean", "sum"]
 
@@ -86,7 +87,8 @@ class Study:
 
     Attributes:
         published: where the methods' published values stand, as "EP-GAN paper, table 1"; empty without any.
-        pairwise: methods to be compared with each other by Welch's t-test, beside the comparison with the baseline.
+        pairwise: methods to be compared with each other, beside the comparison with the baseline.
+        test: the t-test of these comparisons.
         variant: the setting that it is about, where the YAML has several.
     """
 
@@ -101,6 +103,7 @@ class Study:
     published: str = ""
     pairwise: list[str] = field(default_factory=list)
     variant: str = ""
+    test: TestName = "welch"
 
     @property
     def trained(self) -> list[Method]:
@@ -110,7 +113,7 @@ class Study:
 
 STUDY_KEYS = (
     *("title", "description", "config", "seeds", "baseline", "metrics", "methods"),
-    *("partition", "published", "pairwise", "variants"),
+    *("partition", "published", "pairwise", "test", "variants"),
 )
 METHOD_KEYS = ("title", "config", "set", "from", "metrics", "grid", "note", "published")
 METRIC_KEYS = ("metric", "better", "title", "over_rounds", "scale", "relative")
@@ -154,6 +157,7 @@ def _study(variant: str, content: dict[str, Any], path: Path) -> Study:
         published=content.get("published", ""),
         pairwise=content.get("pairwise") or [],
         variant=variant,
+        test=_test(content.get("test", "welch"), path),
     )
     _check_names(study, path)
     return study
@@ -186,6 +190,13 @@ def _method(name: str, entry: Any, config: str, path: Path) -> Method:
         note=entry.get("note", ""),
         published={column: str(value) for column, value in (entry.get("published") or {}).items()},
     )
+
+
+def _test(value: Any, path: Path) -> TestName:
+    for name in get_args(TestName):
+        if value == name:
+            return name
+    raise UserError(f"{path}: test is {value!r}; it is one of {', '.join(get_args(TestName))}.")
 
 
 def _seeds(value: Any, path: Path) -> list[int]:

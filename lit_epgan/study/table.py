@@ -1,18 +1,16 @@
-"""A study's numbers: mean, standard deviation and Welch's t-test against the baseline, for each method."""
+"""A study's numbers: mean, standard deviation and a t-test against the baseline, for each method."""
 
 import csv
 import math
 import statistics
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from scipy import stats
 
 from lit_epgan.atomic import replacing, write_text
 from lit_epgan.study.plan import Method, Metric, Study
 from lit_epgan.study.run import Run
+from lit_epgan.study.significance import TITLES, p_value
 
 Curve = list[tuple[int, float]]
 
@@ -23,14 +21,21 @@ class Cell:
 
     Attributes:
         values: one for each finished run that logged the metric.
-        p: two-sided p-value of Welch's t-test of the baseline's values against these; None for the baseline itself and
-            where either has fewer than two values.
+        p: two-sided p-value of the study's t-test against the baseline's values; None for the baseline itself and where
+            there are fewer than two values.
         relative: the mean's change against the baseline's mean, as a share of it; None where it is not asked for.
+        seeds: those of the values.
     """
 
     values: tuple[float, ...]
     p: float | None = None
     relative: float | None = None
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """The values by their seeds."""
+        return dict(zip(self.seeds, self.values, strict=True))
 
     @property
     def n(self) -> int:
@@ -83,22 +88,11 @@ def rounds(run: Run) -> int:
     return max((point for point, _ in curve(run, "epoch")), default=0)
 
 
-def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Two-sided p-value of Welch's t-test (unequal variances) for equal means; None with fewer than two values each."""
-    if min(len(a), len(b)) < 2:
-        return None
-    if max(a) == min(a) and max(b) == min(b):  # no variance at all: t is 0/0 or infinite
-        return 1.0 if a[0] == b[0] else 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # one of the two may have no variance
-        return float(stats.ttest_ind(a, b, equal_var=False).pvalue)
-
-
 def tabulate(study: Study, runs: Sequence[Run]) -> list[Row]:
     """The table, a row for each method in the study's order."""
     finished = [run for run in runs if run.is_finished()]
-    values = {
-        (method.name, metric.name): _values(finished, method, metric)
+    cells = {
+        (method.name, metric.name): _cell(finished, method, metric)
         for method in study.methods.values()
         for metric in study.metrics
     }
@@ -110,10 +104,11 @@ def tabulate(study: Study, runs: Sequence[Run]) -> list[Row]:
             row.seconds = sum(run.record().seconds for run in own) / len(own)
             row.round_seconds = row.seconds * len(own) / max(1, sum(rounds(run) for run in own))
         for metric in study.metrics:
-            cell, theirs = Cell(values[method.name, metric.name]), Cell(values[baseline, metric.name])
+            cell, theirs = cells[method.name, metric.name], cells[baseline, metric.name]
             if metric.better != "neither" and method.name != baseline:
-                p = welch(theirs.values, cell.values)
-                cell = Cell(cell.values, p, cell.mean / theirs.mean - 1 if metric.relative and theirs.mean else None)
+                p = p_value(study.test, theirs.by_seed, cell.by_seed)
+                change = cell.mean / theirs.mean - 1 if metric.relative and theirs.mean else None
+                cell = replace(cell, p=p, relative=change)
             row.cells[metric.name] = cell
         rows.append(row)
     return rows
@@ -149,7 +144,7 @@ def markdown(study: Study, rows: Sequence[Row]) -> str:
         cells += [str(row.runs), seconds_text(row.seconds), seconds_text(row.round_seconds)]
         lines.append(f"| {' | '.join([row.method.title, *cells])} |")
     one = len(study.seeds) == 1
-    test = "" if one else f"; p of Welch's t-test against {study.methods[study.baseline].title}"
+    test = "" if one else f"; p of {TITLES[study.test]} against {study.methods[study.baseline].title}"
     note = f"Seed{'' if one else 's'} {', '.join(map(str, study.seeds))}{test}."
     source = [f"Published values: {study.published}."] if printed else []
     return "\n".join([*lines, "", note, *source, ""])
@@ -161,7 +156,7 @@ def published_metrics(study: Study) -> list[Metric]:
 
 
 def pairwise(study: Study, rows: Sequence[Row]) -> str:
-    """For each metric a table of the p-values of Welch's t-test between any two of the methods asked for."""
+    """For each metric a table of the p-values of the study's t-test between any two of the methods asked for."""
     chosen = [row for row in rows if row.method.name in study.pairwise]
     lines = []
     for metric in (m for m in study.metrics if m.better != "neither"):
@@ -169,7 +164,9 @@ def pairwise(study: Study, rows: Sequence[Row]) -> str:
         lines += [f"|{'---|' * (len(chosen) + 1)}"]
         for row in chosen:
             ps = [
-                None if row is other else welch(row.cells[metric.name].values, other.cells[metric.name].values)
+                None
+                if row is other
+                else p_value(study.test, row.cells[metric.name].by_seed, other.cells[metric.name].by_seed)
                 for other in chosen
             ]
             lines.append(f"| {row.method.title} | {' | '.join('-' if p is None else p_text(p) for p in ps)} |")
@@ -210,9 +207,11 @@ def seconds_text(seconds: float) -> str:
     return "" if math.isnan(seconds) else f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"
 
 
-def _values(finished: Sequence[Run], method: Method, metric: Metric) -> tuple[float, ...]:
-    values = (value(run, metric, method.metric(metric)) for run in finished if run.method.name == method.runs_of)
-    return tuple(v for v in values if v is not None)
+def _cell(finished: Sequence[Run], method: Method, metric: Metric) -> Cell:
+    own = [run for run in finished if run.method.name == method.runs_of]
+    values = {run.seed: value(run, metric, method.metric(metric)) for run in own}
+    known = {seed: v for seed, v in values.items() if v is not None}
+    return Cell(tuple(known.values()), seeds=tuple(known))
 
 
 def _in_bold(text: str, bold: bool) -> str:
