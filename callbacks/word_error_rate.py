@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,16 +19,17 @@ from lit_epgan.speech.features import padded, with_future
 from lit_epgan.speech.preparation import Prepared, Utterance
 from lit_epgan.speech.word_errors import WordErrors, interval, total, word_errors
 
+Last = Literal["nothing", "dev", "test"]
 TOGETHER = 32  # utterances in one pass of the network
 
 
 class WordErrorRate(RoundEvaluation):
     """Decodes with the module's posteriors and logs word error rates in percent.
 
-    Each look logs ``wer_dev`` of some development utterances. In a test, the acoustic scale is first chosen on the
-    development sessions, then every evaluation utterance is decoded: ``wer``, ``wer_low`` and ``wer_high`` (a 95 %
-    bootstrap interval), ``wer_dev``, ``acoustic_scale``; the run's folder gets ``test/word_errors.csv``, a row for each
-    session, and ``test/hypotheses.csv``, each hypothesis next to its reference.
+    Each look logs ``wer_dev`` of some development utterances. In a test, the acoustic scale is first chosen on all of
+    them: ``acoustic_scale``, ``wer_dev_all``. Then every evaluation utterance is decoded: ``wer``, ``wer_low`` and
+    ``wer_high`` (a 95 % bootstrap interval); the run's folder gets ``test/word_errors.csv``, a row for each session,
+    and ``test/hypotheses.csv``, each hypothesis next to its reference.
 
     The module maps frames (batch, frames, inputs) to log posteriors (batch, frames, states), a frame's not depending on
     later rows; the data module has ``decoder`` and ``utterances(split)``.
@@ -38,10 +39,12 @@ class WordErrorRate(RoundEvaluation):
         scale: acoustic scale of the rounds.
         scales: those that a test chooses from.
         mixtures: whether a test also decodes with the Gaussian mixtures that aligned the corpus: ``wer_gmm``.
+        last: what is added to the last round's look, for a study whose runs are not tested apart: ``nothing``; ``dev``,
+            a test's first half, to choose settings by without a look at the evaluation sessions; ``test``, all of it.
         every_n_epochs: rounds from one look to the next.
 
     Raises:
-        UserError: no utterances or scales, or a data module that cannot decode.
+        UserError: no utterances or scales, an unknown ``last``, or a data module that cannot decode.
     """
 
     def __init__(
@@ -51,11 +54,15 @@ class WordErrorRate(RoundEvaluation):
         scales: Sequence[float] = (0.1, 0.15, 0.2, 0.3),
         mixtures: bool = False,
         every_n_epochs: int = 1,
+        last: Last = "nothing",
     ) -> None:
         super().__init__(every_n_epochs)
         if utterances < 1 or not scales or not all(each > 0 for each in (scale, *scales)):
             raise UserError("WordErrorRate needs at least one utterance and positive acoustic scales.")
+        if last not in get_args(Last):
+            raise UserError(f"WordErrorRate's last is {last!r}; it is one of {', '.join(get_args(Last))}.")
         self.utterances, self.scale, self.scales, self.mixtures = utterances, scale, tuple(scales), mixtures
+        self.last = last
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse data that cannot be decoded before anything is trained."""
@@ -70,18 +77,32 @@ class WordErrorRate(RoundEvaluation):
             some = dev[:: max(1, len(dev) // self.utterances)]
             errors = self._errors(data, some, log_posteriors(pl_module, some), self.scale)
             pl_module.log("wer_dev", total([e for e, _ in errors]).rate, sync_dist=True)
+        is_last = trainer.state.fn == "fit" and trainer.current_epoch + 1 == trainer.max_epochs
+        asked = "test" if trainer.testing else self.last if is_last else "nothing"
+        if asked == "nothing":
             return
-        scores = log_posteriors(pl_module, dev)
+        scale, rate = self._best_scale(data, log_posteriors(pl_module, dev))
+        pl_module.log_dict({"acoustic_scale": scale, "wer_dev_all": rate}, sync_dist=True)
+        if asked == "test":
+            self._test(trainer, pl_module, scale)
+
+    def _best_scale(self, data: Any, scores: list[NDArray]) -> tuple[float, float]:
+        """The scale that decodes the development utterances best, and their word error rate."""
+        dev = data.utterances("dev")
         rates = {s: total([e for e, _ in self._errors(data, dev, scores, s)]).rate for s in self.scales}
         best = min(rates, key=lambda scale: rates[scale])
+        return best, rates[best]
+
+    def _test(self, trainer: Trainer, pl_module: LightningModule, scale: float) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
         held_out = data.utterances("eval")
-        decoded = self._errors(data, held_out, log_posteriors(pl_module, held_out), best)
+        decoded = self._errors(data, held_out, log_posteriors(pl_module, held_out), scale)
         counts = [errors for errors, _ in decoded]
         low, high = interval(counts)
-        values = {"wer": total(counts).rate, "wer_low": low, "wer_high": high, "wer_dev": rates[best]}
+        values = {"wer": total(counts).rate, "wer_low": low, "wer_high": high}
         if self.mixtures:
             values["wer_gmm"] = self._of_mixtures(data.prepared)
-        pl_module.log_dict(values | {"acoustic_scale": best}, sync_dist=True)
+        pl_module.log_dict(values, sync_dist=True)
         if trainer.is_global_zero:
             write_report(Path(trainer.default_root_dir) / "test", held_out, decoded)
 

@@ -34,8 +34,8 @@ class MetricsFile(Logger):
 
     @property
     def name(self) -> str:
-        """The file's name."""
-        return self.path.name
+        """Empty: Lightning's checkpoints lie in ``save_dir``/``name``/``version``, which is to be the run's folder."""
+        return ""
 
     @property
     def version(self) -> str:

@@ -4,6 +4,8 @@ import random
 
 import pandas as pd
 import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lit_epgan.loggers import MetricsFile
 
@@ -82,3 +84,18 @@ def test_without_rewind_it_appends(tmp_path):
     MetricsFile(str(tmp_path)).log_metrics({"a": 1.0, "epoch": 0}, 0)
     MetricsFile(str(tmp_path)).log_metrics({"a": 2.0, "epoch": 1}, 1)
     assert pd.read_csv(tmp_path / "metrics.csv")["a"].tolist() == [1.0, 2.0]
+
+
+def test_lightnings_own_checkpoints_stand_in_the_runs_folder(tmp_path):
+    """Of a run without RoundCheckpoint; once they were to lie in a folder of the file's own name."""
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        limit_train_batches=1,
+        limit_val_batches=0,
+        logger=MetricsFile(str(tmp_path)),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(BoringModel())
+    assert len(list((tmp_path / "checkpoints").glob("*.ckpt"))) == 1

@@ -1,5 +1,6 @@
 """From nothing to word error rates on the command line, with a miniature of the corpus."""
 
+import shutil
 from types import SimpleNamespace
 
 import jiwer
@@ -39,6 +40,29 @@ def test_fit_then_test(command, tmp_path):
     assert (table.loc[["S05", "S06"], counts].sum() == table.loc["all", counts]).all()
     assert set(decoded["session"]) == {"S05", "S06"}
     assert 0 <= logged["wer_gmm"] < 100
+
+
+def test_the_last_round_of_a_study_is_tested_or_held_against_the_development_sessions(command, tmp_path):
+    words = ["--config", "speech.yaml", *command[2:], "--trainer.max_epochs", "2", "--data.batch_size", "8"]
+    look = "{class_path: callbacks.word_error_rate.WordErrorRate, init_args: {utterances: 4, last: %s}}"
+    looks = f"[{{class_path: callbacks.RoundCheckpoint}}, {look}]"
+    folder = tmp_path / "runs" / "speech"
+    assert main(["fit", *words, "--trainer.callbacks", looks % "test"]) == 0
+    rounds = pd.read_csv(folder / "metrics.csv")
+    (last,) = rounds.dropna(subset="wer").to_dict("records")
+    assert last["epoch"] == 1
+    assert rounds["wer_dev"].notna().sum() == 2
+    decoded = pd.read_csv(folder / "test" / "hypotheses.csv", keep_default_na=False)
+    rate = 100 * jiwer.wer(decoded["reference"].tolist(), decoded["hypothesis"].tolist())
+    assert last["wer"] == pytest.approx(rate, rel=1e-5)
+    shutil.rmtree(folder)
+    assert main(["fit", *words, "--trainer.callbacks", looks % "dev"]) == 0
+    rounds = pd.read_csv(folder / "metrics.csv")
+    assert rounds["wer_dev_all"].notna().sum() == 1
+    assert "wer" not in rounds
+    assert not (folder / "test").exists()
+    with pytest.raises(UserError, match="one of nothing, dev, test"):
+        WordErrorRate(last="eval")
 
 
 def test_other_data_cannot_be_decoded():
