@@ -35,9 +35,8 @@ NARROW_SPEECH_GAN = [
     *("--model.discriminator.hidden", "8", "--model.discriminator.layers", "1"),
 ]
 NARROW = {
-    **{path.name: NARROW_SPEECH_GAN for path in CONFIGS if path.name.startswith("speech")},
-    "speech.yaml": NARROW_SPEECH,
-    "speech_central.yaml": NARROW_SPEECH,
+    **{path.name: NARROW_SPEECH for path in CONFIGS if path.name.startswith("speech")},
+    **{path.name: NARROW_SPEECH_GAN for path in CONFIGS if path.name.startswith("speech") and "probgan" in path.name},
     **{path.name: NARROW_DCGAN for path in CONFIGS if path.name.startswith("cifar")},
     **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion_", "tiny_imagenet"))},
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
