@@ -86,7 +86,7 @@ class SpeechDataModule(FederatedDataModule):
 
     Attributes:
         pdfs: number of HMM states.
-        inputs: columns of a frame.
+        inputs, shape: columns of a frame, and (frames, columns) of a chunk.
         label_names: the phones, by which the partition is shown.
     """
 
@@ -118,6 +118,10 @@ class SpeechDataModule(FederatedDataModule):
         super().__init__(**federated)
         if manifest is not None and chime5 is not None:
             raise UserError("data.manifest and data.chime5 are both given: choose one corpus.")
+        for name, value in (("grammar", grammar), ("iterations", iterations), ("gaussians", gaussians),
+                            ("workers", workers)):  # fmt: skip
+            if value < 1:
+                raise UserError(f"data.{name} is {value}; it must be at least 1")
         self.manifest, self.chime5 = manifest, chime5
         self.sessions: dict[Split, int] = {"train": train_sessions, "dev": dev_sessions, "eval": eval_sessions}
         self.minutes, self.words, self.heterogeneity, self.imbalance = minutes, words, heterogeneity, imbalance
@@ -127,7 +131,7 @@ class SpeechDataModule(FederatedDataModule):
         self._masks = generator_for("masks")
         self.stages = Stages(Path(cache_dir).expanduser() if cache_dir else cache_folder() / "speech")
         self.workers = workers
-        self.pdfs, self.inputs, self.label_names = PDFS, INPUTS, list(PHONES)
+        self.pdfs, self.inputs, self.shape, self.label_names = PDFS, INPUTS, (CHUNK, INPUTS), list(PHONES)
         self._prepared: Prepared | None = None
 
     def prepare_data(self) -> None:

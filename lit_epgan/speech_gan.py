@@ -58,6 +58,7 @@ class SpeechGAN(Recogniser, GAN):
         if not hasattr(discriminator, "features"):
             raise UserError("the model's discriminator has no features: take lit_epgan.networks.SRUDiscriminator.")
         self.network, self.gan_weight, self.sample_acoustic = network, gan_weight, sample_acoustic
+        self.beside = getattr(discriminator, "features_width", 0)
         self.lr_acoustic = self.lr if lr_acoustic is None else lr_acoustic
         self._acoustic_turn_is_on = False
 

@@ -172,6 +172,11 @@ def test_data_of_another_shape_or_with_other_states_are_refused():
     module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), pdfs=STATES + 1))
     with pytest.raises(UserError, match="3 HMM states"):
         module.on_fit_start()
+    module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), inputs=INPUTS))
+    module.on_fit_start()
+    module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), inputs=INPUTS + 1))
+    with pytest.raises(UserError, match=r"6 columns and 3 of features beside it, the network takes 8: .* to 9"):
+        module.on_fit_start()
 
 
 def test_what_cannot_be_is_refused():
