@@ -105,6 +105,8 @@ class GeneratorSites(Composed):
             self._keep_site(client)
             self._refining = False
             client.restart()
+        elif not self._refining:  # before the restart's first batch no step of inner's has been made
+            batch = super().client_batch(client, batch)
         return batch if self._alone or self._refining else self._tilted_batch(client, batch)
 
     def extra_loss(self, client: Client) -> Tensor | None:
