@@ -23,9 +23,8 @@ from pathlib import Path
 from datamodules.speech import SpeechDataModule
 from tests.speech import MINIATURE
 
-rename = Path.rename
-if len(sys.argv) > 2:  # lingers between a whole folder and its name
-    Path.rename = lambda self, target: (time.sleep(60), rename(self, target))[1]
+rename = Path.rename  # lingers between a whole folder and its name
+Path.rename = lambda self, target: (time.sleep(float(sys.argv[2])), rename(self, target))[1]
 SpeechDataModule(**MINIATURE, cache_dir=sys.argv[1]).prepare_data()
 """
 
@@ -40,9 +39,9 @@ MOMENTS = {
 }
 
 
-def build(cache, *options):
+def build(cache, linger=0.0):
     return subprocess.Popen(
-        [sys.executable, "-c", BUILD, str(cache), *options],
+        [sys.executable, "-c", BUILD, str(cache), str(linger)],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -52,14 +51,17 @@ def build(cache, *options):
     )
 
 
-def killed_when(cache, patterns, *options):
-    """Build until every pattern has a path that was not there before, then SIGKILL."""
+def killed_when(cache, patterns, linger):
+    """Build until every pattern has a path that was not there before, then SIGKILL.
+
+    The build lingers before it gives a result its name, so that it is still at that result when it is killed.
+    """
     before = set(cache.glob("*"))
 
     def is_new(path):
         return not before & {path, *path.parents}
 
-    process = build(cache, *options)
+    process = build(cache, linger)
     until = time.monotonic() + 120
     while not all(any(map(is_new, cache.glob(pattern))) for pattern in patterns):
         assert process.poll() is None, f"ended before {patterns}: {process.communicate()[0]}"
@@ -79,7 +81,7 @@ def test_a_build_that_is_killed_again_and_again(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     kept = {}
     for name, patterns in MOMENTS.items():
-        killed_when(cache, patterns, *(["linger"] if "its name" in name else []))
+        killed_when(cache, patterns, 60.0 if "its name" in name else 0.3)
         now = finished(cache)
         assert kept.items() <= now.items(), name  # nothing is lost, nothing is made twice
         assert all(is_whole(cache / result) for result in now), name
