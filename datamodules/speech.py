@@ -18,6 +18,7 @@ from lit_epgan.speech.decoding import Decoder
 from lit_epgan.speech.features import CHUNK, FUTURE, INPUTS, chunk_starts, padded, with_future
 from lit_epgan.speech.hmm import PDFS
 from lit_epgan.speech.lexicon import PHONES
+from lit_epgan.speech.masking import SpectralMasking
 from lit_epgan.speech.preparation import UNALIGNED, Prepared, Utterance, prepare
 from lit_epgan.speech.sessions import Split, plan_sessions
 from lit_epgan.speech.stages import Stages
@@ -76,6 +77,8 @@ class SpeechDataModule(FederatedDataModule):
             what the sessions' differences cost; ``pooled``: one client has all.
         iterations, gaussians: of the training of the Gaussian mixtures that align the corpus.
         on_error: audio that cannot be used is refused, or skipped with a warning that names it.
+        mask_bins, mask_frames, masks: of ``lit_epgan.speech.masking.SpectralMasking``, on what is trained on; by
+            default nothing is masked. They depend on (seed, round, client) alone.
         cache_dir: by default the user's cache.
         workers: processes that speak and compute features.
         federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
@@ -83,7 +86,7 @@ class SpeechDataModule(FederatedDataModule):
 
     Attributes:
         pdfs: number of HMM states.
-        inputs: columns of a frame.
+        inputs, shape: columns of a frame, and (frames, columns) of a chunk.
         label_names: the phones, by which the partition is shown.
     """
 
@@ -105,6 +108,9 @@ class SpeechDataModule(FederatedDataModule):
         iterations: int = 24,
         gaussians: int = 1000,
         on_error: OnError = "refuse",
+        mask_bins: int = 0,
+        mask_frames: int = 0,
+        masks: int = 1,
         cache_dir: str | None = None,
         workers: int = 2,
         **federated: Any,
@@ -112,14 +118,20 @@ class SpeechDataModule(FederatedDataModule):
         super().__init__(**federated)
         if manifest is not None and chime5 is not None:
             raise UserError("data.manifest and data.chime5 are both given: choose one corpus.")
+        for name, value in (("grammar", grammar), ("iterations", iterations), ("gaussians", gaussians),
+                            ("workers", workers)):  # fmt: skip
+            if value < 1:
+                raise UserError(f"data.{name} is {value}; it must be at least 1")
         self.manifest, self.chime5 = manifest, chime5
         self.sessions: dict[Split, int] = {"train": train_sessions, "dev": dev_sessions, "eval": eval_sessions}
         self.minutes, self.words, self.heterogeneity, self.imbalance = minutes, words, heterogeneity, imbalance
         self.speakers, self.grammar, self.corpus_seed = speakers, grammar, corpus_seed
         self.partition, self.iterations, self.gaussians, self.on_error = partition, iterations, gaussians, on_error
+        self.masking = SpectralMasking(mask_bins, mask_frames, masks) if mask_bins or mask_frames else None
+        self._masks = generator_for("masks")
         self.stages = Stages(Path(cache_dir).expanduser() if cache_dir else cache_folder() / "speech")
         self.workers = workers
-        self.pdfs, self.inputs, self.label_names = PDFS, INPUTS, list(PHONES)
+        self.pdfs, self.inputs, self.shape, self.label_names = PDFS, INPUTS, (CHUNK, INPUTS), list(PHONES)
         self._prepared: Prepared | None = None
 
     def prepare_data(self) -> None:
@@ -163,6 +175,14 @@ class SpeechDataModule(FederatedDataModule):
     def utterances(self, split: Split) -> list[Utterance]:
         """All utterances of a split, session by session."""
         return [each for own in self.prepared.utterances[split].values() for each in own]
+
+    def _taken_up(self, batch: Any) -> Any:
+        if self.masking is not None:
+            mark = self.marks[0]
+            if mark.first:
+                self._masks = generator_for(self.seed, self.current_round, mark.client, "masks")
+            batch = [self.masking(batch[0], self._masks), *batch[1:]]
+        return super()._taken_up(batch)
 
     def _prepare(self) -> Prepared:
         if self._prepared is None:

@@ -22,19 +22,23 @@ class Recogniser(LightningModule, ABC):
     of frames whose state is the most probable one, in percent.
 
     Attributes:
-        network: what says, in ``pdfs``, how many HMM states it scores.
+        network: what says, in ``pdfs`` and ``inputs``, how many HMM states it scores and columns it takes.
+        beside: columns that it is given beside those of a frame.
     """
 
     network: nn.Module
+    beside: int = 0
 
     @abstractmethod
     def scores(self, x: Tensor) -> Tensor:
         """Scores (batch, frames, states) of ``x`` (batch, frames, inputs)."""
 
     def on_fit_start(self) -> None:
-        """Refuse data with other HMM states than the network's, where the data module says how many there are."""
+        """Refuse data with other HMM states or columns than the network's, where the data module says how many."""
         super().on_fit_start()
-        check_states(getattr(self.trainer.datamodule, "pdfs", None), getattr(self.network, "pdfs", None))  # type: ignore[attr-defined]
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        check_states(getattr(data, "pdfs", None), getattr(self.network, "pdfs", None))
+        check_inputs(getattr(data, "inputs", None), self.beside, getattr(self.network, "inputs", None))
 
     def forward(self, x: Tensor) -> Tensor:
         """Log posteriors (batch, frames, states) of ``x`` (batch, frames, inputs)."""
@@ -131,3 +135,16 @@ def check_states(data: int | None, network: int | None) -> None:
     """
     if data is not None and network is not None and data != network:
         raise UserError(f"the data have {data} HMM states, the network {network}: set its pdfs to {data}.")
+
+
+def check_inputs(data: int | None, beside: int, network: int | None) -> None:
+    """Refuse a network that takes other columns than a frame's and those beside it.
+
+    Raises:
+        UserError: data and network say how many there are, and differ.
+    """
+    if data is not None and network is not None and data + beside != network:
+        further = f" and {beside} of features beside it" if beside else ""
+        raise UserError(
+            f"a frame has {data} columns{further}, the network takes {network}: set its inputs to {data + beside}."
+        )

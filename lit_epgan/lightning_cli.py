@@ -131,7 +131,7 @@ class FederatedCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (MisconfigurationException, ValueError, TypeError) as error:
-            raise UserError(f"The configuration cannot be built: {error}") from error
+            raise _own(error) or UserError(f"The configuration cannot be built: {error}") from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with the federation first among its callbacks: metrics must see the merged model."""
@@ -139,6 +139,13 @@ class FederatedCLI(LightningCLI):
         callbacks = self._get(self.config_init, "trainer").get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         return super().instantiate_trainer(callbacks=[*([federation] if federation else []), *callbacks], **kwargs)
+
+
+def _own(error: BaseException | None) -> UserError | None:
+    """What one of our classes said of its arguments: the parser wraps it where a key may also be none."""
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__
+    return error
 
 
 def refuse_own_seed(args: list[str]) -> None:

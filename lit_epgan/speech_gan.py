@@ -11,6 +11,7 @@ from lit_epgan.acoustic import Recogniser, cross_entropy
 from lit_epgan.errors import UserError
 from lit_epgan.gan import GAN
 from lit_epgan.optimizers import adam, linear_decay
+from lit_epgan.steps import rows_and_weights
 
 
 class SpeechGAN(Recogniser, GAN):
@@ -23,7 +24,8 @@ class SpeechGAN(Recogniser, GAN):
     enters as L_ce / lambda_gan in the discriminator, and lambda_ep is an algorithm's weight of its prior for all
     networks.
 
-    A batch is (x, states), as ``lit_epgan.acoustic.AcousticModel``'s, and so are the metrics.
+    A batch is (x, states), as ``lit_epgan.acoustic.AcousticModel``'s, and so are the metrics. A third entry weighs the
+    rows as in ``lit_epgan.gan.GAN``; rows whose states are all -100 train the GAN alone.
 
     Args:
         network: frames with features beside (batch, frames, inputs + bottleneck) -> scores (batch, frames, states).
@@ -56,6 +58,7 @@ class SpeechGAN(Recogniser, GAN):
         if not hasattr(discriminator, "features"):
             raise UserError("the model's discriminator has no features: take lit_epgan.networks.SRUDiscriminator.")
         self.network, self.gan_weight, self.sample_acoustic = network, gan_weight, sample_acoustic
+        self.beside = getattr(discriminator, "features_width", 0)
         self.lr_acoustic = self.lr if lr_acoustic is None else lr_acoustic
         self._acoustic_turn_is_on = False
 
@@ -67,10 +70,10 @@ class SpeechGAN(Recogniser, GAN):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """A step of the discriminator, one of the generator, one of the acoustic model and the discriminator."""
-        x, states = batch
+        (x, weight), states = rows_and_weights(batch), batch[1]
         generator_optimizer, discriminator_optimizer, acoustic_optimizer = self.optimizers()  # type: ignore[attr-defined]
         self.losses.begin_step()
-        self._discriminator_turn(discriminator_optimizer, x, None)
+        self._discriminator_turn(discriminator_optimizer, x, weight)
         self._generator_turn(generator_optimizer, discriminator_optimizer, x)
         self._acoustic_turn(acoustic_optimizer, discriminator_optimizer, x, states)
 

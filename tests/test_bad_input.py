@@ -35,6 +35,23 @@ def test_refused_in_one_sentence(capsys: pytest.CaptureFixture[str], arguments: 
     assert sentence in refusal(capsys, "fit", *arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--data.batch_size", "0"], "data.batch_size is 0; it must be at least 1"),
+        (
+            ["--federation.algorithm", "lit_epgan.federated.FedProx", "--federation.algorithm.mu", "-1"],
+            "FedProx's mu is -1.0; it must be 0 (FedAvg) or more",
+        ),
+    ],
+)
+def test_what_a_class_refuses_is_told_in_its_own_words(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    """The parser wraps it in a list of all types that the key might have had."""
+    assert refusal(capsys, "fit", *DIGITS, *arguments) == sentence
+
+
 def test_wrong_inception_weights(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -89,6 +89,23 @@ def test_a_site_is_refined_without_the_prior_of_the_others() -> None:
     assert {step for round_, step in pulled if round_ == 1} == {2}
 
 
+@pytest.mark.parametrize("refine", [0.0, 0.5])
+def test_generator_sites_show_inner_every_batch_but_those_of_refinement(refine: float) -> None:
+    """EP's sites look at the steps there, the tilt and FedNP at the features to come."""
+    shown: list[tuple[int, int]] = []
+
+    class Watching(FederatedAlgorithm):
+        def client_batch(self, client, batch):  # type: ignore[no-untyped-def]
+            shown.append((client.server.round, client.step))
+            return batch
+
+    algorithm = GeneratorSites("generator", own_rows=3, refine=refine, inner=Watching())
+    fit(Known(), data(sizes=(32, 32)), rounds=2, algorithm=algorithm)
+    later = [0, 1, 2, 3] if refine == 0 else [3]  # half of four steps refine, and the next begins anew
+    assert [step for round_, step in shown if round_ == 0] == [0, 1, 2, 3] * 2
+    assert [step for round_, step in shown if round_ == 1] == later * 2
+
+
 def plain_interpolation(weight: float, every: int, steps: int) -> list[float]:
     """One parameter that every step moves by one."""
     theta = 0.0

@@ -10,6 +10,7 @@ from torch import Tensor
 import datamodules.images
 from callbacks.generative_metrics import GenerativeMetrics
 from lit_epgan.cli import main
+from lit_epgan.config_files import with_bases
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.study.plan import read_studies
@@ -34,10 +35,15 @@ NARROW_SPEECH_GAN = [
     *("--model.generator.hidden", "[8]", "--model.generator.members", "2"),
     *("--model.discriminator.hidden", "8", "--model.discriminator.layers", "1"),
 ]
+
+
+def is_speech_gan(config):
+    return any("speech_gan.SpeechGAN" in path.read_text() for path in with_bases(config))
+
+
 NARROW = {
-    **{path.name: NARROW_SPEECH_GAN for path in CONFIGS if path.name.startswith("speech")},
-    "speech.yaml": NARROW_SPEECH,
-    "speech_central.yaml": NARROW_SPEECH,
+    **{path.name: NARROW_SPEECH for path in CONFIGS if path.name.startswith("speech")},
+    **{path.name: NARROW_SPEECH_GAN for path in CONFIGS if is_speech_gan(path)},
     **{path.name: NARROW_DCGAN for path in CONFIGS if path.name.startswith("cifar")},
     **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion_", "tiny_imagenet"))},
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,

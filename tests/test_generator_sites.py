@@ -15,6 +15,7 @@ from datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, GeneratorSites
 from lit_epgan.federated.generator_sites import _apportion
+from lit_epgan.federated.tilted_batch import tilted_batch
 from tests.federations import federation, fit
 from tests.modules import Regression
 
@@ -218,6 +219,25 @@ def test_a_batch_of_one_row_still_meets_the_cavity() -> None:
         assert float(seen.weight[own].sum()) == pytest.approx(SIZES[seen.client] / sum(SIZES))
 
 
+def test_own_labels_stay_and_more_rows_are_added_than_the_batch_has() -> None:
+    """A module that also recognises needs all of its own labelled rows."""
+    own, states = torch.randn(4, 2, 3), torch.randint(0, 9, (4, 2))
+    replay = torch.randn(5, 2, 3)
+    x, y, weight = tilted_batch([own, states], 3, replay, share=0.4)
+    assert torch.equal(x, torch.cat([own[:3], replay]))
+    assert torch.equal(y[:3], states[:3])
+    assert y[3:].tolist() == [[-100, -100]] * 5
+    torch.testing.assert_close(weight, torch.tensor([0.4 / 3] * 3 + [0.6 / 5] * 5))
+    assert tilted_batch(own, 3, replay, share=0.4)[1].tolist() == [-100] * 8
+    module = Known()
+    fit(module, data(), rounds=2, algorithm=sites(own_rows=8, other_rows=5))
+    for seen in [s for s in module.seen if s.round == 1]:
+        rows = len(seen.x) - 5
+        assert rows in (1, 6, 8)  # all that the batch has
+        assert origins(seen.x[:rows]) == {M[seen.client]}
+        assert M[seen.client] not in origins(seen.x[rows:])
+
+
 def test_a_single_client_is_plain_training() -> None:
     module, plain = Known(lr=0.3), Known(lr=0.3)
     fit(module, data(sizes=(9,)), rounds=3, algorithm=sites())
@@ -230,7 +250,7 @@ def test_what_is_missing_is_named() -> None:
         fit(Known(), data(), rounds=1, algorithm=GeneratorSites())
     with pytest.raises(UserError, match=r"needs a module with sample"):
         fit(Regression(), federation(), rounds=1, algorithm=GeneratorSites(generator="body"))
-    for argument in ({"own_rows": 0}, {"pool": 0}, {"refine": 1.0}):
+    for argument in ({"own_rows": 0}, {"pool": 0}, {"refine": 1.0}, {"other_rows": 0}):
         with pytest.raises(UserError, match=next(iter(argument))):
             GeneratorSites(**argument)  # type: ignore[arg-type]
 

@@ -96,7 +96,7 @@ def test_the_copy_gives_what_the_submodule_gives_and_stays(tmp_path: Path) -> No
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(UserError, match="release_round are 8 and -1"):
+    with pytest.raises(UserError, match="release_round is -1"):
         EmbeddingSites(release_round=-1)
     with pytest.raises(UserError, match=r"features 'critic\.7' do not exist: choose .*, a submodule of the model"):
         fit(Critical(), data(), rounds=1, algorithm=EmbeddingSites(features="critic.7", **FAST))

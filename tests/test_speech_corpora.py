@@ -130,7 +130,7 @@ def test_words_of_a_transcript():
     assert plain_words("Okay [laughs], that\u2019s the B-side, isn't it?") == "okay that's the b side isn't it"
 
 
-@pytest.mark.parametrize("fault", ["text", "empty", "silent", "short"])
+@pytest.mark.parametrize("fault", ["text", "empty", "silent", "short", "cut"])
 def test_bad_audio_is_named_and_refused_or_skipped(tmp_path, fault):
     good, bad = tone(tmp_path / "good.wav"), tmp_path / "bad.wav"
     if fault == "text":
@@ -138,7 +138,8 @@ def test_bad_audio_is_named_and_refused_or_skipped(tmp_path, fault):
     elif fault == "empty":
         bad.write_bytes(b"")
     else:
-        soundfile.write(bad, np.zeros(RATE if fault == "silent" else 10), RATE)
+        n = {"silent": RATE, "short": 10, "cut": RATE // 2}[fault]
+        soundfile.write(bad, 0.1 * np.sin(np.arange(n)) * (fault != "silent"), RATE)
     rows = ["S1,anna,two,bad.wav,1.0,train", "S1,anna,two,good.wav,1.0,train"]
     recordings = read_manifest(manifest(tmp_path, rows))
     with pytest.raises(UserError, match=r"bad\.wav .* --data\.on_error skip"):
@@ -146,6 +147,7 @@ def test_bad_audio_is_named_and_refused_or_skipped(tmp_path, fault):
     skipped = []
     assert [r.audio for r, _ in readable(recordings, "skip", skipped)] == [good]
     assert "bad.wav" in skipped[0]
+    assert "on_error" not in skipped[0]  # it has been set
 
 
 def test_chime5s_published_layout(tmp_path):

@@ -8,6 +8,7 @@ import torch
 from datamodules import FederatedDataModule
 from lit_epgan.acoustic import cross_entropy
 from lit_epgan.errors import UserError
+from lit_epgan.federated import GeneratorSites
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator, SRUDiscriminator
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.priors import HistoryPrior
@@ -17,9 +18,9 @@ from tests.federations import fit
 FRAMES, INPUTS, BOTTLENECK, STATES = 4, 5, 3, 2
 
 
-def speech_gan(**options):
+def speech_gan(kind=SpeechGAN, **options):
     torch.manual_seed(0)
-    return SpeechGAN(
+    return kind(
         SRUAcousticNetwork(INPUTS + BOTTLENECK, 6, 1, 6, STATES, dropout=0.0),
         MLPGenerator((FRAMES, INPUTS), latent_dim=2, hidden=(8,), tanh=False, members=2),
         SRUDiscriminator(INPUTS, 6, 1, BOTTLENECK, heads=2, dropout=0.0),
@@ -75,6 +76,64 @@ def test_the_samplers_noise_reaches_the_recogniser_only_if_it_is_sampled(sampled
     assert weight.grad.any()
 
 
+def test_rows_of_the_others_weigh_in_the_gan_and_not_in_the_recogniser(monkeypatch):
+    """Sites in function space add rows without states: they do not change what the recogniser learns."""
+    gradients = []
+    x, states = batch()
+    others = torch.cat([x, torch.ones(3, FRAMES, INPUTS)]), torch.cat([states, torch.full((3, FRAMES), -100)])
+    for rows in ((x, states), others):
+        module = speech_gan()
+        monkeypatch.setattr(module, "manual_backward", lambda loss: loss.backward())
+        monkeypatch.setattr(module, "log", lambda *_, **__: None)
+        acoustic = Recorder(module.network)
+        module._acoustic_turn(acoustic, Recorder(module.discriminator), *rows)
+        gradients += acoustic.gradients
+    torch.testing.assert_close(*gradients)
+    seen = []
+    monkeypatch.setattr(module, "optimizers", lambda: (None, None, None))
+    monkeypatch.setattr(module, "_discriminator_turn", lambda _, x, weight: seen.append((x, weight)))
+    monkeypatch.setattr(module, "_generator_turn", lambda *_: None)
+    monkeypatch.setattr(module, "_acoustic_turn", lambda *_: None)
+    weight = torch.full((9,), 1 / 9)
+    module.training_step((*others, weight), 0)
+    module.training_step((x, states), 0)
+    assert seen[0][0] is others[0]
+    assert seen[0][1] is weight
+    assert seen[1][1] is None
+
+
+def test_generator_sites_of_chunks():
+    """Chunks lie around -8 or 8: batches are own ones with states, and samples of the other site without."""
+    sets = [torch.utils.data.TensorDataset(batch(32)[0] + shift, batch(32)[1]) for shift in (-8, 8)]
+    data = FederatedDataModule.from_datasets(sets, batch_size=8)
+    seen = []
+
+    class Averaging(SpeechGAN):
+        """Its generator gives the mean of the last batch."""
+
+        def training_step(self, batch, batch_idx):
+            seen.append((self.current_epoch, batch))
+            super().training_step(batch, batch_idx)
+
+        @torch.no_grad()
+        def _generator_turn(self, optimizer, discriminator_optimizer, real):
+            *_, weight, bias = self.generator.parameters()
+            weight.zero_()
+            bias.copy_(real.mean(0).flatten())
+
+    sites = GeneratorSites("generator", own_rows=8, other_rows=4, pool=50)
+    fit(speech_gan(kind=Averaging), data, rounds=2, algorithm=sites, precision="32-true")
+    later = [batch for round_, batch in seen if round_ == 1]
+    assert len(later) == 8
+    for k, (x, states, weight) in enumerate(later):
+        sign = -1 if k < 4 else 1
+        assert (x[:8].mean((1, 2)) * sign > 6).all()
+        assert (x[8:].mean((1, 2)) * sign < -6).all()
+        assert (states[:8] >= 0).all()
+        assert (states[8:] == -100).all()
+        assert len(x) == len(states) == len(weight) == 12
+
+
 def test_a_federation_trains_all_three_networks_and_the_recogniser_learns():
     x, states = batch(96, torch.float64)
     sets = [torch.utils.data.TensorDataset(x[i::2], states[i::2]) for i in range(2)]
@@ -112,6 +171,11 @@ def test_data_of_another_shape_or_with_other_states_are_refused():
         module.on_fit_start()
     module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), pdfs=STATES + 1))
     with pytest.raises(UserError, match="3 HMM states"):
+        module.on_fit_start()
+    module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), inputs=INPUTS))
+    module.on_fit_start()
+    module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), inputs=INPUTS + 1))
+    with pytest.raises(UserError, match=r"6 columns and 3 of features beside it, the network takes 8: .* to 9"):
         module.on_fit_start()
 
 

@@ -11,7 +11,7 @@ from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, un
 from lit_epgan.federated.composed import Composed
 from lit_epgan.federated.embedding_release import CODES, NETWORK, OWN, TOTAL, EmbeddingRelease
 from lit_epgan.federated.report import Report
-from lit_epgan.federated.tilted_batch import batch_rows, tilted_batch
+from lit_epgan.federated.tilted_batch import batch_rows, row_counts, tilted_batch
 
 
 class EmbeddingSites(Composed):
@@ -41,7 +41,7 @@ class EmbeddingSites(Composed):
 
     Args:
         inner: the algorithm that merges the parameters and adds its own prior; FedAvg by default.
-        own_rows: rows of own data in a minibatch.
+        own_rows, other_rows: rows of own data and of points in a minibatch; by default the latter keep its size.
         release_round: the round, from 0, at whose end clients release; ``features`` that name a submodule of the model
             are taken as the round's clients receive them.
         release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``bound``, ``points``,
@@ -53,14 +53,19 @@ class EmbeddingSites(Composed):
     """
 
     def __init__(
-        self, inner: FederatedAlgorithm | None = None, own_rows: int = 8, release_round: int = 0, **release: Any
+        self,
+        inner: FederatedAlgorithm | None = None,
+        own_rows: int = 8,
+        release_round: int = 0,
+        other_rows: int | None = None,
+        **release: Any,
     ) -> None:
         super().__init__(inner)
-        if own_rows < 1 or release_round < 0:
-            raise UserError(
-                f"EmbeddingSites' own_rows and release_round are {own_rows} and {release_round}; give at least 1 and 0"
-            )
-        self.own_rows, self.release_round = own_rows, release_round
+        for name, count, least in (("own_rows", own_rows, 1), ("release_round", release_round, 0),
+                                   ("other_rows", other_rows, 1)):  # fmt: skip
+            if count is not None and count < least:
+                raise UserError(f"EmbeddingSites' {name} is {count}; it must be at least {least}")
+        self.own_rows, self.other_rows, self.release_round = own_rows, other_rows, release_round
         self.release = EmbeddingRelease(**release)
 
     @property
@@ -108,11 +113,10 @@ class EmbeddingSites(Composed):
         batch = super().client_batch(client, batch)
         if not self._others:
             return batch
-        x = batch_rows(batch)
-        own = min(self.own_rows, max(1, len(x) - 1))
-        drawn = torch.multinomial(self._weights[client.index], max(1, len(x) - own), replacement=True)
+        own, rows = row_counts(len(batch_rows(batch)), self.own_rows, self.other_rows)
+        drawn = torch.multinomial(self._weights[client.index], rows, replacement=True)
         replay = self._points[drawn.to(self._points.device)]
-        return tilted_batch(x[:own], replay, client.weight / (client.weight + self._others))
+        return tilted_batch(batch, own, replay, client.weight / (client.weight + self._others))
 
     def client_report(self, client: Client) -> Report:
         report = dict(super().client_report(client))

@@ -9,7 +9,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server, scalar, unsent
 from lit_epgan.federated.composed import Composed
 from lit_epgan.federated.report import Report
-from lit_epgan.federated.tilted_batch import batch_rows, tilted_batch
+from lit_epgan.federated.tilted_batch import batch_rows, row_counts, tilted_batch
 from lit_epgan.randomness import generator_for
 
 
@@ -26,7 +26,7 @@ class GeneratorSites(Composed):
         merge         that of ``inner``: FedAvg, or EP in parameter space
 
     A module must offer ``sample(n, generator)`` from the submodule ``generator`` names (the evaluated one), and take
-    batches (x, y, weight) whose third entry weighs the rows.
+    batches (x, y, weight) whose third entry weighs the rows; samples have no labels (y is -100).
 
     Price: the clients' individual generators become visible to the server and to each other (they do not sum, so
     secure aggregation cannot hide them; under differential privacy each must carry its own noise); one generator more
@@ -35,7 +35,7 @@ class GeneratorSites(Composed):
 
     Args:
         generator: name of the submodule that ``sample`` draws from: its parameters and buffers are the site.
-        own_rows: rows of own data in a minibatch.
+        own_rows, other_rows: rows of own data and of the others' in a minibatch; by default the latter keep its size.
         pool: samples drawn of each site, afresh each round.
         refine: share of a round's steps that refine the own site; 0 keeps the first one.
         inner: the algorithm that merges the parameters and adds its own prior; FedAvg by default.
@@ -51,14 +51,16 @@ class GeneratorSites(Composed):
         pool: int = 2000,
         refine: float = 0.0,
         inner: FederatedAlgorithm | None = None,
+        other_rows: int | None = None,
     ) -> None:
         super().__init__(inner)
-        if own_rows < 1 or pool < 1:
-            raise UserError(f"GeneratorSites: own_rows and pool are {own_rows} and {pool}; both must be at least 1")
+        for name, count in (("own_rows", own_rows), ("pool", pool), ("other_rows", other_rows)):
+            if count is not None and count < 1:
+                raise UserError(f"GeneratorSites' {name} is {count}; it must be at least 1")
         if not 0 <= refine < 1:
             raise UserError(f"GeneratorSites' refine is {refine}; it must lie in [0, 1)")
         self.generator = generator
-        self.own_rows = own_rows
+        self.own_rows, self.other_rows = own_rows, other_rows
         self.pool = pool
         self.refine = refine
         self._pools: dict[int, Tensor] = {}
@@ -103,6 +105,8 @@ class GeneratorSites(Composed):
             self._keep_site(client)
             self._refining = False
             client.restart()
+        elif not self._refining:  # before the restart's first batch no step of inner's has been made
+            batch = super().client_batch(client, batch)
         return batch if self._alone or self._refining else self._tilted_batch(client, batch)
 
     def extra_loss(self, client: Client) -> Tensor | None:
@@ -148,14 +152,12 @@ class GeneratorSites(Composed):
 
     def _tilted_batch(self, client: Client, batch: Any) -> Any:
         """Own rows and samples of the other sites, with the rows' weights."""
-        x = batch_rows(batch)
         pools, records = self._others, self._others_records
-        own = min(self.own_rows, max(1, len(x) - 1))
-        rows = max(len(x) - own, 1)
+        own, rows = row_counts(len(batch_rows(batch)), self.own_rows, self.other_rows)
         origin = torch.multinomial(records, rows, replacement=True)
         index = torch.randint(self.pool, (rows,))
         replay = pools[origin.to(pools.device), index.to(pools.device)]
-        return tilted_batch(x[:own], replay, client.weight / (client.weight + float(records.sum())))
+        return tilted_batch(batch, own, replay, client.weight / (client.weight + float(records.sum())))
 
     def _refinement(self, client: Client) -> int:
         return int(self.refine * client.steps) if client.steps is not None else 0

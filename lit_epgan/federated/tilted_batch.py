@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+UNLABELLED = -100  # what torch's cross-entropy leaves out
+
 
 def batch_rows(batch: Any) -> Tensor:
     """The data (batch, *data_shape) of a batch: the batch itself, or its first entry."""
@@ -12,19 +14,42 @@ def batch_rows(batch: Any) -> Tensor:
     return rows
 
 
-def tilted_batch(own: Tensor, replay: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
+def row_counts(rows: int, own_rows: int, other_rows: int | None) -> tuple[int, int]:
+    """How many own rows and how many of the others' a minibatch has, at least one each.
+
+    Args:
+        rows: of the client's batch.
+        own_rows: wanted of them.
+        other_rows: wanted of the others'; by default as many as keep the batch's size.
+    """
+    if other_rows is not None:
+        return min(own_rows, rows), other_rows
+    own = min(own_rows, max(1, rows - 1))
+    return own, max(1, rows - own)
+
+
+def tilted_batch(batch: Any, own: int, replay: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
     """A batch (x, y, weight) that weighs own rows ``share`` in all and the cavity's samples the rest.
 
     Args:
-        own: rows of the client's own data (o, *data_shape).
+        batch: the client's own data (b, *data_shape), or a sequence that begins with it and with its labels (b, ...).
+        own: rows that are taken of it, o.
         replay: samples of the other clients' sites (r, *data_shape).
         share: the client's share of all records, n_k / n.
 
     Returns:
-        The rows (o + r, *data_shape), labels of -1 (none), and the rows' weights, which sum to one.
+        The rows (o + r, *data_shape), their labels (o + r, ...), ``UNLABELLED`` for all but own ones, and the rows'
+        weights, which sum to one.
     """
-    weight = own.new_empty(len(own) + len(replay))
-    weight[: len(own)] = share / len(own)
-    weight[len(own) :] = (1 - share) / len(replay)
-    unlabelled = torch.full((len(weight),), -1, device=own.device)
-    return torch.cat([own, replay.to(own)]), unlabelled, weight
+    x = batch_rows(batch)[:own]
+    weight = x.new_empty(own + len(replay))
+    weight[:own] = share / own
+    weight[own:] = (1 - share) / len(replay)
+    return torch.cat([x, replay.to(x)]), _labels(batch, own, len(replay), x), weight
+
+
+def _labels(batch: Any, own: int, others: int, x: Tensor) -> Tensor:
+    y = batch[1] if not isinstance(batch, Tensor) and len(batch) > 1 else None
+    if not isinstance(y, Tensor) or y.is_floating_point():
+        return torch.full((own + others,), UNLABELLED, device=x.device)
+    return torch.cat([y[:own], y.new_full((others, *y.shape[1:]), UNLABELLED)])

@@ -13,6 +13,7 @@ from lit_epgan.speech.manifest import Recording
 from lit_epgan.speech.packages import speech_package
 
 SHORTEST = 0.1  # seconds
+WHOLE = 0.9  # share of the seconds said that a file must hold; else it was cut, and its text is not all there
 OnError = Literal["refuse", "skip"]
 
 
@@ -20,20 +21,24 @@ def read_audio(recording: Recording) -> NDArray[np.float64]:
     """Samples (n,) of the recording's part of its file: first channel, 16 kHz.
 
     Raises:
-        UserError: names the file that cannot be read, is empty or is not a number somewhere.
+        UserError: names the file that is not there, cannot be read, is empty, was cut, or is not a number somewhere.
     """
     soundfile = speech_package("soundfile")
+    if not recording.audio.is_file():
+        raise UserError(f"{recording.audio} is not there")
     try:
         with soundfile.SoundFile(recording.audio) as file:
             file.seek(min(round(recording.start * file.samplerate), file.frames))
             samples = file.read(round(recording.seconds * file.samplerate), dtype="float64", always_2d=True)[:, 0]
             rate = file.samplerate
     except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
-        raise _unusable(recording, f"cannot be read as audio ({error})") from error
-    if len(samples) < SHORTEST * rate:
-        raise _unusable(recording, f"holds {len(samples) / rate:.2f} s of sound there")
+        raise UserError(f"{recording.audio} cannot be read as audio ({error})") from error
+    held = len(samples) / rate
+    if held < max(SHORTEST, WHOLE * recording.seconds):
+        where = f"{recording.seconds:.2f} s of sound from {recording.start:.2f} s on"
+        raise UserError(f"{recording.audio} holds {held:.2f} of {where}")
     if not np.isfinite(samples).all() or samples.std() == 0:
-        raise _unusable(recording, "holds nothing but silence, or what is no number")
+        raise UserError(f"{recording.audio} holds nothing but silence, or what is no number")
     common = np.gcd(RATE, rate)
     return samples if rate == RATE else np.asarray(resample_poly(samples, RATE // common, rate // common))
 
@@ -56,13 +61,8 @@ def readable(
             samples = read_audio(recording)
         except UserError as error:
             if on_error == "refuse":
-                raise
+                hint = "mend or remove it, or set --data.on_error skip to leave such audio out."
+                raise UserError(f"{error}: {hint}") from error
             skipped.append(str(error))
             continue
         yield recording, samples
-
-
-def _unusable(recording: Recording, reason: str) -> UserError:
-    return UserError(
-        f"{recording.audio} {reason}: mend or remove it, or set --data.on_error skip to leave such audio out."
-    )

@@ -13,6 +13,8 @@ from lit_epgan.speech.sessions import SPLITS, SessionPlan
 from lit_epgan.speech.stages import Stages
 from lit_epgan.speech.synthesis import corpus, recordings_of
 
+SAID = ("words", "speaker")  # what an utterance's entry must have
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -88,7 +90,9 @@ def _entries(file: Path) -> list[dict[str, Any]]:
         entries = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} is no transcription in JSON ({error}).") from error
-    return [entry for entry in entries if "words" in entry and "speaker" in entry]
+    if not isinstance(entries, list):
+        raise UserError(f"{file} is no transcription: a list of utterances is expected.")
+    return [each for each in entries if isinstance(each, dict) and all(isinstance(each.get(k), str) for k in SAID)]
 
 
 def _utterance(root: Path, split: Any, file: Path, entry: dict[str, Any]) -> Recording | None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from lit_epgan.atomic import write_text
 
 CONTENTS = "contents.json"
+PART = ".part"
 
 
 class Stages:
@@ -27,7 +29,8 @@ class Stages:
         """The folder that ``make`` filled for ``came_from``, now or on another day.
 
         ``make`` writes into a folder beside it. The last thing written there is the list of all files with their sizes
-        and digests; then the folder is renamed. A folder whose files are not those of its list is made anew.
+        and digests; then the folder is renamed. A folder whose files are not those of its list is made anew. What a
+        killed process of this machine left beside it is removed.
 
         Args:
             stage: its name, with a version where its code's results change.
@@ -37,7 +40,8 @@ class Stages:
         folder = self.root / f"{stage}-{digest_of(came_from)}"
         if is_whole(folder):
             return folder
-        beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+        _remove_leftovers(folder)
+        beside = folder.with_name(f"{_mine(folder)}{os.getpid()}{PART}")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         make(beside)
@@ -75,6 +79,28 @@ def digest_of_file(path: Path) -> str:
     """A name for a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
+def _mine(folder: Path) -> str:
+    """What the names of the folders begin with in which this machine's processes make the result."""
+    return f".{folder.name}.{socket.gethostname()}."  # elsewhere a process of the same number may be at work
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for part in folder.parent.glob(f"{_mine(folder)}*{PART}"):
+        number = part.name.removeprefix(_mine(folder)).removesuffix(PART)
+        if number.isdecimal() and not _is_alive(int(number)):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def _contents(folder: Path) -> dict[str, tuple[int, str]]:
