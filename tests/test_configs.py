@@ -23,6 +23,7 @@ STUDIES = sorted((Path(__file__).parent.parent / "configs" / "studies").glob("*.
 SMALL = ["--data.clients", "2", "--data.batch_size", "4", "--data.warmup_steps", "2", "--data.local_steps", "2"]
 SMALL_SPEECH = ["--data.batch_size", "8", "--data.local_steps", "2"]
 FEW_FEATURES = ["--federation.algorithm.frequencies", "64", "--federation.algorithm.herding_steps", "5"]
+RELEASE_AT_ONCE = ["--federation.algorithm.release_round", "0", "--federation.algorithm.points", "20"]
 ON_SERVER = ["--federation.algorithm.server_steps", "3"]
 NARROW_DCGAN = [
     *("--model.generator.width", "4", "--model.generator.members", "2"),
@@ -46,6 +47,7 @@ NARROW = {
     **{path.name: NARROW_SPEECH_GAN for path in CONFIGS if is_speech_gan(path)},
     **{path.name: NARROW_DCGAN for path in CONFIGS if path.name.startswith("cifar")},
     **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion_", "tiny_imagenet"))},
+    "speech_embedding_sites.yaml": NARROW_SPEECH_GAN + FEW_FEATURES + RELEASE_AT_ONCE,
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
     "fashion.yaml": NARROW_DCGAN + FEW_FEATURES,
     "digits_embedding_sites.yaml": FEW_FEATURES,

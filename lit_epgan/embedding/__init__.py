@@ -7,6 +7,7 @@ from lit_epgan.embedding.fourier import RandomFourierFeatures, median_distance
 from lit_epgan.embedding.gaussian_mechanism import GaussianMechanism, Guarantee
 from lit_epgan.embedding.herding import herd
 from lit_epgan.embedding.simplex import SimplexWeights, project_to_simplex
+from lit_epgan.embedding.stacked_frames import StackedFrames
 
 __all__ = [
     "EmbeddingFactor",
@@ -16,6 +17,7 @@ __all__ = [
     "Points",
     "RandomFourierFeatures",
     "SimplexWeights",
+    "StackedFrames",
     "feature_map",
     "herd",
     "median_distance",

@@ -36,7 +36,7 @@ class EmbeddingOnServer(FederatedAlgorithm):
         server_steps: training steps in a round.
         batch_size: rows of the server's batches.
         inner: must be left out: nothing but the release leaves a client.
-        release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``bound``, ``points``,
+        release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``stacked``, ``bound``, ``points``,
             ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta`` and ``noise_seed`` of
             EmbeddingRelease.
 

@@ -13,6 +13,7 @@ from lit_epgan.embedding import (
     LowFrequencies,
     Points,
     RandomFourierFeatures,
+    StackedFrames,
     feature_map,
     herd,
     median_distance,
@@ -50,8 +51,9 @@ class EmbeddingRelease:
         bandwidths: of the kernel, in median distances between random points; by default .5 and 1 for images, .1, .2, .4
             and .8 for anything else.
         dimensions: of each channel of an image, the lowest frequencies that herded points have; by default 9 / 16.
-        bound: of a coordinate's absolute value, known without the data; by default 1 for images and 5 for anything
-            else.
+        stacked: frames that each row of a record shows side by side, where records are chunks of a spectrogram.
+        bound: of a coordinate's absolute value, known without the data; by default 1 for images, 3 for chunks and 5
+            for anything else.
         points: number of herded points.
         herding_steps: of Adam on all points.
         herding_rate: first length of such a step, in the points' own scale.
@@ -70,6 +72,7 @@ class EmbeddingRelease:
         frequencies: int = 2048,
         bandwidths: Sequence[float] | None = None,
         dimensions: int | None = None,
+        stacked: int | None = None,
         bound: float | None = None,
         points: int = 600,
         herding_steps: int = 300,
@@ -85,7 +88,7 @@ class EmbeddingRelease:
         if not herding_rate > 0 or not smoothing >= 0:
             raise UserError(f"herding_rate and smoothing are {herding_rate} and {smoothing}; give > 0 and >= 0")
         self.features, self.frequencies, self.bandwidths = features, frequencies, bandwidths
-        self.dimensions, self.bound = dimensions, bound
+        self.dimensions, self.stacked, self.bound = dimensions, stacked, bound
         self.points, self.herding_steps = points, herding_steps
         self.herding_rate, self.smoothing = herding_rate, smoothing
         self.mechanism = GaussianMechanism(noise_multiplier, delta, noise_seed)
@@ -108,16 +111,8 @@ class EmbeddingRelease:
                 "mean embeddings are for generative modules"
             )
         shape: torch.Size = server.module.sample(1, generator_for("shape")).shape[1:]  # type: ignore[operator]
-        image = len(shape) == 3
-        code: LowFrequencies | Points
-        if image:
-            code = LowFrequencies(shape, self.dimensions, 1.0 if self.bound is None else self.bound)
-        elif self.dimensions is not None:
-            raise UserError(
-                f"dimensions are an image's frequencies, but a record has the shape {tuple(shape)}: leave it out"
-            )
-        else:
-            code = Points(shape, 5.0 if self.bound is None else self.bound)
+        image = len(shape) == 3 or self.stacked is not None
+        code = self._code(shape)
         h = self._feature_map(server, shape)
         # herding needs single precision, whatever the module is trained in
         dtype = torch.promote_types(server.parameters.dtype, torch.float32)
@@ -187,6 +182,17 @@ class EmbeddingRelease:
         orders = [torch.randperm(self.points, generator=generator) for _ in range(-(-(start + n) // self.points))]
         points = self.herded(server)
         return {"herded": points[torch.cat(orders)[start : start + n].to(points.device)]}
+
+    def _code(self, shape: torch.Size) -> LowFrequencies | Points | StackedFrames:
+        if self.stacked is not None:
+            return StackedFrames(shape, self.stacked, self.dimensions, 3.0 if self.bound is None else self.bound)
+        if len(shape) == 3:
+            return LowFrequencies(shape, self.dimensions, 1.0 if self.bound is None else self.bound)
+        if self.dimensions is not None:
+            raise UserError(
+                f"dimensions are an image's frequencies, but a record has the shape {tuple(shape)}: leave it out"
+            )
+        return Points(shape, 5.0 if self.bound is None else self.bound)
 
     def _feature_map(self, server: Server, shape: torch.Size) -> FlatFeatures:
         if not isinstance(self.features, str) or self.features not in dict(server.module.named_modules()):

@@ -44,7 +44,7 @@ class EmbeddingSites(Composed):
         own_rows, other_rows: rows of own data and of points in a minibatch; by default the latter keep its size.
         release_round: the round, from 0, at whose end clients release; ``features`` that name a submodule of the model
             are taken as the round's clients receive them.
-        release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``bound``, ``points``,
+        release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``stacked``, ``bound``, ``points``,
             ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta`` and ``noise_seed`` of
             EmbeddingRelease.
 
