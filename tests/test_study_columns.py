@@ -8,6 +8,7 @@ from scipy import stats
 from lit_epgan.errors import UserError
 from lit_epgan.study.command import study
 from lit_epgan.study.plan import read_study
+from lit_epgan.study.report import write_report
 from lit_epgan.study.run import runs_of
 from lit_epgan.study.table import best, cell_text, markdown, pairwise, tabulate
 from tests.studies import run_quietly, write_plan, write_stand_in
@@ -43,6 +44,8 @@ def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, 
     assert best(list(rows.values()), trial.metrics[1]) == set()
     assert trial.metrics[1].heading == "sum"
     assert trial.metrics[0].heading == "Frechet distance ↓"
+    write_report(trial, runs, tmp_path / "out", "study")
+    assert [path.name for path in (tmp_path / "out").glob("curve-*.png")] == ["curve-fd.png"]
     assert rows["clever"].round_seconds == pytest.approx(rows["clever"].seconds / 3)
 
 

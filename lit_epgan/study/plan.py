@@ -106,6 +106,11 @@ class Study:
     test: TestName = "welch"
 
     @property
+    def judged(self) -> list[Metric]:
+        """The metrics that methods are judged by; the others are prices."""
+        return [metric for metric in self.metrics if metric.better != "neither"]
+
+    @property
     def trained(self) -> list[Method]:
         """The methods that have runs of their own."""
         return [method for method in self.methods.values() if method.source is None]

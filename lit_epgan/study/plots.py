@@ -56,10 +56,11 @@ def grids(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> Figure | No
     found = [(row, path) for row in rows if (path := grid_file(row.method, runs)) is not None]
     if not found:
         return None
-    columns = min(len(found), 3)
+    columns = min(len(found), 3 if len(found) <= 9 else 5)
     lines = math.ceil(len(found) / columns)
     shape = imread(found[0][1]).shape
-    figure = Figure(figsize=(4.6 * columns, (4.6 * shape[0] / shape[1] + 1.2) * lines), layout="constrained")
+    below = 0.45 + 0.25 * len(study.judged)  # inches, for title and numbers
+    figure = Figure(figsize=(4.6 * columns, (4.6 * shape[0] / shape[1] + below) * lines), layout="constrained")
     places = figure.subplots(lines, columns, squeeze=False).flat
     for axes, entry in itertools.zip_longest(places, found):
         axes.axis("off")
@@ -115,7 +116,7 @@ def _dress(axes: Axes, metric: Metric) -> None:
 
 def _numbers(study: Study, row: Row) -> str:
     lines = []
-    for metric in study.metrics:
+    for metric in study.judged:
         cell = row.cells[metric.name]
         if cell.n:
             spread = "" if math.isnan(cell.sd) else f" ± {number_text(cell.sd)}"

@@ -159,7 +159,7 @@ def pairwise(study: Study, rows: Sequence[Row]) -> str:
     """For each metric a table of the p-values of the study's t-test between any two of the methods asked for."""
     chosen = [row for row in rows if row.method.name in study.pairwise]
     lines = []
-    for metric in (m for m in study.metrics if m.better != "neither"):
+    for metric in study.judged:
         lines += [f"{metric.title}:", "", f"| | {' | '.join(row.method.title for row in chosen)} |"]
         lines += [f"|{'---|' * (len(chosen) + 1)}"]
         for row in chosen:
