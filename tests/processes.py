@@ -30,10 +30,10 @@ def run(folder: Path, *options: str) -> str:
     return done.stdout + done.stderr
 
 
-def run_until(folder: Path, line: str, *options: str) -> None:
-    """Run until ``line`` is printed, and kill every process of the run with SIGKILL at that moment."""
-    process = subprocess.Popen(
-        command(folder, *options),
+def started(words: list[str]) -> subprocess.Popen[str]:
+    """A process in a session of its own, so that it can be killed with all it starts."""
+    return subprocess.Popen(
+        words,
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -41,6 +41,11 @@ def run_until(folder: Path, line: str, *options: str) -> None:
         text=True,
         start_new_session=True,
     )
+
+
+def run_until(folder: Path, line: str, *options: str) -> None:
+    """Run until ``line`` is printed, and kill every process of the run with SIGKILL at that moment."""
+    process = started(command(folder, *options))
     assert process.stdout is not None
     seen = []
     for printed in process.stdout:

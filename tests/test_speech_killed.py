@@ -12,7 +12,7 @@ import pytest
 from datamodules.speech import SpeechDataModule
 from lit_epgan.speech.audio import read_audio
 from lit_epgan.speech.stages import CONTENTS, PART, Stages, _mine, is_whole
-from tests.processes import ROOT, environment
+from tests.processes import started
 from tests.speech import MINIATURE
 
 pytestmark = pytest.mark.slow
@@ -40,15 +40,7 @@ MOMENTS = {
 
 
 def build(cache, linger=0.0):
-    return subprocess.Popen(
-        [sys.executable, "-c", BUILD, str(cache), str(linger)],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    return started([sys.executable, "-c", BUILD, str(cache), str(linger)])
 
 
 def killed_when(cache, patterns, linger):
