@@ -101,7 +101,7 @@ class SpeechDataModule(FederatedDataModule):
         words: int = 3000,
         heterogeneity: float = 1.0,
         imbalance: float = 4.0,
-        speakers: int = 4,
+        speakers: int = 8,
         grammar: int = 1000,
         corpus_seed: int = 0,
         partition: Literal["sessions", "iid", "pooled"] = "sessions",

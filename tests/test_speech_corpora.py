@@ -13,7 +13,7 @@ from lit_epgan.speech.corpora import chime5, from_manifest
 from lit_epgan.speech.lexicon import cmudict
 from lit_epgan.speech.manifest import plain_words, read_manifest
 from lit_epgan.speech.sentences import POOLS, TOPICS, pool_of, sentences, vocabulary
-from lit_epgan.speech.sessions import plan_sessions
+from lit_epgan.speech.sessions import FAMILIES, plan_sessions
 
 RATE = 16000
 SESSIONS = {"train": 16, "dev": 6, "eval": 6}
@@ -51,15 +51,11 @@ def test_every_topic_can_fill_a_session():
 
 
 def test_nobody_who_trains_is_heard_in_evaluation():
-    plans = plan_sessions(SESSIONS, 60, 3000)
-    voices = {
-        split: {s.voice.split("+")[1] for p in plans if p.split == split for s in p.speakers} for split in SESSIONS
-    }
-    assert not voices["train"] & voices["eval"]
-    assert not voices["train"] & voices["dev"]
-    assert not voices["dev"] & voices["eval"]
-    names = [s.name for p in plans for s in p.speakers]
-    assert len(set(names)) == len(names)
+    """No two speakers have voice, pitch and vocal tract in common, and no two sessions the room."""
+    plans = plan_sessions(SESSIONS, 60, 3000, speakers=8)
+    speakers = [s for p in plans for s in p.speakers]
+    assert len({s.name for s in speakers}) == len(speakers)
+    assert len({(s.voice, s.pitch, s.tract) for s in speakers}) == len(speakers)
     assert len({p.own for p in plans}) == len(plans)
 
 
@@ -69,6 +65,16 @@ def test_lengths_are_imbalanced_and_add_up():
     assert sum(train) == pytest.approx(3600)
     assert max(train) / min(train) == pytest.approx(4)
     assert sum(p.words for p in plans if p.split == "eval") >= 3000
+
+
+def test_few_sessions_cover_every_range_evenly():
+    """Of six development sessions one has its noise level in each sixth of the range; no accent twice among eight."""
+    plans = [p for p in plan_sessions(SESSIONS, 60, 3000) if p.split == "dev"]
+    assert sorted(int((p.own.snr - 2) / 15 * len(plans)) for p in plans) == list(range(len(plans)))
+    accents = [p.speakers[0].voice.split("+")[0] for p in plans]
+    assert len(set(accents)) == len(plans)
+    families = [p.speakers[0].voice.split("+")[1] in FAMILIES["female"] for p in plans]
+    assert sum(families) == len(plans) // 2
 
 
 def test_heterogeneity_moves_variety_between_sessions():

@@ -48,7 +48,8 @@ class Espeak:
         """
         if self._library.espeak_SetVoiceByName(speaker.voice.encode()):
             raise UserError(f"espeak has no voice {speaker.voice}.")
-        self._library.espeak_SetParameter(RATE_PARAMETER, speaker.rate, 0)
+        # a longer tract makes what is said slower, too
+        self._library.espeak_SetParameter(RATE_PARAMETER, speaker.rate * speaker.tract // 100, 0)
         self._library.espeak_SetParameter(PITCH_PARAMETER, speaker.pitch, 0)
         self._parts.clear()
         words = text.encode()
@@ -56,9 +57,10 @@ class Espeak:
         self._library.espeak_Synchronize()
         if not self._parts:
             raise UserError(f"espeak gives no sound for {text!r} in the voice {speaker.voice}.")
-        common = math.gcd(RATE, self._rate)
+        up, down = RATE * speaker.tract, self._rate * 100
+        common = math.gcd(up, down)
         samples = np.concatenate(self._parts) / 32768
-        return np.asarray(resample_poly(samples, RATE // common, self._rate // common))
+        return np.asarray(resample_poly(samples, up // common, down // common))
 
     def _collect(self, samples: "ctypes._Pointer[ctypes.c_short]", count: int, _: object) -> int:
         if samples and count > 0:

@@ -1,7 +1,7 @@
 """What is different from session to session: speakers, room, noise, channel, speaking rate, topics, length."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Literal
 
 import numpy as np
@@ -51,12 +51,14 @@ class Speaker:
         voice: accent and variant as espeak names them, ``en-us+f1``.
         pitch: 0 to 99.
         rate: words in a minute.
+        tract: length of the vocal tract, in percent of the voice's own: formants and pitch are as much lower.
     """
 
     name: str
     voice: str
     pitch: int
     rate: int
+    tract: int
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,15 @@ def plan_sessions(
     words: int,
     heterogeneity: float = 1.0,
     imbalance: float = 4.0,
-    speakers: int = 4,
+    speakers: int = 8,
     seed: int = 0,
 ) -> list[SessionPlan]:
     """Sessions whose speakers, conditions and topics are drawn from the same distributions at any heterogeneity.
 
     Heterogeneity h moves variety from within sessions to between them: with probability h an utterance has its
     session's own room, noise and channel, and a speaker the session's own accent, voice family and rate; with 1 - h a
-    draw of its own. Topics are h times the own mix and 1 - h times the uniform one. At h = 0 sessions are i.i.d.
+    draw of its own. Topics are h times the own mix and 1 - h times the uniform one. At h = 0 sessions are i.i.d. Within
+    a split the sessions' own conditions, accents, families and rates cover their ranges evenly.
 
     Args:
         sessions: how many of each split.
@@ -124,10 +127,10 @@ def plan_sessions(
     rng = np.random.default_rng(derive_seed(seed, "sessions"))
     shares = np.geomspace(imbalance, 1, sessions["train"])
     shares *= 60 * minutes / shares.sum()
-    variants = _variants_of_splits(rng)
+    timbres = {family: _in_turn(rng, names) for family, names in FAMILIES.items()}
     plans: list[SessionPlan] = []
     for split in SPLITS:
-        pools = {family: cycle(names) for family, names in variants[split].items()}
+        conditions, styles = draw_conditions(rng, sessions[split]), _draw_styles(rng, sessions[split])
         for k in range(sessions[split]):
             number = len(plans) + 1
             uniform = np.full(len(TOPICS), 1 / len(TOPICS))
@@ -140,8 +143,8 @@ def plan_sessions(
                     seconds=float(shares[k]) if split == "train" else 0.0,
                     words=0 if split == "train" else -(-words // sessions[split]),
                     topics=tuple(float(p) for p in topics),
-                    speakers=_speakers(name, speakers, pools, heterogeneity, rng),
-                    own=draw_conditions(rng),
+                    speakers=_speakers(name, speakers, timbres, styles[k], heterogeneity, rng),
+                    own=conditions[k],
                     heterogeneity=heterogeneity,
                     seed=derive_seed(seed, "session", number),
                 )
@@ -149,38 +152,41 @@ def plan_sessions(
     return plans
 
 
-def draw_conditions(rng: np.random.Generator) -> Conditions:
-    """A room, a noise and a channel."""
-    return Conditions(
-        reverberation=float(rng.uniform(0.2, 0.8)),
-        noise=str(rng.choice(NOISES)),
-        snr=float(rng.uniform(-2, 14)),
-        low=float(rng.uniform(50, 400)),
-        high=float(rng.uniform(2200, 7600)),
-    )
+def draw_conditions(rng: np.random.Generator, count: int = 1) -> list[Conditions]:
+    """Rooms, noises and channels; together they cover each range evenly, so that few sessions stand for many."""
+    seconds, snr = _spread(rng, 0.2, 0.7, count), _spread(rng, 2, 17, count)
+    low, high = _spread(rng, 50, 400, count), _spread(rng, 2500, 7600, count)
+    return [Conditions(*each) for each in zip(seconds, _each_as_often(rng, NOISES, count), snr, low, high, strict=True)]
 
 
-def _variants_of_splits(rng: np.random.Generator) -> dict[Split, dict[str, list[str]]]:
-    """Variants by split and family: nobody who trains is heard in development or evaluation."""
-    dealt: dict[Split, dict[str, list[str]]] = {split: {} for split in SPLITS}
-    for family, names in FAMILIES.items():
-        shuffled = [str(name) for name in rng.permutation(names)]
-        fifth = len(shuffled) // 5
-        dealt["dev"][family], dealt["eval"][family] = shuffled[:fifth], shuffled[fifth : 2 * fifth]
-        dealt["train"][family] = shuffled[2 * fifth :]
-    return dealt
+def _spread(rng: np.random.Generator, low: float, high: float, count: int) -> list[float]:
+    """One uniform draw from each of ``count`` equal parts of the range, in random order."""
+    return [float(low + (high - low) * share) for share in (rng.permutation(count) + rng.random(count)) / count]
 
 
-def _speakers(
-    session: str, count: int, pools: dict[str, cycle], heterogeneity: float, rng: np.random.Generator
-) -> tuple[Speaker, ...]:
-    own = (str(rng.choice(ACCENTS)), str(rng.choice(list(FAMILIES))), float(rng.uniform(130, 220)))
+def _each_as_often(rng: np.random.Generator, names: Sequence[str], count: int) -> list[str]:
+    """``count`` names, each as often as any other as far as that goes, in random order."""
+    return [str(name) for name in rng.permutation(np.resize(rng.permutation(names), count))]
+
+
+def _draw_styles(rng: np.random.Generator, count: int) -> list[tuple[str, str, float]]:
+    """Accents, voice families and rates in words a minute, evenly."""
+    accents, families = _each_as_often(rng, ACCENTS, count), _each_as_often(rng, list(FAMILIES), count)
+    return list(zip(accents, families, _spread(rng, 130, 220, count), strict=True))
+
+
+def _in_turn(rng: np.random.Generator, names: Sequence[str]) -> Iterator[str]:
+    """All names in random order, and whenever all have come, in another."""
+    while True:
+        yield from (str(name) for name in rng.permutation(names))
+
+
+def _speakers(session: str, count: int, timbres: dict[str, Iterator[str]], own: tuple[str, str, float],
+              heterogeneity: float, rng: np.random.Generator) -> tuple[Speaker, ...]:  # fmt: skip
     drawn = []
-    for k in range(count):
-        other = (str(rng.choice(ACCENTS)), str(rng.choice(list(FAMILIES))), float(rng.uniform(130, 220)))
+    for k, other in enumerate(_draw_styles(rng, count)):
         accent, family, rate = own if rng.random() < heterogeneity else other
-        voice = f"{accent}+{next(pools[family])}"
-        drawn.append(
-            Speaker(f"{session}-{k + 1}", voice, int(rng.integers(30, 70)), int(rate * rng.uniform(0.95, 1.05)))
-        )
+        voice = f"{accent}+{next(timbres[family])}"
+        pitch, tract, rate = rng.uniform(30, 70), rng.uniform(88, 114), rate * rng.uniform(0.95, 1.05)
+        drawn.append(Speaker(f"{session}-{k + 1}", voice, int(pitch), int(rate), int(tract)))
     return tuple(drawn)

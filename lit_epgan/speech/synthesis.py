@@ -50,7 +50,7 @@ def _speak_session(plan: SessionPlan, folder: Path) -> None:
     dry = [samples for _, _, samples in spoken]
     recordings = []
     for number, (speaker, text, samples) in enumerate(spoken):
-        conditions = plan.own if rng.random() < plan.heterogeneity else draw_conditions(rng)
+        conditions = plan.own if rng.random() < plan.heterogeneity else draw_conditions(rng)[0]
         audio = folder / f"{number:04d}.flac"
         write(audio, record(samples, dry, conditions, rng), RATE, subtype="PCM_16")
         recordings.append(Recording(plan.name, speaker, text, audio, len(samples) / RATE, plan.split))
