@@ -9,7 +9,7 @@ from datamodules import FederatedDataModule
 from lit_epgan.acoustic import cross_entropy
 from lit_epgan.errors import UserError
 from lit_epgan.federated import GeneratorSites
-from lit_epgan.networks import MLPDiscriminator, MLPGenerator, SRUDiscriminator
+from lit_epgan.networks import ChunkGenerator, MLPDiscriminator, MLPGenerator, SRUDiscriminator
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.priors import HistoryPrior
 from lit_epgan.speech_gan import SpeechGAN
@@ -186,3 +186,17 @@ def test_what_cannot_be_is_refused():
         SpeechGAN(SRUAcousticNetwork(), MLPGenerator((4, 5)), MLPDiscriminator((4, 5)))
     with pytest.raises(UserError, match="bottleneck"):
         SRUDiscriminator(bottleneck=0)
+
+
+def test_a_drawn_chunk_is_cut_from_a_spectrogram():
+    """Each row is the row before moved on by a frame, as ``with_future`` cuts real chunks."""
+    torch.manual_seed(0)
+    generator = ChunkGenerator(frames=4, bins=3, stacked=2, latent_dim=2, hidden=(8,), members=2)
+    noise = torch.randn(6, 2)
+    chunks = generator(noise)
+    assert chunks.shape == (6, *generator.data_shape)
+    spectrogram = generator.spectrogram(noise)
+    for t in range(4):
+        assert torch.equal(chunks[:, t], spectrogram[:, t : t + 2].flatten(1))
+    with pytest.raises(UserError, match="stacked"):
+        ChunkGenerator(stacked=0)
