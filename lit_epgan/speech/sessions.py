@@ -14,7 +14,7 @@ Split = Literal["train", "dev", "eval"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "eval")
 
 ACCENTS = ("en-us", "en", "en-gb-scotland", "en-029", "en-gb-x-gbclan", "en-us-nyc", "en-gb-x-rp", "en-gb-x-gbcwmd")
-NOISES = ("white", "pink", "hum", "babble")
+NOISES = ("white", "pink", "brown", "hum", "babble", "clatter", "siren", "chords")
 FEMALE = "f1 f2 f3 f4 f5 Alicia Andrea Annie anika aunty belinda grandma linda sandro shelby steph steph2 steph3 "
 MALE = (
     "m1 m2 m3 m4 m5 m6 m7 m8 Alex Andy Denis Diogo Gene Henrique Hugo Jacky Lee Marco Mario Michael Mike adam antonio "
@@ -134,7 +134,7 @@ def plan_sessions(
         for k in range(sessions[split]):
             number = len(plans) + 1
             uniform = np.full(len(TOPICS), 1 / len(TOPICS))
-            topics = heterogeneity * rng.dirichlet(0.3 * np.ones(len(TOPICS))) + (1 - heterogeneity) * uniform
+            topics = heterogeneity * rng.dirichlet(0.15 * np.ones(len(TOPICS))) + (1 - heterogeneity) * uniform
             name = f"S{number:02d}"
             plans.append(
                 SessionPlan(
@@ -154,7 +154,7 @@ def plan_sessions(
 
 def draw_conditions(rng: np.random.Generator, count: int = 1) -> list[Conditions]:
     """Rooms, noises and channels; together they cover each range evenly, so that few sessions stand for many."""
-    seconds, snr = _spread(rng, 0.2, 0.7, count), _spread(rng, 2, 17, count)
+    seconds, snr = _spread(rng, 0.2, 0.7, count), _spread(rng, 5, 20, count)
     low, high = _spread(rng, 50, 400, count), _spread(rng, 2500, 7600, count)
     return [Conditions(*each) for each in zip(seconds, _each_as_often(rng, NOISES, count), snr, low, high, strict=True)]
 
