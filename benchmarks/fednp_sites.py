@@ -38,7 +38,7 @@ def slopes(clients: int) -> Tensor:
 def one_round(q: Sites, f: Tensor, moments: Moments) -> GaussianFactor:
     """All clients' sites renewed at once; their cavities (clients, latent)."""
     cavities = q.cavities
-    _, mean, variance = moments(cavities.mean, cavities.variance, f)
+    _, mean, variance = moments(*cavities.moments, f)
     q.update_all(GaussianFactor.from_moments(mean, variance))
     return cavities
 

@@ -128,7 +128,7 @@ class FedNP(FederatedAlgorithm):
     def predicted(self, server: Server) -> tuple[Tensor, Tensor]:
         """Mean and variance (parameters of the classifier,) that the network predicts from q(z), in their order."""
         q = self.posterior(server)
-        mean, variance = (t.to(server.parameters.dtype) for t in (q.mean, q.variance))
+        mean, variance = (t.to(server.parameters.dtype) for t in q.moments)
         mu, sigma_squared = self._network(mean, variance)
         return mu, sigma_squared
 
@@ -139,7 +139,7 @@ class FedNP(FederatedAlgorithm):
     def start_client(self, client: Client) -> None:
         self._features.watch(client.server.module)
         cavity = self.posterior(client.server) / self.site(client)
-        self._cavity = [t.to(client.parameters.dtype) for t in (cavity.mean, cavity.variance)]
+        self._cavity = [t.to(client.parameters.dtype) for t in cavity.moments]
         self._classifier = list(client.server.module.get_submodule(self.classifier).parameters())
         self._seen = False
 
@@ -168,13 +168,12 @@ class FedNP(FederatedAlgorithm):
         client.state["latent.f"] = f.double()
 
     def client_report(self, client: Client) -> Report:
-        old = self.site(client)
-        cavity = self.posterior(client.server) / old
+        old, q = self.site(client), self.posterior(client.server)
         f = client.state["latent.f"].expand(self.latent)
-        _, mean, variance = self._moments(cavity.mean, cavity.variance, f)
-        new = GaussianFactor(1 / variance, mean / variance) / cavity
+        _, mean, variance = self._moments(*(q / old).moments, f)
+        change = GaussianFactor.from_moments(mean, variance) / q
+        new = old * change
         client.state[PRECISION], client.state[PRECISION_MEAN] = new.precision, new.precision_mean
-        change = new / old
         return {
             **super().client_report(client),
             PRECISION: change.precision,

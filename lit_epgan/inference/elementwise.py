@@ -23,11 +23,11 @@ def in_chunks(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor, chun
         dtype = torch.promote_types(dtype, x.dtype)
     inputs = torch.broadcast_tensors(*(x.to(dtype) for x in inputs))
     shape = inputs[0].shape
-    pieces = [piece.split(chunk) for piece in (x.reshape(-1) for x in inputs)]
-    parts = (function(*piece) for piece in zip(*pieces, strict=True))
+    flat = [x.reshape(-1) for x in inputs]
+    if shape.numel() <= chunk:
+        return tuple(part.reshape(shape) for part in function(*flat))
+    parts = (function(*piece) for piece in zip(*(x.split(chunk) for x in flat), strict=True))
     first = next(parts)
-    if len(pieces[0]) == 1:
-        return tuple(part.reshape(shape) for part in first)
     if any(part.requires_grad for part in first):
         return tuple(torch.cat(part).reshape(shape) for part in zip(first, *parts, strict=True))
     # written in place: keeping all parts to join them costs as much as computing them

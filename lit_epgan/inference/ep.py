@@ -4,7 +4,7 @@ Minka 2001, "Expectation propagation for approximate Bayesian inference"; EP-GAN
 
     cavity    q / g_k
     tilted    cavity x likelihood of client k, replaced by the Gaussian of the same moments: the caller's part
-    new site  g_k <- g_k^(1-d) (tilted / cavity)^d,    0 < d <= 1 the damping
+    new site  g_k <- g_k^(1-d) (tilted / cavity)^d = g_k (tilted / q)^d,    0 < d <= 1 the damping
 """
 
 from collections.abc import Callable
@@ -63,17 +63,16 @@ class Sites:
 
     def update(self, k: int, tilted: GaussianFactor, damping: float = 1.0) -> None:
         """Put client k's new site into q."""
-        cavity = self.cavity(k)
-        new = damped(self.site(k), tilted / cavity, damping)
-        self.posterior = cavity * new
-        self.factors.precision[k] = new.precision
-        self.factors.precision_mean[k] = new.precision_mean
+        step = (tilted / self.posterior) ** damping
+        self.posterior = self.posterior * step
+        self.factors.precision[k] += step.precision
+        self.factors.precision_mean[k] += step.precision_mean
 
     def update_all(self, tilted: GaussianFactor, damping: float = 1.0) -> None:
         """Parallel EP: all clients' tilted distributions (K, ...), formed with the same q, at once."""
-        new = damped(self.factors, tilted / self.cavities, damping)
-        self.posterior = self.posterior * _product(new / self.factors)
-        self.factors = new
+        step = (tilted / self.posterior) ** damping
+        self.posterior = self.posterior * _product(step)
+        self.factors = self.factors * step
 
 
 class TiedSites:

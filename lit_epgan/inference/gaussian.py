@@ -71,6 +71,16 @@ class GaussianFactor:
         self._check_proper()
         return 1 / self.precision
 
+    @property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance.
+
+        Raises:
+            ImproperFactorError: if any precision is not positive.
+        """
+        self._check_proper()
+        return self.precision_mean / self.precision, 1 / self.precision
+
     def _check_proper(self) -> None:
         if not self.is_proper:
             bad = int((~(self.precision > 0)).sum())

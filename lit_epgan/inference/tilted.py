@@ -1,7 +1,7 @@
 """Moments of the tilted distribution sigma(f theta) N(theta; mean, variance), in closed form."""
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -67,49 +67,64 @@ def tilted_moments(mean: Tensor, variance: Tensor, f: Tensor, terms: int = 3) ->
 
 
 def _moments(mean: Tensor, variance: Tensor, f: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The mixture's moments of vectors, with two exact properties of sigma that the mixture lacks.
+    """The mixture's moments of vectors, with an exact property of sigma that the mixture lacks.
 
     Its tail is exponential, Phi's Gaussian. But sigma(x) = e^x sigma(-x), so Z(mu, v) = e^(mu + v/2) Z(-mu - v, v): it
     is enough to evaluate the mixture at the larger of mu and -mu - v, at least -v / 2.
-
-    Even that may lie far below 0 where v is large. The tilted density of x, e^(-x^2 / 2v) sigma(x) e^(x mu / v), then
-    depends on mu / v only, to O(v / mu^2): (mu, v) beyond ``depth`` standard deviations is replaced by (c mu, c v).
     """
     depth = 30 if mean.dtype == torch.float64 else 8  # before ``shrink`` cancels, and Phi underflows
     gain = f * variance
     v = f * gain
     mu = f * mean
     centre = torch.add(mu, v, alpha=0.5)
-    side = centre.sign()  # -1: reflected
     mu = torch.maximum(mu, (mu + v).neg_())
+    # only -v / 2 beyond ``depth`` sqrt(v) is deep; asking a GPU would wait for it
+    deep = v.is_cuda or bool((v > 4 * depth**2).any())
+    log_z, slope, shrink = _deep_probits(mu, v, terms, depth) if deep else _probits(mu, v, terms)
+    log_z = centre.clamp(max=0).add_(log_z)
+    slope = centre.sign().clamp_(max=0).add_(slope).abs_()  # 1 - slope where reflected
+    return log_z, torch.addcmul(mean, gain, slope), shrink.clamp_(max=1).mul(variance)
 
+
+def _deep_probits(mu: Tensor, v: Tensor, terms: int, depth: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``_probits`` of sigma, also where mu lies far below 0.
+
+    The tilted density of x, e^(-x^2 / 2v) sigma(x) e^(x mu / v), then depends on mu / v only, to O(v / mu^2): (mu, v)
+    beyond ``depth`` standard deviations is replaced by (c mu, c v).
+    """
     wide = v.clamp(min=1)
     reach = wide * depth**2
     below = mu.clamp(max=0).square_()
     c = reach / torch.maximum(below, reach)
-    z, slope, shrink = _probits(c * mu, c * v, terms)
+    log_z, slope, shrink = _probits(c * mu, c * v, terms)
     far = 1 - c
     rest = far / wide
+    log_z = log_z.add_(c.log(), alpha=0.5).addcmul_(rest, below, value=-0.5)
     slope = (c * slope).addcmul_(rest, mu, value=-1)
     # the next order lies between pi^2 / 2, where mu / v = -1/2, and 6; 1 is exceeded in the last digit only
-    shrink = shrink.mul_(c).mul_((far * (5.5 / depth**2)).add_(1)).clamp_(max=1)
-
-    log_z = (c.sqrt() * z).log_().add_(centre.clamp(max=0)).addcmul_(rest, below, value=-0.5)
-    slope = slope.mul_(side).add_((1 - side).mul_(0.5))  # 1 - slope where reflected
-    return log_z, torch.addcmul(mean, gain, slope), variance * shrink
+    return log_z, slope, (shrink * c).mul_((far * (5.5 / depth**2)).add_(1))
 
 
 def _probits(mu: Tensor, v: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Z, dlogZ/dmu and 1 + v d2logZ/dmu2 of the mixture; vectors."""
-    w, s = (mu.new_tensor(constants) for constants in PROBITS[terms])
-    spread = 2 / s**2
-    precision = torch.add(spread[:, None], v, alpha=2).reciprocal_()  # 1 / 2 tau^2
+    """log Z, dlogZ/dmu and 1 + v d2logZ/dmu2 of the mixture; vectors."""
+    half, weights, weighted, spread = _constants(terms, mu.dtype, mu.device)
+    precision = torch.add(spread, v, alpha=2).reciprocal_()  # 1 / 2 tau^2
     root = precision.sqrt()
-    z = (w / 2) @ (root * -mu).erfc_()
-    density = (precision * mu.square().neg_()).exp_() * root  # sqrt(pi) times that of N(0, tau^2)
-    w = w / math.sqrt(math.pi)
-    slope = (w @ density).div_(z)
+    x = root * -mu
+    z = half @ x.erfc()
+    density = x.square().neg_().exp_() * root  # sqrt(pi) times that of N(0, tau^2)
+    slope = (weights @ density).div_(z)
     # v / tau^2 = 1 - spread / 2 tau^2, which never underflows
-    remainder = ((w * spread) @ density.mul_(precision)).div_(z)
-    shrink = (slope - remainder).mul_(mu).addcmul_(v * slope, slope).neg_().add_(1)
-    return z, slope, shrink
+    remainder = (weighted @ density.mul_(precision)).div_(z)
+    shrink = 1 - torch.addcmul(mu, v, slope).mul_(slope).addcmul_(remainder, mu, value=-1)
+    return z.log(), slope, shrink
+
+
+@lru_cache
+@torch.inference_mode(False)  # or whoever asks first in that mode would leave constants that know no gradients
+def _constants(terms: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """w / 2, w / sqrt(pi) and its product with 2 / s^2 (terms,), and 2 / s^2 (terms, 1)."""
+    w, s = (torch.tensor(constants, dtype=dtype, device=device) for constants in PROBITS[terms])
+    spread = 2 / s**2
+    weights = w / math.sqrt(math.pi)
+    return w / 2, weights, weights * spread, spread[:, None]
