@@ -1,7 +1,8 @@
 """Word error rates: of some development utterances each round, of all evaluation sessions in a test."""
 
 import csv
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -37,8 +38,9 @@ class WordErrorRate(RoundEvaluation):
     Args:
         utterances: development utterances that are decoded, evenly spread over the sessions; in a test all.
         scale: acoustic scale of the rounds.
-        scales: those that a test chooses from.
-        mixtures: whether a test also decodes with the Gaussian mixtures that aligned the corpus: ``wer_gmm``.
+        scales: those that a test chooses from, upwards until error rates rise.
+        mixtures: whether a test also decodes with the Gaussian mixtures that aligned the corpus: ``wer_gmm_dev``,
+            ``wer_gmm``.
         last: what is added to the last round's look, for a study whose runs are not tested apart: ``nothing``; ``dev``,
             a test's first half, to choose settings by without a look at the evaluation sessions; ``test``, all of it.
         every_n_epochs: rounds from one look to the next.
@@ -85,13 +87,13 @@ class WordErrorRate(RoundEvaluation):
         pl_module.log_dict({"acoustic_scale": scale, "wer_dev_all": rate}, sync_dist=True)
         if asked == "test":
             self._test(trainer, pl_module, scale)
+        if self.mixtures:
+            self._log_mixtures(pl_module, data.prepared, evaluation=asked == "test")
 
     def _best_scale(self, data: Any, scores: list[NDArray]) -> tuple[float, float]:
         """The scale that decodes the development utterances best, and their word error rate."""
         dev = data.utterances("dev")
-        rates = {s: total([e for e, _ in self._errors(data, dev, scores, s)]).rate for s in self.scales}
-        best = min(rates, key=lambda scale: rates[scale])
-        return best, rates[best]
+        return lowest(self.scales, lambda scale: total([e for e, _ in self._errors(data, dev, scores, scale)]).rate)
 
     def _test(self, trainer: Trainer, pl_module: LightningModule, scale: float) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -99,10 +101,7 @@ class WordErrorRate(RoundEvaluation):
         decoded = self._errors(data, held_out, log_posteriors(pl_module, held_out), scale)
         counts = [errors for errors, _ in decoded]
         low, high = interval(counts)
-        values = {"wer": total(counts).rate, "wer_low": low, "wer_high": high}
-        if self.mixtures:
-            values["wer_gmm"] = self._of_mixtures(data.prepared)
-        pl_module.log_dict(values, sync_dist=True)
+        pl_module.log_dict({"wer": total(counts).rate, "wer_low": low, "wer_high": high}, sync_dist=True)
         if trainer.is_global_zero:
             write_report(Path(trainer.default_root_dir) / "test", held_out, decoded)
 
@@ -112,12 +111,24 @@ class WordErrorRate(RoundEvaluation):
         hypotheses = [data.decoder.words(each, scale) for each in scores]
         return [(word_errors(u.recording.text, h), h) for u, h in zip(utterances, hypotheses, strict=True)]
 
-    def _of_mixtures(self, prepared: Prepared) -> float:
-        """The mixtures' word error rate on the evaluation sessions, their scale chosen on the development sessions."""
+    def _log_mixtures(self, pl_module: LightningModule, prepared: Prepared, evaluation: bool) -> None:
+        """The mixtures' word error rates, their scale chosen on the development sessions."""
         scales = (0.05, 0.07, 0.1, 0.15)
-        rates = {scale: total(prepared.errors_of_mixtures("dev", scale)).rate for scale in scales}
-        best = min(rates, key=lambda scale: rates[scale])
-        return total(prepared.errors_of_mixtures("eval", best)).rate
+        best, rate = lowest(scales, lambda scale: total(prepared.errors_of_mixtures("dev", scale)).rate)
+        pl_module.log("wer_gmm_dev", rate, sync_dist=True)
+        if evaluation:
+            pl_module.log("wer_gmm", total(prepared.errors_of_mixtures("eval", best)).rate, sync_dist=True)
+
+
+def lowest(scales: Sequence[float], rate: Callable[[float], float]) -> tuple[float, float]:
+    """The scale of the lowest rate, and the rate: upwards from the smallest until rates rise, for they fall before."""
+    best = (0.0, math.inf)
+    for scale in sorted(scales):
+        found = rate(scale)
+        if found > best[1]:
+            break
+        best = scale, found
+    return best
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import jiwer
 import pandas as pd
 import pytest
 
-from callbacks.word_error_rate import WordErrorRate
+from callbacks.word_error_rate import WordErrorRate, lowest
 from lit_epgan.cli import main
 from lit_epgan.errors import UserError
 from tests.speech import words_of_miniature
@@ -40,6 +40,7 @@ def test_fit_then_test(command, tmp_path):
     assert (table.loc[["S05", "S06"], counts].sum() == table.loc["all", counts]).all()
     assert set(decoded["session"]) == {"S05", "S06"}
     assert 0 <= logged["wer_gmm"] < 100
+    assert 0 <= logged["wer_gmm_dev"] < 100
 
 
 def test_the_last_round_of_a_study_is_tested_or_held_against_the_development_sessions(command, tmp_path):
@@ -63,6 +64,13 @@ def test_the_last_round_of_a_study_is_tested_or_held_against_the_development_ses
     assert not (folder / "test").exists()
     with pytest.raises(UserError, match="one of nothing, dev, test"):
         WordErrorRate(last="eval")
+
+
+def test_the_scale_is_sought_upwards_until_error_rates_rise():
+    rates, tried = {0.1: 9.0, 0.15: 7.0, 0.2: 7.0, 0.3: 8.0, 0.5: 1.0}, []
+    assert lowest([0.5, 0.1, 0.15, 0.2, 0.3], lambda scale: tried.append(scale) or rates[scale]) == (0.2, 7.0)
+    assert tried == [0.1, 0.15, 0.2, 0.3]
+    assert lowest([0.3], rates.get) == (0.3, 8.0)
 
 
 def test_other_data_cannot_be_decoded():

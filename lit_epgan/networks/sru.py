@@ -1,6 +1,7 @@
 """Simple recurrent units: recurrent networks whose matrix products wait for no step before them (Lei et al. 2018)."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,27 +40,51 @@ class SRULayer(nn.Module):
         products = products.to(torch.promote_types(products.dtype, torch.float32))
         z, forget, output, *skip = products.unbind(2)
         with torch.autocast(x.device.type, enabled=False):
-            cells, gates = recurrence(z, forget + self.bias[0], output + self.bias[1], *self.peephole)
+            cells: Tensor = Recurrence.apply(z, forget + self.bias[0], self.peephole[0])
+            gates = torch.addcmul(output + self.bias[1], self.peephole[1], before(cells)).sigmoid()
             return torch.lerp(skip[0] if skip else x.to(cells.dtype), cells, gates).to(self.bias.dtype)
 
 
-def recurrence(z: Tensor, forget: Tensor, output: Tensor, v_f: Tensor, v_r: Tensor) -> tuple[Tensor, Tensor]:
-    """Cells c and output gates r, both (frames, batch, hidden).
+class Recurrence(torch.autograd.Function):
+    """c_t = f_t c_{t-1} + (1 - f_t) z_t with f_t = sigmoid(forget_t + v_f c_{t-1}), and its gradient by hand.
 
-    Args:
-        z: W x_t, (frames, batch, hidden).
-        forget, output: W_f x_t + b_f and W_r x_t + b_r, of the same shape.
-        v_f, v_r: peephole weights (hidden,).
+    Alone the recurrence is sequential; with dL/dc_t without what c_t does to later cells as e_t, the gradient is
+
+        d_t = e_t + (f_{t+1} + k_{t+1} v_f) d_{t+1},    k_t = (c_{t-1} - z_t) f_t (1 - f_t)
+        dL/dz_t = (1 - f_t) d_t,    dL/dforget_t = k_t d_t,    dL/dv_f = sum_t k_t c_{t-1} d_t
+
+    which is one product for a frame, where autograd would take a dozen; all else is of all frames at once.
     """
-    c = torch.zeros_like(z[0])
-    cells, gates = [], []
-    # unbound once: a slice taken within the loop would have a gradient of all frames' size, each
-    for z_t, forget_t, output_t in zip(z.unbind(), forget.unbind(), output.unbind(), strict=True):
-        f = torch.sigmoid(forget_t + v_f * c)
-        gates.append(torch.sigmoid(output_t + v_r * c))
-        c = torch.lerp(z_t, c, f)
-        cells.append(c)
-    return torch.stack(cells), torch.stack(gates)
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, forget: Tensor, v_f: Tensor) -> Tensor:
+        """Cells (frames, batch, hidden) of z = W x_t, forget = W_f x_t + b_f, both of that shape, and v_f (hidden,)."""
+        cells = torch.empty_like(z)
+        c = torch.zeros_like(z[0])
+        for z_t, forget_t, c_t in zip(z, forget, cells, strict=True):
+            c = torch.lerp(z_t, c, torch.addcmul(forget_t, v_f, c).sigmoid_(), out=c_t)
+        ctx.save_for_backward(z, forget, v_f, cells)
+        return cells
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of z, forget and v_f, in operations that have gradients themselves, for penalties on gradients."""
+        z, forget, v_f, cells = ctx.saved_tensors
+        previous = before(cells)
+        f = torch.addcmul(forget, v_f, previous).sigmoid()
+        k = (previous - z) * f * (1 - f)
+        later = torch.addcmul(f, v_f, k)
+        d = [gradients[0][-1]]
+        for e_t, later_t in zip(gradients[0][:-1].flip(0), later[1:].flip(0), strict=True):
+            d.append(torch.addcmul(e_t, later_t, d[-1]))
+        all_d = torch.stack(d[::-1])
+        by_forget = k * all_d
+        return all_d * (1 - f), by_forget, (by_forget * previous).sum((0, 1))
+
+
+def before(cells: Tensor) -> Tensor:
+    """c_{t-1} of each frame of ``cells`` (frames, ...), with c_0 = 0."""
+    return torch.cat([torch.zeros_like(cells[:1]), cells[:-1]])
 
 
 class SRU(nn.Module):
