@@ -79,7 +79,7 @@ def _moments(mean: Tensor, variance: Tensor, f: Tensor, terms: int) -> tuple[Ten
     centre = torch.add(mu, v, alpha=0.5)
     mu = torch.maximum(mu, (mu + v).neg_())
     # only -v / 2 beyond ``depth`` sqrt(v) is deep; asking a GPU would wait for it
-    deep = v.is_cuda or bool((v > 4 * depth**2).any())
+    deep = v.is_cuda or (v.numel() > 0 and bool(v.max() > 4 * depth**2))
     log_z, slope, shrink = _deep_probits(mu, v, terms, depth) if deep else _probits(mu, v, terms)
     log_z = centre.clamp(max=0).add_(log_z)
     slope = centre.sign().clamp_(max=0).add_(slope).abs_()  # 1 - slope where reflected
