@@ -11,10 +11,12 @@ from lit_epgan.randomness import derive_seed
 from lit_epgan.speech.sentences import TOPICS
 
 Split = Literal["train", "dev", "eval"]
+Voice = tuple[str, int, int]  # as espeak names it, with pitch and vocal tract: who is heard
 SPLITS: tuple[Split, ...] = ("train", "dev", "eval")
 
 ACCENTS = ("en-us", "en", "en-gb-scotland", "en-029", "en-gb-x-gbclan", "en-us-nyc", "en-gb-x-rp", "en-gb-x-gbcwmd")
 NOISES = ("white", "pink", "brown", "hum", "babble", "clatter", "siren", "chords")
+SNR = (5.0, 20.0)  # dB
 FEMALE = "f1 f2 f3 f4 f5 Alicia Andrea Annie anika aunty belinda grandma linda sandro shelby steph steph2 steph3 "
 MALE = (
     "m1 m2 m3 m4 m5 m6 m7 m8 Alex Andy Denis Diogo Gene Henrique Hugo Jacky Lee Marco Mario Michael Mike adam antonio "
@@ -128,6 +130,7 @@ def plan_sessions(
     shares = np.geomspace(imbalance, 1, sessions["train"])
     shares *= 60 * minutes / shares.sum()
     timbres = {family: _in_turn(rng, names) for family, names in FAMILIES.items()}
+    known: set[Voice] = set()
     plans: list[SessionPlan] = []
     for split in SPLITS:
         conditions, styles = draw_conditions(rng, sessions[split]), _draw_styles(rng, sessions[split])
@@ -143,7 +146,7 @@ def plan_sessions(
                     seconds=float(shares[k]) if split == "train" else 0.0,
                     words=0 if split == "train" else -(-words // sessions[split]),
                     topics=tuple(float(p) for p in topics),
-                    speakers=_speakers(name, speakers, timbres, styles[k], heterogeneity, rng),
+                    speakers=_speakers(name, speakers, timbres, styles[k], heterogeneity, known, rng),
                     own=conditions[k],
                     heterogeneity=heterogeneity,
                     seed=derive_seed(seed, "session", number),
@@ -154,7 +157,7 @@ def plan_sessions(
 
 def draw_conditions(rng: np.random.Generator, count: int = 1) -> list[Conditions]:
     """Rooms, noises and channels; together they cover each range evenly, so that few sessions stand for many."""
-    seconds, snr = _spread(rng, 0.2, 0.7, count), _spread(rng, 5, 20, count)
+    seconds, snr = _spread(rng, 0.2, 0.7, count), _spread(rng, *SNR, count)
     low, high = _spread(rng, 50, 400, count), _spread(rng, 2500, 7600, count)
     return [Conditions(*each) for each in zip(seconds, _each_as_often(rng, NOISES, count), snr, low, high, strict=True)]
 
@@ -182,11 +185,15 @@ def _in_turn(rng: np.random.Generator, names: Sequence[str]) -> Iterator[str]:
 
 
 def _speakers(session: str, count: int, timbres: dict[str, Iterator[str]], own: tuple[str, str, float],
-              heterogeneity: float, rng: np.random.Generator) -> tuple[Speaker, ...]:  # fmt: skip
+              heterogeneity: float, known: set[Voice], rng: np.random.Generator) -> tuple[Speaker, ...]:  # fmt: skip
+    """Speakers of whom none is among those ``known``, to whom they are added."""
     drawn = []
     for k, other in enumerate(_draw_styles(rng, count)):
         accent, family, rate = own if rng.random() < heterogeneity else other
-        voice = f"{accent}+{next(timbres[family])}"
-        pitch, tract, rate = rng.uniform(30, 70), rng.uniform(88, 114), rate * rng.uniform(0.95, 1.05)
-        drawn.append(Speaker(f"{session}-{k + 1}", voice, int(pitch), int(rate), int(tract)))
+        name, voice = f"{accent}+{next(timbres[family])}", None
+        while voice is None or voice in known:
+            voice = name, int(rng.uniform(30, 70)), int(rng.uniform(88, 114))
+        known.add(voice)
+        rate *= rng.uniform(0.95, 1.05)
+        drawn.append(Speaker(f"{session}-{k + 1}", name, voice[1], int(rate), voice[2]))
     return tuple(drawn)
