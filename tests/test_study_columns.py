@@ -90,6 +90,7 @@ def test_all_pairs(plan: Path, tmp_path: Path) -> None:
     [
         ("better: higher", "better: higher, over_rounds: best", "over_rounds is 'best'; it is one of last, mean, sum"),
         ("better: higher", "better: higher, scale: big", "scale is 'big'; it is a number"),
+        ("  cls:", "  rounds:", r"metrics.rounds: this name is a column that every runs.csv has; choose another"),
         ("title: A trial", "pairwise: [clevr]", "pairwise names 'clevr'"),
         ("plain: {title: Plain}", "plain: {published: {fid: 3}}", r"published names 'fid'; the columns are fd, cls"),
     ],

@@ -1,5 +1,7 @@
 """FedPA: clients send where their posterior pulls, by samples of it, not where they ended."""
 
+import warnings
+
 import torch
 
 from lit_epgan.errors import UserError
@@ -24,7 +26,8 @@ class FedPA(FederatedAlgorithm):
 
     Args:
         burn_in: steps of each round before the first sample.
-        every: steps whose average is one sample.
+        every: steps whose average is one sample. A client whose round is too short for one is warned of, and reports as
+            under FedAvg.
         rho: how much the samples' covariance counts against the identity; 0 is FedAvg of averaged iterates.
         burn_in_rounds: first rounds that are plain FedAvg.
 
@@ -66,4 +69,10 @@ class FedPA(FederatedAlgorithm):
         server, reached = client.server.parameters, client.parameters
         if self._samples.count:
             reached = server - self._samples.solve(server - self._samples.mean)
+        elif client.server.round >= self.burn_in_rounds:
+            warnings.warn(
+                f"FedPA has no sample of {client.name}, whose round of {self._steps} steps is shorter than burn_in + every "
+                f"({self.burn_in} + {self.every}): its report is FedAvg's; set every to fewer steps",
+                stacklevel=2,
+            )
         return {"parameters": Weighted(reached, client.weight), "weight": scalar(client.weight)}

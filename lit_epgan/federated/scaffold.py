@@ -15,13 +15,15 @@ Control = Literal["path", "gradient"]
 class SCAFFOLD(FederatedAlgorithm):
     """Stochastic controlled averaging (Karimireddy, Kale, Mohri, Reddi, Stich and Suresh 2020, algorithm 1).
 
-    Client k holds c_k, the server c = their mean; a local step follows the gradient g + c - c_k. After the round
+    Client k holds c_k, 0 at first, the server c = their mean; a local step follows the gradient g + c - c_k. After the round
 
         c_k+ = the gradient of all own records at the server's parameters            (option I, ``gradient``)
         c_k+ = the mean of the minibatch gradients g along the local path            (option II, ``path``)
-        theta <- theta + lr mean_S(theta_k - theta),   c <- c + |S| / K mean_S(c_k+ - c_k)
+        theta <- theta + lr mean_S(theta_k - theta),   c <- c + sum_S n_k (c_k+ - c_k) / sum_all n_k
 
-    over the cohort S of K clients, means weighted by n_k. For plain gradient descent the second is the paper's
+    over the cohort S. Means are weighted by n_k, as theta's is, so that corrections cancel in it; the paper has equal n_k,
+    and |S| / K mean_S(c_k+ - c_k). Until all clients have reported once, the others are taken to hold as many records as
+    those known, on average. For plain gradient descent the second is the paper's
     c_k - c + (theta - theta_k) / (steps lr); as a mean of gradients it holds for any optimizer.
 
     Price: two vectors up and two down. The client stores one; ``gradient`` costs one more pass over its records.
@@ -43,12 +45,15 @@ class SCAFFOLD(FederatedAlgorithm):
 
     def start_fit(self, server: Server) -> None:
         server.state.setdefault("control", torch.zeros_like(server.parameters))
+        for name in ("known", "known_weight"):
+            server.state.setdefault(name, scalar(0))
 
     def client_download(self, client: Client) -> Report:
         return {"parameters": client.server.parameters, "control": client.server.state["control"]}
 
     def start_client(self, client: Client) -> None:
         server = client.server
+        self._is_new = "control" not in client.state
         own = client.state.setdefault("control", torch.zeros_like(server.parameters))
         self._correction = server.state["control"] - own
         self._new = client.gradient() if self.control == "gradient" else torch.zeros_like(own)
@@ -76,11 +81,20 @@ class SCAFFOLD(FederatedAlgorithm):
             "parameters": Weighted(client.parameters, client.weight),
             "control": Weighted(self._change, client.weight),
             "weight": scalar(client.weight),
-            "cohort": scalar(1),
+            "known": scalar(self._is_new),
+            "known_weight": scalar(client.weight * self._is_new),
         }
 
     def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
         merged = (total["parameters"] / total["weight"]).to(server.parameters.dtype)
         server.parameters.lerp_(merged, self.lr)
-        share = float(total["cohort"]) / server.clients
-        server.state["control"] += share * (total["control"] / total["weight"]).to(server.parameters.dtype)
+        before = self._all_weight(server)
+        for name in ("known", "known_weight"):
+            server.state[name] = server.state[name] + total[name]
+        after, control = self._all_weight(server), server.state["control"]
+        control.mul_(before / after).add_((total["control"] / after).to(control.dtype))
+
+    def _all_weight(self, server: Server) -> float:
+        """sum n_k over all clients; 1 as long as nobody has any."""
+        known, weight = float(server.state["known"]), float(server.state["known_weight"])
+        return weight * server.clients / known if weight > 0 else 1.0

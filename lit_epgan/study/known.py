@@ -6,10 +6,8 @@ from pathlib import Path
 
 from lit_epgan.atomic import write_text
 from lit_epgan.errors import UserError
-from lit_epgan.study.plan import Study
+from lit_epgan.study.plan import RUN_COLUMNS, Study
 from lit_epgan.study.run import Record, Run
-
-NEEDED = ("variant", "method", "seed", "exit_code", "seconds", "rounds", "settings")
 
 
 def take_known(study: Study, runs: Sequence[Run], path: Path) -> tuple[int, int]:
@@ -57,7 +55,7 @@ def _read(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
             lines = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--known {path} cannot be read: {error}.") from error
-    missing = [name for name in NEEDED if lines and name not in lines[0]]
+    missing = [name for name in RUN_COLUMNS if lines and name not in lines[0]]
     if missing or not lines:
         why = f"it has no column {missing[0]}" if missing else "it is empty"
         raise UserError(f"--known {path} is no runs.csv of a study: {why}.")

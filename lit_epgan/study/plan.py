@@ -120,6 +120,7 @@ STUDY_KEYS = (
     *("title", "description", "config", "seeds", "baseline", "metrics", "methods"),
     *("partition", "published", "pairwise", "test", "variants"),
 )
+RUN_COLUMNS = ("variant", "method", "seed", "exit_code", "seconds", "rounds", "settings")  # of runs.csv, beside metrics
 METHOD_KEYS = ("title", "config", "set", "from", "metrics", "grid", "note", "published")
 METRIC_KEYS = ("metric", "better", "title", "over_rounds", "scale", "relative")
 
@@ -170,6 +171,8 @@ def _study(variant: str, content: dict[str, Any], path: Path) -> Study:
 
 def _metric(name: str, entry: Any, path: Path) -> Metric:
     where = f"{path}: metrics.{name}"
+    if name in RUN_COLUMNS:
+        raise UserError(f"{where}: this name is a column that every runs.csv has; choose another.")
     _check_keys(entry, METRIC_KEYS, where)
     better, over_rounds = entry.get("better", "lower"), entry.get("over_rounds", "last")
     for key, value, choices in (("better", better, Better), ("over_rounds", over_rounds, OverRounds)):
