@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,6 +86,43 @@ def test_a_clients_second_round_of_moon_is_a_plain_loop() -> None:
     for name, value in plain.named_parameters():
         torch.testing.assert_close(dict(module.named_parameters())[name], value, msg=name)
     assert not module.backbone._forward_hooks
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 6)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return torch.tanh(scale * self.layer(x))
+
+
+class ByKeyword(Classifier):
+    """Calls its backbone with all, some or none of the arguments by keyword."""
+
+    def __init__(self, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.backbone, self.call = Encoder(), call  # type: ignore[assignment]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.mse_loss(self.head(self.call(self.backbone, batch[0])), batch[1])
+
+
+def test_a_backbone_may_be_called_by_keyword() -> None:
+    calls: list[Callable[[nn.Module, Tensor], Tensor]] = [
+        lambda backbone, x: backbone(x, 0.3),
+        lambda backbone, x: backbone(x, scale=0.3),
+        lambda backbone, x: backbone(x=x, scale=0.3),
+    ]
+    ends = []
+    for call in calls:
+        torch.manual_seed(4)
+        module = ByKeyword(call)
+        fit(module, federation(sizes=(20, 7), local_steps=3), 3, algorithm=MOON("backbone"))
+        ends.append(module.state_dict())
+    for name, value in ends[0].items():
+        assert torch.equal(ends[1][name], value), name
+        assert torch.equal(ends[2][name], value), name
 
 
 def batches(data: FederatedDataModule, round_: int) -> list[Any]:

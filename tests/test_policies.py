@@ -1,15 +1,21 @@
 """What belongs to a client and what to the server, each policy against a plain loop."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+from datamodules import FederatedDataModule
+from lit_epgan.classifier import Classifier
 from lit_epgan.errors import UserError
 from lit_epgan.federated import Client, FedAvg
+from lit_epgan.networks.resnet import ResNet18
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_loop import PlainLoop, two_of_four
@@ -167,6 +173,27 @@ def test_a_client_is_validated_with_its_own_layers() -> None:
 def test_a_pattern_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(UserError, match=r"no parameter or buffer matches the local name pattern tail\.\*"):
         fit(Regression(), federation(), rounds=1, local=["body.3.*", "tail.*"])
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_fedbn_merges_everything_but_the_norms(norm: Any) -> None:
+    """With the settings of cifar100_fedbn.yaml, which are the same for both of ResNet-18's norms."""
+    config = yaml.safe_load((Path(__file__).parent.parent / "configs" / "cifar100_fedbn.yaml").read_text())
+    options = config["federation"]["init_args"]
+    torch.manual_seed(0)
+    module = Classifier(ResNet18(width=4, norm=norm), nn.Linear(32, 3), lambda p: torch.optim.SGD(p, lr=0.1))
+    initial = {name: value.clone().double() for name, value in module.state_dict().items()}
+    kinds = (nn.BatchNorm2d, nn.GroupNorm)
+    layers = [name for name, layer in module.named_modules() if isinstance(layer, kinds)]
+    norms = {name for name in initial if name.rpartition(".")[0] in layers}
+    assert len(layers) == 20
+    sets = [TensorDataset(torch.randn(6, 3, 16, 16).double(), torch.arange(6) % 3) for _ in range(2)]
+    data = FederatedDataModule.from_datasets(sets, batch_size=6)
+    trainer = fit(module, data, 1, local=options["local"], buffers=options["buffers"])
+    same = {name for name, value in module.state_dict().items() if torch.equal(value.double(), initial[name])}
+    assert same == norms
+    personal = names(trainer.callbacks[0].state_dict(), "personal")  # type: ignore[attr-defined]
+    assert [set(own) for own in personal.values()] == [norms, norms]
 
 
 def test_a_restart_within_the_round_keeps_the_personal_layers() -> None:

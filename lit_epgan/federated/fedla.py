@@ -21,7 +21,7 @@ class FedLA(FederatedAlgorithm):
     With P_k in the merge the prior counts once, so that on quadratics the global optimum is the fixed point for any
     lambda; with F_k alone it is not.
 
-    Price: two vectors up and two down. Computation: one multiply-add of a vector per step.
+    Price: three vectors up and two down. Computation: one multiply-add of a vector per step.
 
     Args:
         strength: lambda.

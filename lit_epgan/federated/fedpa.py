@@ -71,8 +71,8 @@ class FedPA(FederatedAlgorithm):
             reached = server - self._samples.solve(server - self._samples.mean)
         elif client.server.round >= self.burn_in_rounds:
             warnings.warn(
-                f"FedPA has no sample of {client.name}, whose round of {self._steps} steps is shorter than burn_in + every "
-                f"({self.burn_in} + {self.every}): its report is FedAvg's; set every to fewer steps",
+                f"FedPA has no sample of {client.name}, whose round of {self._steps} steps is shorter than "
+                f"burn_in + every ({self.burn_in} + {self.every}): its report is FedAvg's; set every to fewer steps",
                 stacklevel=2,
             )
         return {"parameters": Weighted(reached, client.weight), "weight": scalar(client.weight)}

@@ -56,19 +56,19 @@ class MOON(FederatedAlgorithm):
             )
 
     def start_client(self, client: Client) -> None:
-        self._caught: tuple[tuple[Any, ...], Tensor] | None = None
+        self._caught: tuple[tuple[Any, ...], dict[str, Any], Tensor] | None = None
         if self.mu == 0 or "previous" not in client.state:
             return
         self._server = self._tensors(client, client.server.parameters)
         self._previous = self._tensors(client, client.state["previous"])
-        self._handle = self._network(client).register_forward_hook(self._catch)
+        self._handle = self._network(client).register_forward_hook(self._catch, with_kwargs=True)
 
     def extra_loss(self, client: Client) -> Tensor | None:
         if self._caught is None:
             return None
-        (inputs, now), self._caught = self._caught, None
+        (inputs, named, now), self._caught = self._caught, None
         with torch.no_grad():
-            server, previous = (self._evaluate(client, each, inputs) for each in (self._server, self._previous))
+            server, previous = (self._evaluate(client, each, inputs, named) for each in (self._server, self._previous))
         return self.mu * contrast(now, server, previous, self.temperature)
 
     def end_client(self, client: Client) -> None:
@@ -83,12 +83,14 @@ class MOON(FederatedAlgorithm):
             self._handle.remove()
         self._handle = None
 
-    def _catch(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        self._caught = inputs, output
+    def _catch(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
+        self._caught = inputs, named, output
 
-    def _evaluate(self, client: Client, tensors: dict[str, Tensor], inputs: tuple[Any, ...]) -> Tensor:
+    def _evaluate(
+        self, client: Client, tensors: dict[str, Tensor], inputs: tuple[Any, ...], named: dict[str, Any]
+    ) -> Tensor:
         caught = self._caught
-        output: Tensor = functional_call(self._network(client), tensors, inputs)
+        output: Tensor = functional_call(self._network(client), tensors, inputs, named)
         self._caught = caught  # this pass went through the hook, too
         return output
 

@@ -15,15 +15,15 @@ Control = Literal["path", "gradient"]
 class SCAFFOLD(FederatedAlgorithm):
     """Stochastic controlled averaging (Karimireddy, Kale, Mohri, Reddi, Stich and Suresh 2020, algorithm 1).
 
-    Client k holds c_k, 0 at first, the server c = their mean; a local step follows the gradient g + c - c_k. After the round
+    Client k holds c_k, 0 at first, the server c = their mean; a local step follows the gradient g + c - c_k. After it
 
         c_k+ = the gradient of all own records at the server's parameters            (option I, ``gradient``)
         c_k+ = the mean of the minibatch gradients g along the local path            (option II, ``path``)
         theta <- theta + lr mean_S(theta_k - theta),   c <- c + sum_S n_k (c_k+ - c_k) / sum_all n_k
 
-    over the cohort S. Means are weighted by n_k, as theta's is, so that corrections cancel in it; the paper has equal n_k,
-    and |S| / K mean_S(c_k+ - c_k). Until all clients have reported once, the others are taken to hold as many records as
-    those known, on average. For plain gradient descent the second is the paper's
+    over the cohort S. Means are weighted by n_k, as theta's is, so that corrections cancel in it; the paper has equal
+    n_k, and |S| / K mean_S(c_k+ - c_k). Until all clients have reported once, the others are taken to hold as many
+    records as those known, on average. For plain gradient descent the second is the paper's
     c_k - c + (theta - theta_k) / (steps lr); as a mean of gradients it holds for any optimizer.
 
     Price: two vectors up and two down. The client stores one; ``gradient`` costs one more pass over its records.

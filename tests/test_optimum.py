@@ -1,0 +1,107 @@
+"""Quadratics on which FedAvg ends away from the optimum of all records, and posteriors of the clients do not."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from datamodules import FederatedDataModule
+from lit_epgan.federated import (
+    ConjugateEP,
+    ExpectationPropagation,
+    FedAvg,
+    FedAvgM,
+    FederatedAlgorithm,
+    FedLA,
+    FedPA,
+)
+from tests import quadratics
+from tests.federations import fit
+from tests.quadratics import CENTRES, Quadratic
+
+# ---------------------------------------------------------------- linear regression, full covariances
+
+CURVATURES = torch.tensor([[1.0, 0.25], [0.25, 1.0]], dtype=torch.float64)
+AXES = torch.tensor([[0.96, -0.28], [0.28, 0.96]], dtype=torch.float64)
+
+
+class Line(LightningModule):
+    """1/2 (x theta - y)^2, the mean over rows; gradient descent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return (x @ self.theta - y).square().mean() / 2
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.8)
+
+
+def regressions() -> list[TensorDataset]:
+    """y = x a_k + noise of variance 1, where x has the client's curvatures for variances along ``AXES``."""
+    generator = torch.Generator().manual_seed(0)
+    sets = []
+    for a, h in zip(CENTRES, CURVATURES, strict=True):
+        x = torch.randn(4000, 2, dtype=torch.float64, generator=generator) * h.sqrt() @ AXES.T
+        sets.append(TensorDataset(x, x @ a + torch.randn(4000, dtype=torch.float64, generator=generator)))
+    return sets
+
+
+def miss(algorithm: FederatedAlgorithm, rounds: int, local_steps: int) -> float:
+    """How far from the least squares of all records a federation ends."""
+    sets, module = regressions(), Line()
+    data = FederatedDataModule.from_datasets(sets, batch_size=16, local_steps=local_steps)
+    fit(module, data, rounds, algorithm=algorithm)
+    x, y = (torch.cat([own.tensors[i] for own in sets]) for i in range(2))
+    return float((module.theta.detach() - torch.linalg.lstsq(x, y[:, None]).solution[:, 0]).abs().max())
+
+
+def test_fedpa_samples_its_way_to_the_optimum_that_fedavg_misses() -> None:
+    """Thirty samples a round of twenty steps each; a round's steps forget where it began, so FedAvg's rounds are alike.
+
+    Samples have a covariance near H_k^-1 / (16 x 20), to which the server's rate fits.
+    """
+    fedpa = FedAvgM(lr=0.0015, momentum=0.0, inner=FedPA(burn_in=20, every=20, rho=1e4))
+    assert miss(FedAvg(), rounds=2, local_steps=620) > 0.7
+    assert miss(fedpa, rounds=8, local_steps=620) < 0.15
+
+
+def test_conjugate_ep_is_at_once_at_the_optimum_that_fedavg_misses() -> None:
+    assert miss(FedAvg(), rounds=1, local_steps=50) > 0.8
+    assert miss(ConjugateEP(), rounds=1, local_steps=1) < 1e-12
+
+
+# ---------------------------------------------------------------- diagonal precisions
+
+
+class Slow(Quadratic):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.02)
+
+
+def diagonal_miss(algorithm: FederatedAlgorithm) -> float:
+    """Single records at +-3/h^1/2 around the centre, so that squared gradients are proportional to the curvature."""
+    module = Slow()
+    data = quadratics.clients(noise=3.0, records=(40, 40), batch_size=1, local_steps=400)
+    fit(module, data, 8, algorithm=algorithm)
+    return float((module.theta.detach() - quadratics.optimum((40, 40))).abs().max())
+
+
+def test_fedavg_misses_the_optimum_of_two_diagonal_curvatures() -> None:
+    assert diagonal_miss(FedAvg()) > 1.1
+
+
+@pytest.mark.parametrize(("strength", "closer"), [(0.0, 0.12), (1.0, 0.05)])
+def test_fedla_is_near_the_optimum_that_fedavg_misses(strength: float, closer: float) -> None:
+    assert diagonal_miss(FedLA(strength)) < closer
+
+
+@pytest.mark.parametrize(("prior_scale", "closer"), [(0.0, 0.12), (0.1, 0.18)])
+def test_ep_with_laplace_sites_is_near_the_optimum_that_fedavg_misses(prior_scale: float, closer: float) -> None:
+    assert diagonal_miss(ExpectationPropagation(prior_scale)) < closer
