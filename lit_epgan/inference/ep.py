@@ -63,16 +63,21 @@ class Sites:
 
     def update(self, k: int, tilted: GaussianFactor, damping: float = 1.0) -> None:
         """Put client k's new site into q."""
-        step = (tilted / self.posterior) ** damping
+        step = self._step(tilted, damping)
         self.posterior = self.posterior * step
         self.factors.precision[k] += step.precision
         self.factors.precision_mean[k] += step.precision_mean
 
     def update_all(self, tilted: GaussianFactor, damping: float = 1.0) -> None:
         """Parallel EP: all clients' tilted distributions (K, ...), formed with the same q, at once."""
-        step = (tilted / self.posterior) ** damping
+        step = self._step(tilted, damping)
         self.posterior = self.posterior * _product(step)
         self.factors = self.factors * step
+
+    def _step(self, tilted: GaussianFactor, damping: float) -> GaussianFactor:
+        """(tilted / q)^d."""
+        whole = tilted / self.posterior
+        return whole if damping == 1 else whole**damping
 
 
 class TiedSites:

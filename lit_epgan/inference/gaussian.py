@@ -45,7 +45,7 @@ class GaussianFactor:
         return type(self)(self.precision - other.precision, self.precision_mean - other.precision_mean)
 
     def __pow__(self, power: float) -> Self:
-        return self if power == 1 else type(self)(power * self.precision, power * self.precision_mean)
+        return type(self)(power * self.precision, power * self.precision_mean)
 
     @property
     def is_proper(self) -> bool:

@@ -56,15 +56,19 @@ class Recurrence(torch.autograd.Function):
     which is one product for a frame, where autograd would take a dozen; all else is of all frames at once.
     """
 
+    generate_vmap_rule = True  # for stacked ensembles
+
     @staticmethod
-    def forward(ctx: Any, z: Tensor, forget: Tensor, v_f: Tensor) -> Tensor:
+    def forward(z: Tensor, forget: Tensor, v_f: Tensor) -> Tensor:
         """Cells (frames, batch, hidden) of z = W x_t, forget = W_f x_t + b_f, both of that shape, and v_f (hidden,)."""
-        cells = torch.empty_like(z)
-        c = torch.zeros_like(z[0])
-        for z_t, forget_t, c_t in zip(z, forget, cells, strict=True):
-            c = torch.lerp(z_t, c, torch.addcmul(forget_t, v_f, c).sigmoid_(), out=c_t)
-        ctx.save_for_backward(z, forget, v_f, cells)
-        return cells
+        cells = [torch.zeros_like(z[0])]
+        for z_t, forget_t in zip(z.unbind(), forget.unbind(), strict=True):
+            cells.append(torch.lerp(z_t, cells[-1], torch.addcmul(forget_t, v_f, cells[-1]).sigmoid_()))
+        return torch.stack(cells[1:])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
