@@ -1,7 +1,6 @@
 """Simple recurrent units: recurrent networks whose matrix products wait for no step before them (Lei et al. 2018)."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,50 +39,22 @@ class SRULayer(nn.Module):
         products = products.to(torch.promote_types(products.dtype, torch.float32))
         z, forget, output, *skip = products.unbind(2)
         with torch.autocast(x.device.type, enabled=False):
-            cells: Tensor = Recurrence.apply(z, forget + self.bias[0], self.peephole[0])
+            cells = recurrence(z, forget + self.bias[0], self.peephole[0])
+            # the output gates wait for no other: all frames at once
             gates = torch.addcmul(output + self.bias[1], self.peephole[1], before(cells)).sigmoid()
             return torch.lerp(skip[0] if skip else x.to(cells.dtype), cells, gates).to(self.bias.dtype)
 
 
-class Recurrence(torch.autograd.Function):
-    """c_t = f_t c_{t-1} + (1 - f_t) z_t with f_t = sigmoid(forget_t + v_f c_{t-1}), and its gradient by hand.
-
-    Alone the recurrence is sequential; with dL/dc_t without what c_t does to later cells as e_t, the gradient is
-
-        d_t = e_t + (f_{t+1} + k_{t+1} v_f) d_{t+1},    k_t = (c_{t-1} - z_t) f_t (1 - f_t)
-        dL/dz_t = (1 - f_t) d_t,    dL/dforget_t = k_t d_t,    dL/dv_f = sum_t k_t c_{t-1} d_t
-
-    which is one product for a frame, where autograd would take a dozen; all else is of all frames at once.
-    """
-
-    generate_vmap_rule = True  # for stacked ensembles
-
-    @staticmethod
-    def forward(z: Tensor, forget: Tensor, v_f: Tensor) -> Tensor:
-        """Cells (frames, batch, hidden) of z = W x_t, forget = W_f x_t + b_f, both of that shape, and v_f (hidden,)."""
-        cells = [torch.zeros_like(z[0])]
-        for z_t, forget_t in zip(z.unbind(), forget.unbind(), strict=True):
-            cells.append(torch.lerp(z_t, cells[-1], torch.addcmul(forget_t, v_f, cells[-1]).sigmoid_()))
-        return torch.stack(cells[1:])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of z, forget and v_f, in operations that have gradients themselves, for penalties on gradients."""
-        z, forget, v_f, cells = ctx.saved_tensors
-        previous = before(cells)
-        f = torch.addcmul(forget, v_f, previous).sigmoid()
-        k = (previous - z) * f * (1 - f)
-        later = torch.addcmul(f, v_f, k)
-        d = [gradients[0][-1]]
-        for e_t, later_t in zip(gradients[0][:-1].flip(0), later[1:].flip(0), strict=True):
-            d.append(torch.addcmul(e_t, later_t, d[-1]))
-        all_d = torch.stack(d[::-1])
-        by_forget = k * all_d
-        return all_d * (1 - f), by_forget, (by_forget * previous).sum((0, 1))
+def recurrence(z: Tensor, forget: Tensor, v_f: Tensor) -> Tensor:
+    """Cells (frames, batch, hidden) of z = W x_t, forget = W_f x_t + b_f, both of that shape, and v_f (hidden,)."""
+    c = torch.zeros_like(z[0])
+    v_f = v_f.expand_as(c)  # once, so that its gradient is summed over the batch once
+    cells = []
+    # unbound once: a slice taken within the loop would have a gradient of all frames' size, each
+    for z_t, forget_t in zip(z.unbind(), forget.unbind(), strict=True):
+        c = torch.lerp(z_t, c, torch.addcmul(forget_t, v_f, c).sigmoid())
+        cells.append(c)
+    return torch.stack(cells)
 
 
 def before(cells: Tensor) -> Tensor:
