@@ -14,6 +14,8 @@ from lit_epgan.speech.lexicon import cmudict
 from lit_epgan.speech.manifest import plain_words, read_manifest
 from lit_epgan.speech.sentences import POOLS, TOPICS, pool_of, sentences, vocabulary
 from lit_epgan.speech.sessions import FAMILIES, SNR, plan_sessions
+from lit_epgan.speech.stages import Stages, digest_of_result
+from lit_epgan.speech.synthesis import corpus
 
 RATE = 16000
 SESSIONS = {"train": 16, "dev": 6, "eval": 6}
@@ -57,6 +59,12 @@ def test_nobody_who_trains_is_heard_in_evaluation():
     assert len({s.name for s in speakers}) == len(speakers)
     assert len({(s.voice, s.pitch, s.tract) for s in speakers}) == len(speakers)
     assert len({p.own for p in plans}) == len(plans)
+
+
+def test_a_session_sounds_alike_whatever_was_spoken_before_it(tmp_path):
+    plans = [p for p in plan_sessions({"train": 2, "dev": 1, "eval": 1}, 0.1, 1, speakers=2) if p.split == "train"]
+    first, second = corpus(plans, Stages(tmp_path / "a")), corpus(plans[::-1], Stages(tmp_path / "b"))
+    assert [digest_of_result(each) for each in first] == [digest_of_result(each) for each in second[::-1]]
 
 
 def test_lengths_are_imbalanced_and_add_up():

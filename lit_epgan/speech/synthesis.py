@@ -1,10 +1,12 @@
 """The embedded corpus: planned sessions, spoken by espeak, each kept by itself."""
 
+import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,23 +26,30 @@ SILENCE = RATE // 6  # samples before and after each sentence
 def corpus(plans: list[SessionPlan], stages: Stages, workers: int = 1) -> list[Path]:
     """A folder with audio and ``manifest.csv`` for each session; those that are missing are spoken now.
 
-    espeak does not give the same samples twice, so a session is spoken once and kept.
+    The same plan is the same audio, whatever was spoken before it.
 
     Args:
         plans: the sessions.
         stages: where they are kept.
-        workers: processes.
+        workers: sessions that are spoken at a time.
     """
-    if workers <= 1:
-        return [session_folder(plan, stages) for plan in plans]
-    # spawned: espeak and torch hold threads that a fork would not carry over
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(session_folder, plans, [stages] * len(plans)))
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        return list(pool.map(lambda plan: session_folder(plan, stages), plans))
 
 
 def session_folder(plan: SessionPlan, stages: Stages) -> Path:
     """The folder of one session."""
-    return stages.result("session-1", asdict(plan), lambda folder: _speak_session(plan, folder))
+    return stages.result("session-2", asdict(plan), lambda folder: _speak_alone(plan, folder))
+
+
+def _speak_alone(plan: SessionPlan, folder: Path) -> None:
+    """Speak the session in a process of its own: what espeak has said before can be heard in what it says next."""
+    # not forks of this process: espeak and torch hold threads that a fork would not carry over
+    context: Any = get_context("forkserver" if sys.platform == "linux" else "spawn")
+    if sys.platform == "linux":
+        context.set_forkserver_preload([__name__])  # imports once
+    with ProcessPoolExecutor(1, mp_context=context) as alone:
+        alone.submit(_speak_session, plan, folder).result()
 
 
 def _speak_session(plan: SessionPlan, folder: Path) -> None:
