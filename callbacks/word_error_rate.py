@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from numpy.typing import NDArray
-from torch.nn.utils.rnn import pad_sequence
 
 from callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.atomic import replacing
@@ -18,10 +17,11 @@ from lit_epgan.errors import UserError
 from lit_epgan.networks.modes import evaluating
 from lit_epgan.speech.features import padded, with_future
 from lit_epgan.speech.preparation import Prepared, Utterance
+from lit_epgan.speech.windows import mean_of_windows, window_rows, windows
 from lit_epgan.speech.word_errors import WordErrors, interval, total, word_errors
 
 Last = Literal["nothing", "dev", "test"]
-TOGETHER = 32  # utterances in one pass of the network
+TOGETHER = 8  # utterances in one pass of the network
 
 
 class WordErrorRate(RoundEvaluation):
@@ -32,8 +32,9 @@ class WordErrorRate(RoundEvaluation):
     ``wer_high`` (a 95 % bootstrap interval); the run's folder gets ``test/word_errors.csv``, a row for each session,
     and ``test/hypotheses.csv``, each hypothesis next to its reference.
 
-    The module maps frames (batch, frames, inputs) to log posteriors (batch, frames, states), a frame's not depending on
-    later rows; the data module has ``decoder`` and ``utterances(split)``.
+    The module maps frames (batch, frames, inputs) to log posteriors (batch, frames, states) and has learnt chunks of 20
+    frames; those of an utterance are means over such windows, one every five frames. The data module has ``decoder``
+    and ``utterances(split)``.
 
     Args:
         utterances: development utterances that are decoded, evenly spread over the sessions; in a test all.
@@ -52,8 +53,8 @@ class WordErrorRate(RoundEvaluation):
     def __init__(
         self,
         utterances: int = 60,
-        scale: float = 0.2,
-        scales: Sequence[float] = (0.1, 0.15, 0.2, 0.3),
+        scale: float = 0.15,
+        scales: Sequence[float] = (0.1, 0.125, 0.15, 0.2, 0.25),
         mixtures: bool = False,
         every_n_epochs: int = 1,
         last: Last = "nothing",
@@ -133,13 +134,16 @@ def lowest(scales: Sequence[float], rate: Callable[[float], float]) -> tuple[flo
 
 @torch.no_grad()
 def log_posteriors(module: LightningModule, utterances: Sequence[Utterance]) -> list[NDArray[np.float32]]:
-    """log p(state | frames) (frames, states) of each utterance, in evaluation mode."""
+    """log p(state | frames) (frames, states) of each utterance in evaluation mode, as means over windows."""
     scores: list[NDArray[np.float32]] = []
     with evaluating(module):
         for first in range(0, len(utterances), TOGETHER):
             x = [with_future(padded(u.mel)) for u in utterances[first : first + TOGETHER]]
-            posteriors = module(pad_sequence(x, batch_first=True).to(module.device)).float().cpu()
-            scores += [own[: len(frames)].numpy() for own, frames in zip(posteriors, x, strict=True)]
+            rows = [window_rows(len(each)) for each in x]
+            cut = torch.cat([windows(each, own) for each, own in zip(x, rows, strict=True)])
+            posteriors = module(cut.to(module.device)).float().cpu().split([len(own) for own in rows])
+            means = [mean_of_windows(each, own) for each, own in zip(posteriors, rows, strict=True)]
+            scores += [mean[: len(each)].numpy() for mean, each in zip(means, x, strict=True)]
     return scores
 
 

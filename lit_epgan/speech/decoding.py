@@ -29,8 +29,8 @@ class Decoder:
     phones: PhoneModels
     lexicon: Lexicon
     log_prior: NDArray[np.float64]
-    beam: float = 11.0
-    max_active: int = 1200
+    beam: float = 9.0
+    max_active: int = 600
     _names: dict[int, str] = field(init=False)
 
     def __post_init__(self) -> None:

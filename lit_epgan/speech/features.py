@@ -66,10 +66,10 @@ def with_future(mel: Tensor) -> Tensor:
     return mel.unfold(-2, FUTURE + 1, 1).transpose(-1, -2).flatten(-2)
 
 
-def chunk_starts(frames: int) -> list[int]:
-    """Where chunks of 20 frames begin; the last is taken from the end, and an utterance shorter than one has none."""
-    starts = list(range(0, frames - CHUNK + 1, CHUNK))
-    return [*starts, frames - CHUNK] if starts and frames % CHUNK else starts
+def chunk_starts(frames: int, hop: int = CHUNK) -> list[int]:
+    """Where chunks of 20 frames begin, one every ``hop``; the last ends with the utterance, shorter ones have none."""
+    starts = list(range(0, frames - CHUNK + 1, hop))
+    return [*starts, frames - CHUNK] if starts and starts[-1] != frames - CHUNK else starts
 
 
 def _differences(x: NDArray) -> NDArray:
