@@ -16,6 +16,7 @@ from lit_epgan.federated.fedpa import FedPA
 from lit_epgan.federated.fedprox import FedProx
 from lit_epgan.federated.generator_sites import GeneratorSites
 from lit_epgan.federated.interpolation import Interpolation
+from lit_epgan.federated.label_priors import LabelPriors
 from lit_epgan.federated.laplace import LaplaceSites
 from lit_epgan.federated.moon import MOON
 from lit_epgan.federated.parameters import FlatParameters
@@ -51,6 +52,7 @@ __all__ = [
     "FlatParameters",
     "GeneratorSites",
     "Interpolation",
+    "LabelPriors",
     "LaplaceSites",
     "MatchedEmbedding",
     "OptimizedParameters",
