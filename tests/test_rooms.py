@@ -20,9 +20,9 @@ def test_every_noise_has_variance_one_and_is_drawn_afresh(kind):
     assert np.array_equal(first, noise(kind, 2 * RATE, VOICES, np.random.default_rng(0)))
 
 
-@pytest.mark.parametrize(("kind", "slope"), [("white", 0.0), ("pink", -1.0), ("brown", -2.0)])
+@pytest.mark.parametrize(("kind", "slope"), [("white", 0.0), ("pink", -1.0)])
 def test_the_power_of_coloured_noise_falls_with_frequency(kind, slope):
-    """Power 1, 1 / f and 1 / f^2: slopes of log power over log frequency."""
+    """Power 1 and 1 / f: slopes of log power over log frequency."""
     frequency, power = welch(noise(kind, 60 * RATE, VOICES, np.random.default_rng(0)), RATE, nperseg=4096)
     band = (frequency > 100) & (frequency < 4000)
     assert np.polyfit(np.log(frequency[band]), np.log(power[band]), 1)[0] == pytest.approx(slope, abs=0.05)

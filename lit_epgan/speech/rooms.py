@@ -9,7 +9,7 @@ from lit_epgan.speech.sessions import Conditions
 
 Samples = NDArray[np.float64]
 LEVEL = 0.05  # root mean square of a recording; full scale is 1
-COLOURS = {"white": 0.0, "pink": 0.5, "brown": 1.0}  # amplitudes fall with frequency to this power
+COLOURS = {"white": 0.0, "pink": 0.5}  # amplitudes fall with frequency to this power
 ECHO = 0.7  # norm of the echo, the direct sound's being 1
 
 
@@ -42,23 +42,13 @@ def impulse_response(reverberation: float, rng: np.random.Generator) -> Samples:
 
 
 def noise(kind: str, n: int, others: list[Samples], rng: np.random.Generator) -> Samples:
-    """n samples of noise with unit variance; babble is five others who talk, hum the mains', clatter a kitchen's."""
+    """n samples of noise with unit variance; babble is five others who talk, hum the mains'."""
     seconds = np.arange(n) / RATE
     if kind == "babble":
         drawn = [others[rng.integers(len(others))] for _ in range(5)]
         x = np.sum([np.roll(np.resize(each, n), rng.integers(n)) for each in drawn], axis=0)
     elif kind == "hum":
         x = harmonics(50 * seconds, 29, rng) + 0.3 * rng.standard_normal(n)
-    elif kind == "siren":
-        pitch = 900 + 400 * np.sin(2 * np.pi * (0.4 * seconds + rng.random()))
-        x = harmonics(np.cumsum(pitch) / RATE, 4, rng) + 0.1 * rng.standard_normal(n)
-    elif kind == "chords":
-        roots = np.repeat(rng.uniform(100, 400, n // (RATE // 3) + 1), RATE // 3)[:n]
-        x = np.sum([harmonics(np.cumsum(part * roots) / RATE, 6, rng) for part in (1, 5 / 4, 3 / 2)], axis=0)
-    elif kind == "clatter":
-        blows = (rng.random(n) < 12 / RATE) * rng.standard_normal(n)
-        x = fftconvolve(blows, rng.standard_normal(RATE // 20) * np.exp(-np.arange(RATE // 20) / 200))[:n]
-        x += 1e-3 * rng.standard_normal(n)
     else:
         spectrum = np.fft.rfft(rng.standard_normal(n))
         x = np.fft.irfft(spectrum / np.maximum(1, np.arange(len(spectrum))) ** COLOURS[kind], n)

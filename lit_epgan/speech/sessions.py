@@ -15,8 +15,9 @@ Voice = tuple[str, int, int]  # as espeak names it, with pitch and vocal tract: 
 SPLITS: tuple[Split, ...] = ("train", "dev", "eval")
 
 ACCENTS = ("en-us", "en", "en-gb-scotland", "en-029", "en-gb-x-gbclan", "en-us-nyc", "en-gb-x-rp", "en-gb-x-gbcwmd")
-NOISES = ("white", "pink", "brown", "hum", "babble", "clatter", "siren", "chords")
-SNR = (5.0, 20.0)  # dB
+NOISES = ("white", "pink", "hum", "babble")
+SNR = (2.0, 17.0)  # dB
+TOPIC_CONCENTRATION = 0.15  # of a Dirichlet: most of a session is about one or two of the topics
 FEMALE = "f1 f2 f3 f4 f5 Alicia Andrea Annie anika aunty belinda grandma linda sandro shelby steph steph2 steph3 "
 MALE = (
     "m1 m2 m3 m4 m5 m6 m7 m8 Alex Andy Denis Diogo Gene Henrique Hugo Jacky Lee Marco Mario Michael Mike adam antonio "
@@ -137,7 +138,7 @@ def plan_sessions(
         for k in range(sessions[split]):
             number = len(plans) + 1
             uniform = np.full(len(TOPICS), 1 / len(TOPICS))
-            topics = heterogeneity * rng.dirichlet(0.15 * np.ones(len(TOPICS))) + (1 - heterogeneity) * uniform
+            own = rng.dirichlet(np.full(len(TOPICS), TOPIC_CONCENTRATION))
             name = f"S{number:02d}"
             plans.append(
                 SessionPlan(
@@ -145,7 +146,7 @@ def plan_sessions(
                     split=split,
                     seconds=float(shares[k]) if split == "train" else 0.0,
                     words=0 if split == "train" else -(-words // sessions[split]),
-                    topics=tuple(float(p) for p in topics),
+                    topics=tuple(float(p) for p in heterogeneity * own + (1 - heterogeneity) * uniform),
                     speakers=_speakers(name, speakers, timbres, styles[k], heterogeneity, known, rng),
                     own=conditions[k],
                     heterogeneity=heterogeneity,
