@@ -49,7 +49,7 @@ def clients(unlabelled: int = 0) -> FederatedDataModule:
     return FederatedDataModule.from_datasets(sets, batch_size=200, local_steps=200)
 
 
-def odds(algorithm: FederatedAlgorithm, rounds: int = 12) -> Tensor:
+def odds(algorithm: FederatedAlgorithm, rounds: int = 8) -> Tensor:
     """Learnt log p(1 | x) / p(0 | x) (3,)."""
     module = Table().double()
     fit(module, clients(), rounds, algorithm=algorithm)
@@ -97,6 +97,16 @@ def test_counts_are_of_labels_alone_and_sent_once() -> None:
     expected = counts(0).sum(0) + counts(1).sum(0)
     assert int(algorithm.known.sum()) == int(expected.sum()) - 10
     assert not module.scores._forward_hooks
+
+
+def test_a_run_resumed_after_its_first_round_ends_with_the_same_bits(tmp_path: Any) -> None:
+    whole = Table().double()
+    fit(whole, clients(), 3, algorithm=LabelPriors("scores"))
+    fit(Table().double(), clients(), 1, algorithm=Watched("scores")).save_checkpoint(tmp_path / "one.ckpt")
+    resumed, algorithm = Table().double(), Watched("scores")
+    fit(resumed, clients(), 3, algorithm=algorithm, ckpt_path=tmp_path / "one.ckpt")
+    assert torch.equal(resumed.scores.weight, whole.scores.weight)
+    assert int(algorithm.known.sum()) == int(LABELS.sum())  # not counted again
 
 
 @pytest.mark.parametrize(
