@@ -39,7 +39,7 @@ class ClientData:
 class FederatedDataModule(LightningDataModule):
     """Clients as segments of one training loader; one epoch is one round.
 
-    Subclasses override ``load``; without code, use ``from_datasets`` or ``from_datamodules``.
+    Subclasses override ``load``; without code, use ``from_datasets`` or ``Institutions``.
 
     Args:
         batch_size: rows of a batch.
@@ -112,32 +112,10 @@ class FederatedDataModule(LightningDataModule):
         dm._data = ClientData(datasets, val_dataset, test_dataset)
         return dm
 
-    @classmethod
-    def from_datamodules(
-        cls,
-        datamodules: Mapping[str, LightningDataModule],
-        local_steps: int | None = None,
-        local_epochs: int = 1,
-        clients_per_round: int | None = None,
-        seed: int = 0,
-        warmup_steps: int | None = None,
-    ) -> "FederatedDataModule":
-        """A federation in which each institution's own DataModule is a client, its batches unchanged."""
-        from datamodules.institutions import Institutions  # it is a subclass, and imports this module
-
-        return Institutions(
-            dict(datamodules),
-            local_steps=local_steps,
-            local_epochs=local_epochs,
-            clients_per_round=clients_per_round,
-            seed=seed,
-            warmup_steps=warmup_steps,
-        )
-
     def load(self) -> ClientData:
         """The clients' data; called once. Must not draw from the global random streams."""
         raise UserError(
-            "FederatedDataModule has no data of its own: use from_datasets, from_datamodules, or a subclass with load()"
+            "FederatedDataModule has no data of its own: use from_datasets, Institutions, or a subclass with load()"
         )
 
     @property

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
-from datamodules import FederatedDataModule
+from datamodules import FederatedDataModule, Institutions
 from tests.federations import SIZES, client_sets, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop
@@ -48,7 +48,7 @@ class Augmenting(Institution):
 
 
 def institutions(kind: type[Institution], **options: Any) -> FederatedDataModule:
-    return FederatedDataModule.from_datamodules({f"hospital-{k}": kind(k) for k in range(4)}, **options)
+    return Institutions({f"hospital-{k}": kind(k) for k in range(4)}, **options)
 
 
 def in_order(client: int, round_: int) -> list[Any]:
@@ -92,7 +92,7 @@ def test_an_institutions_hooks_are_its_clients_alone() -> None:
 def test_an_institutions_shuffling_belongs_to_seed_and_round() -> None:
     def orders(seed: int) -> list[list[float]]:
         module = Witness()
-        data = FederatedDataModule.from_datamodules({f"h{k}": Institution(k, True) for k in range(2)}, seed=seed)
+        data = Institutions({f"h{k}": Institution(k, True) for k in range(2)}, seed=seed)
         fit(module, data, rounds=2)
         return [torch.cat([b[1] for b in half]).flatten().tolist() for half in (module.batches[:6], module.batches[6:])]
 

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 from callbacks.trainer_options import check_module, check_trainer
-from datamodules import FederatedDataModule
+from datamodules import Institutions
 from lit_epgan.errors import UserError
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
@@ -136,4 +136,4 @@ def test_several_loaders_of_one_institution_are_refused() -> None:
             return {k: DataLoader(s, batch_size=4) for k, s in zip("ab", client_sets(), strict=False)}
 
     with pytest.raises(UserError, match="several training loaders"):
-        fit(Regression(), FederatedDataModule.from_datamodules({"one": Two()}), rounds=1)
+        fit(Regression(), Institutions({"one": Two()}), rounds=1)
