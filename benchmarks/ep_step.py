@@ -12,7 +12,7 @@ from gan_steps import UNTIMED, step_seconds
 from side_by_side import markdown, options, publish
 
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm
-from lit_epgan.federated.tilted_ep import TiltedExpectationPropagation
+from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
 from lit_epgan.gan import GAN
 from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
 from lit_epgan.objectives import OBJECTIVES

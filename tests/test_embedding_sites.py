@@ -200,7 +200,7 @@ def test_points_are_herded_on_from_where_they_are(monkeypatch: pytest.MonkeyPatc
         starts.append(start)
         return start + 0.01
 
-    monkeypatch.setattr("lit_epgan.federated.embedding_release.herd", herd)
+    monkeypatch.setattr("lit_epgan.federated.function_space.embedding_release.herd", herd)
     fit(Cloud(), data(clients_per_round=1, seed=3), rounds=7, algorithm=EmbeddingSites(**FAST))
     assert len(starts) == 3  # clients that joined
     for before, after in pairwise(starts):

@@ -14,7 +14,7 @@ from callbacks.classifier_prior import ClassifierPrior, projected
 from callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedNP
-from lit_epgan.federated.fednp import kl_from_standard_normal
+from lit_epgan.federated.bayesian.fednp import kl_from_standard_normal
 from lit_epgan.inference.gaussian import GaussianFactor
 from lit_epgan.inference.tilted_quadrature import tilted_moments_quadrature
 from tests.federations import federation, fit

@@ -14,7 +14,7 @@ from callbacks import FederationCallback
 from datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, GeneratorSites
-from lit_epgan.federated.generator_sites import _apportion
+from lit_epgan.federated.function_space.generator_sites import _apportion
 from lit_epgan.federated.tilted_batch import tilted_batch
 from tests.federations import federation, fit
 from tests.modules import Regression

@@ -75,8 +75,8 @@ def assert_imports_only(*rooms: str, allowed: tuple[str, ...]) -> None:
 
 def test_this_test_sees_the_project() -> None:
     names = {name for name, _ in modules()}
-    assert {"lit_epgan.federated.ep", "callbacks.federation", "datamodules.base", "lit_epgan.cli"} <= names
-    assert "lit_epgan.inference.gaussian" in imports(ROOT / "lit_epgan/federated/ep.py")
+    assert {"lit_epgan.federated.bayesian.ep", "callbacks.federation", "datamodules.base", "lit_epgan.cli"} <= names
+    assert "lit_epgan.inference.gaussian" in imports(ROOT / "lit_epgan/federated/bayesian/ep.py")
     assert "lit_epgan.objectives" in imports(ROOT / "lit_epgan/gan.py")
 
 

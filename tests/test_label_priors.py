@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, FedAvg, FederatedAlgorithm, LabelPriors
-from lit_epgan.federated.label_priors import log_ratio
+from lit_epgan.federated.drift.label_priors import log_ratio
 from tests.federations import fit
 
 # records of each x (row) and label (column); in both clients x is spread over a label's records alike

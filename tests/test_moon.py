@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from datamodules import FederatedDataModule
 from lit_epgan.federated import MOON, FedAvg
-from lit_epgan.federated.moon import contrast
+from lit_epgan.federated.drift.moon import contrast
 from tests.federations import federation, fit
 
 

@@ -11,7 +11,7 @@ from callbacks import RoundCheckpoint
 from lit_epgan.embedding import EmbeddingFactor
 from lit_epgan.errors import UserError
 from lit_epgan.federated import Client, EmbeddingSites
-from lit_epgan.federated.shared_features import SharedFeatures
+from lit_epgan.federated.function_space.shared_features import SharedFeatures
 from tests.federations import fit
 from tests.test_embedding_sites import FAST, Cloud, data, records, state_of
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lit_epgan.embedding import Guarantee
 from lit_epgan.errors import UserError
 from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, check_server_training
-from lit_epgan.federated.embedding_release import OWN, TOTAL, EmbeddingRelease
+from lit_epgan.federated.function_space.embedding_release import OWN, TOTAL, EmbeddingRelease
 from lit_epgan.federated.report import Report
 from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.networks.average import ParameterAverage

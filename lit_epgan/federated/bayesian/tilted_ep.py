@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from lit_epgan.errors import UserError
 from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server, scalar
+from lit_epgan.federated.bayesian.tilt import Tilt
 from lit_epgan.federated.features import Features
 from lit_epgan.federated.report import Report
-from lit_epgan.federated.tilt import Tilt
 from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.inference.gaussian import GaussianFactor
 from lit_epgan.inference.tilted import tilted_moments, tilted_moments_printed

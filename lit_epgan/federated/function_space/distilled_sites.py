@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.federated.algorithm import Server, check_server_training
-from lit_epgan.federated.generator_sites import GeneratorSites
+from lit_epgan.federated.function_space.generator_sites import GeneratorSites
 
 
 class DistilledSites(GeneratorSites):

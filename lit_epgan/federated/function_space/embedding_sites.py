@@ -9,7 +9,7 @@ from lit_epgan.embedding import EmbeddingFactor, Guarantee, SimplexWeights
 from lit_epgan.errors import UserError
 from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, unsent
 from lit_epgan.federated.composed import Composed
-from lit_epgan.federated.embedding_release import CODES, NETWORK, OWN, TOTAL, EmbeddingRelease
+from lit_epgan.federated.function_space.embedding_release import CODES, NETWORK, OWN, TOTAL, EmbeddingRelease
 from lit_epgan.federated.report import Report
 from lit_epgan.federated.tilted_batch import batch_rows, row_counts, tilted_batch
 

@@ -22,7 +22,7 @@ from lit_epgan.embedding.factor import SENSITIVITY
 from lit_epgan.embedding.feature_maps import FlatFeatures
 from lit_epgan.errors import UserError
 from lit_epgan.federated.algorithm import Client, Server
-from lit_epgan.federated.shared_features import SharedFeatures
+from lit_epgan.federated.function_space.shared_features import SharedFeatures
 from lit_epgan.randomness import generator_for
 
 TOTAL, CODES, OWN, NETWORK = "embedding", "embedding.codes", "embedding", "embedding.network"

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lit_epgan.errors import UserError
 from lit_epgan.federated.algorithm import Client, OptimizedParameters
-from lit_epgan.federated.site_rule import SiteRule
+from lit_epgan.federated.bayesian.site_rule import SiteRule
 
 
 class LaplaceSites(SiteRule):

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from lit_epgan.errors import UserError
 from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server, scalar
-from lit_epgan.federated.laplace import LaplaceSites
+from lit_epgan.federated.bayesian.laplace import LaplaceSites
+from lit_epgan.federated.bayesian.site_rule import SiteRule
 from lit_epgan.federated.report import Report
-from lit_epgan.federated.site_rule import SiteRule
 from lit_epgan.inference.ep import damped
 from lit_epgan.inference.gaussian import GaussianFactor
 

@@ -1,0 +1,1 @@
+"""Algorithms that keep a distribution over parameters: expectation propagation, its sites, posteriors."""

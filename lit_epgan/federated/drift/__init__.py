@@ -1,0 +1,1 @@
+"""Algorithms against the drift of clients whose data differ, without a distribution."""

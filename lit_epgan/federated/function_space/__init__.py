@@ -1,0 +1,1 @@
+"""Sites in function space: what a client knows, as samples or as mean embeddings of its data."""
