@@ -76,10 +76,13 @@ def test_lengths_are_imbalanced_and_add_up():
 
 
 def test_few_sessions_cover_every_range_evenly():
-    """Of six development sessions one has its noise level in each sixth of the range; no accent twice among eight."""
+    """Of six development sessions one has its noise level in each sixth of the range; no accent or topic twice of eight."""
     plans = [p for p in plan_sessions(SESSIONS, 60, 3000) if p.split == "dev"]
     (low, high), sixths = SNR, range(len(plans))
     assert sorted(int((p.own.snr - low) / (high - low) * len(plans)) for p in plans) == list(sixths)
+    topics = [np.argmax(p.topics) for p in plans]
+    assert len(set(topics)) == len(plans)
+    assert all(max(p.topics) == pytest.approx(0.8 + 0.2 / len(TOPICS)) for p in plans)
     accents = [p.speakers[0].voice.split("+")[0] for p in plans]
     assert len(set(accents)) == len(plans)
     families = [p.speakers[0].voice.split("+")[1] in FAMILIES["female"] for p in plans]

@@ -17,7 +17,7 @@ SPLITS: tuple[Split, ...] = ("train", "dev", "eval")
 ACCENTS = ("en-us", "en", "en-gb-scotland", "en-029", "en-gb-x-gbclan", "en-us-nyc", "en-gb-x-rp", "en-gb-x-gbcwmd")
 NOISES = ("white", "pink", "hum", "babble")
 SNR = (2.0, 17.0)  # dB
-TOPIC_CONCENTRATION = 0.15  # of a Dirichlet: most of a session is about one or two of the topics
+MAIN_TOPIC = 0.8  # share of a session's sentences that are drawn from its own topic; the rest from all alike
 FEMALE = "f1 f2 f3 f4 f5 Alicia Andrea Annie anika aunty belinda grandma linda sandro shelby steph steph2 steph3 "
 MALE = (
     "m1 m2 m3 m4 m5 m6 m7 m8 Alex Andy Denis Diogo Gene Henrique Hugo Jacky Lee Marco Mario Michael Mike adam antonio "
@@ -102,8 +102,9 @@ def plan_sessions(
 
     Heterogeneity h moves variety from within sessions to between them: with probability h an utterance has its
     session's own room, noise and channel, and a speaker the session's own accent, voice family and rate; with 1 - h a
-    draw of its own. Topics are h times the own mix and 1 - h times the uniform one. At h = 0 sessions are i.i.d. Within
-    a split the sessions' own conditions, accents, families and rates cover their ranges evenly.
+    draw of its own. A session's own topic has .8 h of its sentences, the rest are of all topics alike. At h = 0
+    sessions are i.i.d. Within a split the sessions' own conditions, topics, accents, families and rates cover their
+    ranges evenly.
 
     Args:
         sessions: how many of each split.
@@ -135,10 +136,10 @@ def plan_sessions(
     plans: list[SessionPlan] = []
     for split in SPLITS:
         conditions, styles = draw_conditions(rng, sessions[split]), _draw_styles(rng, sessions[split])
+        own_topics = _each_as_often(rng, list(TOPICS), sessions[split])
         for k in range(sessions[split]):
             number = len(plans) + 1
-            uniform = np.full(len(TOPICS), 1 / len(TOPICS))
-            own = rng.dirichlet(np.full(len(TOPICS), TOPIC_CONCENTRATION))
+            share = heterogeneity * MAIN_TOPIC
             name = f"S{number:02d}"
             plans.append(
                 SessionPlan(
@@ -146,7 +147,7 @@ def plan_sessions(
                     split=split,
                     seconds=float(shares[k]) if split == "train" else 0.0,
                     words=0 if split == "train" else -(-words // sessions[split]),
-                    topics=tuple(float(p) for p in heterogeneity * own + (1 - heterogeneity) * uniform),
+                    topics=tuple(share * (topic == own_topics[k]) + (1 - share) / len(TOPICS) for topic in TOPICS),
                     speakers=_speakers(name, speakers, timbres, styles[k], heterogeneity, known, rng),
                     own=conditions[k],
                     heterogeneity=heterogeneity,
