@@ -76,7 +76,7 @@ def test_lengths_are_imbalanced_and_add_up():
 
 
 def test_few_sessions_cover_every_range_evenly():
-    """Of six development sessions one has its noise level in each sixth of the range; no accent or topic twice of eight."""
+    """Of six development sessions one has its noise level in each sixth of the range; no topic twice, no accent."""
     plans = [p for p in plan_sessions(SESSIONS, 60, 3000) if p.split == "dev"]
     (low, high), sixths = SNR, range(len(plans))
     assert sorted(int((p.own.snr - low) / (high - low) * len(plans)) for p in plans) == list(sixths)
