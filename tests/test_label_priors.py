@@ -32,7 +32,7 @@ class Table(LightningModule):
         return F.cross_entropy(self.scores(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=2.0)
+        return torch.optim.SGD(self.parameters(), lr=8.0)
 
 
 def counts(client: int) -> Tensor:
@@ -46,7 +46,7 @@ def clients(unlabelled: int = 0) -> FederatedDataModule:
         x, y = torch.tensor(pairs).T
         y[:unlabelled] = -100
         sets.append(TensorDataset(F.one_hot(x, 3).double(), y))
-    return FederatedDataModule.from_datasets(sets, batch_size=200, local_steps=200)
+    return FederatedDataModule.from_datasets(sets, batch_size=200, local_steps=60)
 
 
 def odds(algorithm: FederatedAlgorithm, rounds: int = 8) -> Tensor:
