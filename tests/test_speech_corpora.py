@@ -13,7 +13,7 @@ from lit_epgan.speech.corpora import chime5, from_manifest
 from lit_epgan.speech.lexicon import cmudict
 from lit_epgan.speech.manifest import plain_words, read_manifest
 from lit_epgan.speech.sentences import POOLS, TOPICS, pool_of, sentences, vocabulary
-from lit_epgan.speech.sessions import FAMILIES, SNR, plan_sessions
+from lit_epgan.speech.sessions import FAMILIES, MAIN_TOPIC, SNR, plan_sessions
 from lit_epgan.speech.stages import Stages, digest_of_result
 from lit_epgan.speech.synthesis import corpus
 
@@ -82,7 +82,7 @@ def test_few_sessions_cover_every_range_evenly():
     assert sorted(int((p.own.snr - low) / (high - low) * len(plans)) for p in plans) == list(sixths)
     topics = [np.argmax(p.topics) for p in plans]
     assert len(set(topics)) == len(plans)
-    assert all(max(p.topics) == pytest.approx(0.8 + 0.2 / len(TOPICS)) for p in plans)
+    assert all(max(p.topics) == pytest.approx(MAIN_TOPIC + (1 - MAIN_TOPIC) / len(TOPICS)) for p in plans)
     accents = [p.speakers[0].voice.split("+")[0] for p in plans]
     assert len(set(accents)) == len(plans)
     families = [p.speakers[0].voice.split("+")[1] in FAMILIES["female"] for p in plans]

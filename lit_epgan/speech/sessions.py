@@ -17,7 +17,7 @@ SPLITS: tuple[Split, ...] = ("train", "dev", "eval")
 ACCENTS = ("en-us", "en", "en-gb-scotland", "en-029", "en-gb-x-gbclan", "en-us-nyc", "en-gb-x-rp", "en-gb-x-gbcwmd")
 NOISES = ("white", "pink", "hum", "babble")
 SNR = (2.0, 17.0)  # dB
-MAIN_TOPIC = 0.8  # share of a session's sentences that are drawn from its own topic; the rest from all alike
+MAIN_TOPIC = 0.95  # share of a session's sentences that are drawn from its own topic; the rest from all alike
 FEMALE = "f1 f2 f3 f4 f5 Alicia Andrea Annie anika aunty belinda grandma linda sandro shelby steph steph2 steph3 "
 MALE = (
     "m1 m2 m3 m4 m5 m6 m7 m8 Alex Andy Denis Diogo Gene Henrique Hugo Jacky Lee Marco Mario Michael Mike adam antonio "
@@ -102,7 +102,7 @@ def plan_sessions(
 
     Heterogeneity h moves variety from within sessions to between them: with probability h an utterance has its
     session's own room, noise and channel, and a speaker the session's own accent, voice family and rate; with 1 - h a
-    draw of its own. A session's own topic has .8 h of its sentences, the rest are of all topics alike. At h = 0
+    draw of its own. A session's own topic has .95 h of its sentences, the rest are of all topics alike. At h = 0
     sessions are i.i.d. Within a split the sessions' own conditions, topics, accents, families and rates cover their
     ranges evenly.
 
