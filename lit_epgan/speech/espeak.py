@@ -36,6 +36,7 @@ class Espeak:
         self._library = ctypes.CDLL(loader.get_library_path())
         folder = str(Path(loader.get_data_path()).parent).encode()
         self._rate: int = self._library.espeak_Initialize(RETRIEVAL, 0, folder, 0)
+        self._library.espeak_ng_SetRandSeed(ctypes.c_long(0))  # by default the second of the day
         self._parts: list[NDArray[np.int16]] = []
         self._callback = Callback(self._collect)  # kept: the library holds only a pointer
         self._library.espeak_SetSynthCallback(self._callback)

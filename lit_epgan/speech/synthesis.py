@@ -39,7 +39,7 @@ def corpus(plans: list[SessionPlan], stages: Stages, workers: int = 1) -> list[P
 
 def session_folder(plan: SessionPlan, stages: Stages) -> Path:
     """The folder of one session."""
-    return stages.result("session-2", asdict(plan), lambda folder: _speak_alone(plan, folder))
+    return stages.result("session-3", asdict(plan), lambda folder: _speak_alone(plan, folder))
 
 
 def _speak_alone(plan: SessionPlan, folder: Path) -> None:
