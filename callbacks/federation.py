@@ -87,7 +87,7 @@ class FederationCallback(Callback):
             # ranks have different numbers of batches and meet at the round's end only
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         self._datamodule = datamodule
-        datamodule.clients_work = self.algorithm.clients_work
+        datamodule.clients_work, datamodule.visits = self.algorithm.clients_work, self.algorithm.visits
         self._networks.build(pl_module, datamodule.seed)
 
     @torch.no_grad()

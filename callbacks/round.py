@@ -234,6 +234,7 @@ class Round:
         if is_finite(report):
             self._sum.add(report)
             self._weight += client.weight if self.place.algorithm.merges else 0.0
+            self.place.algorithm.report_taken(client)
         else:
             self._drop(client.name)
 

@@ -80,6 +80,7 @@ class FederatedDataModule(LightningDataModule):
         self.validation_marks: deque[Mark] = deque()
         self.on_train_batch: Callable[[Any], Any] | None = None  # FederationCallback's: a batch is about to be used
         self.clients_work: Callable[[int], bool] = lambda round_: True  # in a round; else the server works alone
+        self.visits: Callable[[list[int], int, int], list[int]] = lambda cohort, seed, round_: cohort  # in this order
         self.clients: list[Client] = []
         self.client_names: list[str] = []
         self._data: ClientData | None = None
@@ -179,7 +180,8 @@ class FederatedDataModule(LightningDataModule):
         if not self.clients_work(round_):
             return []
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
-        return [client for client in self.cohort(round_) if client % ranks == rank]
+        visits = self.visits(self.cohort(round_), self.seed, round_)
+        return [client for client in visits if client % ranks == rank]
 
     def records(self, client: int, round_: int) -> Iterator[Any]:
         """One pass over a client's training data as the training step sees them, beside the round's own."""

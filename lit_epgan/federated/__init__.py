@@ -13,6 +13,7 @@ from lit_epgan.federated.bayesian.site_rule import SiteRule
 from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
 from lit_epgan.federated.composed import Composed
 from lit_epgan.federated.drift.fedprox import FedProx
+from lit_epgan.federated.drift.fedseq import FedSeq
 from lit_epgan.federated.drift.interpolation import Interpolation
 from lit_epgan.federated.drift.label_priors import LabelPriors
 from lit_epgan.federated.drift.moon import MOON
@@ -47,6 +48,7 @@ __all__ = [
     "FedNP",
     "FedPA",
     "FedProx",
+    "FedSeq",
     "FedYogi",
     "FederatedAlgorithm",
     "FlatParameters",

@@ -162,6 +162,10 @@ class FederatedAlgorithm:
         """Whether clients train in a round; False leaves it to ``server_update``, which then gets an empty total."""
         return True
 
+    def visits(self, cohort: list[int], seed: int, round_: int) -> list[int]:
+        """The order in which a round's clients work, one after another."""
+        return cohort
+
     def start_round(self, server: Server) -> None:
         """When the broadcast is known, before any client works."""
 
@@ -200,6 +204,9 @@ class FederatedAlgorithm:
     def client_report(self, client: Client) -> Report:
         """What the client sends: flat tensors that sum over clients."""
         return {"parameters": Weighted(client.parameters, client.weight), "weight": scalar(client.weight)}
+
+    def report_taken(self, client: Client) -> None:
+        """When the client's report was finite and has joined the sum; its parameters are still live."""
 
     def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
         """Set ``server.parameters`` and ``server.state`` from the summed reports (float64).

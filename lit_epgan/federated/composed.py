@@ -44,6 +44,9 @@ class Composed(FederatedAlgorithm):
     def clients_work(self, round_: int) -> bool:
         return self.inner.clients_work(round_)
 
+    def visits(self, cohort: list[int], seed: int, round_: int) -> list[int]:
+        return self.inner.visits(cohort, seed, round_)
+
     def start_round(self, server: Server) -> None:
         self.inner.start_round(server)
 
@@ -73,6 +76,9 @@ class Composed(FederatedAlgorithm):
 
     def client_report(self, client: Client) -> Report:
         return self.inner.client_report(client)
+
+    def report_taken(self, client: Client) -> None:
+        self.inner.report_taken(client)
 
     def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
         self.inner.server_update(server, total)

@@ -1,0 +1,90 @@
+"""FedSeq by hand, its chains, what becomes of a client that diverges, and a run that was killed."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from datamodules import FederatedDataModule
+from lit_epgan.errors import UserError
+from lit_epgan.federated import FedAvg, FedAvgM, FedSeq
+from tests.federations import fit
+from tests.quadratics import CENTRES, CURVATURES, RATE, Quadratic, clients, trained
+
+FIVE = torch.tensor([[1.0, -2.0], [3.0, 1.0], [0.0, 4.0], [-2.0, 0.5], [2.0, 2.0]], dtype=torch.float64)
+
+
+def descended(theta: Tensor, centre: Tensor, curvature: Tensor | float = 1.0, steps: int = 4) -> Tensor:
+    for _ in range(steps):
+        theta = theta - RATE * curvature * (theta - centre)
+    return theta
+
+
+def five(centres: Tensor = FIVE, **options: int) -> FederatedDataModule:
+    """Clients of 1 to 5 records; each record a (centre, curvature 1)."""
+    sets = [TensorDataset(c.expand(n, 2), torch.ones(n, 2).double()) for n, c in enumerate(centres, 1)]
+    return FederatedDataModule.from_datasets(sets, **({"batch_size": 8, "local_steps": 4} | options))
+
+
+def test_a_chain_of_all_clients_is_one_client_after_another() -> None:
+    algorithm = FedSeq(length=2)
+    theta = torch.zeros(2, dtype=torch.float64)
+    for round_ in range(3):
+        for k in algorithm.visits([0, 1], 0, round_):
+            theta = descended(theta, CENTRES[k], CURVATURES[k])
+    torch.testing.assert_close(trained(algorithm, 3), theta, rtol=1e-10, atol=1e-10)
+
+
+def test_chains_are_averaged_by_the_records_of_all_their_clients() -> None:
+    algorithm, data = FedSeq(length=2), five()
+    theta = torch.zeros(2, dtype=torch.float64)
+    for round_ in range(3):
+        order = algorithm.visits(list(range(5)), 0, round_)
+        merged = torch.zeros_like(theta)
+        for chain in (order[:2], order[2:4], order[4:]):
+            end = theta
+            for k in chain:
+                end = descended(end, FIVE[k])
+            merged += sum(k + 1 for k in chain) * end / 15
+        theta = merged
+    torch.testing.assert_close(trained(algorithm, 3, data), theta, rtol=1e-10, atol=1e-10)
+
+
+def test_chains_of_one_are_fedavg() -> None:
+    """Up to rounding: clients come in another order."""
+    torch.testing.assert_close(trained(FedSeq(length=1), 3, five()), trained(FedAvg(), 3, five()))
+
+
+def test_the_order_is_drawn_anew_each_round_from_the_seed_and_holds_everyone() -> None:
+    orders = [FedSeq().visits([2, 3, 5, 7, 11], seed, round_) for seed in (0, 1) for round_ in range(4)]
+    assert all(sorted(order) == [2, 3, 5, 7, 11] for order in orders)
+    assert len({tuple(order) for order in orders}) > 4
+    assert orders == [FedSeq().visits([2, 3, 5, 7, 11], seed, round_) for seed in (0, 1) for round_ in range(4)]
+
+
+def test_server_momentum_goes_around_it() -> None:
+    data = clients()
+    torch.testing.assert_close(trained(FedAvgM(momentum=0.0, inner=FedSeq()), 3, data), trained(FedSeq(), 3, clients()))
+
+
+@pytest.mark.filterwarnings("ignore:round .*not finite")
+def test_the_client_after_a_diverged_one_goes_on_from_the_one_before() -> None:
+    centres = FIVE.clone()
+    centres[2] = torch.inf
+    algorithm = FedSeq(length=5)
+    end = torch.zeros(2, dtype=torch.float64)
+    for k in algorithm.visits(list(range(5)), 0, 0):
+        end = end if k == 2 else descended(end, centres[k])
+    torch.testing.assert_close(trained(algorithm, 1, five(centres)), end, rtol=1e-10, atol=1e-10)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(UserError, match="length is 0"):
+        FedSeq(length=0)
+
+
+def test_each_client_is_sent_one_model_and_sends_one() -> None:
+    trainer = fit(Quadratic(), five(), 1, algorithm=FedSeq(length=2))
+    model = 2 * 8
+    assert trainer.logged_metrics["client/bytes_down"] == model
+    assert trainer.logged_metrics["client/bytes_up"] == model + 8  # and n_k
