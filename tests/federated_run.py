@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
 from callbacks import FederationCallback, RoundCheckpoint
-from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm, TiltedExpectationPropagation
+from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm, FedSeq, TiltedExpectationPropagation
 from lit_epgan.loggers import MetricsFile
 from tests.federations import client_sets, federation
 from tests.modules import Regression, TwoOptimizers
@@ -21,6 +21,7 @@ from tests.modules import Regression, TwoOptimizers
 ALGORITHMS: dict[str, FederatedAlgorithm] = {
     "fedavg": FedAvg(),
     "ep": ExpectationPropagation(prior_scale=10.0),
+    "fedseq": FedSeq(length=2),
     "tilted": TiltedExpectationPropagation("discriminator.1", components=2, hidden=4, tilt_every=1, weight=0.1),
 }
 

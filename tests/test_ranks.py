@@ -1,11 +1,12 @@
 """Any number of ranks gives the same server model: real gloo processes."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.processes import model, run
+from tests.processes import ROOT, command, environment, model, run
 
 pytestmark = pytest.mark.slow
 
@@ -31,3 +32,10 @@ def test_ranks_agree(tmp_path: Path, options: tuple[str, ...]) -> None:
             torch.testing.assert_close(
                 value, expected[name], rtol=1e-6, atol=1e-6 * float(expected[name].abs().max()), msg=f"{ranks}: {name}"
             )
+
+
+def test_a_chain_of_clients_does_not_run_over_ranks(tmp_path: Path) -> None:
+    words = command(tmp_path, "--devices", "2", "--algorithm", "fedseq")
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0
+    assert "FedSeq hands a model from client to client, which must share a rank: give trainer.devices 1" in done.stderr
