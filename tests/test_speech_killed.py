@@ -34,7 +34,7 @@ MOMENTS = {
     "between a session's last file and its name": [f".session-3-*.part/{CONTENTS}"],
     "after a session, in the next": ["session-3-*", ".session-3-*.part/0000.flac"],
     "while features are computed": ["features-1-*", ".features-1-*.part"],
-    "while the mixtures are trained": [".alignment-1-*.part"],
+    "while the mixtures are trained": [".alignment-2-*.part"],
     "while the graph is made": [".graph-1-*.part"],
 }
 

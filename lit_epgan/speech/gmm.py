@@ -8,12 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lit_epgan.randomness import derive_seed
 from lit_epgan.speech.features import Frames
 from lit_epgan.speech.hmm import PDFS, PhoneModels
 from lit_epgan.speech.packages import speech_package
+from lit_epgan.speech.splitting import split, split_targets
 
 LEAST_OCCUPANCY, LEAST_VARIANCE, LEAST_WEIGHT = 3.0, 1e-3, 1e-5
-PERTURBATION, POWER, LEAST_COUNT = 0.01, 0.2, 20.0  # of splitting Gaussians, as in Kaldi's recipes
 
 
 @dataclass
@@ -141,7 +142,10 @@ class Mixtures:
             mixture.set_invvars_and_means(inverse, np.where(enough, mean, mixture.means).astype(np.float32))
             mixture.compute_gconsts()
         if gaussians is not None:
-            self.model.split_by_count(np.array(occupancy, np.float32), gaussians, PERTURBATION, POWER, LEAST_COUNT)
+            rng = np.random.default_rng(derive_seed(0, "split", gaussians))
+            for j, target in enumerate(split_targets(occupancy, gaussians)):
+                if (mixture := self.model.get_pdf(j)).num_gauss < target:
+                    split(mixture, target, rng)
 
     def decodable(self, cepstra: Frames, phones: PhoneModels, scale: float) -> Any:
         """What Kaldi's decoders read of an utterance's cepstra (frames, D), likelihoods to the power ``scale``."""

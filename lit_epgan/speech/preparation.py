@@ -106,7 +106,7 @@ def prepare(
     came_from = [[digest_of_result(folder) for folder in folders], texts, iterations, gaussians]
     features = {" ".join(key): (own, mel, key[0] == "train") for key, (own, mel, _) in loaded.items()}
     alignment = stages.result(
-        "alignment-1", came_from, lambda folder: _align(features, words, iterations, gaussians, folder)
+        "alignment-2", came_from, lambda folder: _align(features, words, iterations, gaussians, folder)
     )
     phones, mixtures = _read_models(alignment)
     vocabulary = lexicon(corpus.words)
