@@ -33,13 +33,13 @@ def split_targets(occupancy: Sequence[float], wanted: int) -> list[int]:
 
 
 def split(mixture: Any, target: int, rng: np.random.Generator) -> None:
-    """Halve the heaviest Gaussian until there are ``target``; the halves' means lie .01 r s to either side, r ~ N(0, I).
+    """Halve the heaviest Gaussian until there are so many; its halves' means lie .01 r s to either side, r ~ N(0, I).
 
     Kaldi's own does this from a seed that is not ours to choose, and so no two alignments of a corpus would be alike.
 
     Args:
         mixture: Kaldi's; changed in place.
-        target: Gaussians wanted; not fewer than there are.
+        target: Gaussians wanted, not fewer than there are.
         rng: what r is drawn from.
     """
     weights, means, inverse = (
