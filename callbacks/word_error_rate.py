@@ -54,7 +54,7 @@ class WordErrorRate(RoundEvaluation):
         self,
         utterances: int = 60,
         scale: float = 0.15,
-        scales: Sequence[float] = (0.1, 0.125, 0.15, 0.2, 0.25),
+        scales: Sequence[float] = (0.08, 0.1, 0.125, 0.15, 0.2, 0.25),
         mixtures: bool = False,
         every_n_epochs: int = 1,
         last: Last = "nothing",
@@ -114,7 +114,7 @@ class WordErrorRate(RoundEvaluation):
 
     def _log_mixtures(self, pl_module: LightningModule, prepared: Prepared, evaluation: bool) -> None:
         """The mixtures' word error rates, their scale chosen on the development sessions."""
-        scales = (0.05, 0.07, 0.1, 0.15)
+        scales = (0.07, 0.1, 0.125, 0.15, 0.2)
         best, rate = lowest(scales, lambda scale: total(prepared.errors_of_mixtures("dev", scale)).rate)
         pl_module.log("wer_gmm_dev", rate, sync_dist=True)
         if evaluation:
