@@ -97,7 +97,7 @@ class SpeechDataModule(FederatedDataModule):
         train_sessions: int = 16,
         dev_sessions: int = 12,
         eval_sessions: int = 12,
-        minutes: float = 60.0,
+        minutes: float = 120.0,
         words: int = 3000,
         heterogeneity: float = 1.0,
         imbalance: float = 4.0,
