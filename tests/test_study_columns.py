@@ -31,7 +31,9 @@ def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, 
         plan,
         "  cls: {metric: classes, better: higher, title: classes}",
         "  cls: {metric: classes, better: neither, title: sum, over_rounds: sum, scale: 0.5}\n"
-        "  mean: {metric: classes, better: neither, title: mean, over_rounds: mean}",
+        "  mean: {metric: classes, better: neither, title: mean, over_rounds: mean}\n"
+        "  second: {metric: classes, better: lower, title: after two, after: 2}\n"
+        "  ninth: {metric: classes, better: lower, title: after nine, after: 9}",
     )
     trial = read_study(plan)
     runs = runs_of(trial, tmp_path / "out")
@@ -40,6 +42,8 @@ def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, 
     # classes are seed, seed + 1, seed + 2 over three rounds
     assert rows["clever"].cells["cls"].values == (1.5, 3.0, 4.5)
     assert rows["clever"].cells["mean"].values == (1.0, 2.0, 3.0)
+    assert rows["clever"].cells["second"].values == (1.0, 2.0, 3.0)
+    assert rows["clever"].cells["ninth"].values == ()
     assert rows["clever"].cells["cls"].p is None
     assert best(list(rows.values()), trial.metrics[1]) == set()
     assert trial.metrics[1].heading == "sum"
@@ -89,6 +93,7 @@ def test_all_pairs(plan: Path, tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         ("better: higher", "better: higher, over_rounds: best", "over_rounds is 'best'; it is one of last, mean, sum"),
+        ("better: higher", "better: higher, after: 0", "after is 0; it is a number of rounds, at least 1"),
         ("better: higher", "better: higher, scale: big", "scale is 'big'; it is a number"),
         ("  cls:", "  rounds:", r"metrics.rounds: this name is a column that every runs.csv has; choose another"),
         ("title: A trial", "pairwise: [clevr]", "pairwise names 'clevr'"),

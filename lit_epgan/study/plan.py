@@ -27,6 +27,7 @@ class Metric:
         better: ``lower`` or ``higher``: what to print in bold; ``neither``: a price, not compared.
         title: the column's heading.
         over_rounds: what of a run's rounds counts: ``last``, ``mean`` or ``sum``.
+        after: the value after this many rounds counts instead, so that a table shows a curve.
         scale: factor of the values, for another unit.
         relative: whether to print the mean's change against the baseline's.
     """
@@ -38,6 +39,7 @@ class Metric:
     over_rounds: OverRounds = "last"
     scale: float = 1.0
     relative: bool = False
+    after: int | None = None
 
     @property
     def heading(self) -> str:
@@ -122,7 +124,7 @@ STUDY_KEYS = (
 )
 RUN_COLUMNS = ("variant", "method", "seed", "exit_code", "seconds", "rounds", "settings")  # of runs.csv, beside metrics
 METHOD_KEYS = ("title", "config", "set", "from", "metrics", "grid", "note", "published")
-METRIC_KEYS = ("metric", "better", "title", "over_rounds", "scale", "relative")
+METRIC_KEYS = ("metric", "better", "title", "over_rounds", "scale", "relative", "after")
 
 
 def read_studies(path: Path) -> list[Study]:
@@ -181,8 +183,12 @@ def _metric(name: str, entry: Any, path: Path) -> Metric:
     scale = entry.get("scale", 1.0)
     if not isinstance(scale, int | float):
         raise UserError(f"{where}.scale is {scale!r}; it is a number.")
+    after = entry.get("after")
+    if after is not None and (not isinstance(after, int) or after < 1):
+        raise UserError(f"{where}.after is {after!r}; it is a number of rounds, at least 1.")
     relative = bool(entry.get("relative", False))
-    return Metric(name, entry.get("metric", name), better, entry.get("title", name), over_rounds, scale, relative)
+    title = entry.get("title", name)
+    return Metric(name, entry.get("metric", name), better, title, over_rounds, scale, relative, after)
 
 
 def _method(name: str, entry: Any, config: str, path: Path) -> Method:

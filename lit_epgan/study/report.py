@@ -75,7 +75,7 @@ def _grids(study: Study, rows: Sequence[Row], runs: Sequence[Run], output: Path)
 
 def _curves(study: Study, runs: Sequence[Run], output: Path) -> list[Picture]:
     pictures = []
-    for metric in study.judged:
+    for metric in (each for each in study.judged if each.after is None):
         figure = plots.curves(study, metric, runs)
         if not figure.axes[0].lines:
             continue

@@ -76,7 +76,7 @@ def curve(run: Run, metric: str) -> Curve:
 
 def value(run: Run, metric: Metric, source: str) -> float | None:
     """What of the metric counts, logged as ``source`` in the run; None if it was never logged."""
-    values = [value for _, value in curve(run, source)]
+    values = [value for round_, value in curve(run, source) if metric.after in (None, round_)]
     if not values:
         return None
     of = {"last": values[-1], "mean": sum(values) / len(values), "sum": sum(values)}
