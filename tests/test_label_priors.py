@@ -126,3 +126,21 @@ def test_batches_without_such_labels_are_refused(labels: Tensor) -> None:
     data = FederatedDataModule.from_datasets([TensorDataset(torch.rand(6, 3).double(), labels)], batch_size=6)
     with pytest.raises(UserError, match="whole numbers below 2"):
         fit(Table().double(), data, 1, algorithm=LabelPriors("scores"))
+
+
+class Looking(Table):
+    """Looks at its own scores as in an evaluation, in the midst of a client's steps."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.scores.eval()
+        seen = self.scores(batch[0])
+        self.scores.train()
+        assert torch.equal(seen, F.linear(batch[0], self.scores.weight))
+        self.shifted = not torch.equal(seen, self.scores(batch[0]))
+        return super().training_step(batch, batch_idx)
+
+
+def test_scores_of_an_evaluation_are_the_networks_own() -> None:
+    module = Looking().double()
+    fit(module, clients(), 2, algorithm=LabelPriors("scores"))
+    assert module.shifted
