@@ -7,7 +7,8 @@ from torch.utils.data import TensorDataset
 
 from datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
-from lit_epgan.federated import FedAvg, FedAvgM, FedSeq
+from lit_epgan.federated import Client, Composed, FedAvg, FedAvgM, FedSeq, Report
+from lit_epgan.federated.algorithm import scalar
 from tests.federations import fit
 from tests.quadratics import CENTRES, CURVATURES, RATE, Quadratic, clients, trained
 
@@ -88,3 +89,13 @@ def test_each_client_is_sent_one_model_and_sends_one() -> None:
     model = 2 * 8
     assert trainer.logged_metrics["client/bytes_down"] == model
     assert trainer.logged_metrics["client/bytes_up"] == model + 8  # and n_k
+
+
+class Waits(Composed):
+    def pre_report(self, client: Client) -> Report:
+        return {"clients": scalar(1.0)}
+
+
+def test_an_algorithm_whose_reports_wait_is_refused() -> None:
+    with pytest.raises(UserError, match="FedSeq cannot stand in an algorithm whose reports wait"):
+        trained(Waits(FedSeq()), 1)

@@ -30,7 +30,8 @@ class FedSeq(FederatedAlgorithm):
         length: clients of a chain; the last chain of a round may be shorter.
 
     Raises:
-        UserError: a length below one; several ranks, between which no model is handed on.
+        UserError: a length below one; several ranks, between which no model is handed on; an algorithm around it
+            whose reports wait.
     """
 
     def __init__(self, length: int = 4) -> None:
@@ -50,10 +51,14 @@ class FedSeq(FederatedAlgorithm):
         return [cohort[i] for i in order]
 
     def start_round(self, server: Server) -> None:
-        self._place = 0
+        self._place, self._waits = 0, False
         self._pass_on(server.parameters, 0.0)
 
     def start_client(self, client: Client) -> None:
+        if self._waits:
+            raise UserError(
+                "FedSeq cannot stand in an algorithm whose reports wait for all clients: no model is passed on"
+            )
         if self._place % self.length == 0:
             self._pass_on(client.server.parameters, 0.0)
         self._place += 1
@@ -63,7 +68,11 @@ class FedSeq(FederatedAlgorithm):
         """The model of the client before."""
         return {"parameters": self._model}
 
+    def end_client(self, client: Client) -> None:
+        self._waits = True
+
     def client_report(self, client: Client) -> Report:
+        self._waits = False
         ahead = self._records / client.weight
         report = torch.lerp(self._model, client.parameters, 1 + ahead) if ahead else client.parameters
         return {"parameters": Weighted(report, client.weight), "weight": scalar(client.weight)}
