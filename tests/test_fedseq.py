@@ -1,4 +1,4 @@
-"""FedSeq by hand, its chains, what becomes of a client that diverges, and a run that was killed."""
+"""FedSeq by hand, its chains, what becomes of a client that diverges, and what is refused."""
 
 import pytest
 import torch
