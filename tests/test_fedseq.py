@@ -1,4 +1,6 @@
-"""FedSeq by hand, its chains, what becomes of a client that diverges, and what is refused."""
+"""FedSeq by hand, its chains, a run that is resumed, what becomes of a client that diverges, and what is refused."""
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,6 +79,16 @@ def test_the_client_after_a_diverged_one_goes_on_from_the_one_before() -> None:
     for k in algorithm.visits(list(range(5)), 0, 0):
         end = end if k == 2 else descended(end, centres[k])
     torch.testing.assert_close(trained(algorithm, 1, five(centres)), end, rtol=1e-10, atol=1e-10)
+
+
+def test_a_run_resumed_after_its_first_round_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Momentum around it, so that something is kept between rounds."""
+    whole, resumed = Quadratic(), Quadratic()
+    fit(whole, five(), 4, algorithm=FedAvgM(inner=FedSeq(length=2)))
+    fit(Quadratic(), five(), 1, algorithm=FedAvgM(inner=FedSeq(length=2))).save_checkpoint(tmp_path / "one.ckpt")
+    again = FedAvgM(inner=FedSeq(length=2))
+    fit(resumed, five(), 4, algorithm=again, ckpt_path=tmp_path / "one.ckpt")
+    assert torch.equal(resumed.theta, whole.theta)
 
 
 def test_what_cannot_be_is_refused() -> None:
