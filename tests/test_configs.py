@@ -49,7 +49,7 @@ NARROW = {
     **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion_", "tiny_imagenet"))},
     "speech_embedding_sites.yaml": NARROW_SPEECH_GAN + FEW_FEATURES + RELEASE_AT_ONCE,
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
-    "fashion.yaml": NARROW_DCGAN + FEW_FEATURES,
+    "fashion.yaml": NARROW_DCGAN,
     "digits_embedding_sites.yaml": FEW_FEATURES,
     "digits_private.yaml": FEW_FEATURES + ON_SERVER,
     "toy_embedding_sites.yaml": FEW_FEATURES,

@@ -94,6 +94,7 @@ def test_the_lowest_frequencies_of_every_channel_are_kept() -> None:
     assert torch.count_nonzero(image[0, 0]) == 0
     torch.testing.assert_close(image[0, 1], torch.full((8, 8), 0.5, dtype=torch.float64))  # 4 / sqrt(64)
     assert len(LowFrequencies((1, 8, 8)).kept) == 36
+    assert len(LowFrequencies((3, 28, 28)).kept) == 64
 
 
 def test_codes_start_within_the_range_they_promise() -> None:

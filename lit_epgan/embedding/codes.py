@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
 
+MOST = 64  # frequencies of a channel by default
+
 
 class Points(nn.Module):
     """Points as they are, within [-bound, bound] in every coordinate.
@@ -51,7 +53,8 @@ class LowFrequencies(nn.Module):
 
     Args:
         data_shape: (channels, height, width).
-        dimensions: frequencies of each channel; by default 9 / 16 of all (36 of 8 x 8).
+        dimensions: frequencies of each channel; by default 9 / 16 of all (36 of 8 x 8), but at most 64: of 28 x 28
+            pixels, 441 frequencies fit an embedding with noise (docs/results/fashion_table1_tuning.md).
         bound: pixels lie in [-bound, bound].
 
     Raises:
@@ -68,7 +71,7 @@ class LowFrequencies(nn.Module):
         if len(data_shape) != 3:
             raise UserError(f"frequencies are of images (channels, height, width), not of {tuple(data_shape)}")
         channels, height, width = data_shape
-        dimensions = math.ceil(9 / 16 * height * width) if dimensions is None else dimensions
+        dimensions = min(math.ceil(9 / 16 * height * width), MOST) if dimensions is None else dimensions
         if not 1 <= dimensions <= height * width:
             raise UserError(f"dimensions is {dimensions}; an image of {height} x {width} has 1 to {height * width}")
         self.data_shape, self.bound = tuple(data_shape), bound

@@ -1,5 +1,6 @@
 """What a herded chunk of speech is a function of: a spectrogram, whose frames stand in several of the chunk's rows."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -37,7 +38,9 @@ class StackedFrames(nn.Module):
             )
         rows, width = data_shape
         self.data_shape, self.stacked = tuple(data_shape), stacked
-        self.spectrogram = LowFrequencies((1, rows + stacked - 1, width // stacked), dimensions, bound)
+        shape = (1, rows + stacked - 1, width // stacked)
+        dimensions = math.ceil(9 / 16 * math.prod(shape)) if dimensions is None else dimensions
+        self.spectrogram = LowFrequencies(shape, dimensions, bound)
         self.register_buffer("spread", self.spectrogram.spread)
 
     def start(self, n: int, generator: torch.Generator) -> Tensor:

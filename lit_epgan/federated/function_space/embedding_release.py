@@ -50,7 +50,8 @@ class EmbeddingRelease:
         frequencies: of the random Fourier features; a release is one more than twice as many numbers.
         bandwidths: of the kernel, in median distances between random points; by default .5 and 1 for images, .1, .2, .4
             and .8 for anything else.
-        dimensions: of each channel of an image, the lowest frequencies that herded points have; by default 9 / 16.
+        dimensions: of each channel of an image, the lowest frequencies that herded points have; by default 9 / 16,
+            64 at most.
         stacked: frames that each row of a record shows side by side, where records are chunks of a spectrogram.
         bound: of a coordinate's absolute value, known without the data; by default 1 for images, 3 for chunks and 5
             for anything else.
