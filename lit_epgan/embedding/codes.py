@@ -53,8 +53,8 @@ class LowFrequencies(nn.Module):
 
     Args:
         data_shape: (channels, height, width).
-        dimensions: frequencies of each channel; by default 9 / 16 of all (36 of 8 x 8), but at most 64: of 28 x 28
-            pixels, 441 frequencies fit an embedding with noise (docs/results/fashion_table1_tuning.md).
+        dimensions: frequencies of each channel; by default 9 / 16 of all (36 of 8 x 8), but at most 64: with
+            441 of 28 x 28 pixels, noise fits an embedding.
         bound: pixels lie in [-bound, bound].
 
     Raises:
