@@ -86,8 +86,7 @@ def test_a_run_resumed_after_its_first_round_ends_with_the_same_bits(tmp_path: P
     whole, resumed = Quadratic(), Quadratic()
     fit(whole, five(), 4, algorithm=FedAvgM(inner=FedSeq(length=2)))
     fit(Quadratic(), five(), 1, algorithm=FedAvgM(inner=FedSeq(length=2))).save_checkpoint(tmp_path / "one.ckpt")
-    again = FedAvgM(inner=FedSeq(length=2))
-    fit(resumed, five(), 4, algorithm=again, ckpt_path=tmp_path / "one.ckpt")
+    fit(resumed, five(), 4, algorithm=FedAvgM(inner=FedSeq(length=2)), ckpt_path=tmp_path / "one.ckpt")
     assert torch.equal(resumed.theta, whole.theta)
 
 
