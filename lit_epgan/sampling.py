@@ -28,6 +28,16 @@ class Sampling(LightningModule):
     members: int
     _refreshed: list[Tensor] | None = None  # the evaluated generator's tensors when its statistics were recomputed
 
+    def setup(self, stage: str) -> None:
+        """Have Lightning fetch a single held-out batch where no step looks at any: callbacks judge the samples.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+        """
+        for step, limit in (("validation_step", "limit_val_batches"), ("test_step", "limit_test_batches")):
+            if getattr(type(self), step) is Sampling._look_at_none and getattr(self.trainer, limit):
+                setattr(self.trainer, limit, 1)
+
     @property
     def evaluated_generator(self) -> nn.Module:
         """The network that is sampled from: the average if there is one, else the generator."""
@@ -65,10 +75,10 @@ class Sampling(LightningModule):
             recompute_batch_norm(self.evaluated_generator, noise.split(rows))
             self._refreshed = [tensor.detach().clone() for tensor in tensors]
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def _look_at_none(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Nothing: a GAN is judged by its samples, which callbacks look at."""
 
-    test_step = validation_step
+    validation_step = test_step = _look_at_none
 
     def on_predict_start(self) -> None:
         """Make the statistics ready once, for all batches."""
