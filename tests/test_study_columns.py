@@ -10,7 +10,7 @@ from lit_epgan.study.command import study
 from lit_epgan.study.plan import read_study
 from lit_epgan.study.report import write_report
 from lit_epgan.study.run import runs_of
-from lit_epgan.study.table import best, cell_text, markdown, pairwise, tabulate
+from lit_epgan.study.table import best, cell_text, tabulate
 from tests.studies import run_quietly, write_plan, write_stand_in
 
 
@@ -50,6 +50,7 @@ def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, 
     assert trial.metrics[0].heading == "Frechet distance ↓"
     write_report(trial, runs, tmp_path / "out", "study")
     assert [path.name for path in (tmp_path / "out").glob("curve-*.png")] == ["curve-fd.png"]
+    assert rows["clever"].rounds == 3
     assert rows["clever"].round_seconds == pytest.approx(rows["clever"].seconds / 3)
 
 
@@ -79,14 +80,18 @@ def test_published_values_stand_beside_ours_with_their_source(plan: Path, tmp_pa
 
 
 def test_all_pairs(plan: Path, tmp_path: Path) -> None:
-    trial = read_study(rewritten(plan, "seeds: [0, 1, 2]", "seeds: [0, 1, 2]\npairwise: [clever, union]"))
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
-    rows = tabulate(trial, runs)
+    """In a file of their own and on the page; none where the study does not ask."""
+    output = tmp_path / "out"
+    assert study(["--config", str(plan), "--output", str(output)], write_stand_in(tmp_path)) == 0
+    assert not (output / "pairwise.md").exists()
+    assert "Any two methods" not in (output / "index.html").read_text()
+    asked = rewritten(plan, "seeds: [0, 1, 2]", "seeds: [0, 1, 2]\npairwise: [clever, union]")
+    assert study(["--config", str(asked), "--output", str(output)], write_stand_in(tmp_path)) == 0
     p = stats.ttest_ind([10 / 3, 13 / 3, 16 / 3], [0.0, 2.0, 4.0], equal_var=False).pvalue
-    assert f"| Clever | - | p = {p:.2g} |" in pairwise(trial, rows)
-    assert f"| Union | p = {p:.2g} | - |" in pairwise(trial, rows)
-    assert "pairwise" not in markdown(trial, rows)
+    pairs = (output / "pairwise.md").read_text()
+    assert f"| Clever | - | p = {p:.2g} |" in pairs
+    assert f"| Union | p = {p:.2g} | - |" in pairs
+    assert f"<tr><td>Clever</td><td>-</td><td>p = {p:.2g}</td></tr>" in (output / "index.html").read_text()
 
 
 @pytest.mark.parametrize(

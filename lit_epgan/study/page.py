@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from lit_epgan.study.pairwise import Pairs
 from lit_epgan.study.plan import Study
 from lit_epgan.study.run import Run
 from lit_epgan.study.significance import TITLES
-from lit_epgan.study.table import Row, best, compared, number_text, published_metrics, seconds_text
+from lit_epgan.study.table import Row, best, compared, number_text, published_metrics, rounds_text, seconds_text
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ def page(
     study: Study,
     rows: Sequence[Row],
     runs: Sequence[Run],
+    pairs: Sequence[Pairs],
     pictures: dict[str, list[Picture]],
     command: str,
 ) -> str:
@@ -45,6 +47,7 @@ def page(
         study: What was asked.
         rows: The table.
         runs: All runs; those that failed are named.
+        pairs: Comparisons of methods with each other, maybe none.
         pictures: ``grids``, ``curves`` and ``partition``, each maybe empty.
         command: What repeats the study.
     """
@@ -57,6 +60,7 @@ def page(
         metrics=study.metrics,
         published=published_metrics(study),
         rows=[_row(study, row, rows) for row in rows],
+        pairs=pairs,
         pictures=pictures,
         command=command,
         unfinished=[run.name for run in runs if not run.is_finished()],
@@ -84,6 +88,7 @@ def _row(study: Study, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "cells": cells,
         "published": [row.method.published.get(metric.name, "") for metric in published_metrics(study)],
         "runs": row.runs,
+        "rounds": rounds_text(row),
         "seconds": seconds_text(row.seconds),
         "round_seconds": seconds_text(row.round_seconds),
     }

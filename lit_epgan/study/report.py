@@ -10,22 +10,29 @@ from rich.table import Table
 from lit_epgan.atomic import replacing, write_text
 from lit_epgan.study import plots
 from lit_epgan.study.page import Picture, page
+from lit_epgan.study.pairwise import markdown, pairwise
 from lit_epgan.study.plan import Study
 from lit_epgan.study.run import Run
 from lit_epgan.study.table import Cell, Row, best, cell_text, seconds_text, tabulate, write_tables
 
 
 def write_report(study: Study, runs: Sequence[Run], output: Path, command: str) -> list[Row]:
-    """Write tables, pictures and ``index.html`` from whatever runs are finished; the table's rows."""
+    """Write tables, pictures and ``index.html`` from whatever runs are finished; the table's rows.
+
+    ``pairwise.md`` is there if the study asks for it.
+    """
     rows = tabulate(study, runs)
     finished = [run for run in runs if run.is_finished()]
     write_tables(study, rows, runs, output)
+    pairs = pairwise(study, rows)
+    if pairs:
+        write_text(output / "pairwise.md", markdown(pairs))
     pictures = {
         "grids": _grids(study, rows, finished, output),
         "curves": _curves(study, finished, output),
         "partition": _partition(study, finished, output),
     }
-    write_text(output / "index.html", page(study, rows, runs, pictures, command))
+    write_text(output / "index.html", page(study, rows, runs, pairs, pictures, command))
     return rows
 
 

@@ -55,13 +55,23 @@ class Cell:
 
 @dataclass
 class Row:
-    """A method's line of the table."""
+    """A method's line of the table.
+
+    Attributes:
+        method: whose.
+        cells: by metric.
+        runs: how many are finished.
+        rounds: of a run, on average; NaN for what is only another look at a method's runs.
+        seconds: of a run.
+        round_seconds: of a round.
+    """
 
     method: Method
     cells: dict[str, Cell] = field(default_factory=dict)
+    runs: int = 0
+    rounds: float = math.nan
     seconds: float = math.nan
     round_seconds: float = math.nan
-    runs: int = 0
 
 
 def curve(run: Run, metric: str) -> Curve:
@@ -102,7 +112,8 @@ def tabulate(study: Study, runs: Sequence[Run]) -> list[Row]:
         row = Row(method, runs=len(own))
         if own and method.source is None:
             row.seconds = sum(run.record().seconds for run in own) / len(own)
-            row.round_seconds = row.seconds * len(own) / max(1, sum(rounds(run) for run in own))
+            row.rounds = sum(rounds(run) for run in own) / len(own)
+            row.round_seconds = row.seconds / max(1.0, row.rounds)
         for metric in study.metrics:
             cell, theirs = cells[method.name, metric.name], cells[baseline, metric.name]
             if metric.better != "neither" and method.name != baseline:
@@ -124,24 +135,22 @@ def best(rows: Sequence[Row], metric: Metric) -> set[str]:
 
 
 def write_tables(study: Study, rows: Sequence[Row], runs: Sequence[Run], folder: Path) -> None:
-    """Write ``table.csv``, ``table.md`` and ``runs.csv``; ``pairwise.md`` if the study asks for it."""
+    """Write ``table.csv``, ``table.md`` and ``runs.csv``."""
     _write_csv(folder / "table.csv", _table_lines(study, rows))
     _write_csv(folder / "runs.csv", _run_lines(study, runs))
     write_text(folder / "table.md", markdown(study, rows))
-    if study.pairwise:
-        write_text(folder / "pairwise.md", pairwise(study, rows))
 
 
 def markdown(study: Study, rows: Sequence[Row]) -> str:
     """The table for a README."""
     printed = published_metrics(study)
     heads = ["method", *(metric.title for metric in study.metrics)]
-    heads += [*(f"published {metric.title}" for metric in printed), "runs", "seconds", "a round"]
+    heads += [*(f"published {metric.title}" for metric in printed), "runs", "rounds", "seconds", "a round"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for row in rows:
         cells = [_in_bold(cell_text(row.cells[m.name]), row.method.name in best(rows, m)) for m in study.metrics]
         cells += [row.method.published.get(metric.name, "") for metric in printed]
-        cells += [str(row.runs), seconds_text(row.seconds), seconds_text(row.round_seconds)]
+        cells += [str(row.runs), rounds_text(row), seconds_text(row.seconds), seconds_text(row.round_seconds)]
         lines.append(f"| {' | '.join([row.method.title, *cells])} |")
     one = len(study.seeds) == 1
     test = "" if one else f"; p of {TITLES[study.test]} against {study.methods[study.baseline].title}"
@@ -153,25 +162,6 @@ def markdown(study: Study, rows: Sequence[Row]) -> str:
 def published_metrics(study: Study) -> list[Metric]:
     """The columns of which any method has a published value."""
     return [m for m in study.metrics if any(m.name in method.published for method in study.methods.values())]
-
-
-def pairwise(study: Study, rows: Sequence[Row]) -> str:
-    """For each metric a table of the p-values of the study's t-test between any two of the methods asked for."""
-    chosen = [row for row in rows if row.method.name in study.pairwise]
-    lines = []
-    for metric in study.judged:
-        lines += [f"{metric.title}:", "", f"| | {' | '.join(row.method.title for row in chosen)} |"]
-        lines += [f"|{'---|' * (len(chosen) + 1)}"]
-        for row in chosen:
-            ps = [
-                None
-                if row is other
-                else p_value(study.test, row.cells[metric.name].by_seed, other.cells[metric.name].by_seed)
-                for other in chosen
-            ]
-            lines.append(f"| {row.method.title} | {' | '.join('-' if p is None else p_text(p) for p in ps)} |")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def cell_text(cell: Cell) -> str:
@@ -205,6 +195,11 @@ def number_text(value: float) -> str:
 def seconds_text(seconds: float) -> str:
     """Whole seconds, below ten with a decimal; empty if unknown."""
     return "" if math.isnan(seconds) else f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"
+
+
+def rounds_text(row: Row) -> str:
+    """A run's rounds; empty if unknown."""
+    return "" if math.isnan(row.rounds) else f"{row.rounds:g}"
 
 
 def _cell(finished: Sequence[Run], method: Method, metric: Metric) -> Cell:
