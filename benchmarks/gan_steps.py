@@ -14,7 +14,7 @@ from datamodules import FederatedDataModule
 from lit_epgan.federated import FederatedAlgorithm
 from lit_epgan.gan import GAN
 
-CLIENTS, UNTIMED = 2, 1
+UNTIMED = 1
 
 
 class Stopwatch(Callback):
@@ -38,25 +38,41 @@ def step_seconds(
     module: GAN, algorithm: FederatedAlgorithm, batch: int, steps: int, accelerator: str = "cpu", precision: Any = 32
 ) -> list[float]:
     """Seconds of ``steps`` - 2 local steps on random images of the generator's shape, one after another."""
+    watch = Stopwatch(steps)
+    two_rounds(module, algorithm, batch, steps, watch, accelerator=accelerator, precision=precision)
+    return watch.seconds
+
+
+def two_rounds(
+    module: GAN,
+    algorithm: FederatedAlgorithm,
+    batch: int,
+    steps: int,
+    watch: Callback,
+    clients: int = 2,
+    **options: Any,
+) -> None:
+    """A round of one local step on random images of the generator's shape, then one of ``steps``.
+
+    Args:
+        module: trained in place.
+        algorithm: federates it.
+        batch: rows of a batch, and of a client's data.
+        steps: of each client in the second round.
+        watch: a callback.
+        clients: how many.
+        options: for the Trainer.
+    """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     shape = module.sample(1).shape[1:]
-    images = torch.rand(CLIENTS, batch, *shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    images = torch.rand(clients, batch, *shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
     data = FederatedDataModule.from_datasets(
         [TensorDataset(x) for x in images], batch, local_steps=steps, warmup_steps=1
     )
-    watch = Stopwatch(steps)
     off: dict[str, Any] = dict.fromkeys(
         ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
     )
-    trainer = Trainer(
-        accelerator=accelerator,
-        devices=1,
-        precision=precision,
-        max_epochs=2,
-        callbacks=[FederationCallback(algorithm), watch],
-        num_sanity_val_steps=0,
-        **off,
-    )
+    callbacks = [FederationCallback(algorithm), watch]
+    trainer = Trainer(devices=1, max_epochs=2, callbacks=callbacks, num_sanity_val_steps=0, **off, **options)
     trainer.fit(module, datamodule=data)
-    return watch.seconds

@@ -222,6 +222,8 @@ class GAN(Sampling):
         if not self.compiled:
             return getattr(self, name)
         if name not in self._compilations:
+            # a federation's algorithms put hooks on networks and take them off; torch would not look whether they have
+            torch._dynamo.config.skip_nnmodule_hook_guards = False
             self._compilations[name] = torch.compile(getattr(self, name))  # type: ignore[assignment]
         return self._compilations[name]
 

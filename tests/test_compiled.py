@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm, TiltedExpectationPropagation
 from lit_epgan.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.priors import HistoryPrior
@@ -24,16 +25,32 @@ OBJECTIVES: list[dict[str, Any]] = [
 ]
 
 
+ALGORITHMS: list[FederatedAlgorithm] = [
+    ExpectationPropagation(),
+    TiltedExpectationPropagation("discriminator.layers.1", tilt_every=2),  # reads features inside a compiled network
+]
+
+
 @pytest.mark.parametrize("options", OBJECTIVES, ids=lambda options: options["objective"])
 def test_compiled_and_eager_training_agree(options: dict[str, Any]) -> None:
-    """Two rounds with several clients, whose parameters are swapped under the compiled networks."""
+    """Three rounds with several clients, whose parameters are swapped under the compiled networks."""
+    _compare(options, FedAvg())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
+def test_compiled_and_eager_ep_agree(algorithm: FederatedAlgorithm) -> None:
+    """EP-ProbGAN's prior and Laplace sites, around stacked ensembles."""
+    _compare({"objective": "lsgan", "noise": 1e-3, "prior": HistoryPrior(size=2, every=2)}, algorithm)
+
+
+def _compare(options: dict[str, Any], algorithm: FederatedAlgorithm) -> None:
     torch.manual_seed(0)
     generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
     discriminator = MLPDiscriminator((3,), hidden=(6, 5), heads=2)
     ends = []
     for compiled in (False, True):
         module = GAN(copy.deepcopy(generator), copy.deepcopy(discriminator), compiled=compiled, **options)
-        fit(module, federation(local_steps=4), rounds=2)
+        fit(module, federation(local_steps=4), rounds=3, algorithm=copy.deepcopy(algorithm))
         ends.append(module.state_dict())
     assert ends[0].keys() == ends[1].keys()
     for name, value in ends[0].items():
@@ -41,10 +58,10 @@ def test_compiled_and_eager_training_agree(options: dict[str, Any]) -> None:
 
 
 def test_compiled_convolutions_agree() -> None:
-    """One step's losses and gradients, channels last, with BatchNorm."""
+    """Both networks' losses and gradients in one step, stacked ensembles, channels last, with BatchNorm."""
     torch.manual_seed(0)
-    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, upsamplings=2)
-    discriminator = DCGANDiscriminator(image_size=8, channels=1, width=4, downsamplings=2)
+    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, upsamplings=2, members=2)
+    discriminator = DCGANDiscriminator(image_size=8, channels=1, width=4, downsamplings=2, heads=2)
     found = []
     for compiled in (False, True):
         networks = copy.deepcopy(generator).double(), copy.deepcopy(discriminator).double()
@@ -54,5 +71,9 @@ def test_compiled_convolutions_agree() -> None:
         loss = module._discriminator_loss(real, None, 0)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in module.discriminator.parameters())])
+        images = module._faster("generator")(torch.randn(6, 4, dtype=torch.double))
+        loss = module.objective.generator_loss(module._faster("discriminator")(images))
+        loss.backward()
+        found[-1] += [loss.detach(), *(p.grad for p in module.generator.parameters())]
     for eager, compiled_ in zip(*found, strict=True):
         torch.testing.assert_close(compiled_, eager)

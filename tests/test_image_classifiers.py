@@ -75,6 +75,29 @@ def test_distance_orders_what_is_missing(classifier: FeatureExtractor) -> None:
     assert distances[2] > 10 * distances[0]
 
 
+def test_two_halves_of_real_data_are_nearest(classifier: FeatureExtractor) -> None:
+    """By Frechet distance, against the second half spoiled a little in ways that samples are; the same half has 0."""
+    data = digits.digits_split()
+    images, labels = torch.cat([data.train, data.test]), torch.cat([data.train_labels, data.test_labels])
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    first, second = order.chunk(2)
+    real, other = classifier.extract(images[first])[0], images[second]
+    noise = torch.randn(other.shape, generator=torch.Generator().manual_seed(1))
+    rare = (labels[second] != 3) | (torch.arange(len(second)) % 2 == 0)
+    spoiled = {
+        "noisy": (other + 0.1 * noise).clamp(-1, 1),
+        "blurred": 0.7 * other + 0.3 * torch.nn.functional.avg_pool2d(other, 3, 1, 1),
+        "pale": 0.9 * other - 0.1,
+        "shifted": other.roll(1, 3),
+        "half the threes": other[rare],
+        "few repeated": other[torch.arange(len(second)) % 50],
+    }
+    halves = distance(real, classifier.extract(other)[0])
+    worse = {name: distance(real, classifier.extract(each)[0]) for name, each in spoiled.items()}
+    assert halves < min(worse.values()), (halves, worse)
+    assert distance(real, real) == pytest.approx(0, abs=1e-6)
+
+
 def test_classifier_is_cached_and_disturbs_no_stream(
     classifier: FeatureExtractor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
