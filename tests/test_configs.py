@@ -9,12 +9,14 @@ from torch import Tensor
 
 import datamodules.images
 from callbacks.generative_metrics import GenerativeMetrics
+from datamodules.image_files import read_split
 from lit_epgan.cli import main
 from lit_epgan.config_files import with_bases
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command
+from tests.cifar_tree import write_cifar
 from tests.speech import words_of_miniature
 from tests.tiny_imagenet_tree import write_tiny_imagenet
 
@@ -146,9 +148,23 @@ def test_the_settings_of_every_method_of_every_study_are_accepted(path, tmp_path
         assert "class_path" in capsys.readouterr().out
 
 
-def test_the_data_of_cifar_missing_is_one_sentence(monkeypatch, capsys):
-    from datamodules.image_files import read_split
+@pytest.mark.parametrize("paper", [False, True], ids=["as it stands", "the paper's networks"])
+def test_cifar_trains_from_its_files(paper, tmp_path, monkeypatch, capsys):
+    """The user's own command with the data in place and no Inception weights, networks narrower and a step for each."""
+    monkeypatch.setattr("datamodules.images.read_split", read_split)
+    monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", feature_extractor)
+    write_cifar(tmp_path / "data", monkeypatch)
+    networks = ["--model.generator.width", "8", "--model.discriminator.width", "8"]
+    networks += ["--model.generator.upsamplings", "4", "--model.discriminator.norm_first", "true"] if paper else []
+    short = ["--trainer.max_epochs", "1", "--data.local_steps", "1", "--trainer.accelerator", "cpu"]
+    with pytest.warns(UserWarning, match="inception"):
+        assert main(["fit", "--config", "cifar.yaml", *short, *networks]) == 0
+    run = tmp_path / "runs" / "cifar"
+    assert pd.read_csv(run / "metrics.csv")["client/steps"].tolist() == [1.0]
+    assert list((run / "pictures").glob("*.png"))
 
+
+def test_the_data_of_cifar_missing_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setattr("datamodules.images.read_split", read_split)
     assert main(["fit", "--config", "cifar.yaml", "--trainer.accelerator", "cpu"]) == 2
     error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]

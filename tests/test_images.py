@@ -12,12 +12,13 @@ import pytest
 import torch
 import torchvision.datasets.utils as torchvision_files
 from sklearn.datasets import load_digits
-from torchvision.datasets import CIFAR10, CIFAR100
+from torchvision.datasets import CIFAR10
 
 from datamodules import image_files
 from datamodules.cifar100_superclasses import superclass_of
 from datamodules.images import ImageDataModule, digits_splits
 from lit_epgan.errors import UserError
+from tests.cifar_tree import write_cifar
 from tests.fashion_tree import write_fashion
 
 
@@ -28,32 +29,9 @@ def loaded(**options: Any) -> ImageDataModule:
     return datamodule
 
 
-def cifar_batch(labels: list[int], key: str) -> bytes:
-    """A pickled batch of the published format: rows of 3,072 bytes, red, green and blue plane of a 32 x 32 image."""
-    planes = np.repeat(np.array([10, 20, 30], np.uint8), 1024)
-    return pickle.dumps({"data": np.tile(planes, (len(labels), 1)), key: labels}, protocol=2)
-
-
 @pytest.fixture
 def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A miniature CIFAR-10 and CIFAR-100, whose sums stand in for the published ones."""
-
-    def write(kind: type[CIFAR10], name: str, content: bytes) -> list[str]:
-        path = tmp_path / kind.base_folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
-        return [name, hashlib.md5(content).hexdigest()]
-
-    for kind, classes, key in ((CIFAR10, 10, "labels"), (CIFAR100, 100, "fine_labels")):
-        labels = list(range(classes))
-        train = [write(kind, name, cifar_batch(labels, key)) for name, _ in kind.train_list]
-        test = [write(kind, name, cifar_batch(labels, key)) for name, _ in kind.test_list]
-        names = pickle.dumps({kind.meta["key"]: [f"class {c}" for c in labels]}, protocol=2)
-        meta = dict(zip(("filename", "md5"), write(kind, kind.meta["filename"], names), strict=True))
-        monkeypatch.setattr(kind, "train_list", train)
-        monkeypatch.setattr(kind, "test_list", test)
-        monkeypatch.setattr(kind, "meta", kind.meta | meta)
-    return tmp_path
+    return write_cifar(tmp_path, monkeypatch)
 
 
 @pytest.fixture
