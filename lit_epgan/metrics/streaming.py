@@ -1,4 +1,4 @@
-"""Scores as running sums: memory does not grow with the number of images, but for the eight bytes of a shuffled index."""
+"""Scores as running sums: memory does not grow with the images, but for eight bytes of a shuffled index each."""
 
 import numpy as np
 import torch
