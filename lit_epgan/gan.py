@@ -125,12 +125,11 @@ class GAN(Sampling):
         generator_optimizer, discriminator_optimizer = self.optimizers()  # type: ignore[attr-defined]
         self.losses.begin_step()
         if "discriminator" in self.turns:
-            self._discriminator_turn(discriminator_optimizer, real, weight)
+            self._discriminator_turn(discriminator_optimizer, real, weight, steps_taken(discriminator_optimizer))
         if "generator" in self.turns:
             self._generator_turn(generator_optimizer, discriminator_optimizer, real)
 
-    def _discriminator_turn(self, optimizer: Any, real: Tensor, weight: Tensor | None) -> None:
-        steps = steps_taken(optimizer)
+    def _discriminator_turn(self, optimizer: Any, real: Tensor, weight: Tensor | None, steps: int) -> None:
         self.prior.before_step(steps, self.generator, self.discriminator)
         loss = self._discriminator_loss(real, weight, steps)
         optimizer.zero_grad()

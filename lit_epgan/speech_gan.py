@@ -11,7 +11,7 @@ from lit_epgan.acoustic import Recogniser, cross_entropy
 from lit_epgan.errors import UserError
 from lit_epgan.gan import GAN
 from lit_epgan.optimizers import adam, linear_decay
-from lit_epgan.steps import rows_and_weights
+from lit_epgan.steps import rows_and_weights, steps_taken
 
 
 class SpeechGAN(Recogniser, GAN):
@@ -22,7 +22,8 @@ class SpeechGAN(Recogniser, GAN):
     Each step trains first the GAN and then the acoustic model together with the discriminator (EP-GAN, appendix F.4.3).
     Adam does not see how large a loss is, only what it is relative to others of the same parameters: so lambda_gan
     enters as L_ce / lambda_gan in the discriminator, and lambda_ep is an algorithm's weight of its prior for all
-    networks.
+    networks. An algorithm's prior pulls in every step, so on the discriminator twice; the sampler's noise and the
+    module's own prior are in the GAN's steps, and the acoustic model's if it is sampled.
 
     A batch is (x, states), as ``lit_epgan.acoustic.AcousticModel``'s, and so are the metrics. A third entry weighs the
     rows as in ``lit_epgan.gan.GAN``; rows whose states are all -100 train the GAN alone.
@@ -60,7 +61,7 @@ class SpeechGAN(Recogniser, GAN):
         self.network, self.gan_weight, self.sample_acoustic = network, gan_weight, sample_acoustic
         self.beside = getattr(discriminator, "features_width", 0)
         self.lr_acoustic = self.lr if lr_acoustic is None else lr_acoustic
-        self._acoustic_turn_is_on = False
+        self._sampled = True  # whether the step at hand is a sampler's
 
     def scores(self, x: Tensor) -> Tensor:
         """Those of the frames with the discriminator's features beside."""
@@ -73,14 +74,15 @@ class SpeechGAN(Recogniser, GAN):
         (x, weight), states = rows_and_weights(batch), batch[1]
         generator_optimizer, discriminator_optimizer, acoustic_optimizer = self.optimizers()  # type: ignore[attr-defined]
         self.losses.begin_step()
-        self._discriminator_turn(discriminator_optimizer, x, weight)
+        # the discriminator steps twice; what comes every n steps comes every n batches
+        self._discriminator_turn(discriminator_optimizer, x, weight, steps_taken(generator_optimizer))
         self._generator_turn(generator_optimizer, discriminator_optimizer, x)
         self._acoustic_turn(acoustic_optimizer, discriminator_optimizer, x, states)
 
     @torch.no_grad()
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """The prior's gradient and the sampler's noise: the GAN's, and the acoustic model's if it is sampled."""
-        if self.sample_acoustic or not self._acoustic_turn_is_on:
+        if self._sampled:
             super().on_before_optimizer_step(optimizer)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -102,8 +104,9 @@ class SpeechGAN(Recogniser, GAN):
         torch._foreach_mul_(
             [p.grad for p in self.discriminator.parameters() if p.grad is not None], 1 / self.gan_weight
         )
-        self._acoustic_turn_is_on = True
+        self._sampled = self.sample_acoustic
         optimizer.step()
+        self._sampled = False
         discriminator_optimizer.step()
-        self._acoustic_turn_is_on = False
+        self._sampled = True
         self.log("loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(x), sync_dist=True)

@@ -4,11 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
+from callbacks import FederationCallback
 from datamodules import FederatedDataModule
 from lit_epgan.acoustic import cross_entropy
 from lit_epgan.errors import UserError
-from lit_epgan.federated import GeneratorSites
+from lit_epgan.federated import FedAvg, GeneratorSites, PriorOn, TiltedExpectationPropagation
 from lit_epgan.networks import ChunkGenerator, MLPDiscriminator, MLPGenerator, SRUDiscriminator
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.priors import HistoryPrior
@@ -63,17 +65,81 @@ def test_cross_entropy_trains_the_discriminator_a_tenth_as_the_gan_would(monkeyp
     torch.testing.assert_close(discriminator.gradients[0], [10 * gradient for gradient in wanted[split:]])
 
 
+class Watched(SpeechGAN):
+    """Notes whose steps it takes, which are a sampler's, and what the discriminator counts."""
+
+    def __init__(self, *networks, **options):
+        super().__init__(*networks, **options)
+        self.took, self.counted = [], []
+
+    def player(self, optimizer):
+        first = optimizer.param_groups[0]["params"][0]
+        return next(name.split(".")[0] for name, p in self.named_parameters() if p is first)
+
+    def on_before_optimizer_step(self, optimizer):
+        gradients = [p.grad for p in optimizer.param_groups[0]["params"] if p.grad is not None]
+        before = [gradient.clone() for gradient in gradients]
+        super().on_before_optimizer_step(optimizer)
+        noisy = any(not torch.equal(a, b) for a, b in zip(before, gradients, strict=True))
+        self.took.append((self.player(optimizer), noisy))
+
+    def _discriminator_loss(self, real, weight, steps):
+        self.counted.append(steps)
+        return super()._discriminator_loss(real, weight, steps)
+
+
+def chunks_of_two_clients():
+    x, states = batch(24, torch.float64)
+    sets = [torch.utils.data.TensorDataset(x[i::2], states[i::2]) for i in range(2)]
+    return FederatedDataModule.from_datasets(sets, batch_size=4, local_steps=3)
+
+
 @pytest.mark.parametrize("sampled", [False, True])
-def test_the_samplers_noise_reaches_the_recogniser_only_if_it_is_sampled(sampled):
-    module = speech_gan(noise=1.0, sample_acoustic=sampled)
-    module._acoustic_turn_is_on = True
-    weight = next(module.network.parameters())
-    weight.grad = torch.zeros_like(weight)
-    module.on_before_optimizer_step(SimpleNamespace(param_groups=[{"params": [weight]}]))
-    assert bool(weight.grad.any()) == sampled
-    module._acoustic_turn_is_on = False
-    module.on_before_optimizer_step(SimpleNamespace(param_groups=[{"params": [weight]}]))
-    assert weight.grad.any()
+def test_the_gan_first_then_the_recogniser_and_the_discriminator(sampled):
+    """The sampler's noise is in the GAN's steps, and in the recogniser's if it is sampled; batches are counted once."""
+    module = speech_gan(kind=Watched, noise=1.0, sample_acoustic=sampled)
+    fit(module, chunks_of_two_clients(), rounds=1)
+    iteration = [("discriminator", True), ("generator", True), ("network", sampled), ("discriminator", False)]
+    assert module.took == iteration * 6
+    assert module.counted == [0, 1, 2] * 2
+
+
+TILTED = {"features": "discriminator.bottleneck", "components": 2, "hidden": 4, "weight": 1.0}
+LOSSES = {  # EP-GAN, appendix F.4.3
+    "SRU w/ ProbGAN": (lambda: FedAvg(), set()),
+    "SRU w/ EP-ProbGAN": (
+        lambda: PriorOn(TiltedExpectationPropagation(**TILTED), ["generator", "discriminator"]),
+        {"generator", "discriminator"},
+    ),
+    "SRU (EP) w/ EP-ProbGAN": (
+        lambda: TiltedExpectationPropagation(**TILTED),
+        {"generator", "discriminator", "network"},
+    ),
+}
+
+
+class Pulls(FederationCallback):
+    """Notes whose gradients the federation changes."""
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        gradients = [p.grad for p in optimizer.param_groups[0]["params"] if p.grad is not None]
+        before = [gradient.clone() for gradient in gradients]
+        super().on_before_optimizer_step(trainer, module, optimizer)
+        if any(not torch.equal(a, b) for a, b in zip(before, gradients, strict=True)):
+            pulled.add(module.player(optimizer))
+
+
+pulled: set[str] = set()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_whose_parameters_have_the_ep_prior(loss):
+    algorithm, with_prior = LOSSES[loss]
+    pulled.clear()
+    off = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    trainer = Trainer(max_epochs=2, callbacks=[Pulls(algorithm())], accelerator="cpu", precision="64-true", **off)
+    trainer.fit(speech_gan(kind=Watched, prior=HistoryPrior(size=2, every=2)), datamodule=chunks_of_two_clients())
+    assert pulled == with_prior
 
 
 def test_rows_of_the_others_weigh_in_the_gan_and_not_in_the_recogniser(monkeypatch):
@@ -91,7 +157,8 @@ def test_rows_of_the_others_weigh_in_the_gan_and_not_in_the_recogniser(monkeypat
     torch.testing.assert_close(*gradients)
     seen = []
     monkeypatch.setattr(module, "optimizers", lambda: (None, None, None))
-    monkeypatch.setattr(module, "_discriminator_turn", lambda _, x, weight: seen.append((x, weight)))
+    monkeypatch.setattr("lit_epgan.speech_gan.steps_taken", lambda _: 0)
+    monkeypatch.setattr(module, "_discriminator_turn", lambda _, x, weight, steps: seen.append((x, weight)))
     monkeypatch.setattr(module, "_generator_turn", lambda *_: None)
     monkeypatch.setattr(module, "_acoustic_turn", lambda *_: None)
     weight = torch.full((9,), 1 / 9)
