@@ -65,3 +65,17 @@ def test_a_damaged_result_is_made_anew(stages, damage):
     make = Maker()
     assert is_whole(stages.result("stage", 1, make))
     assert make.calls == 1
+
+
+def test_what_another_process_has_finished_meanwhile_is_left_to_its_readers(stages, monkeypatch):
+    """Both make the same; the later one takes the earlier one's, whose files stay what they were."""
+    kept = []
+
+    def make(folder):
+        Maker()(folder)
+        monkeypatch.setattr("os.getpid", lambda: -1)
+        kept.append((stages.result("stage", 1, Maker()) / "a.txt").stat().st_ino)
+
+    folder = stages.result("stage", 1, make)
+    assert [(folder / "a.txt").stat().st_ino] == kept
+    assert [path.name for path in stages.root.iterdir()] == [folder.name]

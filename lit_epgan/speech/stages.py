@@ -45,14 +45,16 @@ class Stages:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         make(beside)
+        os.sync()  # a list that outlives a power cut must not stand for files that have not
         write_text(beside / CONTENTS, json.dumps(_contents(beside), indent=1), durable=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            beside.rename(folder)
-        except OSError:  # another process has made the same in the meantime
-            if not is_whole(folder):
-                raise
-            shutil.rmtree(beside, ignore_errors=True)
+        if not is_whole(folder):  # else another process has made the same in the meantime, and may be reading it
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                beside.rename(folder)
+            except OSError:
+                if not is_whole(folder):
+                    raise
+        shutil.rmtree(beside, ignore_errors=True)
         return folder
 
 
