@@ -1,5 +1,7 @@
 """The evaluation half of a generative module: samples of its generators, and what Lightning's predict loop asks for."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ class Sampling(LightningModule):
     average: nn.Module | None
     latent_dim: int
     members: int
+    _limits: Mapping[str, int | float | None] = MappingProxyType({})  # the trainer's, while it fetches fewer
     _refreshed: list[Tensor] | None = None  # the evaluated generator's tensors when its statistics were recomputed
 
     def setup(self, stage: str) -> None:
@@ -36,7 +39,14 @@ class Sampling(LightningModule):
         """
         for step, limit in (("validation_step", "limit_val_batches"), ("test_step", "limit_test_batches")):
             if getattr(type(self), step) is Sampling._look_at_none and getattr(self.trainer, limit):
+                self._limits = {**self._limits, limit: getattr(self.trainer, limit)}
                 setattr(self.trainer, limit, 1)
+
+    def teardown(self, stage: str) -> None:
+        """Give the trainer its own limits back, for whatever it evaluates next."""
+        for limit, given in self._limits.items():
+            setattr(self.trainer, limit, given)
+        self._limits = {}
 
     @property
     def evaluated_generator(self) -> nn.Module:

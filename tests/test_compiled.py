@@ -43,6 +43,17 @@ def test_compiled_and_eager_ep_agree(algorithm: FederatedAlgorithm) -> None:
     _compare({"objective": "lsgan", "noise": 1e-3, "prior": HistoryPrior(size=2, every=2)}, algorithm)
 
 
+def test_a_hook_that_is_put_on_later_is_called() -> None:
+    """As an algorithm puts one on a network that has been compiled without."""
+    torch._dynamo.reset()
+    module = GAN(MLPGenerator((3,), hidden=(8,)), MLPDiscriminator((3,), hidden=(6, 5)), compiled=True)
+    called: list[int] = []
+    module._faster("discriminator")(torch.randn(4, 3))
+    module.discriminator.get_submodule("layers.1").register_forward_hook(lambda *_: called.append(1))
+    module._faster("discriminator")(torch.randn(4, 3))
+    assert called == [1]
+
+
 def _compare(options: dict[str, Any], algorithm: FederatedAlgorithm) -> None:
     torch.manual_seed(0)
     generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)

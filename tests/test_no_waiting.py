@@ -26,7 +26,17 @@ from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.priors import HistoryPrior
 from tests.federations import fit
 
-ASKING = {"_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonzero"}
+ASKING = {
+    "_local_scalar_dense",
+    "_unique2",
+    "allclose",
+    "equal",
+    "is_nonzero",
+    "masked_select",
+    "nonzero",
+    "unique_dim",
+}
+FETCHING = ("tolist", "cpu", "numpy")  # these dispatch nothing on a CPU
 ON_THE_HOST = {
     "_get_value",  # Adam's step count, which torch keeps there on every device
     "steps_taken",  # the same
@@ -42,7 +52,7 @@ class Questions(TorchDispatchMode):
         self.asked: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in ASKING:
+        if func.overloadpacket.__name__ in ASKING or _masks(func.overloadpacket.__name__, args):
             frames = traceback.extract_stack(limit=6)[:-1]
             asking = [
                 frame.name for frame in frames if "_dynamo" not in frame.filename and "_compile" not in frame.filename
@@ -52,13 +62,24 @@ class Questions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def _masks(name: str, args: Any) -> bool:
+    """Whether rows are chosen by a boolean tensor, so that the host must know how many."""
+    return name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise AssertionError("a tensor's values are fetched within a step")
+
+
 class Watched(GAN):
     """A GAN whose steps are watched, and all that callbacks do within them."""
 
     questions = Questions()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        with self.questions:
+        with self.questions, pytest.MonkeyPatch.context() as patch:
+            for name in FETCHING:
+                patch.setattr(Tensor, name, _refuse)
             super().training_step(batch, batch_idx)
 
 
@@ -112,7 +133,7 @@ def test_a_gan_steps_where_there_are_no_values(options: dict[str, Any], monkeypa
     assert module.step_losses.is_meta
 
 
-def test_a_step_of_the_recogniser_asks_nothing() -> None:
+def test_the_step_around_a_recognisers_network_asks_nothing() -> None:
     class Linear(nn.Module):
         def __init__(self) -> None:
             super().__init__()

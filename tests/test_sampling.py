@@ -49,6 +49,7 @@ def test_held_out_images_that_no_step_looks_at_are_not_walked(tmp_path: Path) ->
     run.validate(gan(), SmallBatches(), verbose=False)
     run.test(gan(), SmallBatches(), verbose=False)
     assert (seen.validated, seen.tested) == (3, 1)
+    assert (run.limit_val_batches, run.limit_test_batches) == (1.0, 1.0)  # all, for whatever is evaluated next
 
 
 def test_a_step_of_ones_own_sees_all_batches(tmp_path: Path) -> None:

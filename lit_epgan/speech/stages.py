@@ -47,13 +47,12 @@ class Stages:
         make(beside)
         os.sync()  # a list that outlives a power cut must not stand for files that have not
         write_text(beside / CONTENTS, json.dumps(_contents(beside), indent=1), durable=True)
-        if not is_whole(folder):  # else another process has made the same in the meantime, and may be reading it
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
+        try:
+            beside.rename(folder)
+        except OSError:  # there is one; another process may have made it in the meantime, and be reading it
+            if not is_whole(folder):
+                shutil.rmtree(folder)
                 beside.rename(folder)
-            except OSError:
-                if not is_whole(folder):
-                    raise
         shutil.rmtree(beside, ignore_errors=True)
         return folder
 
