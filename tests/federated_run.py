@@ -11,17 +11,22 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from torch.utils.data import TensorDataset
 
 from callbacks import FederationCallback, RoundCheckpoint
+from datamodules import FederatedDataModule
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm, FedSeq, TiltedExpectationPropagation
 from lit_epgan.loggers import MetricsFile
+from lit_epgan.priors import HistoryPrior
 from tests.federations import client_sets, federation
 from tests.modules import Regression, TwoOptimizers
+from tests.speech_gans import batch, speech_gan
 
 ALGORITHMS: dict[str, FederatedAlgorithm] = {
     "fedavg": FedAvg(),
     "ep": ExpectationPropagation(prior_scale=10.0),
     "fedseq": FedSeq(length=2),
+    "tilted_acoustic": TiltedExpectationPropagation("discriminator.bottleneck", components=2, hidden=4, weight=0.1),
     "tilted": TiltedExpectationPropagation("discriminator.1", components=2, hidden=4, tilt_every=1, weight=0.1),
 }
 
@@ -60,17 +65,31 @@ class SlowCheckpoint(RoundCheckpoint):
         print(f"rank {trainer.global_rank} round {trainer.current_epoch} saved", flush=True)
 
 
+def federated(name: str) -> tuple[LightningModule, FederatedDataModule]:
+    """A module and its data: cohorts of 3 of 4 clients, which no number of ranks divides, so that some stand idle."""
+    if name == "speech_gan":
+        module = speech_gan(noise=1e-2, prior=HistoryPrior(size=2, every=3), sample_acoustic=True)
+        x, states = batch(48, torch.float64)
+        chunks = [TensorDataset(x[k::4], states[k::4]) for k in range(4)]
+        return module, FederatedDataModule.from_datasets(
+            chunks, batch_size=2, clients_per_round=3, val_dataset=chunks[0]
+        )
+    sets = dict(zip(("client-0", "client-3"), client_sets((9, 5)), strict=True))
+    data = federation(clients_per_round=3, val_dataset=sets)
+    return Regression(dropout=0.3) if name == "regression" else TwoOptimizers(), data
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--module", choices=["regression", "gan"], default="regression")
+    parser.add_argument("--module", choices=["regression", "gan", "speech_gan"], default="regression")
     parser.add_argument("--algorithm", choices=sorted(ALGORITHMS), default="fedavg")
     parser.add_argument("--optimizer-state", default="reset")
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     seed_everything(3, verbose=False)
-    module = Regression(dropout=0.3) if args.module == "regression" else TwoOptimizers()
+    module, data = federated(args.module)
     callback = FederationCallback(ALGORITHMS[args.algorithm], optimizer_state=args.optimizer_state)
     trainer = Trainer(
         max_epochs=5,
@@ -84,9 +103,6 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    sets = dict(zip(("client-0", "client-3"), client_sets((9, 5)), strict=True))
-    # cohorts of 3 of 4 clients: no number of ranks divides them, and some ranks stand idle
-    data = federation(clients_per_round=3, val_dataset=sets)
     trainer.fit(module, datamodule=data, ckpt_path="last" if args.resume else None, weights_only=True)
     if trainer.is_global_zero:
         torch.save(module.state_dict(), args.folder / "model.pt")

@@ -31,6 +31,17 @@ def test_log_posteriors_and_the_networks_layers():
     assert shapes["last.2.weight"] == (3, 7)
 
 
+def test_the_papers_network():
+    """Appendix D.4 of FedNP: dense 200-1280, twelve layers of 1280 with three products each, dense 1280-1024."""
+    network = SRUAcousticNetwork(inputs=200, hidden=1280, layers=12, projection=1024, pdfs=123)
+    scores = network(torch.randn(1, 3, 200))
+    assert scores.shape == (1, 3, 123)
+    assert scores.isfinite().all()
+    layer = 3 * 1280**2 + 4 * 1280
+    ends = 201 * 1280 + 1281 * 1024 + 1025 * 123
+    assert sum(p.numel() for p in network.parameters()) == 12 * layer + ends
+
+
 def test_it_learns_in_a_federation(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(64, 4, 5, dtype=torch.float64)

@@ -74,3 +74,12 @@ def test_networks_and_sites_of_the_algorithm_come_back(tmp_path: Path) -> None:
     run_until(tmp_path / "killed", "rank 0 round 2 batch 5", *options)
     run(tmp_path / "killed", *options, "--resume")
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_a_recogniser_with_a_gans_features_comes_back(tmp_path: Path) -> None:
+    """Three optimizers, the sampler's noise, the discriminators of before, and the prior of all three networks."""
+    options = ("--module", "speech_gan", "--algorithm", "tilted_acoustic", "--optimizer-state", "keep")
+    run(tmp_path / "whole", *options)
+    run_until(tmp_path / "killed", "rank 0 round 2 batch 5", *options)
+    run(tmp_path / "killed", *options, "--resume")
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")

@@ -62,11 +62,11 @@ def test_nobody_who_trains_is_heard_in_evaluation():
     assert len({p.own for p in plans}) == len(plans)
 
 
-def test_a_session_sounds_alike_whatever_was_spoken_before_it(tmp_path):
+def test_a_session_sounds_alike_whatever_was_spoken_before_it_or_beside(tmp_path):
     plans = [p for p in plan_sessions({"train": 2, "dev": 1, "eval": 1}, 0.1, 1, speakers=2) if p.split == "train"]
     first = corpus(plans, Stages(tmp_path / "a"))
     time.sleep(1.1)  # espeak's random numbers would be those of another second
-    second = corpus(plans[::-1], Stages(tmp_path / "b"))
+    second = corpus(plans[::-1], Stages(tmp_path / "b"), workers=2)
     assert [digest_of_result(each) for each in first] == [digest_of_result(each) for each in second[::-1]]
 
 
@@ -90,20 +90,6 @@ def test_few_sessions_cover_every_range_evenly():
     assert len(set(accents)) == len(plans)
     families = [p.speakers[0].voice.split("+")[1] in FAMILIES["female"] for p in plans]
     assert sum(families) == len(plans) // 2
-
-
-def test_heterogeneity_moves_variety_between_sessions():
-    def spread(heterogeneity):
-        """Variance of sessions' topics, and the mean number of accents in a session."""
-        train = plan_sessions({**SESSIONS, "train": 100}, 60, 3000, heterogeneity)[:100]
-        accents = [len({s.voice.split("+")[0] for s in p.speakers}) for p in train]
-        return np.var([p.topics for p in train]), np.mean(accents)
-
-    (none, many), (own, one) = spread(0.0), spread(1.0)
-    assert none == pytest.approx(0, abs=1e-12)
-    assert own > 0.03
-    assert one == 1
-    assert many > 2.5
 
 
 @pytest.mark.parametrize(

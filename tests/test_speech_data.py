@@ -10,6 +10,7 @@ from datamodules.speech import SpeechDataModule, chunks_of
 from lit_epgan.errors import UserError
 from lit_epgan.speech.features import chunk_starts
 from lit_epgan.speech.preparation import UNALIGNED, Utterance
+from lit_epgan.speech.stages import digest_of_result
 from tests.speech import MINIATURE
 
 
@@ -99,3 +100,16 @@ def test_a_users_manifest_with_a_broken_file(settings, tmp_path):
 def test_two_corpora_are_one_too_many():
     with pytest.raises(UserError, match=r"data\.manifest and data\.chime5"):
         SpeechDataModule(manifest="a", chime5="b")
+
+
+def test_features_of_two_processes_are_those_of_one(settings, tmp_path):
+    """With the features removed they are computed again, and what was made of them is found under their digest."""
+    SpeechDataModule(**settings).prepare_data()
+    cache = shutil.copytree(settings["cache_dir"], tmp_path / "cache")
+    before = {path.name: digest_of_result(path) for path in cache.rglob("*-*-*")}
+    removed = list(cache.rglob("features-1-*"))
+    for folder in removed:
+        shutil.rmtree(folder)
+    assert len(removed) == 6
+    SpeechDataModule(**settings | {"cache_dir": str(cache), "workers": 2}).prepare_data()
+    assert {path.name: digest_of_result(path) for path in cache.rglob("*-*-*")} == before

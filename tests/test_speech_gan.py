@@ -16,26 +16,7 @@ from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.priors import HistoryPrior
 from lit_epgan.speech_gan import SpeechGAN
 from tests.federations import fit
-
-FRAMES, INPUTS, BOTTLENECK, STATES = 4, 5, 3, 2
-
-
-def speech_gan(kind=SpeechGAN, **options):
-    torch.manual_seed(0)
-    return kind(
-        SRUAcousticNetwork(INPUTS + BOTTLENECK, 6, 1, 6, STATES, dropout=0.0),
-        MLPGenerator((FRAMES, INPUTS), latent_dim=2, hidden=(8,), tanh=False, members=2),
-        SRUDiscriminator(INPUTS, 6, 1, BOTTLENECK, heads=2, dropout=0.0),
-        objective="lsgan",
-        average=None,
-        **options,
-    )
-
-
-def batch(n=6, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(n, FRAMES, INPUTS, generator=generator, dtype=dtype)
-    return x, (x[:, :, 0] > 0).long()
+from tests.speech_gans import FRAMES, INPUTS, STATES, batch, speech_gan
 
 
 class Recorder:

@@ -73,6 +73,17 @@ def test_the_scale_is_sought_upwards_until_error_rates_rise():
     assert lowest([0.3], rates.get) == (0.3, 8.0)
 
 
+def test_the_scale_is_chosen_on_development_sessions_alone():
+    """A scale that is best for the development sessions is taken, whatever the evaluation sessions would like."""
+    data = SimpleNamespace(
+        utterances=lambda split: (
+            [SimpleNamespace(recording=SimpleNamespace(text="one two"))] if split == "dev" else 1 / 0
+        ),
+        decoder=SimpleNamespace(words=lambda scores, scale: "one two" if scale == 0.125 else "one"),
+    )
+    assert WordErrorRate()._best_scale(data, [None]) == (0.125, 0.0)
+
+
 def test_other_data_cannot_be_decoded():
     with pytest.raises(UserError, match="WordErrorRate decodes speech"):
         WordErrorRate().setup(SimpleNamespace(datamodule=object()), None, "fit")
