@@ -16,7 +16,7 @@ SMALL = {
     "many_clients.py": ["--clients", "10", "--rounds", "4"],
     "fednp_sites.py": ["--clients", "5", "--repeats", "2", "--rounds", "1", "--updates", "1"],
     "tilted_moments.py": ["--elements", "2000", "--repeats", "1"],
-    "speech.py": ["--minutes", "1", "--words", "20", "--hidden", "8"],
+    "speech.py": ["--minutes", "1", "--words", "20", "--hidden", "8", "--steps", "2"],
     "sru.py": ["--width", "8", "--batch", "4", "--frames", "3", "--repeats", "1"],
     "stacked_ensembles.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--repeats", "1"],
     "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
