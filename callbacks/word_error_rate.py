@@ -136,12 +136,13 @@ def lowest(scales: Sequence[float], rate: Callable[[float], float]) -> tuple[flo
 def log_posteriors(module: LightningModule, utterances: Sequence[Utterance]) -> list[NDArray[np.float32]]:
     """log p(state | frames) (frames, states) of each utterance in evaluation mode, as means over windows."""
     scores: list[NDArray[np.float32]] = []
+    like = next(module.parameters())  # also where a Trainer's precision has changed its type
     with evaluating(module):
         for first in range(0, len(utterances), TOGETHER):
             x = [with_future(padded(u.mel)) for u in utterances[first : first + TOGETHER]]
             rows = [window_rows(len(each)) for each in x]
             cut = torch.cat([windows(each, own) for each, own in zip(x, rows, strict=True)])
-            posteriors = module(cut.to(module.device)).float().cpu().split([len(own) for own in rows])
+            posteriors = module(cut.to(like)).float().cpu().split([len(own) for own in rows])
             means = [mean_of_windows(each, own) for each, own in zip(posteriors, rows, strict=True)]
             scores += [mean[: len(each)].numpy() for mean, each in zip(means, x, strict=True)]
     return scores

@@ -12,6 +12,7 @@ from datamodules.clients import BatchDataset
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.cache import cache_folder
 from lit_epgan.randomness import generator_for
+from lit_epgan.speech.alignment import FEWEST
 from lit_epgan.speech.audio import OnError
 from lit_epgan.speech.corpora import Corpus, chime5, embedded, from_manifest
 from lit_epgan.speech.decoding import Decoder
@@ -23,6 +24,7 @@ from lit_epgan.speech.preparation import UNALIGNED, Prepared, Utterance, prepare
 from lit_epgan.speech.sessions import Split, plan_sessions
 from lit_epgan.speech.stages import Stages
 
+PARTITIONS = ("sessions", "iid", "pooled")
 NAMED = 5  # utterances left out that a warning names
 
 
@@ -75,7 +77,7 @@ class SpeechDataModule(FederatedDataModule):
         corpus_seed: of everything that is drawn for it.
         partition: ``sessions``: each is a client; ``iid``: as many chunks, dealt at random, the control that shows
             what the sessions' differences cost; ``pooled``: one client has all.
-        iterations, gaussians: of the training of the Gaussian mixtures that align the corpus.
+        iterations, gaussians: of the training of the Gaussian mixtures that align the corpus; at least 8 iterations.
         on_error: audio that cannot be used is refused, or skipped with a warning that names it.
         mask_bins, mask_frames, masks: of ``lit_epgan.speech.masking.SpectralMasking``, on what is trained on; by
             default nothing is masked. They depend on (seed, round, client) alone.
@@ -118,10 +120,13 @@ class SpeechDataModule(FederatedDataModule):
         super().__init__(**federated)
         if manifest is not None and chime5 is not None:
             raise UserError("data.manifest and data.chime5 are both given: choose one corpus.")
-        for name, value in (("grammar", grammar), ("iterations", iterations), ("gaussians", gaussians),
-                            ("workers", workers)):  # fmt: skip
-            if value < 1:
-                raise UserError(f"data.{name} is {value}; it must be at least 1")
+        for name, given, known in (("partition", partition, PARTITIONS), ("on_error", on_error, ("refuse", "skip"))):
+            if given not in known:
+                raise UserError(f"data.{name} is {given!r}; it must be one of {', '.join(known)}.")
+        for name, value, least in (("grammar", grammar, 1), ("iterations", iterations, FEWEST),
+                                   ("gaussians", gaussians, 1), ("workers", workers, 1)):  # fmt: skip
+            if value < least:
+                raise UserError(f"data.{name} is {value}; it must be at least {least}")
         self.manifest, self.chime5 = manifest, chime5
         self.sessions: dict[Split, int] = {"train": train_sessions, "dev": dev_sessions, "eval": eval_sessions}
         self.minutes, self.words, self.heterogeneity, self.imbalance = minutes, words, heterogeneity, imbalance
@@ -192,6 +197,13 @@ class SpeechDataModule(FederatedDataModule):
             skipped = self._prepared.skipped
             if skipped:
                 rank_zero_warn(f"left out {len(skipped)} utterances: {' '.join(skipped[:NAMED])}")
+            unknown = self._prepared.unknown
+            if unknown:
+                examples = ", ".join(word for word, _ in unknown.most_common(NAMED))
+                rank_zero_warn(
+                    f"CMUdict has no pronunciation of {len(unknown)} words, said {unknown.total()} times ({examples}): "
+                    "none of them can be recognised. Spell numbers out, and write English words."
+                )
         return self._prepared
 
     def _corpus(self) -> Corpus:

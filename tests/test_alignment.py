@@ -40,10 +40,12 @@ def test_a_flat_start_is_mean_and_variance_of_all_frames(utterances):
 
 
 def test_three_clients_learn_the_mixtures_of_one(utterances, monkeypatch):
-    """Nothing but sums leaves a client, and yet alignments, mixtures and transition probabilities are the same."""
+    """Nothing but sums leaves a client, and yet alignments, mixtures and transition probabilities are the same.
+
+    Were it not for what the first alignment draws, optional silences: its seeds are a client's own, here all alike.
+    """
     kaldifst = speech_package("kaldifst")
     equally = kaldifst.equal_align
-    # optional silences of the first alignment are drawn: here by the utterance's length, wherever it lies
     monkeypatch.setattr(kaldifst, "equal_align", lambda graph, n, seed, tries: equally(graph, n, n, tries))
     learnt = []
     for shares in (APART, TOGETHER):

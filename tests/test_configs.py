@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import datamodules.images
@@ -52,6 +53,7 @@ NARROW = {
     "speech_embedding_sites.yaml": NARROW_SPEECH_GAN + FEW_FEATURES + RELEASE_AT_ONCE,
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
     "fashion.yaml": NARROW_DCGAN,
+    "folder.yaml": NARROW_DCGAN,
     "digits_embedding_sites.yaml": FEW_FEATURES,
     "digits_private.yaml": FEW_FEATURES + ON_SERVER,
     "toy_embedding_sites.yaml": FEW_FEATURES,
@@ -88,6 +90,16 @@ def miniature(name: str, data_dir: str, train: bool, download: bool) -> tuple[Te
     return torch.randint(0, 256, (len(labels), *datamodules.images.SHAPES[name]), generator=generator).byte(), labels
 
 
+def write_images(folder: Path) -> Path:
+    """Colour photographs of two owners, which have no labels."""
+    for number in range(12):
+        path = folder / ("anna", "bert")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(0, 256, (40, 30, 3), generator=torch.Generator().manual_seed(number))
+        Image.fromarray(pixels.byte().numpy()).save(path)
+    return folder
+
+
 def few_samples(metrics, trainer, module):
     """Generating thousands of images with a DCGAN would take most of the test's time."""
     metrics.samples = min(metrics.samples, 100)
@@ -114,6 +126,8 @@ def test_two_rounds_with_two_clients(config, tmp_path, request):
     small = SMALL
     if config.name.startswith("speech"):
         small = SMALL_SPEECH + words_of_miniature(request.getfixturevalue("speech_cache"))
+    if config.name == "folder.yaml":
+        small = ["--data.path", str(write_images(tmp_path / "own")), *SMALL[2:]]
     if config.name == "tiny_imagenet.yaml":
         write_tiny_imagenet(tmp_path / "data")
     words = ["fit", "--config", config.name, *small, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]

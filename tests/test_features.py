@@ -48,6 +48,16 @@ def test_features_of_a_sequence_are_means_over_time() -> None:
         odd.of(module, torch.randn(2, 1, 4, 4))
 
 
+def test_a_sequence_of_as_many_frames_as_features_is_averaged_over_time() -> None:
+    module = nn.ModuleDict({"body": nn.Linear(4, 6), "convolution": nn.Conv1d(4, 6, 1)})
+    linear, convolution = Features(module, "body"), Features(module, "convolution")
+    linear.watch(module)
+    convolution.watch(module)
+    x = torch.randn(3, 6, 4)
+    torch.testing.assert_close(linear.of(module, x), module["body"](x).mean(1))
+    torch.testing.assert_close(convolution.of(module, x.mT), module["convolution"](x.mT).mean(2))
+
+
 def test_a_network_without_a_width_is_an_error() -> None:
     with pytest.raises(UserError, match="no layer up to 'body' says how many features"):
         Features(nn.ModuleDict({"body": nn.Tanh()}), "body")

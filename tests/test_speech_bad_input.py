@@ -86,7 +86,7 @@ def test_a_transcription_that_is_none(folder, capsys, entries, said):
         (["--data.mask_bins", "41"], "give at most 40 bins"),
         (["--data.heterogeneity", "2"], "heterogeneity is 2.0"),
         (["--data.dev_sessions", "0"], "dev_sessions is 0"),
-        (["--data.iterations", "0"], "data.iterations is 0"),
+        (["--data.iterations", "7"], "data.iterations is 7; it must be at least 8"),
         (["--data.on_error", "ignore"], "data.on_error is 'ignore'"),
     ],
 )
@@ -105,4 +105,4 @@ def test_the_extra_is_missing(folder, capsys, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     sentence = told(capsys, *manifest(folder, *ROWS))
     assert f"speech needs the package {package}" in sentence
-    assert 'pip install "lit_epgan[speech]"' in sentence
+    assert 'pip install -e ".[speech]"' in sentence

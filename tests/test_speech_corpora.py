@@ -12,7 +12,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.speech.audio import read_audio, readable
 from lit_epgan.speech.corpora import chime5, from_manifest
 from lit_epgan.speech.lexicon import cmudict
-from lit_epgan.speech.manifest import plain_words, read_manifest
+from lit_epgan.speech.manifest import Recording, plain_words, read_manifest, write_manifest
 from lit_epgan.speech.sentences import POOLS, TOPICS, pool_of, sentences, vocabulary
 from lit_epgan.speech.sessions import FAMILIES, MAIN_TOPIC, SNR, plan_sessions
 from lit_epgan.speech.stages import Stages, digest_of_result
@@ -133,23 +133,65 @@ def test_a_manifest_without_a_column_or_split_is_refused(tmp_path):
         from_manifest(manifest(tmp_path, ["S1,anna,two,a.wav,1.0,train"]))
 
 
-def test_words_of_a_transcript():
-    assert plain_words("Okay [laughs], that\u2019s the B-side, isn't it?") == "okay that's the b side isn't it"
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Okay [laughs], that\u2019s the B-side, isn't it?", "okay that's the b side isn't it"),
+        ("hello,world yes\u2014no wait...what and/or", "hello world yes no wait what and or"),
+        ("one\ttwo\nthree\u00a0four", "one two three four"),
+        ("hello] my [friend", "hello my friend"),
+        ("the U.S. and 'quoted' 'em", "the us and quoted 'em"),
+        ("[laughs]", ""),
+    ],
+)
+def test_words_of_a_transcript(text, words):
+    assert plain_words(text) == words
 
 
-@pytest.mark.parametrize("fault", ["text", "empty", "silent", "short", "cut"])
+def test_a_manifest_is_read_as_it_was_written(tmp_path):
+    audio = tone(tmp_path / "a.wav", 3.0)
+    rows = [
+        Recording("S1, kitchen", 'anna "a"', "two", audio, 1.0, "dev", start=1.5),
+        Recording("S2", "bert", "one two", audio, 0.5, "train"),
+    ]
+    write_manifest(tmp_path / "own.csv", rows)
+    assert read_manifest(tmp_path / "own.csv") == rows
+    write_manifest(tmp_path / "own.csv", rows[1:])
+    assert (tmp_path / "own.csv").read_text().splitlines() == [
+        "session,speaker,text,audio,seconds,split",
+        "S2,bert,one two,a.wav,0.5000,train",
+    ]
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000])
+def test_audio_of_another_rate_is_resampled_and_begins_where_it_should(tmp_path, rate):
+    """A tone of 500 Hz in the second half of the file: its part alone is read, and is 500 Hz at 16 kHz."""
+    t = np.arange(2 * rate) / rate
+    soundfile.write(tmp_path / "a.wav", 0.1 * np.sin(1000 * np.pi * t) * (t >= 1), rate)
+    heard = read_audio(Recording("S1", "anna", "two", tmp_path / "a.wav", 1.0, start=1.0))
+    assert len(heard) == RATE
+    wanted = 0.1 * np.sin(1000 * np.pi * np.arange(RATE) / RATE)
+    np.testing.assert_allclose(heard[500:-500], wanted[500:-500], atol=2e-3)
+
+
+@pytest.mark.parametrize("fault", ["text", "empty", "silent", "short", "cut", "number"])
 def test_bad_audio_is_named_and_refused_or_skipped(tmp_path, fault):
     good, bad = tone(tmp_path / "good.wav"), tmp_path / "bad.wav"
+    said = {"text": "cannot be read", "empty": "cannot be read", "silent": "silence", "short": r"shorter than 0\.1 s",
+            "cut": "holds 0.50 of 1.00 s", "number": "no numbers"}[fault]  # fmt: skip
     if fault == "text":
         bad.write_text("this is no audio")
     elif fault == "empty":
         bad.write_bytes(b"")
     else:
-        n = {"silent": RATE, "short": 10, "cut": RATE // 2}[fault]
-        soundfile.write(bad, 0.1 * np.sin(np.arange(n)) * (fault != "silent"), RATE)
-    rows = ["S1,anna,two,bad.wav,1.0,train", "S1,anna,two,good.wav,1.0,train"]
+        n = {"silent": RATE, "short": RATE // 20, "cut": RATE // 2, "number": RATE}[fault]
+        samples = 0.1 * np.sin(np.arange(n)) * (fault != "silent")
+        samples[0] = np.nan if fault == "number" else 0.0
+        soundfile.write(bad, samples, RATE, subtype="FLOAT")
+    seconds = 0.05 if fault == "short" else 1.0
+    rows = [f"S1,anna,two,bad.wav,{seconds},train", "S1,anna,two,good.wav,1.0,train"]
     recordings = read_manifest(manifest(tmp_path, rows))
-    with pytest.raises(UserError, match=r"bad\.wav .* --data\.on_error skip"):
+    with pytest.raises(UserError, match=rf"bad\.wav .*{said}.* --data\.on_error skip"):
         list(readable(recordings, "refuse", []))
     skipped = []
     assert [r.audio for r, _ in readable(recordings, "skip", skipped)] == [good]

@@ -1,6 +1,8 @@
 """Speech as a federation: what a chunk is, who holds which, and that nothing is made twice."""
 
 import shutil
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,7 +74,7 @@ def test_what_is_made_is_kept(settings, monkeypatch):
     second = SpeechDataModule(**settings).utterances("eval")
     assert all(torch.equal(a.mel, b.mel) and torch.equal(a.pdfs, b.pdfs) for a, b in zip(first, second, strict=True))
     with pytest.raises(AssertionError, match="made anew"):
-        SpeechDataModule(**(settings | {"iterations": 7})).utterances("eval")
+        SpeechDataModule(**(settings | {"iterations": 9})).utterances("eval")
 
 
 def test_a_users_manifest_with_a_broken_file(settings, tmp_path):
@@ -89,7 +91,7 @@ def test_a_users_manifest_with_a_broken_file(settings, tmp_path):
     given = {"manifest": str(tmp_path / "manifest.csv"), "cache_dir": str(tmp_path / "cache"), "workers": 1}
     with pytest.raises(UserError, match=r"2\.flac cannot be read"):
         SpeechDataModule(**given).prepare_data()
-    data = SpeechDataModule(**given, on_error="skip", iterations=3, gaussians=150)
+    data = SpeechDataModule(**given, on_error="skip", iterations=8, gaussians=150)
     with pytest.warns(UserWarning, match=r"left out 1 utterances: .*2\.flac"):
         data.prepare_data()
     kept = data.utterances("train")
@@ -102,14 +104,25 @@ def test_two_corpora_are_one_too_many():
         SpeechDataModule(manifest="a", chime5="b")
 
 
+def test_what_is_unknown_and_what_cannot_be_is_said(settings, speech_cache, monkeypatch):
+    with pytest.raises(UserError, match=r"data\.partition is 'i\.i\.d\.'; it must be one of sessions, iid, pooled"):
+        SpeechDataModule(**settings, partition="i.i.d.")
+    data = SpeechDataModule(**settings)
+    prepared = replace(data.prepared, unknown=Counter({"kubernetes": 3, "7": 1}))
+    assert not data.prepared.unknown
+    monkeypatch.setattr("datamodules.speech.prepare", lambda *_: prepared)
+    with pytest.warns(UserWarning, match=r"no pronunciation of 2 words, said 4 times \(kubernetes, 7\)"):
+        SpeechDataModule(**settings).prepare_data()
+
+
 def test_features_of_two_processes_are_those_of_one(settings, tmp_path):
     """With the features removed they are computed again, and what was made of them is found under their digest."""
     SpeechDataModule(**settings).prepare_data()
     cache = shutil.copytree(settings["cache_dir"], tmp_path / "cache")
-    before = {path.name: digest_of_result(path) for path in cache.rglob("*-*-*")}
+    before = {path.name: digest_of_result(path) for path in cache.rglob("[!.]*-*-*")}
     removed = list(cache.rglob("features-1-*"))
     for folder in removed:
         shutil.rmtree(folder)
     assert len(removed) == 6
     SpeechDataModule(**settings | {"cache_dir": str(cache), "workers": 2}).prepare_data()
-    assert {path.name: digest_of_result(path) for path in cache.rglob("*-*-*")} == before
+    assert {path.name: digest_of_result(path) for path in cache.rglob("[!.]*-*-*")} == before

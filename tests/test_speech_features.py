@@ -51,5 +51,5 @@ def test_each_speaker_has_mean_zero_and_variance_one():
 
 def test_a_missing_package_is_one_sentence_that_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "kaldifst", None)
-    with pytest.raises(UserError, match=r'kaldifst.*pip install "lit_epgan\[speech\]"'):
+    with pytest.raises(UserError, match=r'kaldifst.*pip install -e "\.\[speech\]"'):
         speech_package("kaldifst")

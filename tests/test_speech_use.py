@@ -4,12 +4,17 @@ import shutil
 from types import SimpleNamespace
 
 import jiwer
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from callbacks.word_error_rate import WordErrorRate, lowest
+from callbacks.word_error_rate import WordErrorRate, log_posteriors, lowest
+from lit_epgan.acoustic import AcousticModel
 from lit_epgan.cli import main
 from lit_epgan.errors import UserError
+from lit_epgan.networks.acoustic import SRUAcousticNetwork
+from lit_epgan.speech.decoding import Decoder
 from tests.speech import words_of_miniature
 
 SMALL = ["--model.network.hidden", "16", "--model.network.layers", "1", "--model.network.projection", "16"]
@@ -82,6 +87,21 @@ def test_the_scale_is_chosen_on_development_sessions_alone():
         decoder=SimpleNamespace(words=lambda scores, scale: "one two" if scale == 0.125 else "one"),
     )
     assert WordErrorRate()._best_scale(data, [None]) == (0.125, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_posteriors_of_utterances_of_any_length_and_of_networks_of_any_precision(dtype):
+    module = AcousticModel(SRUAcousticNetwork(200, 8, 1, 8, 123)).to(dtype)
+    lengths = [7, 20, 33]
+    scores = log_posteriors(module, [SimpleNamespace(mel=torch.randn(n, 40)) for n in lengths])
+    assert [len(each) for each in scores] == lengths
+    assert all(each.dtype == np.float32 and np.isfinite(each).all() for each in scores)
+
+
+def test_posteriors_that_are_no_numbers_are_not_decoded():
+    decoder = object.__new__(Decoder)
+    with pytest.raises(UserError, match=r"diverged; lower model\.lr"):
+        decoder.words(np.full((3, 123), np.nan), 0.1)
 
 
 def test_other_data_cannot_be_decoded():

@@ -11,7 +11,8 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.networks.modes import evaluating
 
-WIDTHS = ("out_features", "out_channels", "num_features", "num_channels")  # what layers call their number of outputs
+# what layers call their number of outputs, and the dimension of an output at which it is
+WIDTHS = {"out_features": -1, "out_channels": 1, "num_features": 1, "num_channels": 1}
 
 
 class Features:
@@ -35,7 +36,7 @@ class Features:
                 f"{', '.join(own or known)}"
             )
         self.name = name
-        self.width = self._width(module)
+        self.width, self._at = self._width(module)
         self._handle: RemovableHandle | None = None
         self._rows = 0
         self._caught: Tensor | None = None
@@ -91,25 +92,26 @@ class Features:
 
     def _pooled(self, features: Tensor) -> Tensor:
         """Means over positions: convolutions have their channels at dimension 1, sequences their features last."""
-        if features.dim() > 1 and features.shape[1] == self.width:
-            return features.flatten(2).mean(2) if features.dim() > 2 else features
-        if features.shape[-1] == self.width:
-            return features.flatten(1, -2).mean(1)
+        for dimension in (self._at, -1, 1):  # the layer's own first: a sequence may have as many frames as features
+            if features.dim() > 1 and features.shape[dimension] == self.width:
+                return features.movedim(dimension, 1).flatten(2).mean(2) if features.dim() > 2 else features
         raise UserError(
             f"the features {self.name!r} have the shape {tuple(features.shape)}, and neither their second nor their "
             f"last dimension is {self.width}, as the layers before say: take them from another submodule"
         )
 
-    def _width(self, module: nn.Module) -> int:
-        width, reached = 0, False
+    def _width(self, module: nn.Module) -> tuple[int, int]:
+        """The number of features, and the dimension at which they are."""
+        width, at, reached = 0, 1, False
         for name, submodule in module.get_submodule(self.network).named_modules(prefix=self.network):
             if reached and not name.startswith(self.name + "."):
                 break
             reached = reached or name == self.name
-            width = next((int(getattr(submodule, w)) for w in WIDTHS if hasattr(submodule, w)), width)
+            said = ((int(getattr(submodule, key)), where) for key, where in WIDTHS.items() if hasattr(submodule, key))
+            width, at = next(said, (width, at))
         if width == 0:
             raise UserError(
                 f"no layer up to {self.name!r} says how many features it gives: take them from a linear or a "
                 "convolutional layer, or from what follows one"
             )
-        return width
+        return width, at

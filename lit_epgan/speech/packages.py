@@ -20,7 +20,7 @@ def speech_package(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingFileError(
-            f'speech needs the package {name} ({error}): run `pip install "lit_epgan[speech]"`.'
+            f'speech needs the package {name} ({error}): run `pip install -e ".[speech]"` in the checkout.'
         ) from error
 
 

@@ -1,6 +1,7 @@
 """From recordings to what is trained and decoded: features, alignments, decoding graph; each kept, none made twice."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -57,12 +58,14 @@ class Prepared:
         decoder: from scores to words.
         mixtures: the Gaussian mixtures that aligned it.
         skipped: a sentence for everything that was left out.
+        unknown: how often each word without a pronunciation is said.
     """
 
     utterances: dict[Split, dict[str, list[Utterance]]]
     decoder: Decoder
     mixtures: Mixtures
     skipped: list[str]
+    unknown: Counter[str]
 
     def errors_of_mixtures(self, split: Split, scale: float) -> list[WordErrors]:
         """The errors of decoding every utterance of a split with the Gaussian mixtures, at an acoustic scale."""
@@ -88,12 +91,12 @@ def prepare(
     Args:
         corpus: what is said where.
         stages: where results are kept.
-        iterations, gaussians: of the Gaussian mixtures' training.
+        iterations, gaussians: of the Gaussian mixtures' training, see ``alignment.train_mixtures``.
         on_error: an audio file that cannot be used is refused, or skipped.
         workers: processes that compute features.
 
     Raises:
-        UserError: names audio that cannot be used, a session that has none, or words without pronunciation.
+        UserError: names audio that cannot be used, or a session that has none; no word has a pronunciation.
     """
     sessions: dict[tuple[Split, str], list[Recording]] = {}
     for each in corpus.recordings:
@@ -127,7 +130,8 @@ def prepare(
     decoder = Decoder(fst, phones, vocabulary, log_prior(trained, PDFS))
     failed = [u.recording for own in utterances["train"].values() for u in own if u.pdfs[0] == UNALIGNED]
     skipped += [f"{each.audio}: no alignment of {each.text!r} was found" for each in failed]
-    return Prepared(utterances, decoder, mixtures, skipped)
+    unknown = Counter(w for each in corpus.recordings for w in each.text.split() if w not in words.words)
+    return Prepared(utterances, decoder, mixtures, skipped, unknown)
 
 
 def _feature_folders(

@@ -45,14 +45,15 @@ class Stages:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         make(beside)
-        os.sync()  # a list that outlives a power cut must not stand for files that have not
+        _flush(beside)  # a list that outlives a power cut must not stand for files that have not
         write_text(beside / CONTENTS, json.dumps(_contents(beside), indent=1), durable=True)
         try:
             beside.rename(folder)
         except OSError:  # there is one; another process may have made it in the meantime, and be reading it
             if not is_whole(folder):
-                shutil.rmtree(folder)
+                damaged = folder.rename(folder.with_name(f"{beside.name}.damaged{PART}"))  # one process gets it
                 beside.rename(folder)
+                shutil.rmtree(damaged, ignore_errors=True)
         shutil.rmtree(beside, ignore_errors=True)
         return folder
 
@@ -102,6 +103,14 @@ def _is_alive(process: int) -> bool:
     except PermissionError:  # another user's
         return True
     return True
+
+
+def _flush(folder: Path) -> None:
+    """Wait until the disk has the folder's files."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 def _contents(folder: Path) -> dict[str, tuple[int, str]]:
