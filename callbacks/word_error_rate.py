@@ -77,7 +77,8 @@ class WordErrorRate(RoundEvaluation):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         dev = data.utterances("dev")
         if not trainer.testing:
-            some = dev[:: max(1, len(dev) // self.utterances)]
+            count = min(self.utterances, len(dev))
+            some = [dev[i * len(dev) // count] for i in range(count)]
             errors = self._errors(data, some, log_posteriors(pl_module, some), self.scale)
             pl_module.log("wer_dev", total([e for e, _ in errors]).rate, sync_dist=True)
         is_last = trainer.state.fn == "fit" and trainer.current_epoch + 1 == trainer.max_epochs

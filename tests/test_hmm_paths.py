@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_epgan.speech.alignment import SELF_LOOP_SCALE, aligned, training_graphs
-from lit_epgan.speech.hmm import PDFS, forward, phone_models, viterbi
+from lit_epgan.speech.alignment import aligned, training_graphs
+from lit_epgan.speech.hmm import PDFS, SELF_LOOP_SCALE, forward, phone_models, viterbi
 from lit_epgan.speech.lexicon import lexicon
 
 STATES, FRAMES = 3, 5

@@ -11,11 +11,11 @@ import numpy as np
 from lit_epgan.errors import UserError
 from lit_epgan.speech.features import Frames
 from lit_epgan.speech.gmm import Mixtures
-from lit_epgan.speech.hmm import PDFS, PhoneModels
+from lit_epgan.speech.hmm import PDFS, SELF_LOOP_SCALE, PhoneModels
 from lit_epgan.speech.lexicon import Lexicon
 from lit_epgan.speech.packages import speech_package
 
-ACOUSTIC_SCALE, SELF_LOOP_SCALE = 0.1, 0.1  # Kaldi's recipes'
+ACOUSTIC_SCALE = 0.1  # Kaldi's recipes'
 RETRY_BEAM = 4  # times the beam
 SETTLING = 6  # iterations at the end in which no Gaussian is split
 FEWEST = SETTLING + 2  # iterations with which any is

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_epgan.speech.hmm import PhoneModels
+from lit_epgan.speech.hmm import SELF_LOOP_SCALE, PhoneModels
 from lit_epgan.speech.lexicon import Lexicon
 from lit_epgan.speech.packages import silenced, speech_package
 
 ORDER = 3
-SELF_LOOP_SCALE = 0.1
 
 
 def grammar(lexicon: Lexicon, texts: Sequence[str]) -> Any:

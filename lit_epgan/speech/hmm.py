@@ -14,6 +14,7 @@ from lit_epgan.speech.packages import speech_package
 
 STATES = 3  # of a phone
 PDFS = STATES * len(PHONES)
+SELF_LOOP_SCALE = 0.1  # of the log probabilities of staying in a state, while aligning and decoding; Kaldi's recipes'
 
 
 @dataclass
