@@ -1,14 +1,17 @@
 """What a study may ask for beside a mean: prices, changes against the baseline, published values, all pairs."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from lit_epgan.errors import UserError
+from lit_epgan.study import plots
 from lit_epgan.study.command import study
 from lit_epgan.study.plan import read_study
-from lit_epgan.study.report import write_report
+from lit_epgan.study.report import print_table, write_report
 from lit_epgan.study.run import runs_of
 from lit_epgan.study.table import best, cell_text, tabulate
 from tests.studies import run_quietly, write_plan, write_stand_in
@@ -52,6 +55,35 @@ def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, 
     assert [path.name for path in (tmp_path / "out").glob("curve-*.png")] == ["curve-fd.png"]
     assert rows["clever"].rounds == 3
     assert rows["clever"].round_seconds == pytest.approx(rows["clever"].seconds / 3)
+
+
+def test_on_a_narrow_terminal_the_methods_keep_their_names(plan: Path, tmp_path: Path) -> None:
+    prices = "".join(f"  price{k}: {{metric: classes, better: neither, title: price {k}}}\n" for k in range(9))
+    rewritten(plan, "  cls: {metric: classes, better: higher, title: classes}\n", prices)
+    trial = read_study(plan)
+    runs = runs_of(trial, tmp_path / "out")
+    run_quietly(runs, write_stand_in(tmp_path))
+
+    def shown(width: int) -> str:
+        console = Console(file=io.StringIO(), width=width)
+        print_table(trial, tabulate(trial, runs), console)
+        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+    for width in (60, 200):
+        assert "Clever" in shown(width)
+        assert "Frechet" in shown(width)
+    assert "price" in shown(200)
+    assert "price" not in shown(60)
+
+
+def test_what_is_measured_once_is_not_drawn(plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = read_study(plan)
+    runs = runs_of(trial, tmp_path / "out")
+    run_quietly(runs, write_stand_in(tmp_path))
+    curve = plots.curve
+    monkeypatch.setattr(plots, "curve", lambda run, name: curve(run, name)[-1:])
+    write_report(trial, runs, tmp_path / "out", "study")
+    assert not list((tmp_path / "out").glob("curve-*.png"))
 
 
 def test_changes_against_the_baseline(plan: Path, tmp_path: Path) -> None:

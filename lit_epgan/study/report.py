@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +12,7 @@ from lit_epgan.atomic import replacing, write_text
 from lit_epgan.study import plots
 from lit_epgan.study.page import Picture, page
 from lit_epgan.study.pairwise import markdown, pairwise
-from lit_epgan.study.plan import Study
+from lit_epgan.study.plan import Metric, Study
 from lit_epgan.study.run import Run
 from lit_epgan.study.table import Cell, Row, best, cell_text, seconds_text, tabulate, write_tables
 
@@ -47,7 +48,17 @@ def missing_metrics(study: Study, rows: Sequence[Row]) -> list[str]:
 
 
 def print_table(study: Study, rows: Sequence[Row], console: Console) -> None:
-    """The table on the terminal: means and standard deviations; the page has the tests as well."""
+    """The table on the terminal: means and standard deviations; the page has the tests as well.
+
+    Where it is too wide for the terminal, columns by which nothing is judged are left to the page.
+    """
+    table = _table(study, rows, study.metrics)
+    if sum((column.min_width or 0) + 1 for column in table.columns) > console.width:
+        table = _table(study, rows, study.judged)
+    console.print(table)
+
+
+def _table(study: Study, rows: Sequence[Row], metrics: Sequence[Metric]) -> Table:
     table = Table(
         title=study.title,
         title_justify="left",
@@ -56,17 +67,25 @@ def print_table(study: Study, rows: Sequence[Row], console: Console) -> None:
         pad_edge=False,
         collapse_padding=True,
     )
-    table.add_column("method", vertical="bottom", min_width=18)
+    headings = [*(metric.heading for metric in metrics), "runs", "seconds"]
+    lines = [
+        [
+            *(cell_text(Cell(row.cells[metric.name].values)) for metric in metrics),
+            str(row.runs),
+            seconds_text(row.seconds),
+        ]
+        for row in rows
+    ]
     # on a narrow terminal the methods' names are broken, not the numbers
-    for heading in (*(metric.heading for metric in study.metrics), "runs", "seconds"):
-        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
-    for row in rows:
-        cells = []
-        for metric in study.metrics:
-            text = cell_text(Cell(row.cells[metric.name].values))
-            cells.append(f"[bold green]{text}[/]" if row.method.name in best(rows, metric) else text)
-        table.add_row(row.method.title, *cells, str(row.runs), seconds_text(row.seconds))
-    console.print(table)
+    table.add_column("method", vertical="bottom", min_width=18)
+    for heading, *cells in zip(headings, *lines, strict=True):
+        width = max(map(len, [*heading.split(), *cells]))
+        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True, min_width=width)
+    for row, cells in zip(rows, lines, strict=True):
+        bold = [row.method.name in best(rows, metric) for metric in metrics] + [False, False]
+        shown = [f"[bold green]{text}[/]" if mark else text for text, mark in zip(cells, bold, strict=True)]
+        table.add_row(row.method.title, *shown)
+    return table
 
 
 def _grids(study: Study, rows: Sequence[Row], runs: Sequence[Run], output: Path) -> list[Picture]:
@@ -84,8 +103,8 @@ def _curves(study: Study, runs: Sequence[Run], output: Path) -> list[Picture]:
     pictures = []
     for metric in (each for each in study.judged if each.after is None):
         figure = plots.curves(study, metric, runs)
-        if not figure.axes[0].lines:
-            continue
+        if not any(np.size(line.get_xdata()) > 1 for line in figure.axes[0].lines):
+            continue  # of a metric that is measured once there is nothing to draw
         path = output / f"curve-{metric.name}.png"
         plots.save(figure, path)
         spread = "; mean over the seeds, shaded from the lowest to the highest" if len(study.seeds) > 1 else ""
