@@ -148,7 +148,7 @@ def test_inception_passes_bytes_to_torch_fidelitys_network(tmp_path: Path, monke
 def test_missing_lite0_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "lite0" in name else find(name))
-    with pytest.raises(UserError, match=r"lit_epgan\[lite0\]"):
+    with pytest.raises(UserError, match=r'pip install -e "\.\[lite0\]"'):
         feature_extractor("lite0")
 
 
