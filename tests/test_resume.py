@@ -67,18 +67,14 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
 
 
-def test_networks_and_sites_of_the_algorithm_come_back(tmp_path: Path) -> None:
-    """The tilted prior keeps f, its optimizer, the sites and the mixture's weights beside the model."""
-    options = ("--module", "gan", "--algorithm", "tilted", "--optimizer-state", "keep")
-    run(tmp_path / "whole", *options)
-    run_until(tmp_path / "killed", "rank 0 round 2 batch 5", *options)
-    run(tmp_path / "killed", *options, "--resume")
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
-
-
-def test_a_recogniser_with_a_gans_features_comes_back(tmp_path: Path) -> None:
-    """Three optimizers, the sampler's noise, the discriminators of before, and the prior of all three networks."""
-    options = ("--module", "speech_gan", "--algorithm", "tilted_acoustic", "--optimizer-state", "keep")
+@pytest.mark.parametrize(
+    ("module", "algorithm"),
+    [("gan", "tilted"), ("speech_gan", "tilted_acoustic")],
+    ids=["f, its optimizer, sites and weights", "three optimizers, the sampler's noise, discriminators of before"],
+)
+def test_what_stands_beside_the_model_comes_back(tmp_path: Path, module: str, algorithm: str) -> None:
+    """The tilted prior's networks and sites, around a GAN and around a recogniser with a GAN's features."""
+    options = ("--module", module, "--algorithm", algorithm, "--optimizer-state", "keep")
     run(tmp_path / "whole", *options)
     run_until(tmp_path / "killed", "rank 0 round 2 batch 5", *options)
     run(tmp_path / "killed", *options, "--resume")
