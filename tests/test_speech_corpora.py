@@ -141,6 +141,7 @@ def test_a_manifest_without_a_column_or_split_is_refused(tmp_path):
         ("one\ttwo\nthree\u00a0four", "one two three four"),
         ("hello] my [friend", "hello my friend"),
         ("the U.S. and 'quoted' 'em", "the us and quoted 'em"),
+        ("It ends.I went 3.5 miles", "it ends i went 3 5 miles"),
         ("[laughs]", ""),
     ],
 )

@@ -99,7 +99,7 @@ def _recording(path: Path, number: int, row: dict[str, str | None]) -> Recording
 def plain_words(text: str) -> str:
     """Words in lower case without punctuation; what stands in brackets, such as [laughs], is no word."""
     spoken = re.sub(r"\[[^\]]*\]", " ", text.lower().replace("\u2019", "'"))
-    spoken = re.sub(r"(?<=\w)\.(?=\w\b)", "", spoken)  # u.s.
+    spoken = re.sub(r"(?<=\b[a-z])\.(?=[a-z]\b)", "", spoken)  # u.s.
     words = "".join(letter if letter.isalnum() or letter == "'" else " " for letter in spoken).split()
     bare = [word if word.strip("'") in ("em", "cause") else word.strip("'") for word in words]
     return " ".join(word for word in bare if word)

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,13 @@ class Stages:
             beside.rename(folder)
         except OSError:  # there is one; another process may have made it in the meantime, and be reading it
             if not is_whole(folder):
-                damaged = folder.rename(folder.with_name(f"{beside.name}.damaged{PART}"))  # one process gets it
-                beside.rename(folder)
+                damaged = folder.with_name(f"{_mine(folder)}{os.getpid()}.damaged{PART}")
+                with suppress(OSError):  # another process was faster to put it aside, or to put its own there
+                    folder.rename(damaged)
+                    beside.rename(folder)
                 shutil.rmtree(damaged, ignore_errors=True)
+                if not is_whole(folder):
+                    raise
         shutil.rmtree(beside, ignore_errors=True)
         return folder
 
@@ -90,7 +95,7 @@ def _mine(folder: Path) -> str:
 
 def _remove_leftovers(folder: Path) -> None:
     for part in folder.parent.glob(f"{_mine(folder)}*{PART}"):
-        number = part.name.removeprefix(_mine(folder)).removesuffix(PART)
+        number = part.name.removeprefix(_mine(folder)).split(".")[0]
         if number.isdecimal() and not _is_alive(int(number)):
             shutil.rmtree(part, ignore_errors=True)
 
