@@ -20,6 +20,7 @@ from callbacks.trainer_options import check_module, check_trainer, save_between_
 from datamodules.base import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FederatedAlgorithm, FlatParameters, OptimizedParameters, Server
+from lit_epgan.precision import no_autocast
 
 
 class FederationCallback(Callback):
@@ -136,7 +137,8 @@ class FederationCallback(Callback):
         @torch.no_grad()
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if self._round is not None and self._round.client is not None:
-                self.algorithm.after_step(self._round.client, optimized)
+                with no_autocast(self.server.parameters.device):
+                    self.algorithm.after_step(self._round.client, optimized)
 
         return optimized.optimizer.register_step_post_hook(after_step)
 
@@ -171,11 +173,13 @@ class FederationCallback(Callback):
             pl_module.log_dict(self._round.budget)
 
     # A local step -----------------------------------------------------------------------------------------------------
+    # a module that steps its optimizers by itself does so under autocast, which algorithms must not see
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if self._round is None or self._round.client is None or not self.algorithm.overrides("extra_loss"):
             return
-        extra = self.algorithm.extra_loss(self._round.client)
+        with no_autocast(loss.device):
+            extra = self.algorithm.extra_loss(self._round.client)
         if extra is None:
             return
         extra = extra / trainer.accumulate_grad_batches
@@ -187,8 +191,9 @@ class FederationCallback(Callback):
     @torch.no_grad()
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if self._round is not None and self._round.client is not None:
-            self.algorithm.adjust_gradients(self._round.client, self._adjusted[id(optimizer)])
-            self._networks.step()
+            with no_autocast(pl_module.device):
+                self.algorithm.adjust_gradients(self._round.client, self._adjusted[id(optimizer)])
+                self._networks.step()
 
     # The end, and checkpoints -----------------------------------------------------------------------------------------
 

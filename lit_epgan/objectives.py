@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_epgan.errors import UserError
+from lit_epgan.precision import at_least_single, no_autocast
 
 ObjectiveName = Literal["wgan-gp", "lsgan", "non-saturating"]
 Loss = Callable[[Tensor], Tensor]
@@ -22,7 +23,10 @@ Loss = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """Losses of a score: l_real(D(x)) and l_fake(D(G(z))) for the discriminator, l_gen(D(G(z))) for the generator."""
+    """Losses of a score: l_real(D(x)) and l_fake(D(G(z))) for the discriminator, l_gen(D(G(z))) for the generator.
+
+    In single precision at least, also of scores under autocast.
+    """
 
     real: Loss
     fake: Loss
@@ -36,11 +40,11 @@ class Objective:
             fake: scores of generated rows (any batch, heads).
             weight: weights of the real rows (batch,) that sum to one; without them every row weighs 1 / batch.
         """
-        return weighted_mean(self.real(real), weight) + self.fake(fake).mean()
+        return weighted_mean(self.real(at_least_single(real)), weight) + self.fake(at_least_single(fake)).mean()
 
     def generator_loss(self, fake: Tensor) -> Tensor:
         """L_G = mean_i l_gen(D(G(z_i))) of scores ``fake`` (batch, heads)."""
-        return self.generator(fake).mean()
+        return self.generator(at_least_single(fake)).mean()
 
 
 def _half_square_to_one(scores: Tensor) -> Tensor:
@@ -72,7 +76,8 @@ def weighted_mean(values: Tensor, weight: Tensor | None = None) -> Tensor:
     """sum_i w_i values_i, then the mean over what trails; ``values`` (batch, ...), ``weight`` (batch,) sums to one."""
     if weight is None:
         return values.mean()
-    return (weight @ values.flatten(1)).mean() if values.dim() > 1 else weight @ values
+    with no_autocast(values.device):
+        return (weight @ values.flatten(1)).mean() if values.dim() > 1 else weight @ values
 
 
 def squared_gradient_norms(scores: Tensor, inputs: Tensor) -> Tensor:

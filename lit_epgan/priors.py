@@ -12,6 +12,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.networks.disjoint import disjoint_names
 from lit_epgan.networks.snapshots import Snapshots
 from lit_epgan.objectives import Objective
+from lit_epgan.precision import no_autocast
 
 Approximation = Literal["psa", "gma"]
 
@@ -131,10 +132,11 @@ class HistoryPrior(Prior):
             self.snapshots.take(discriminator if self.approximation == "psa" else generator)
 
     def generator_loss(self, generator: nn.Module, discriminator: nn.Module, fake: Tensor) -> Tensor:
-        """The prior's term; zero while there is no snapshot."""
-        if self.approximation == "psa":
-            return self.weight * self._past_objectives(discriminator, fake)
-        return -self.weight * self._log_mixture(generator)
+        """The prior's term, in the parameters' own precision; zero while there is no snapshot."""
+        with no_autocast(fake.device):
+            if self.approximation == "psa":
+                return self.weight * self._past_objectives(discriminator, fake)
+            return -self.weight * self._log_mixture(generator)
 
     def _past_objectives(self, discriminator: nn.Module, fake: Tensor) -> Tensor:
         """Mean over the snapshots i of J_G(theta; D^(i))."""
@@ -145,9 +147,7 @@ class HistoryPrior(Prior):
             scores = functional_call(form, self.snapshots.named(vector) | buffers, (fake.to(vector.dtype),))
             return self._objective.generator_loss(scores)
 
-        # autocast does not reach into vmap: the past is judged in the parameters' own precision
-        with torch.autocast(fake.device.type, enabled=False):
-            losses = vmap(past_objective, randomness="different")(self.snapshots.read())
+        losses = vmap(past_objective, randomness="different")(self.snapshots.read())
         filled = self.snapshots.filled
         mean: Tensor = filled @ losses / filled.sum().clamp_min(torch.finfo(filled.dtype).tiny)
         return mean

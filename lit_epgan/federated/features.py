@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 from lit_epgan.errors import UserError
 from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.networks.modes import evaluating
+from lit_epgan.precision import at_least_single
 
 # what layers call their number of outputs, and the dimension of an output at which it is
 WIDTHS = {"out_features": -1, "out_channels": 1, "num_features": 1, "num_channels": 1}
@@ -57,9 +58,9 @@ class Features:
         self._rows, self._caught = rows, None
 
     def take(self) -> Tensor | None:
-        """What was caught (rows, width), with its graph; None if nothing was, or it is taken already."""
+        """What was caught (rows, width), with its graph, in float32 at least; None if nothing was, or it is taken."""
         caught, self._caught = self._caught, None
-        return None if caught is None else self._pooled(caught)
+        return None if caught is None else self._pooled(at_least_single(caught))
 
     @torch.no_grad()
     def of(self, module: nn.Module, rows: Tensor) -> Tensor:

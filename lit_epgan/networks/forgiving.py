@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, replace_all_batch_norm_modules_, vmap
 
+from lit_epgan.precision import no_autocast
+
 
 class ForgiverFirst(nn.Module):
     """D(x) = sum_k w_k(x) D_k(x), w(x) = softmax_k(lambda D_k(x)): F2A's aggregate (Yonetani et al. 2019).
@@ -39,6 +41,6 @@ class ForgiverFirst(nn.Module):
             return scores
 
         # autocast does not reach into vmap: the discriminators judge in their parameters' own precision
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x.device):
             scores = vmap(one, randomness="different")(self.stacked)
         return (torch.softmax(self.forgiveness * scores, dim=0) * scores).sum(0)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
 from lit_epgan.networks.sizes import check_positive
+from lit_epgan.precision import at_least_single, no_autocast
 
 
 class SRULayer(nn.Module):
@@ -35,10 +36,9 @@ class SRULayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """h (frames, batch, hidden) of ``x`` (frames, batch, inputs), from c_0 = 0."""
-        products = self.weight(x).unflatten(-1, (-1, self.bias.shape[1]))
-        products = products.to(torch.promote_types(products.dtype, torch.float32))
+        products = at_least_single(self.weight(x).unflatten(-1, (-1, self.bias.shape[1])))
         z, forget, output, *skip = products.unbind(2)
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x.device):
             cells = recurrence(z, forget + self.bias[0], self.peephole[0])
             # the output gates wait for no other: all frames at once
             gates = torch.addcmul(output + self.bias[1], self.peephole[1], before(cells)).sigmoid()

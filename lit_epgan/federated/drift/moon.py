@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lit_epgan.errors import UserError
 from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server
+from lit_epgan.precision import at_least_single
 
 
 def contrast(now: Tensor, server: Tensor, previous: Tensor, temperature: float) -> Tensor:
@@ -17,7 +18,8 @@ def contrast(now: Tensor, server: Tensor, previous: Tensor, temperature: float) 
 
     (Li, He and Song 2021, equation 3.) Representations are (rows, ...), flattened.
     """
-    similar = [F.cosine_similarity(now.flatten(1), other.flatten(1)) for other in (server, previous)]
+    now, server, previous = (at_least_single(z).flatten(1) for z in (now, server, previous))
+    similar = [F.cosine_similarity(now, other) for other in (server, previous)]
     logits = torch.stack(similar, 1) / temperature
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
 
@@ -67,7 +69,7 @@ class MOON(FederatedAlgorithm):
         if self._caught is None:
             return None
         (inputs, named, now), self._caught = self._caught, None
-        with torch.no_grad():
+        with torch.no_grad(), self._autocast:  # as the module's own pass
             server, previous = (self._evaluate(client, each, inputs, named) for each in (self._server, self._previous))
         return self.mu * contrast(now, server, previous, self.temperature)
 
@@ -84,6 +86,10 @@ class MOON(FederatedAlgorithm):
         self._handle = None
 
     def _catch(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
+        device = output.device.type
+        self._autocast = torch.autocast(
+            device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device)
+        )
         self._caught = inputs, named, output
 
     def _evaluate(
