@@ -123,7 +123,7 @@ class WordErrorRate(RoundEvaluation):
 
 
 def lowest(scales: Sequence[float], rate: Callable[[float], float]) -> tuple[float, float]:
-    """The scale of the lowest rate, and the rate: upwards from the smallest until rates rise, for they fall before."""
+    """The scale of the lowest rate, and the rate: upwards from the smallest until rates rise, taken to fall before."""
     best = (0.0, math.inf)
     for scale in sorted(scales):
         found = rate(scale)

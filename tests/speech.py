@@ -16,6 +16,14 @@ MINIATURE: dict[str, Any] = {
 }
 
 
+# what makes the results of the stages, under lit_epgan.speech
+MAKERS = ("synthesis._speak_session", "preparation._write_features", "preparation._align", "preparation.decoding_graph")
+
+
+# what makes the results of the stages, under lit_epgan.speech
+MAKERS = ("synthesis._speak_session", "preparation._write_features", "preparation._align", "preparation.decoding_graph")
+
+
 def words_of_miniature(cache: Any) -> list[str]:
     """The miniature as words of the command line."""
     settings = MINIATURE | {"cache_dir": cache}

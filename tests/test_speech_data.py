@@ -12,8 +12,9 @@ from datamodules.speech import SpeechDataModule, chunks_of
 from lit_epgan.errors import UserError
 from lit_epgan.speech.features import chunk_starts
 from lit_epgan.speech.preparation import UNALIGNED, Utterance
+from lit_epgan.speech.sentences import pool_of
 from lit_epgan.speech.stages import digest_of_result
-from tests.speech import MINIATURE
+from tests.speech import MAKERS, MINIATURE
 
 
 @pytest.fixture
@@ -59,8 +60,13 @@ def test_features_are_normalised_by_speaker_and_aligned(settings):
     torch.testing.assert_close(frames.mean(0), torch.zeros(40), atol=1e-3, rtol=0)
     torch.testing.assert_close(frames.std(0), torch.ones(40), atol=1e-2, rtol=0)
     assert all(len(u.pdfs) == len(u.mel) and u.pdfs[0] != UNALIGNED for u in own)
-    texts = {split: {u.recording.text for u in data.utterances(split)} for split in ("train", "dev", "eval")}
-    assert not texts["train"] & texts["eval"]
+
+
+def test_sentences_of_the_splits_and_of_the_grammar_are_from_different_pools(settings):
+    corpus = SpeechDataModule(**settings)._corpus()
+    for split in ("train", "dev", "eval"):
+        assert {pool_of(r.text) for r in corpus.recordings if r.split == split} == {split}
+    assert {pool_of(sentence) for sentence in corpus.grammar} == {"language model"}
 
 
 def test_what_is_made_is_kept(settings, monkeypatch):
@@ -69,7 +75,7 @@ def test_what_is_made_is_kept(settings, monkeypatch):
     def never(*_):
         raise AssertionError("made anew")
 
-    for name in ("synthesis._speak_session", "preparation._write_features", "preparation._align"):
+    for name in MAKERS:
         monkeypatch.setattr(f"lit_epgan.speech.{name}", never)
     second = SpeechDataModule(**settings).utterances("eval")
     assert all(torch.equal(a.mel, b.mel) and torch.equal(a.pdfs, b.pdfs) for a, b in zip(first, second, strict=True))

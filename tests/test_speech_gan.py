@@ -30,7 +30,7 @@ class Recorder:
         self.gradients.append([p.grad.clone() for p in self.network.parameters() if p.grad is not None])
 
 
-def test_cross_entropy_trains_the_discriminator_a_tenth_as_the_gan_would(monkeypatch):
+def test_cross_entropy_weighs_ten_times_the_gan_in_the_discriminator(monkeypatch):
     module = speech_gan(gan_weight=0.1)
     monkeypatch.setattr(module, "manual_backward", lambda loss: loss.backward())
     monkeypatch.setattr(module, "log", lambda *_, **__: None)

@@ -13,7 +13,7 @@ from datamodules.speech import SpeechDataModule
 from lit_epgan.speech.audio import read_audio
 from lit_epgan.speech.stages import CONTENTS, PART, Stages, _mine, is_whole
 from tests.processes import started
-from tests.speech import MINIATURE
+from tests.speech import MAKERS, MINIATURE
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def test_a_build_that_is_killed_again_and_again(tmp_path, monkeypatch):
     assert kept.items() <= now.items()
     assert sorted(name.split("-")[0] for name in now) == ["alignment", *["features"] * 6, "graph", *["session"] * 6]
     assert not list(cache.glob(f".*{PART}"))
-    for made in ("synthesis._speak_session", "preparation._write_features", "preparation._align"):
+    for made in MAKERS:
         monkeypatch.setattr(f"lit_epgan.speech.{made}", None)
     data = SpeechDataModule(**MINIATURE, cache_dir=str(cache))
     for split, sessions in (("train", 3), ("dev", 1), ("eval", 2)):

@@ -91,8 +91,6 @@ def _recording(path: Path, number: int, row: dict[str, str | None]) -> Recording
     if not (0 < seconds < float("inf") and 0 <= start < float("inf")):
         raise UserError(f"{where}: seconds must be positive and start not negative.")
     audio = path.parent / values["audio"]
-    if not audio.is_file():
-        raise UserError(f"{where}: there is no file {audio}.")
     return Recording(values["session"], values["speaker"], plain_words(values["text"]), audio, seconds, split, start)
 
 

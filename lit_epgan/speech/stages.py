@@ -30,8 +30,8 @@ class Stages:
         """The folder that ``make`` filled for ``came_from``, now or on another day.
 
         ``make`` writes into a folder beside it. The last thing written there is the list of all files with their sizes
-        and digests; then the folder is renamed. A folder whose files are not those of its list is made anew. What a
-        killed process of this machine left beside it is removed.
+        and digests; then the folder is renamed. A folder in which a file of its list is missing or of another size is
+        made anew. What a killed process of this machine left beside it is removed.
 
         Args:
             stage: its name, with a version where its code's results change.
