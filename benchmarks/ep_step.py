@@ -1,6 +1,6 @@
 """A local step of EP-ProbGAN against the same step of ProbGAN: DCGAN for 32x32x3, ten generators, four discriminators.
 
-OMP_NUM_THREADS=1 python benchmarks/ep_step.py --output benchmarks/results/ep_step.md
+OMP_NUM_THREADS=1 python benchmarks/ep_step.py --repeats 3 --steps 16 --output benchmarks/results/ep_step.md
 """
 
 import argparse

@@ -97,7 +97,7 @@ class FederationCallback(Callback):
             # Lightning loaded it before it converted the module to the precision asked for, and so rounded doubles
             trainer.strategy.load_model_state_dict(self._checkpoint, strict=pl_module.strict_loading)
             self._checkpoint = None
-        self._tensors = ModuleTensors(pl_module, self.local, self.buffers)
+        self._tensors = ModuleTensors(pl_module, self.local, self.buffers, self.algorithm.on_server)
         flat = FlatParameters.of(pl_module, self.local)
         self._networks.flatten(flat.vector)
         self._server = Server(

@@ -23,10 +23,13 @@ class ModuleTensors:
     to the server's after each client (``exclude``). Integer buffers are never averaged: they go back to the server's,
     or stay the client's under ``local``. Names that match ``local`` stay the client's, parameters and buffers alike;
     the server's module keeps their initial values. Parameters that no optimizer trains but the module changes by itself
-    (a moving-average teacher, a layer unfrozen later) are averaged with the rest.
+    (a moving-average teacher, a layer unfrozen later) are averaged with the rest. Buffers of the submodules that are
+    ``on_server`` go back to the server's.
     """
 
-    def __init__(self, module: LightningModule, local: Sequence[str], buffers: BufferPolicy) -> None:
+    def __init__(
+        self, module: LightningModule, local: Sequence[str], buffers: BufferPolicy, on_server: Sequence[str] = ()
+    ) -> None:
         if buffers not in ("average", "local", "exclude"):
             raise UserError(f"FederationCallback's buffers is {buffers!r}; choose average, local or exclude")
         named: dict[str, Tensor] = dict(module.named_buffers())
@@ -37,11 +40,11 @@ class ModuleTensors:
             raise UserError(f"no parameter or buffer matches the local name pattern {', '.join(unmatched)}")
         self._module = module
         self.personal = [n for n in named if n in personal or matches(n, local)]
-        averaged = buffers == "average"
-        self.averaged = [n for n in named if averaged and n not in self.personal and named[n].is_floating_point()]
         parameters = dict(module.named_parameters())
-        self.frozen = [n for n in named if n in parameters and n not in self.personal and named[n].is_floating_point()]
-        self.averaged = [n for n in self.averaged if n not in parameters]
+        shared = [n for n in named if n not in self.personal and named[n].is_floating_point()]
+        self.frozen = [n for n in shared if n in parameters]
+        sent = [n for n in shared if n not in parameters and n.split(".")[0] not in on_server]
+        self.averaged = sent if buffers == "average" else []
         self.server = {name: tensor.detach().clone() for name, tensor in named.items()}
 
     def load_server(self) -> None:

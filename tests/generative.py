@@ -8,10 +8,18 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
+from torch_fidelity.metric_fid import fid_features_to_statistics
 
 from lit_epgan.gan import GAN
 from lit_epgan.metrics.features import FeatureExtractor
+from lit_epgan.metrics.generative import FeatureStatistics
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
+
+
+def feature_statistics(features: Tensor) -> FeatureStatistics:
+    """Statistics of ``features`` (n, d) all at once, as torch-fidelity has them."""
+    statistics = fid_features_to_statistics(features.double().cpu())
+    return FeatureStatistics(statistics["mu"], statistics["sigma"])
 
 
 class Pixels(FeatureExtractor):

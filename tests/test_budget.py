@@ -23,8 +23,8 @@ def budget(folder: Path, module: Any, algorithm: Any, **options: Any) -> pd.Data
     return rows.rename(columns=lambda name: name.removeprefix("client/"))
 
 
-def gan() -> GAN:
-    return GAN(MLPGenerator((3,), hidden=(8,), tanh=False), MLPDiscriminator((3,), hidden=(6, 5)), average=None)
+def gan(average: float | None = None) -> GAN:
+    return GAN(MLPGenerator((3,), hidden=(8,), tanh=False), MLPDiscriminator((3,), hidden=(6, 5)), average=average)
 
 
 def count(network: torch.nn.Module) -> int:
@@ -54,13 +54,14 @@ def test_expectation_propagation_sends_two_vectors_down(tmp_path: Path) -> None:
     assert (rows["bytes_up"] >= NUMBER * 2 * count(module)).all()
 
 
-def test_discriminators_alone_travel_up(tmp_path: Path) -> None:
-    module = gan()
+@pytest.mark.parametrize("average", [None, 0.99])
+def test_discriminators_alone_travel_up(tmp_path: Path, average: float | None) -> None:
+    module = gan(average)
     generator, discriminator = count(module.generator), count(module.discriminator)
     rows = budget(tmp_path / "a", module, FedAvgGAN())
     assert rows["bytes_down"].tolist() == [NUMBER * (generator + discriminator)] * 3
     assert rows["bytes_up"].tolist() == [NUMBER * (discriminator + 1)] * 3
-    rows = budget(tmp_path / "b", gan(), F2A())
+    rows = budget(tmp_path / "b", gan(average), F2A())
     assert rows["bytes_down"].tolist() == [NUMBER * generator] * 3
     assert rows["bytes_up"].tolist() == [NUMBER * discriminator] * 3
 

@@ -49,9 +49,11 @@ def test_compiled_and_eager_ep_agree(algorithm: FederatedAlgorithm) -> None:
 def test_a_hook_that_is_put_on_later_is_called() -> None:
     """As an algorithm puts one on a network that has been compiled without."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     module = GAN(MLPGenerator((3,), hidden=(8,)), MLPDiscriminator((3,), hidden=(6, 5)), compiled=True)
     called: list[int] = []
     module._faster("discriminator")(torch.randn(4, 3))
+    assert torch._dynamo.utils.counters["frames"]["ok"] > 0  # it was compiled indeed
     module.discriminator.get_submodule("layers.1").register_forward_hook(lambda *_: called.append(1))
     module._faster("discriminator")(torch.randn(4, 3))
     assert called == [1]

@@ -16,10 +16,10 @@ from datamodules.toy import ToyDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.gan import GAN
 from lit_epgan.metrics import feature_extractor
-from lit_epgan.metrics.generative import class_coverage, confident_counts, feature_statistics, frechet_distance
+from lit_epgan.metrics.generative import class_coverage, confident_counts, frechet_distance
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.randomness import generator_for
-from tests.generative import Images, Log, Pixels, Union, gan, trainer, use_pixels
+from tests.generative import Images, Log, Pixels, Union, feature_statistics, gan, trainer, use_pixels
 
 
 @pytest.fixture(autouse=True)

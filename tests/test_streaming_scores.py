@@ -13,7 +13,7 @@ from lit_epgan.gan import GAN
 from lit_epgan.metrics import scores as module
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.metrics.scores import Scores
-from lit_epgan.metrics.streaming import FeatureMoments, InceptionScore
+from lit_epgan.metrics.streaming import FeatureMoments, InceptionScore, RandomRows
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 
 
@@ -45,6 +45,24 @@ def test_inception_score_is_torch_fidelitys(splits: int, size: int) -> None:
     assert score.value() == pytest.approx(isc_features_to_metric(logits, splits)["inception_score_mean"], rel=1e-12)
 
 
+@pytest.mark.parametrize("size", [1, 30, 64, 1000])
+def test_random_rows_are_of_all_clients_however_they_come(size: int) -> None:
+    rows = torch.arange(1000.0)[:, None]  # ten clients of a hundred, one after another
+    kept = RandomRows(200)
+    for part in rows.split(size):
+        kept.add(part)
+    found = kept.rows()[:, 0]
+    whole = RandomRows(200)
+    whole.add(rows)
+    assert torch.equal(found, whole.rows()[:, 0])
+    assert len(found.unique()) == 200
+    assert (torch.histc(found, 10, 0, 1000) >= 8).all()  # 20 expected
+    few = RandomRows(200)
+    for part in rows[:200].split(size):
+        few.add(part)
+    assert torch.equal(few.rows(), rows[:200])
+
+
 class Plain(FeatureExtractor):
     """An image's pixels are its features and its logits."""
 
@@ -73,7 +91,7 @@ def test_parts_do_not_change_the_scores_and_are_not_kept(
         scores = Scores(Plain(), 200)
         for part in images.split(size):
             scores.add(part)
-        assert sum(len(kept) for kept in scores._features) == 80
+        assert sum(len(kept) for kept in scores._features._kept) == 80
         found.append(scores.of_samples() | scores.against(real))
     assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-9)
     assert found[0]["fid_plain"] == pytest.approx(0, abs=1e-9)

@@ -1,6 +1,6 @@
 """What a federated algorithm is: a few hooks around a client's local steps and one on the server."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -136,9 +136,11 @@ class FederatedAlgorithm:
     Attributes:
         merges: whether the federation averages, beside the report, what is no parameter of an optimizer (buffers,
             frozen parameters, the algorithm's networks). False: nothing but ``client_report`` leaves a client.
+        on_server: submodules whose buffers clients neither change nor need: they are not sent.
     """
 
     merges: bool = True
+    on_server: Sequence[str] = ()
 
     def overrides(self, hook: str) -> bool:
         """Whether the algorithm defines a hook of its own; what it does not is not called on the hot path."""

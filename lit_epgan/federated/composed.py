@@ -1,5 +1,6 @@
 """An algorithm around another one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,6 +26,10 @@ class Composed(FederatedAlgorithm):
     @property
     def merges(self) -> bool:  # type: ignore[override]
         return self.inner.merges
+
+    @property
+    def on_server(self) -> Sequence[str]:  # type: ignore[override]
+        return self.inner.on_server
 
     def overrides(self, hook: str) -> bool:
         return getattr(type(self), hook) is not getattr(Composed, hook) or self.inner.overrides(hook)

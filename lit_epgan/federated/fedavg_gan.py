@@ -25,7 +25,7 @@ class FedAvgGAN(FederatedAlgorithm):
     A module must offer ``turns``, the names of the networks that its training step trains (as ``GAN`` does), with a
     submodule of each name.
 
-    Price: half of FedAvg's upload, which sums over clients; the server pays for the generator's training.
+    Price: one discriminator up, which sums over clients; the server pays for the generator's training.
 
     Args:
         server_steps: the generator's steps in a round.
@@ -34,6 +34,8 @@ class FedAvgGAN(FederatedAlgorithm):
     Raises:
         UserError: if an argument is below 1, or the module offers no ``turns``.
     """
+
+    on_server = ("generator", "average")  # a client's generator trains nobody: its statistics are of no use
 
     def __init__(self, server_steps: int = 6, batch_size: int = 32) -> None:
         check_server_training(self, server_steps, batch_size)

@@ -4,9 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_features_to_statistics, fid_statistics_to_metric
-
-from lit_epgan.errors import UserError
+from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
 
 class FeatureStatistics(NamedTuple):
@@ -14,18 +12,6 @@ class FeatureStatistics(NamedTuple):
 
     mean: Any
     covariance: Any
-
-
-def feature_statistics(features: Tensor) -> FeatureStatistics:
-    """Statistics of ``features`` (n, d).
-
-    Raises:
-        UserError: fewer than two rows have no covariance.
-    """
-    if len(features) < 2:
-        raise UserError(f"a Frechet distance cannot be computed from {len(features)} images: take at least two.")
-    statistics = fid_features_to_statistics(features.double().cpu())
-    return FeatureStatistics(statistics["mu"], statistics["sigma"])
 
 
 def frechet_distance(generated: FeatureStatistics, real: FeatureStatistics) -> float:

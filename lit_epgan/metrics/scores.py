@@ -13,14 +13,14 @@ from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, p
 from lit_epgan.metrics.cache import cache_folder, load_tensors, save_tensors
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.metrics.generative import FeatureStatistics, class_coverage, confident_counts, frechet_distance
-from lit_epgan.metrics.streaming import FeatureMoments, InceptionScore
+from lit_epgan.metrics.streaming import FeatureMoments, InceptionScore, RandomRows
 
 KEPT = 10_000  # features for the scores that compare images pair by pair
 SUBSET = 1_000
 
 
 class Reference(NamedTuple):
-    """Real images as an extractor sees them: the statistics of all, the features of the first (KEPT, d)."""
+    """Real images as an extractor sees them: the statistics of all, the features of KEPT random ones (KEPT, d)."""
 
     statistics: FeatureStatistics
     features: Tensor
@@ -30,8 +30,8 @@ class Scores:
     """Scores of ``n`` images: Frechet distance, inception score, KID, precision and recall, class coverage.
 
     KID (Binkowski et al. 2018) is the mean over 100 subsets of at most 1,000 features, precision and recall those of
-    Kynkaanniemi et al. (2019) with three neighbours, of at most 10,000 features on either side; all as torch-fidelity
-    computes them.
+    Kynkaanniemi et al. (2019) with three neighbours, of 10,000 features drawn at random on either side where there are
+    more; all as torch-fidelity computes them.
 
     Args:
         extractor: gives features and logits.
@@ -42,15 +42,14 @@ class Scores:
         self.extractor = extractor
         self._moments = FeatureMoments()
         self._inception = InceptionScore(n, extractor.splits)
-        self._features: list[Tensor] = []
+        self._features = RandomRows(KEPT)
         self._counts: Tensor | int = 0
         self._n = n
 
     def add(self, images: Tensor) -> None:
         """Take in ``images`` (m, channels, height, width) in [-1, 1]."""
         features, logits = self.extractor.extract(images)
-        if self._moments.count < KEPT:
-            self._features.append(features[: KEPT - self._moments.count])
+        self._features.add(features)
         self._moments.add(features)
         self._inception.add(logits)
         if self.extractor.counts_classes:
@@ -65,7 +64,7 @@ class Scores:
 
     def against(self, real: Reference) -> dict[str, float]:
         """The scores against real images, by their full names."""
-        features = torch.cat(self._features)
+        features = self._features.rows()
         size = min(SUBSET, len(features), len(real.features))
         kid = kid_features_to_metric(features, real.features, kid_subset_size=size, verbose=False)
         near = prc_features_to_metric(features.float(), real.features.float(), verbose=False)
@@ -91,20 +90,21 @@ def reference(extractor: FeatureExtractor, images: Parts) -> Reference:
     path = cache_folder() / "reference" / f"{extractor.name}-{_fingerprint(extractor, images)}.pt"
     kept = load_tensors(path)
     if kept is None:
-        moments, features = FeatureMoments(), []
+        moments, features = FeatureMoments(), RandomRows(KEPT)
         for part in images():
             seen = extractor.extract(part)[0]
-            if moments.count < KEPT:
-                features.append(seen[: KEPT - moments.count])
+            features.add(seen)
             moments.add(seen)
         mean, covariance = (torch.from_numpy(each) for each in moments.statistics())
-        kept = {"mean": mean, "covariance": covariance, "features": torch.cat(features)}
+        kept = {"mean": mean, "covariance": covariance, "features": features.rows()}
         save_tensors(kept, path)
     return Reference(FeatureStatistics(kept["mean"].numpy(), kept["covariance"].numpy()), kept["features"])
 
 
 def _fingerprint(extractor: FeatureExtractor, images: Parts) -> str:
-    digest = hashlib.sha256()
+    settings = {name: value for name, value in vars(extractor).items() if isinstance(value, int | float | str)}
+    settings.pop("training", None)
+    digest = hashlib.sha256(repr((KEPT, "random rows", sorted(settings.items()))).encode())
     for tensor in itertools.chain(extractor.state_dict().values(), images()):
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()[:24]

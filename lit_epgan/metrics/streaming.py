@@ -1,4 +1,4 @@
-"""Scores as running sums: memory does not grow with the images, but for eight bytes of a shuffled index each."""
+"""Scores of images that come part by part: memory does not grow with them, but for eight bytes of an index each."""
 
 import numpy as np
 import torch
@@ -6,6 +6,7 @@ from torch import Tensor
 
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.generative import FeatureStatistics
+from lit_epgan.randomness import generator_for
 
 SHUFFLE_SEED = 2020  # torch-fidelity's
 
@@ -38,6 +39,44 @@ class FeatureMoments:
             raise UserError(f"a Frechet distance cannot be computed from {self.count} images: take at least two.")
         covariance = (self._squares - torch.outer(self._sum, self._sum) / self.count) / (self.count - 1)
         return FeatureStatistics((self._shift + self._sum / self.count).numpy(), covariance.numpy())
+
+
+class RandomRows:
+    """A draw of at most ``most`` of rows that come part by part; up to ``most`` rows are all kept.
+
+    Every row has a random key, the same in every run, and those of the smallest keys are kept: however the rows are
+    sorted, one client's after another's, each is as likely to be among them.
+
+    Args:
+        most: how many are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._seen = most, 0
+        self._keys, self._places = torch.empty(0), torch.empty(0, dtype=torch.long)
+        self._kept: list[Tensor] = []
+        self._generator = generator_for("rows that are kept")
+
+    def add(self, rows: Tensor) -> None:
+        """Take in ``rows`` (n, d)."""
+        keys = torch.cat([self._keys, torch.rand(len(rows), generator=self._generator)])
+        places = torch.cat([self._places, torch.arange(self._seen, self._seen + len(rows))])
+        self._seen += len(rows)
+        room = min(self._most - len(self._keys), len(rows))
+        self._kept.append(rows[:room])
+        if room < len(rows):
+            before = len(self._keys) + room
+            chosen = torch.zeros(len(keys), dtype=torch.bool)
+            chosen[keys.topk(self._most, largest=False).indices] = True
+            gone, new = ~chosen[:before], chosen[before:]
+            self._kept = [torch.cat(self._kept)]
+            self._kept[0][gone.to(rows.device)] = rows[room:][new.to(rows.device)]
+            keys[:before][gone], places[:before][gone] = keys[before:][new], places[before:][new]
+        self._keys, self._places = keys[: self._most], places[: self._most]
+
+    def rows(self) -> Tensor:
+        """Those that are kept (at most ``most``, d), in the order in which they came."""
+        return torch.cat(self._kept)[self._places.argsort()]
 
 
 class InceptionScore:
