@@ -1,0 +1,85 @@
+"""What the EP-GAN paper says of its experiments (appendices F.3 and F.4) is what the configurations say."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from lit_epgan.cli import main
+from lit_epgan.config_files import find_config
+from lit_epgan.study.plan import read_studies
+
+SPEECH = ("speech.yaml", "speech_probgan.yaml", "speech_ep_probgan.yaml", "speech_ep_sru_ep_probgan.yaml")
+
+
+def resolved(config: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", config, "--print_config"])
+    settings: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    return settings
+
+
+@pytest.mark.parametrize("config", SPEECH)
+def test_what_all_recognisers_share(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = resolved(config, capsys)
+    data, trainer = settings["data"]["init_args"], settings["trainer"]
+    assert (data["batch_size"], data["local_epochs"], data["local_steps"]) == (128, 1, None)
+    assert trainer["max_epochs"] == 12
+    assert settings["model"]["init_args"]["network"]["init_args"]["dropout"] == 0.1
+    loggers = {each["class_path"].split(".")[-1] for each in trainer["logger"]}
+    assert loggers == {"MetricsFile", "WandbLogger"}
+    rates = [each for each in trainer["callbacks"] if each["class_path"].endswith("WordErrorRate")]
+    assert [each["init_args"]["every_n_epochs"] for each in rates] == [1]
+
+
+@pytest.mark.parametrize("config", SPEECH[1:])
+def test_the_gan_of_three_of_the_recognisers_losses(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = resolved(config, capsys)["model"]
+    assert model["class_path"] == "lit_epgan.speech_gan.SpeechGAN"
+    assert (model["init_args"]["gan_weight"], model["init_args"]["lr"]) == (0.1, 3e-4)
+    assert model["init_args"]["prior"]["class_path"] == "lit_epgan.priors.HistoryPrior"
+    assert model["init_args"]["sample_acoustic"] == (config == "speech_ep_sru_ep_probgan.yaml")
+
+
+def test_which_of_the_recognisers_networks_have_the_ep_prior(capsys: pytest.CaptureFixture[str]) -> None:
+    algorithms = [resolved(config, capsys)["federation"]["init_args"]["algorithm"] for config in SPEECH]
+    names = [each["class_path"].split(".")[-1] for each in algorithms]
+    assert names == ["FedAvg", "FedAvg", "PriorOn", "TiltedExpectationPropagation"]
+    assert algorithms[2]["init_args"]["networks"] == ["generator", "discriminator"]
+    for tilted in (algorithms[2]["init_args"]["inner"], algorithms[3]):
+        assert tilted["class_path"].endswith("TiltedExpectationPropagation")
+        assert (tilted["init_args"]["weight"], tilted["init_args"]["features"]) == (1e-3, "discriminator.bottleneck")
+
+
+@pytest.mark.parametrize("config", ["cifar.yaml", "cifar_probgan.yaml", "cifar_mixture_ep_probgan.yaml"])
+def test_the_gans_of_images(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = resolved(config, capsys)
+    model, data = settings["model"]["init_args"], settings["data"]["init_args"]
+    assert (model["generator"]["init_args"]["members"], model["discriminator"]["init_args"]["heads"]) == (10, 4)
+    assert (model["lr"], model["noise"]) == (3e-4, pytest.approx((2 * 3e-2 * 3e-4) ** 0.5, rel=1e-3))
+    assert (data["batch_size"], data["local_steps"], settings["trainer"]["max_epochs"]) == (128, 400, 25)
+    assert (data["partition"], data["clients"]) == ("one_class", 10)
+    algorithm = settings["federation"]["init_args"]["algorithm"]
+    if config != "cifar_probgan.yaml":
+        assert algorithm["init_args"]["weight"] == 1e-3
+        assert algorithm["init_args"]["components"] == (10 if "mixture" in config else 1)
+
+
+@pytest.mark.parametrize("config", ["cifar_fedavg_gan.yaml", "cifar_f2a.yaml"])
+def test_the_gans_of_images_that_are_trained_on_the_server(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = resolved(config, capsys)
+    algorithm = settings["federation"]["init_args"]["algorithm"]["init_args"]
+    assert (algorithm["server_steps"], algorithm["batch_size"]) == (6, 128)
+    assert (settings["data"]["init_args"]["local_steps"], settings["trainer"]["max_epochs"]) == (6, 1667)
+
+
+def test_table_1_has_every_method_objective_and_setting() -> None:
+    studies = {study.variant: study for study in read_studies(find_config("studies/cifar_table1.yaml", studies=True))}
+    settings = ("centralised", "iid_2", "iid_10", "one_class", "dirichlet_01", "dirichlet_05")
+    assert set(studies) == {f"{setting}_{objective}" for setting in settings for objective in ("w", "ls")}
+    table = {"vanilla", "bayesgan", "probgan", "fedavg_gan", "f2a", "ep_bgan", "ep_probgan", "mixture_ep_probgan"}
+    ours = {"ep_laplace", "generator_sites", "generator_sites_ep", "embedding_sites", "embedding_sites_ep"}
+    for variant, study in studies.items():
+        central = variant.startswith("centralised")
+        assert set(study.methods) == ({"vanilla", "bayesgan", "probgan", "ep_probgan"} if central else table | ours)
+        assert len(study.seeds) == 5
