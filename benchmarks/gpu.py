@@ -5,13 +5,16 @@ python benchmarks/gpu.py --output benchmarks/results/gpu.md
 Runs on the CPU, too (--accelerator cpu --width 8 --steps 5), but says something about a GPU only.
 """
 
+import math
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from gan_steps import two_rounds
 from lightning.pytorch import Callback, LightningModule, Trainer
 from side_by_side import markdown, options, publish
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from lit_epgan.federated import FedAvg, FederatedAlgorithm, TiltedExpectationPropagation
@@ -35,6 +38,15 @@ def now() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals (start, end): streams may run kernels at the same time."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 class Watch(Callback):
@@ -73,8 +85,9 @@ class Watch(Callback):
             self.step = seconds / (self._steps - self._warm)
             if self._profiler is not None:
                 self._profiler.stop()
-                busy = sum(event.device_time_total for event in self._profiler.events()) / 1e6
-                self.idle = max(0.0, 1 - busy / seconds)
+                on_device = [e for e in self._profiler.events() if e.device_type == DeviceType.CUDA]
+                ranges = [e.time_range for e in on_device if not e.is_user_annotation]
+                self.idle = 1 - covered((r.start, r.end) for r in ranges) / 1e6 / seconds
 
 
 def watched(module: GAN, algorithm: FederatedAlgorithm, args: Any, precision: Any, **settings: Any) -> Watch:

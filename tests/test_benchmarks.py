@@ -1,5 +1,6 @@
 """Every benchmark runs, at a size that says nothing about speed, and writes its table."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,14 @@ SMALL = {
     "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
     "ep_step.py": ["--width", "8", "--batch", "16", "--steps", "4", "--repeats", "1", "--generators", "2"],
 }
+
+
+def test_time_in_which_kernels_ran_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two streams, one within the other's kernel, one across its end, and one apart."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    covered = importlib.import_module("gpu").covered
+    assert covered([(5.0, 6.0), (0.0, 2.0), (0.5, 1.0), (1.5, 3.0)]) == 4.0
+    assert covered([]) == 0
 
 
 def test_every_script_is_tried() -> None:

@@ -1,13 +1,18 @@
 """A study in several settings."""
 
+import base64
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.image import imsave
 
 from lit_epgan.errors import UserError
+from lit_epgan.study import plots
 from lit_epgan.study.command import study
 from lit_epgan.study.plan import read_studies
+from lit_epgan.study.run import runs_of
 from tests.studies import write_plan, write_stand_in
 
 VARIANTS = """
@@ -68,6 +73,29 @@ def test_all_run_together_each_with_its_own_page_and_known_again(
     for variant in ("hard", "easy"):
         first, second = ((folder / variant / "table.csv").read_text() for folder in (out, tmp_path / "again"))
         assert first == second
+
+
+def test_pages_show_the_samples_of_every_method_in_all_settings(plan: Path, tmp_path: Path) -> None:
+    """A row a method, a column a setting; a method with pictures in one setting alone has no row."""
+    stand_in, out, studies = write_stand_in(tmp_path), tmp_path / "out", read_studies(plan)
+    words = ["--config", str(plan), "--output", str(out)]
+    assert study(words, stand_in) == 0
+    assert not (out / "settings.png").exists()
+    runs = {each.variant: runs_of(each, out) for each in studies}
+    shades = {("plain", "hard"): 0.1, ("plain", "easy"): 0.9, ("clever", "easy"): 0.5}
+    for (method, variant), shade in shades.items():
+        run = next(run for run in runs[variant] if run.method.name == method)
+        (run.folder / "pictures").mkdir()
+        imsave(run.folder / "pictures" / f"{run.method.grid}.png", np.full((4, 8, 3), shade))
+    figure = plots.settings(studies, runs)
+    assert figure is not None
+    assert len(figure.axes) == 2
+    assert figure.axes[0].get_ylabel() == studies[0].methods["plain"].title
+    shown = [float(np.asarray(axes.images[0].get_array())[..., :3].mean()) for axes in figure.axes]
+    assert shown == pytest.approx([0.1, 0.9], abs=0.01)
+    assert study(words, stand_in) == 0
+    picture = base64.b64encode((out / "settings.png").read_bytes()).decode()
+    assert all(picture in (out / variant / "index.html").read_text() for variant in ("hard", "easy"))
 
 
 def test_only_the_variants_that_are_named_run(plan: Path, tmp_path: Path) -> None:

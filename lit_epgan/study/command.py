@@ -47,6 +47,7 @@ def study(args: list[str], command: Command = cli_command) -> int:
         missing_metrics,
         print_table,
         write_report,
+        write_settings,
     )  # plots only once there is something to plot
 
     words = [
@@ -56,9 +57,9 @@ def study(args: list[str], command: Command = cli_command) -> int:
         *(["--output", str(output)] if options.output else []),
         *(word for known in options.known for word in ("--known", str(known))),
     ]
-    trouble = []
+    trouble, settings = [], write_settings(plans, runs, output)
     for plan in plans:
-        rows = write_report(plan, runs[plan.variant], output / plan.variant, " ".join(words))
+        rows = write_report(plan, runs[plan.variant], output / plan.variant, " ".join(words), settings)
         print_table(plan, rows, console)
         trouble += missing_metrics(plan, rows)
     if failed:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +69,42 @@ def grids(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> Figure | No
             axes.imshow(imread(path), interpolation="antialiased")
             axes.set_title(row.method.title, fontsize=14, fontweight="bold")
             axes.text(0.5, -0.02, _numbers(study, row), transform=axes.transAxes, ha="center", va="top", fontsize=11)
+    return figure
+
+
+def settings(studies: Sequence[Study], runs: Mapping[str, Sequence[Run]]) -> Figure | None:
+    """Samples of every method (a row) in every variant (a column); None if no method has pictures of two.
+
+    EP-GAN's figures 3 to 10 are rows of it.
+
+    Args:
+        studies: the variants of a study.
+        runs: of each variant, by its name.
+    """
+    found = {
+        (name, study.variant): path
+        for study in studies
+        for name, method in study.methods.items()
+        if (path := grid_file(method, runs[study.variant])) is not None
+    }
+    titles = {name: method.title for study in studies for name, method in study.methods.items()}
+    methods = [name for name in titles if sum((name, study.variant) in found for study in studies) > 1]
+    if not methods:
+        return None
+    shape = imread(next(iter(found.values()))).shape
+    size = (2.4 * len(studies), (2.4 * shape[0] / shape[1] + 0.1) * len(methods) + 0.6)
+    figure = Figure(figsize=size, layout="constrained")
+    places = figure.subplots(len(methods), len(studies), squeeze=False)
+    for (row, name), (column, study) in itertools.product(enumerate(methods), enumerate(studies)):
+        axes = places[row, column]
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        if row == 0:
+            axes.set_title(study.title.split(": ", 1)[-1], fontsize=8, wrap=True)
+        if column == 0:
+            axes.set_ylabel(titles[name], fontsize=8)
+        if (name, study.variant) in found:
+            axes.imshow(imread(found[name, study.variant]), interpolation="antialiased")
     return figure
 
 

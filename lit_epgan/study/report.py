@@ -1,6 +1,6 @@
 """Everything a study leaves in its folder: tables, pictures, the page; and the table on the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,12 @@ from lit_epgan.study.run import Run
 from lit_epgan.study.table import Cell, Row, best, cell_text, seconds_text, tabulate, write_tables
 
 
-def write_report(study: Study, runs: Sequence[Run], output: Path, command: str) -> list[Row]:
+def write_report(
+    study: Study, runs: Sequence[Run], output: Path, command: str, settings: Sequence[Picture] = ()
+) -> list[Row]:
     """Write tables, pictures and ``index.html`` from whatever runs are finished; the table's rows.
 
-    ``pairwise.md`` is there if the study asks for it.
+    ``pairwise.md`` is there if the study asks for it. The page shows ``settings`` below its own grids.
     """
     rows = tabulate(study, runs)
     finished = [run for run in runs if run.is_finished()]
@@ -29,12 +31,22 @@ def write_report(study: Study, runs: Sequence[Run], output: Path, command: str) 
     if pairs:
         write_text(output / "pairwise.md", markdown(pairs))
     pictures = {
-        "grids": _grids(study, rows, finished, output),
+        "grids": [*_grids(study, rows, finished, output), *settings],
         "curves": _curves(study, finished, output),
         "partition": _partition(study, finished, output),
     }
     write_text(output / "index.html", page(study, rows, runs, pairs, pictures, command))
     return rows
+
+
+def write_settings(studies: Sequence[Study], runs: Mapping[str, Sequence[Run]], output: Path) -> list[Picture]:
+    """Write ``settings.png``, the samples of a study's variants side by side, if there are two with pictures."""
+    figure = plots.settings(studies, {name: [r for r in some if r.is_finished()] for name, some in runs.items()})
+    if figure is None:
+        return []
+    plots.save(figure, output / "settings.png", dpi=80)  # every page holds it
+    caption = "Samples of every method after its last round, a setting a column (the first seed of each)."
+    return [Picture(output / "settings.png", caption, "Sample grids of all methods in all settings")]
 
 
 def missing_metrics(study: Study, rows: Sequence[Row]) -> list[str]:
