@@ -10,7 +10,7 @@ from callbacks import FederationCallback
 from datamodules import FederatedDataModule
 from lit_epgan.acoustic import cross_entropy
 from lit_epgan.errors import UserError
-from lit_epgan.federated import FedAvg, GeneratorSites, PriorOn, TiltedExpectationPropagation
+from lit_epgan.federated import EmbeddingSites, FedAvg, GeneratorSites, PriorOn, TiltedExpectationPropagation
 from lit_epgan.networks import ChunkGenerator, MLPDiscriminator, MLPGenerator, SRUDiscriminator
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.priors import HistoryPrior
@@ -178,6 +178,38 @@ def test_generator_sites_of_chunks():
         assert (x[:8].mean((1, 2)) * sign > 6).all()
         assert (x[8:].mean((1, 2)) * sign < -6).all()
         assert (states[:8] >= 0).all()
+        assert (states[8:] == -100).all()
+        assert len(x) == len(states) == len(weight) == 12
+
+
+def test_embedding_sites_of_chunks():
+    """Chunks of stacked frames around -1 or 1: herded ones look like the other client's, are stacked and stateless."""
+    generator = torch.Generator().manual_seed(2)
+    frames = (
+        0.3 * torch.randn(64, FRAMES + INPUTS - 1, generator=generator) + torch.tensor([-1.0, 1.0]).repeat(32)[:, None]
+    )
+    chunks = frames.unfold(1, INPUTS, 1)  # row t: frames t, ..., t + 4
+    sets = [torch.utils.data.TensorDataset(chunks[k::2], torch.zeros(32, FRAMES).long()) for k in range(2)]
+    seen = []
+
+    class Watching(SpeechGAN):
+        def training_step(self, batch, batch_idx):
+            seen.append((self.current_epoch, batch))
+            super().training_step(batch, batch_idx)
+
+    sites = EmbeddingSites(
+        own_rows=8, other_rows=4, stacked=INPUTS, frequencies=128, points=20, herding_steps=60, dimensions=4
+    )
+    data = FederatedDataModule.from_datasets(sets, batch_size=8)
+    fit(speech_gan(kind=Watching), data, rounds=2, algorithm=sites, precision="32-true")
+    later = [batch for round_, batch in seen if round_ == 1]
+    assert len(later) == 8
+    for k, (x, states, weight) in enumerate(later):
+        sign = -1 if k < 4 else 1
+        assert (x[:8].mean((1, 2)) * sign > 0.5).all()
+        assert float(x[8:].mean()) * sign < -0.5
+        torch.testing.assert_close(x[8:, 1:, :-1], x[8:, :-1, 1:])
+        assert (states[:8] == 0).all()
         assert (states[8:] == -100).all()
         assert len(x) == len(states) == len(weight) == 12
 
