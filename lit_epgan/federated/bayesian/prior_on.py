@@ -33,9 +33,12 @@ class PriorOn(Composed):
         self.networks = tuple(networks)
 
     def start_fit(self, server: Server) -> None:
+        self._chosen: set[int] = set()  # optimizers
         for network in self.networks:
-            if not any(_belongs(server, each, network) for each in server.optimized):
+            own = {each.index for each in server.optimized if _belongs(server, each, network)}
+            if not own:
                 raise UserError(f"PriorOn's networks: no optimizer trains {network!r}; name a submodule that one does.")
+            self._chosen |= own
         super().start_fit(server)
 
     def start_client(self, client: Client) -> None:
@@ -48,11 +51,11 @@ class PriorOn(Composed):
         return super().extra_loss(self._seen(client))
 
     def adjust_gradients(self, client: Client, optimized: OptimizedParameters) -> None:
-        if self._chosen(client.server, optimized):
+        if optimized.index in self._chosen:
             super().adjust_gradients(self._seen(client), optimized)
 
     def after_step(self, client: Client, optimized: OptimizedParameters) -> None:
-        if self._chosen(client.server, optimized):
+        if optimized.index in self._chosen:
             super().after_step(self._seen(client), optimized)
 
     def end_client(self, client: Client) -> None:
@@ -70,11 +73,8 @@ class PriorOn(Composed):
     def _seen(self, client: Client) -> Client:
         """The client as ``inner`` sees it: of its optimizers only the networks'; its state is the client's own."""
         server = client.server
-        chosen = [each for each in server.optimized if self._chosen(server, each)]
+        chosen = [each for each in server.optimized if each.index in self._chosen]
         return replace(client, server=replace(server, optimized=chosen))
-
-    def _chosen(self, server: Server, optimized: OptimizedParameters) -> bool:
-        return any(_belongs(server, optimized, network) for network in self.networks)
 
 
 def _belongs(server: Server, optimized: OptimizedParameters, network: str) -> bool:
