@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LEAVES = {"lit_epgan.errors", "lit_epgan.randomness", "lit_epgan.atomic"}
+LEAVES = {"lit_epgan.errors", "lit_epgan.randomness", "lit_epgan.atomic", "lit_epgan.precision"}
 MATHEMATICS = (
     "lit_epgan.embedding",
     "lit_epgan.inference",
