@@ -150,18 +150,31 @@ def test_rows_of_the_others_weigh_in_the_gan_and_not_in_the_recogniser(monkeypat
     assert seen[1][1] is None
 
 
-def test_generator_sites_of_chunks():
-    """Chunks lie around -8 or 8: batches are own ones with states, and samples of the other site without."""
-    sets = [torch.utils.data.TensorDataset(batch(32)[0] + shift, batch(32)[1]) for shift in (-8, 8)]
-    data = FederatedDataModule.from_datasets(sets, batch_size=8)
+def batches_of_the_second_round(sets, sites, kind=SpeechGAN):
+    """Batches once there are sites: 8 own rows with states, 4 of the other without; and the sign of the own."""
     seen = []
 
-    class Averaging(SpeechGAN):
-        """Its generator gives the mean of the last batch."""
-
+    class Watching(kind):
         def training_step(self, batch, batch_idx):
             seen.append((self.current_epoch, batch))
             super().training_step(batch, batch_idx)
+
+    data = FederatedDataModule.from_datasets(sets, batch_size=8)
+    fit(speech_gan(kind=Watching), data, rounds=2, algorithm=sites, precision="32-true")
+    later = [batch for round_, batch in seen if round_ == 1]
+    assert len(later) == 8
+    for k, (x, states, weight) in enumerate(later):
+        assert (states[:8] >= 0).all()
+        assert (states[8:] == -100).all()
+        assert len(x) == len(states) == len(weight) == 12
+        yield x, -1 if k < 4 else 1
+
+
+def test_generator_sites_of_chunks():
+    """Chunks lie around -8 or 8: batches are own ones with states, and samples of the other site without."""
+
+    class Averaging(SpeechGAN):
+        """Its generator gives the mean of the last batch."""
 
         @torch.no_grad()
         def _generator_turn(self, optimizer, discriminator_optimizer, real):
@@ -169,49 +182,23 @@ def test_generator_sites_of_chunks():
             weight.zero_()
             bias.copy_(real.mean(0).flatten())
 
+    sets = [torch.utils.data.TensorDataset(batch(32)[0] + shift, batch(32)[1]) for shift in (-8, 8)]
     sites = GeneratorSites("generator", own_rows=8, other_rows=4, pool=50)
-    fit(speech_gan(kind=Averaging), data, rounds=2, algorithm=sites, precision="32-true")
-    later = [batch for round_, batch in seen if round_ == 1]
-    assert len(later) == 8
-    for k, (x, states, weight) in enumerate(later):
-        sign = -1 if k < 4 else 1
+    for x, sign in batches_of_the_second_round(sets, sites, Averaging):
         assert (x[:8].mean((1, 2)) * sign > 6).all()
         assert (x[8:].mean((1, 2)) * sign < -6).all()
-        assert (states[:8] >= 0).all()
-        assert (states[8:] == -100).all()
-        assert len(x) == len(states) == len(weight) == 12
 
 
 def test_embedding_sites_of_chunks():
-    """Chunks of stacked frames around -1 or 1: herded ones look like the other client's, are stacked and stateless."""
-    generator = torch.Generator().manual_seed(2)
-    frames = (
-        0.3 * torch.randn(64, FRAMES + INPUTS - 1, generator=generator) + torch.tensor([-1.0, 1.0]).repeat(32)[:, None]
-    )
-    chunks = frames.unfold(1, INPUTS, 1)  # row t: frames t, ..., t + 4
-    sets = [torch.utils.data.TensorDataset(chunks[k::2], torch.zeros(32, FRAMES).long()) for k in range(2)]
-    seen = []
-
-    class Watching(SpeechGAN):
-        def training_step(self, batch, batch_idx):
-            seen.append((self.current_epoch, batch))
-            super().training_step(batch, batch_idx)
-
-    sites = EmbeddingSites(
-        own_rows=8, other_rows=4, stacked=INPUTS, frequencies=128, points=20, herding_steps=60, dimensions=4
-    )
-    data = FederatedDataModule.from_datasets(sets, batch_size=8)
-    fit(speech_gan(kind=Watching), data, rounds=2, algorithm=sites, precision="32-true")
-    later = [batch for round_, batch in seen if round_ == 1]
-    assert len(later) == 8
-    for k, (x, states, weight) in enumerate(later):
-        sign = -1 if k < 4 else 1
+    """Chunks of stacked frames around -1 or 1: herded ones look like the other client's, and are stacked."""
+    frames = 0.3 * torch.randn(2, 32, FRAMES + INPUTS - 1, generator=torch.Generator().manual_seed(2))
+    chunks = [(own + sign).unfold(1, INPUTS, 1) for own, sign in zip(frames, (-1, 1), strict=True)]
+    sets = [torch.utils.data.TensorDataset(own, torch.zeros(32, FRAMES).long()) for own in chunks]
+    release = {"stacked": INPUTS, "frequencies": 128, "points": 20, "herding_steps": 60, "dimensions": 4}
+    for x, sign in batches_of_the_second_round(sets, EmbeddingSites(own_rows=8, other_rows=4, **release)):
         assert (x[:8].mean((1, 2)) * sign > 0.5).all()
         assert float(x[8:].mean()) * sign < -0.5
-        torch.testing.assert_close(x[8:, 1:, :-1], x[8:, :-1, 1:])
-        assert (states[:8] == 0).all()
-        assert (states[8:] == -100).all()
-        assert len(x) == len(states) == len(weight) == 12
+        torch.testing.assert_close(x[8:, 1:, :-1], x[8:, :-1, 1:])  # row t: frames t, ..., t + 4
 
 
 def test_a_federation_trains_all_three_networks_and_the_recogniser_learns():
