@@ -1,5 +1,6 @@
 """What the EP-GAN paper says of its experiments (appendices F.3 and F.4) is what the configurations say."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,13 +9,15 @@ import yaml
 from lit_epgan.cli import main
 from lit_epgan.config_files import find_config
 from lit_epgan.study.plan import read_studies
+from lit_epgan.study.run import CLI, cli_command, runs_of
 
 SPEECH = ("speech.yaml", "speech_probgan.yaml", "speech_ep_probgan.yaml", "speech_ep_sru_ep_probgan.yaml")
 
 
-def resolved(config: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def resolved(config: str | list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    words = ["fit", "--config", config, "--print_config"] if isinstance(config, str) else config
     with pytest.raises(SystemExit):
-        main(["fit", "--config", config, "--print_config"])
+        main(words)
     settings: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
     return settings
 
@@ -83,3 +86,22 @@ def test_table_1_has_every_method_objective_and_setting() -> None:
         central = variant.startswith("centralised")
         assert set(study.methods) == ({"vanilla", "bayesgan", "probgan", "ep_probgan"} if central else table | ours)
         assert len(study.seeds) == 5
+
+
+@pytest.mark.parametrize("method", ["vanilla", "f2a"])
+def test_no_run_of_table_1_starts_without_the_extractor_that_judges_it(
+    method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    studies = read_studies(find_config("studies/cifar_table1.yaml", studies=True))
+    (study,) = [study for study in studies if study.variant == "one_class_ls"]
+    (run,) = [run for run in runs_of(study, Path("runs")) if run.seed == 0 and run.method.name == method]
+    words = cli_command(run)[len(CLI) :]
+    settings = resolved([*words, "--print_config"], capsys)
+    (metrics,) = [each for each in settings["trainer"]["callbacks"] if each["class_path"].endswith("GenerativeMetrics")]
+    assert metrics["init_args"]["required"]
+    assert metrics["init_args"]["samples"] == 50_000
+    everyones = {
+        variant.variant: {m.settings["trainer.callbacks"][3]["init_args"]["required"] for m in variant.methods.values()}
+        for variant in studies
+    }
+    assert all(required == {True} for required in everyones.values()), everyones
