@@ -29,6 +29,15 @@ def rewritten(plan: Path, old: str, new: str) -> Path:
     return plan
 
 
+def test_a_heading_may_be_a_bare_number(plan: Path, tmp_path: Path) -> None:
+    rewritten(plan, "title: classes}", "title: 12, after: 1}")
+    trial = read_study(plan)
+    runs = runs_of(trial, tmp_path / "out")
+    run_quietly(runs, write_stand_in(tmp_path))
+    write_report(trial, runs, tmp_path / "out", "command")
+    assert "| 12 |" in (tmp_path / "out" / "table.md").read_text()
+
+
 def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, tmp_path: Path) -> None:
     rewritten(
         plan,

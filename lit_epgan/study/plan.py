@@ -155,7 +155,7 @@ def _study(variant: str, content: dict[str, Any], path: Path) -> Study:
     methods = {name: _method(name, entry or {}, content["config"], path) for name, entry in content["methods"].items()}
     study = Study(
         name=path.stem,
-        title=content.get("title", path.stem),
+        title=str(content.get("title", path.stem)),
         description=content.get("description", ""),
         seeds=_seeds(content["seeds"], path),
         baseline=content["baseline"],
@@ -187,7 +187,7 @@ def _metric(name: str, entry: Any, path: Path) -> Metric:
     if after is not None and (not isinstance(after, int) or after < 1):
         raise UserError(f"{where}.after is {after!r}; it is a number of rounds, at least 1.")
     relative = bool(entry.get("relative", False))
-    title = entry.get("title", name)
+    title = str(entry.get("title", name))
     return Metric(name, entry.get("metric", name), better, title, over_rounds, scale, relative, after)
 
 
@@ -195,7 +195,7 @@ def _method(name: str, entry: Any, config: str, path: Path) -> Method:
     _check_keys(entry, METHOD_KEYS, f"{path}: methods.{name}")
     return Method(
         name=name,
-        title=entry.get("title", name),
+        title=str(entry.get("title", name)),
         config=find_config(entry.get("config", config)),
         settings=entry.get("set") or {},
         source=entry.get("from"),
