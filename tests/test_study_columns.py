@@ -38,6 +38,22 @@ def test_a_heading_may_be_a_bare_number(plan: Path, tmp_path: Path) -> None:
     assert "| 12 |" in (tmp_path / "out" / "table.md").read_text()
 
 
+def test_curves_are_drawn_over_rounds_where_all_methods_have_as_many(plan: Path, tmp_path: Path) -> None:
+    trial = read_study(plan)
+    runs = runs_of(trial, tmp_path / "out")
+    run_quietly(runs, write_stand_in(tmp_path))
+    (axes,) = plots.curves(trial, trial.metrics[0], runs).axes
+    assert axes.get_xlabel() == "rounds"
+    assert axes.lines[0].get_xdata()[-1] == 3
+    for run in runs:
+        if run.method.name == "clever":
+            path = run.folder / "metrics.csv"
+            path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    (axes,) = plots.curves(trial, trial.metrics[0], runs).axes
+    assert "share" in axes.get_xlabel()
+    assert {line.get_xdata()[-1] for line in axes.lines} == {100}
+
+
 def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, tmp_path: Path) -> None:
     rewritten(
         plan,

@@ -30,22 +30,25 @@ def save(figure: Figure, path: Path, dpi: int = 130) -> None:
 def curves(study: Study, metric: Metric, runs: Sequence[Run]) -> Figure:
     """A metric over the rounds: mean over the seeds, and the spread from the lowest to the highest.
 
-    Methods differ in their number of rounds, so the horizontal axis is the share of the run.
+    Where methods differ in their number of rounds, the horizontal axis is the share of the run.
     """
     figure = Figure(figsize=(5.6, 4.4), layout="constrained")
     axes = figure.subplots()
+    drawn = []
     for colour, method in zip(_colours(study), study.methods.values(), strict=True):
         lines = [curve(run, method.metric(metric)) for run in runs if run.method.name == method.runs_of]
         lines = [line for line in lines if line]
-        if not lines:
-            continue
-        rounds, values = _aligned(lines)
-        share = 100 * rounds / rounds[-1]
-        label = f"{method.title} ({rounds[-1]:.0f} rounds)"
-        axes.plot(share, values.mean(0), color=colour, label=label, marker="o" if len(rounds) < 3 else None, lw=1.8)
-        if len(lines) > 1:
-            axes.fill_between(share, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
+        if lines:
+            drawn.append((colour, method.title, *_aligned(lines)))
+    alike = len({rounds[-1] for _, _, rounds, _ in drawn}) < 2
+    for colour, title, rounds, values in drawn:
+        x = rounds if alike else 100 * rounds / rounds[-1]
+        label = title if alike else f"{title} ({rounds[-1]:.0f} rounds)"
+        axes.plot(x, values.mean(0), color=colour, label=label, marker="o" if len(rounds) < 3 else None, lw=1.8)
+        if len(values) > 1:
+            axes.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
     _dress(axes, metric)
+    axes.set_xlabel("rounds" if alike else "share of the run's rounds (%)")
     if axes.lines:
         figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
     return figure
@@ -144,7 +147,6 @@ def _dress(axes: Axes, metric: Metric) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("share of the run's rounds (%)")
     axes.set_ylabel(metric.title)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
