@@ -19,7 +19,7 @@ from lit_epgan.optimizers import OptimizerName, adam, linear_decay
 from lit_epgan.priors import Prior, UniformPrior
 from lit_epgan.randomness import generator_for
 from lit_epgan.sampling import Sampling
-from lit_epgan.steps import Losses, Player, add_noise, frozen, rows_and_weights, steps_taken
+from lit_epgan.steps import Losses, Player, Rows, add_noise, frozen, rows_of, steps_taken
 
 
 class GAN(Sampling):
@@ -119,32 +119,33 @@ class GAN(Sampling):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One step of the discriminator on (real, fresh samples), then one of the generator."""
-        real, weight = rows_and_weights(batch)
+        real = rows_of(batch)
         if self.channels_last:
-            real = real.contiguous(memory_format=torch.channels_last)
+            real = real._replace(x=real.x.contiguous(memory_format=torch.channels_last))
         generator_optimizer, discriminator_optimizer = self.optimizers()  # type: ignore[attr-defined]
         self.losses.begin_step()
         if "discriminator" in self.turns:
-            self._discriminator_turn(discriminator_optimizer, real, weight, steps_taken(discriminator_optimizer))
+            self._discriminator_turn(discriminator_optimizer, real, steps_taken(discriminator_optimizer))
         if "generator" in self.turns:
             self._generator_turn(generator_optimizer, discriminator_optimizer, real)
 
-    def _discriminator_turn(self, optimizer: Any, real: Tensor, weight: Tensor | None, steps: int) -> None:
+    def _discriminator_turn(self, optimizer: Any, real: Rows, steps: int) -> None:
         self.prior.before_step(steps, self.generator, self.discriminator)
-        loss = self._discriminator_loss(real, weight, steps)
+        loss = self._discriminator_loss(real, steps)
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.step()
         self.losses.add("discriminator", loss)
 
-    def _generator_turn(self, optimizer: Any, discriminator_optimizer: Any, real: Tensor) -> None:
+    def _generator_turn(self, optimizer: Any, discriminator_optimizer: Any, real: Rows) -> None:
         if self.average is not None and steps_taken(optimizer) == 0:
             self._averaging.start()
         # frozen parameters get no gradient that the next step would throw away
         with frozen(discriminator_optimizer.param_groups[0]["params"]):
-            fake = self._faster("generator")(self._noise(self._rows(len(real)), real))
-            loss = self.objective.generator_loss(self._faster("discriminator")(fake))
-            from_prior = self.prior.generator_loss(self.generator, self.discriminator, fake)
+            fake = self._generated(real)
+            (scores,) = self._scores(self._faster("discriminator"), fake)
+            loss = self.objective.generator_loss(scores)
+            from_prior = self.prior.generator_loss(self.generator, self.discriminator, fake.x)
             if from_prior is not None:
                 loss = loss + from_prior
             optimizer.zero_grad()
@@ -198,23 +199,38 @@ class GAN(Sampling):
             return optimizers
         return optimizers, [linear_decay(optimizer, self.lr_decay, self.trainer.max_epochs) for optimizer in optimizers]
 
-    def _discriminator_loss(self, real: Tensor, weight: Tensor | None, steps: int) -> Tensor:
+    def _discriminator_loss(self, real: Rows, steps: int) -> Tensor:
         with torch.no_grad():
-            fake = self._faster("generator")(self._noise(self._rows(len(real)), real))
+            fake = self._generated(real)
         penalised = self.r1 > 0 and steps % self.r1_every == 0
         if penalised:
-            real = real.detach().requires_grad_()
+            real = real._replace(x=real.x.detach().requires_grad_())
         discriminator = self.discriminator if penalised else self._faster("discriminator")
         if self._one_pass and not penalised:
-            scores, fake_scores = discriminator(torch.cat([real, fake])).split([len(real), len(fake)])
+            scores, fake_scores = self._scores(discriminator, real, fake)
         else:
-            scores, fake_scores = discriminator(real), discriminator(fake)
-        loss = self.objective.discriminator_loss(scores, fake_scores, weight)
+            (scores,), (fake_scores,) = self._scores(discriminator, real), self._scores(discriminator, fake)
+        loss = self.objective.discriminator_loss(scores, fake_scores, real.weight)
         if penalised:
-            loss = loss + self.r1 * self.r1_every * r1_penalty(scores, real, weight)
+            loss = loss + self.r1 * self.r1_every * r1_penalty(scores, real.x, real.weight)
         if self.gp:
-            loss = loss + self.gp * gradient_penalty(self.discriminator, real, fake, weight)
+
+            def score(x: Tensor) -> Tensor:
+                return self._scores(self.discriminator, real._replace(x=x))[0]
+
+            loss = loss + self.gp * gradient_penalty(score, real.x, fake.x, real.weight)
         return loss
+
+    def _generated(self, real: Rows) -> Rows:
+        """Fresh samples for a step on ``real``."""
+        return Rows(self._faster("generator")(self._noise(self._rows(len(real.x)), real.x)))
+
+    def _scores(self, discriminator: nn.Module, *sets: Rows) -> Sequence[Tensor]:
+        """Scores (n, heads) of each set of rows, all in one pass."""
+        if len(sets) == 1:
+            return [discriminator(sets[0].x)]
+        scores: Tensor = discriminator(torch.cat([rows.x for rows in sets]))
+        return scores.split([len(rows.x) for rows in sets])
 
     def _faster(self, name: Player) -> nn.Module:
         """The network, compiled if it is to be."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_epgan.networks.average import has_batch_norm, recompute_batch_norm
 from lit_epgan.networks.modes import evaluating
 from lit_epgan.randomness import generator_for
-from lit_epgan.steps import rows_and_weights
+from lit_epgan.steps import rows_of
 
 
 class Sampling(LightningModule):
@@ -96,7 +96,7 @@ class Sampling(LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """As many samples as the batch has rows."""
-        return self._draw(len(rows_and_weights(batch)[0]), None)
+        return self._draw(len(rows_of(batch).x), None)
 
     def forward(self, noise: Tensor) -> Tensor:
         """Samples (n, *data_shape) of ``noise`` (n, latent_dim), equal blocks of rows for the evaluated generators."""
@@ -104,12 +104,19 @@ class Sampling(LightningModule):
         return samples
 
     def _draw(self, n: int, generator: torch.Generator | None) -> Tensor:
-        return self._draw_each(-(-n // self.members), generator).transpose(0, 1).flatten(0, 1)[:n]
+        rows = -(-n // self.members) * self.members
+        return self._of(self._evaluation_noise(rows, generator)).transpose(0, 1).flatten(0, 1)[:n]
+
+    def _draw_each(self, n: int, generator: torch.Generator | None) -> Tensor:
+        return self._of(self._evaluation_noise(n * self.members, generator))
 
     @torch.no_grad()
-    def _draw_each(self, n: int, generator: torch.Generator | None) -> Tensor:
-        # noise in one piece, so that the samples do not depend on how memory divides the work
-        noise = self._evaluation_noise(n * self.members, generator).unflatten(0, (n, self.members)).transpose(0, 1)
+    def _of(self, noise: Tensor) -> Tensor:
+        """Samples (members, n, *data_shape) of noise (n * members, latent_dim) whose rows are the generators' in turn.
+
+        The noise comes in one piece, so that the samples do not depend on how memory divides the work.
+        """
+        noise = noise.unflatten(0, (-1, self.members)).transpose(0, 1)
         with evaluating(self.evaluated_generator):
             parts = [
                 self.evaluated_generator(part.flatten(0, 1)).unflatten(0, part.shape[:2])

@@ -11,7 +11,7 @@ from lit_epgan.acoustic import Recogniser, cross_entropy
 from lit_epgan.errors import UserError
 from lit_epgan.gan import GAN
 from lit_epgan.optimizers import adam, linear_decay
-from lit_epgan.steps import rows_and_weights, steps_taken
+from lit_epgan.steps import Rows, rows_of, steps_taken
 
 
 class SpeechGAN(Recogniser, GAN):
@@ -71,13 +71,13 @@ class SpeechGAN(Recogniser, GAN):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """A step of the discriminator, one of the generator, one of the acoustic model and the discriminator."""
-        (x, weight), states = rows_and_weights(batch), batch[1]
+        rows = rows_of(batch)
         generator_optimizer, discriminator_optimizer, acoustic_optimizer = self.optimizers()  # type: ignore[attr-defined]
         self.losses.begin_step()
         # the discriminator steps twice; what comes every n steps comes every n batches
-        self._discriminator_turn(discriminator_optimizer, x, weight, steps_taken(generator_optimizer))
-        self._generator_turn(generator_optimizer, discriminator_optimizer, x)
-        self._acoustic_turn(acoustic_optimizer, discriminator_optimizer, x, states)
+        self._discriminator_turn(discriminator_optimizer, rows, steps_taken(generator_optimizer))
+        self._generator_turn(generator_optimizer, discriminator_optimizer, rows)
+        self._acoustic_turn(acoustic_optimizer, discriminator_optimizer, rows)
 
     @torch.no_grad()
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -96,8 +96,8 @@ class SpeechGAN(Recogniser, GAN):
             return optimizers
         return optimizers, [linear_decay(optimizer, self.lr_decay, self.trainer.max_epochs) for optimizer in optimizers]
 
-    def _acoustic_turn(self, optimizer: Any, discriminator_optimizer: Any, x: Tensor, states: Tensor) -> None:
-        loss = cross_entropy(self.scores(x), states)
+    def _acoustic_turn(self, optimizer: Any, discriminator_optimizer: Any, rows: Rows) -> None:
+        loss = cross_entropy(self.scores(rows.x), rows.labels)
         optimizer.zero_grad()
         discriminator_optimizer.zero_grad()
         self.manual_backward(loss)
@@ -109,4 +109,4 @@ class SpeechGAN(Recogniser, GAN):
         self._sampled = False
         discriminator_optimizer.step()
         self._sampled = True
-        self.log("loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(x), sync_dist=True)
+        self.log("loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(rows.x), sync_dist=True)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +37,17 @@ class Losses:
         return self._sums[player] / self._counts[player]
 
 
-def rows_and_weights(batch: Any) -> tuple[Tensor, Tensor | None]:
-    """A batch's data (batch, *data_shape), and its rows' weights (batch,) if it has a third entry."""
-    if isinstance(batch, Tensor):
-        return batch, None
-    return batch[0], batch[2] if len(batch) > 2 else None
+class Rows(NamedTuple):
+    """Rows of data: x (batch, *data_shape), labels (batch, ...) and weights (batch,) where there are any."""
+
+    x: Tensor
+    labels: Any = None
+    weight: Tensor | None = None
+
+
+def rows_of(batch: Any) -> Rows:
+    """The rows of a batch: x, or a sequence (x, labels, weight) of which later entries may be missing."""
+    return Rows(batch) if isinstance(batch, Tensor) else Rows(*batch[:3])
 
 
 def steps_taken(optimizer: Any) -> int:

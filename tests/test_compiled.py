@@ -11,6 +11,7 @@ from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorit
 from lit_epgan.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.priors import HistoryPrior
+from lit_epgan.steps import Rows
 from tests.federations import federation, fit
 
 pytestmark = [
@@ -83,7 +84,7 @@ def test_compiled_convolutions_agree() -> None:
         module = GAN(*networks, compiled=compiled, channels_last=True)
         torch.manual_seed(1)
         real = torch.randn(6, 1, 8, 8, dtype=torch.double).contiguous(memory_format=torch.channels_last)
-        loss = module._discriminator_loss(real, None, 0)
+        loss = module._discriminator_loss(Rows(real), 0)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in module.discriminator.parameters())])
         images = module._faster("generator")(torch.randn(6, 4, dtype=torch.double))

@@ -15,6 +15,7 @@ from lit_epgan.networks import ChunkGenerator, MLPDiscriminator, MLPGenerator, S
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.priors import HistoryPrior
 from lit_epgan.speech_gan import SpeechGAN
+from lit_epgan.steps import Rows
 from tests.federations import fit
 from tests.speech_gans import FRAMES, INPUTS, STATES, batch, speech_gan
 
@@ -36,7 +37,7 @@ def test_cross_entropy_weighs_ten_times_the_gan_in_the_discriminator(monkeypatch
     monkeypatch.setattr(module, "log", lambda *_, **__: None)
     acoustic, discriminator = Recorder(module.network), Recorder(module.discriminator)
     x, states = batch()
-    module._acoustic_turn(acoustic, discriminator, x, states)
+    module._acoustic_turn(acoustic, discriminator, Rows(x, states))
     features = module.discriminator.features(x)
     loss = cross_entropy(module.network(torch.cat([x, features], -1)), states)
     encoder = [p for name, p in module.discriminator.named_parameters() if not name.startswith("heads")]
@@ -64,9 +65,9 @@ class Watched(SpeechGAN):
         noisy = any(not torch.equal(a, b) for a, b in zip(before, gradients, strict=True))
         self.took.append((self.player(optimizer), noisy))
 
-    def _discriminator_loss(self, real, weight, steps):
+    def _discriminator_loss(self, real, steps):
         self.counted.append(steps)
-        return super()._discriminator_loss(real, weight, steps)
+        return super()._discriminator_loss(real, steps)
 
 
 def chunks_of_two_clients():
@@ -133,13 +134,13 @@ def test_rows_of_the_others_weigh_in_the_gan_and_not_in_the_recogniser(monkeypat
         monkeypatch.setattr(module, "manual_backward", lambda loss: loss.backward())
         monkeypatch.setattr(module, "log", lambda *_, **__: None)
         acoustic = Recorder(module.network)
-        module._acoustic_turn(acoustic, Recorder(module.discriminator), *rows)
+        module._acoustic_turn(acoustic, Recorder(module.discriminator), Rows(*rows))
         gradients += acoustic.gradients
     torch.testing.assert_close(*gradients)
     seen = []
     monkeypatch.setattr(module, "optimizers", lambda: (None, None, None))
     monkeypatch.setattr("lit_epgan.speech_gan.steps_taken", lambda _: 0)
-    monkeypatch.setattr(module, "_discriminator_turn", lambda _, x, weight, steps: seen.append((x, weight)))
+    monkeypatch.setattr(module, "_discriminator_turn", lambda _, rows, steps: seen.append((rows.x, rows.weight)))
     monkeypatch.setattr(module, "_generator_turn", lambda *_: None)
     monkeypatch.setattr(module, "_acoustic_turn", lambda *_: None)
     weight = torch.full((9,), 1 / 9)
@@ -180,7 +181,7 @@ def test_generator_sites_of_chunks():
         def _generator_turn(self, optimizer, discriminator_optimizer, real):
             *_, weight, bias = self.generator.parameters()
             weight.zero_()
-            bias.copy_(real.mean(0).flatten())
+            bias.copy_(real.x.mean(0).flatten())
 
     sets = [torch.utils.data.TensorDataset(batch(32)[0] + shift, batch(32)[1]) for shift in (-8, 8)]
     sites = GeneratorSites("generator", own_rows=8, other_rows=4, pool=50)

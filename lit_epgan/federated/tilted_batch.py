@@ -28,7 +28,9 @@ def row_counts(rows: int, own_rows: int, other_rows: int | None) -> tuple[int, i
     return own, max(1, rows - own)
 
 
-def tilted_batch(batch: Any, own: int, replay: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
+def tilted_batch(
+    batch: Any, own: int, replay: Tensor, share: float, replay_labels: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """A batch (x, y, weight) that weighs own rows ``share`` in all and the cavity's samples the rest.
 
     Args:
@@ -36,20 +38,22 @@ def tilted_batch(batch: Any, own: int, replay: Tensor, share: float) -> tuple[Te
         own: rows that are taken of it, o.
         replay: samples of the other clients' sites (r, *data_shape).
         share: the client's share of all records, n_k / n.
+        replay_labels: labels (r,) of ``replay``, where it has any.
 
     Returns:
-        The rows (o + r, *data_shape), their labels (o + r, ...), ``UNLABELLED`` for all but own ones, and the rows'
+        The rows (o + r, *data_shape), their labels (o + r, ...), ``UNLABELLED`` where there are none, and the rows'
         weights, which sum to one.
     """
     x = batch_rows(batch)[:own]
     weight = x.new_empty(own + len(replay))
     weight[:own] = share / own
     weight[own:] = (1 - share) / len(replay)
-    return torch.cat([x, replay.to(x)]), _labels(batch, own, len(replay), x), weight
+    return torch.cat([x, replay.to(x)]), _labels(batch, own, len(replay), x, replay_labels), weight
 
 
-def _labels(batch: Any, own: int, others: int, x: Tensor) -> Tensor:
+def _labels(batch: Any, own: int, others: int, x: Tensor, replay_labels: Tensor | None) -> Tensor:
     y = batch[1] if not isinstance(batch, Tensor) and len(batch) > 1 else None
     if not isinstance(y, Tensor) or y.is_floating_point():
         return torch.full((own + others,), UNLABELLED, device=x.device)
-    return torch.cat([y[:own], y.new_full((others, *y.shape[1:]), UNLABELLED)])
+    theirs = y.new_full((others, *y.shape[1:]), UNLABELLED) if replay_labels is None else replay_labels.to(y)
+    return torch.cat([y[:own], theirs])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.federated.algorithm import Server, check_server_training
-from lit_epgan.federated.function_space.generator_sites import GeneratorSites
+from lit_epgan.federated.function_space.generator_sites import GeneratorSites, drawn, joined
 
 
 class DistilledSites(GeneratorSites):
@@ -48,9 +48,8 @@ class DistilledSites(GeneratorSites):
             server.train(self._batches(server))
 
     def _batches(self, server: Server) -> Iterator[list[Tensor]]:
-        pools = torch.stack(list(self._pools.values()))
+        pools = joined(list(self._pools.values()))
         records = torch.cat([server.state[f"records.{k}"] for k in self._pools]).cpu()
         for _ in range(self.server_steps):
-            origin = torch.multinomial(records, self.batch_size, replacement=True)
-            index = torch.randint(self.pool, (self.batch_size,))
-            yield [pools[origin.to(pools.device), index.to(pools.device)]]
+            rows, labels = drawn(pools, records, self.batch_size)
+            yield [rows] if labels is None else [rows, labels]

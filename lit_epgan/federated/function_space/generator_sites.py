@@ -12,6 +12,8 @@ from lit_epgan.federated.report import Report
 from lit_epgan.federated.tilted_batch import batch_rows, row_counts, tilted_batch
 from lit_epgan.randomness import generator_for
 
+Samples = tuple[Tensor, Tensor | None]  # rows and their labels, if they have any
+
 
 class GeneratorSites(Composed):
     """The site factor of client j, exp(n_j E_{x ~ X_j} phi(D(x))), by samples of a generator trained on X_j alone.
@@ -26,7 +28,8 @@ class GeneratorSites(Composed):
         merge         that of ``inner``: FedAvg, or EP in parameter space
 
     A module must offer ``sample(n, generator)`` from the submodule ``generator`` names (the evaluated one), and take
-    batches (x, y, weight) whose third entry weighs the rows; samples have no labels (y is -100).
+    batches (x, y, weight) whose third entry weighs the rows; samples have no labels (y is -100), but those of a
+    module with ``sample_labelled(n, generator)`` and a buffer ``label_shares``, which then belongs to the site.
 
     Price: the clients' individual generators become visible to the server and to each other (they do not sum, so
     secure aggregation cannot hide them; under differential privacy each must carry its own noise); one generator more
@@ -63,7 +66,7 @@ class GeneratorSites(Composed):
         self.own_rows, self.other_rows = own_rows, other_rows
         self.pool = pool
         self.refine = refine
-        self._pools: dict[int, Tensor] = {}
+        self._pools: dict[int, Samples] = {}
         self._changed: set[int] = set()  # clients whose site is new in this round
 
     def start_fit(self, server: Server) -> None:
@@ -87,7 +90,7 @@ class GeneratorSites(Composed):
         others = [k for k in self._pools if k != client.index]
         self._alone = not others or "site" not in client.state
         if not self._alone:
-            self._others = torch.stack([self._pools[k] for k in others])
+            self._others = joined([self._pools[k] for k in others])
             self._others_records = torch.cat([client.server.state[f"records.{k}"] for k in others]).cpu()
         self._refining = not self._alone and self._refinement(client) > 0
         if self._refining:
@@ -147,17 +150,15 @@ class GeneratorSites(Composed):
         records = torch.cat([server.state[f"records.{k}"] for k in sites])
         counts = _apportion(records / records.sum(), n)
         words: list[str | int] = ["union", start] if start else ["union"]
-        union = torch.cat([self._draw(server, k, c, *words) for k, c in zip(sites, counts, strict=True) if c])
+        union = torch.cat([self._draw(server, k, c, *words)[0] for k, c in zip(sites, counts, strict=True) if c])
         return further | {"union": union}
 
     def _tilted_batch(self, client: Client, batch: Any) -> Any:
         """Own rows and samples of the other sites, with the rows' weights."""
-        pools, records = self._others, self._others_records
+        records = self._others_records
         own, rows = row_counts(len(batch_rows(batch)), self.own_rows, self.other_rows)
-        origin = torch.multinomial(records, rows, replacement=True)
-        index = torch.randint(self.pool, (rows,))
-        replay = pools[origin.to(pools.device), index.to(pools.device)]
-        return tilted_batch(batch, own, replay, client.weight / (client.weight + float(records.sum())))
+        replay, labels = drawn(self._others, records, rows)
+        return tilted_batch(batch, own, replay, client.weight / (client.weight + float(records.sum())), labels)
 
     def _refinement(self, client: Client) -> int:
         return int(self.refine * client.steps) if client.steps is not None else 0
@@ -169,7 +170,8 @@ class GeneratorSites(Composed):
 
     def _tensors(self, server: Server) -> list[Tensor]:
         submodule = server.module.get_submodule(self.generator)
-        tensors = [*submodule.parameters(), *submodule.buffers()]
+        shares = [server.module.get_buffer("label_shares")] if hasattr(server.module, "sample_labelled") else []
+        tensors = [*submodule.parameters(), *submodule.buffers(), *shares]
         return [t.detach() for t in tensors if t.is_floating_point()]
 
     def _read(self, server: Server) -> Tensor:
@@ -181,14 +183,33 @@ class GeneratorSites(Composed):
             tensor.copy_(site[start : start + tensor.numel()].view_as(tensor))
             start += tensor.numel()
 
-    def _draw(self, server: Server, k: int, n: int, *purpose: str | int) -> Tensor:
-        """n samples of site k, leaving the module as it was."""
+    def _draw(self, server: Server, k: int, n: int, *purpose: str | int) -> Samples:
+        """n samples of site k, and their labels where it knows any, leaving the module as it was."""
         kept = self._read(server)
         self._load(server, server.state[f"site.{k}"])
         generator = generator_for(server.seed, server.round, k, *purpose)
-        samples: Tensor = server.module.sample(n, generator)  # type: ignore[operator]
+        module: Any = server.module
+        if hasattr(module, "sample_labelled"):
+            samples, labels = module.sample_labelled(n, generator)
+        else:
+            samples, labels = module.sample(n, generator), None
         self._load(server, kept)
-        return samples
+        return samples, labels
+
+
+def joined(pools: list[Samples]) -> Samples:
+    """Pools (n, ...) of the sites as one (sites, n, ...), and their labels."""
+    labels = [y for _, y in pools if y is not None]
+    return torch.stack([x for x, _ in pools]), torch.stack(labels) if labels else None
+
+
+def drawn(pools: Samples, records: Tensor, rows: int) -> Samples:
+    """``rows`` samples of pools (sites, n, ...), sites in proportion to their ``records`` (sites,)."""
+    samples, labels = pools
+    origin = torch.multinomial(records, rows, replacement=True)
+    index = torch.randint(samples.shape[1], (rows,))
+    place = origin.to(samples.device), index.to(samples.device)
+    return samples[place], None if labels is None else labels[place]
 
 
 def _apportion(shares: Tensor, n: int) -> list[int]:
