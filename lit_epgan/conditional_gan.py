@@ -1,6 +1,5 @@
 """A generative adversarial network of labelled data: every label has samples of its own."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +16,11 @@ from lit_epgan.steps import Rows, rows_of
 class ConditionalGAN(GAN):
     """Generator and discriminator of p(x | y), y one of ``labels`` classes.
 
-    The label joins the noise as a one-hot vector (Mirza and Osindero 2014), scaled to the length that the noise has on
-    average; the discriminator has one score for each label and is asked for that of a row's own (as in Liu et al. 2019,
-    section 3). A step's samples have labels drawn from its batch, by the rows' weights; evaluated samples have labels
-    in proportion to those seen since the optimizers were fresh: ``label_shares``, a buffer that a federation merges as
-    all others, so that the server's samples have the labels of all records in proportion.
+    The label joins the noise as a one-hot vector (Mirza and Osindero 2014); the discriminator has one score for each
+    label and is asked for that of a row's own (as in Liu et al. 2019, section 3). A step's samples have labels drawn
+    from its batch, by the rows' weights; evaluated samples have labels in proportion to those seen since the optimizers
+    were fresh: ``label_shares``, a buffer that a federation merges as all others, so that the server's samples have the
+    labels of all records in proportion.
 
     A batch is (x, y) with y (batch,) integers in [0, labels), or (x, y, weight).
 
@@ -97,7 +96,7 @@ class ConditionalGAN(GAN):
         return self._with_label(noise, labels)
 
     def _with_label(self, noise: Tensor, labels: Tensor) -> Tensor:
-        return torch.cat([noise, F.one_hot(labels, self.labels).to(noise) * math.sqrt(noise.shape[1])], 1)
+        return torch.cat([noise, F.one_hot(labels, self.labels).to(noise)], 1)
 
     def _weight(self, rows: Rows) -> Tensor:
         return torch.full((len(rows.x),), 1 / len(rows.x), device=rows.x.device) if rows.weight is None else rows.weight

@@ -53,6 +53,7 @@ NARROW = {
     "speech_embedding_sites.yaml": NARROW_SPEECH_GAN + FEW_FEATURES + RELEASE_AT_ONCE,
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
     "fashion.yaml": NARROW_DCGAN,
+    "fashion_conditional.yaml": ["--model.generator.width", "4", "--model.discriminator.width", "4"],
     "folder.yaml": NARROW_DCGAN,
     "digits_embedding_sites.yaml": FEW_FEATURES,
     "digits_private.yaml": FEW_FEATURES + ON_SERVER,

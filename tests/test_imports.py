@@ -19,7 +19,7 @@ MATHEMATICS = (
 MODULES = tuple(
     f"lit_epgan.{name}"
     for name in (
-        *("gan", "gan_checks", "optimizers", "priors", "sampling", "steps"),
+        *("conditional_gan", "gan", "gan_checks", "optimizers", "priors", "sampling", "steps"),
         *("supervised", "regression", "classifier"),
         *("acoustic", "speech_gan"),
     )
