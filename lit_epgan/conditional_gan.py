@@ -20,7 +20,7 @@ class ConditionalGAN(GAN):
     label and is asked for that of a row's own (as in Liu et al. 2019, section 3). A step's samples have labels drawn
     from its batch, by the rows' weights; evaluated samples have labels in proportion to those seen since the optimizers
     were fresh: ``label_shares``, a buffer that a federation merges as all others, so that the server's samples have the
-    labels of all records in proportion.
+    labels of all records in proportion. What lies between a row and a sample (wgan-gp) is judged by the row's label.
 
     A batch is (x, y) with y (batch,) integers in [0, labels), or (x, y, weight).
 
@@ -56,9 +56,8 @@ class ConditionalGAN(GAN):
     def sample_labelled(self, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """As ``sample``, the samples (n, *data_shape) and their labels (n,)."""
         self.refresh_statistics()
-        noise = self._evaluation_noise(-(-n // self.members) * self.members, generator)
-        samples = self._of(noise).transpose(0, 1).flatten(0, 1)[:n]
-        return samples, noise[:n, -self.labels :].argmax(1)
+        noise = self._noise_in_turn(n, generator)
+        return self._in_turn(noise)[:n], noise[:n, -self.labels :].argmax(1)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """A step of the discriminator, one of the generator; the labels of the first batch are looked at."""

@@ -104,11 +104,18 @@ class Sampling(LightningModule):
         return samples
 
     def _draw(self, n: int, generator: torch.Generator | None) -> Tensor:
-        rows = -(-n // self.members) * self.members
-        return self._of(self._evaluation_noise(rows, generator)).transpose(0, 1).flatten(0, 1)[:n]
+        return self._in_turn(self._noise_in_turn(n, generator))[:n]
 
     def _draw_each(self, n: int, generator: torch.Generator | None) -> Tensor:
         return self._of(self._evaluation_noise(n * self.members, generator))
+
+    def _noise_in_turn(self, n: int, generator: torch.Generator | None) -> Tensor:
+        """Noise (n or a few more, latent_dim), as many rows for every generator."""
+        return self._evaluation_noise(-(-n // self.members) * self.members, generator)
+
+    def _in_turn(self, noise: Tensor) -> Tensor:
+        """Samples (n, *data_shape) of noise (n, latent_dim) whose rows are the generators' in turn."""
+        return self._of(noise).transpose(0, 1).flatten(0, 1)
 
     @torch.no_grad()
     def _of(self, noise: Tensor) -> Tensor:
