@@ -92,7 +92,7 @@ class Round:
         device = place.server.parameters.device
         self._sum, self._first_sum = ReportSum(device), ReportSum(device)
         self._weight = 0.0
-        self._budget = Counter[str]()
+        self._budget, self._sent = Counter[str](), 0
         self._merged_bytes = place.merged_bytes() if place.algorithm.merges else 0
         self._waiting: list[Waiting] = []
         self._dropped: list[str] = []
@@ -179,8 +179,7 @@ class Round:
             gradient=lambda: place.gradient(mark.client),
         )
         place.algorithm.start_client(self.client)
-        sent = nbytes(place.algorithm.client_download(self.client))
-        self._budget.update(clients=1, bytes_down=sent + self._merged_bytes)
+        self._sent = nbytes(place.algorithm.client_download(self.client)) + self._merged_bytes
 
     def _restart(self) -> None:
         self.place.load_server()
@@ -191,7 +190,7 @@ class Round:
         client, self.client, self.mark = self.client, None, None
         if client is None or client.weight == 0:
             return
-        self._budget.update(steps=client.step)
+        self._budget.update(clients=1, steps=client.step, bytes_down=self._sent)
         place = self.place
         place.server.flat.adopt()
         place.algorithm.end_client(client)

@@ -7,7 +7,15 @@ import pandas as pd
 import pytest
 import torch
 
-from lit_epgan.federated import F2A, EmbeddingSites, ExpectationPropagation, FedAvg, FedAvgGAN, GeneratorSites
+from lit_epgan.federated import (
+    F2A,
+    DistilledSites,
+    EmbeddingSites,
+    ExpectationPropagation,
+    FedAvg,
+    FedAvgGAN,
+    GeneratorSites,
+)
 from lit_epgan.gan import GAN
 from lit_epgan.loggers import MetricsFile
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
@@ -75,6 +83,14 @@ def test_sites_travel_once_unless_they_are_refined(tmp_path: Path, refine: float
     assert rows["bytes_down"].tolist() == [model, model + others, model + (others if refine else 0)]
     first = model + NUMBER + site + NUMBER  # the weight, and the site's records
     assert rows["bytes_up"].tolist() == [first, *([first] * 2 if refine else [model + NUMBER] * 2)]
+
+
+def test_a_round_of_the_server_alone_costs_clients_nothing(tmp_path: Path) -> None:
+    module = gan()
+    rows = budget(tmp_path, module, DistilledSites("generator", pool=20, server_steps=2, batch_size=4))
+    assert rows["steps"].tolist() == [3, 0, 0]
+    assert rows["bytes_down"].tolist() == [NUMBER * count(module), 0, 0]
+    assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1 + count(module.generator) + 1), 0, 0]
 
 
 def test_embeddings_travel_once(tmp_path: Path) -> None:
