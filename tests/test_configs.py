@@ -32,6 +32,7 @@ NARROW_DCGAN = [
     *("--model.generator.width", "4", "--model.generator.members", "2"),
     *("--model.discriminator.width", "4", "--model.discriminator.heads", "2"),
 ]
+NARROW_CONDITIONAL = ["--model.generator.width", "4", "--model.discriminator.width", "4"]
 NARROW_RESNET = ["--model.backbone.width", "2", "--model.head.in_features", "16"]
 NARROW_SPEECH = [*("--model.network.hidden", "16"), *("--model.network.layers", "1")]
 NARROW_SPEECH_GAN = [
@@ -53,7 +54,8 @@ NARROW = {
     "speech_embedding_sites.yaml": NARROW_SPEECH_GAN + FEW_FEATURES + RELEASE_AT_ONCE,
     "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
     "fashion.yaml": NARROW_DCGAN,
-    "fashion_conditional.yaml": ["--model.generator.width", "4", "--model.discriminator.width", "4"],
+    "fashion_conditional.yaml": NARROW_CONDITIONAL,
+    "fashion_distilled.yaml": NARROW_CONDITIONAL + ON_SERVER,
     "folder.yaml": NARROW_DCGAN,
     "digits_embedding_sites.yaml": FEW_FEATURES,
     "digits_private.yaml": FEW_FEATURES + ON_SERVER,
