@@ -10,7 +10,9 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from datamodules.partition import partition_table
@@ -18,6 +20,7 @@ from datamodules.partition import partition_table
 PRINTED_CLIENTS, PRINTED_CLASSES = 12, 12
 WRITTEN = 20  # clients and classes up to which every cell bears its count
 LETTERS = 50  # that fit side by side below the smallest picture
+UNBOUNDED = 1000  # characters: wider than any table that is printed
 RULED = 100  # up to which lines part the cells
 INK, GRID, BAR, CELLS = "#333333", "#e4e4e4", "#9a9a9a", "Blues"
 
@@ -43,18 +46,26 @@ class PartitionReport(Callback):
 
 
 def print_partition(table: pd.DataFrame, file: Path, console: Console) -> None:
-    """Print the table of counts (clients, classes) where it fits a terminal, and one line where it does not."""
-    if len(table) > PRINTED_CLIENTS or len(table.columns) > PRINTED_CLASSES:
-        totals = table.sum(axis=1)
-        size = f"{len(table)} clients hold {totals.sum():,} records of {len(table.columns)} classes"
-        console.print(f"{size}, {totals.min():,} to {totals.max():,} each; who holds what: {file}", highlight=False)
-        return
-    printed = Table("client", *(f"{label}" for label in table.columns), "records", title="Records by client and class")
-    for column in printed.columns[1:]:
-        column.justify = "right"
+    """Print the table of counts (clients, classes) where it fits the terminal, and one line where it does not."""
+    if len(table) <= PRINTED_CLIENTS and len(table.columns) <= PRINTED_CLASSES:
+        printed = _printed(table)
+        if Measurement.get(console, console.options.update(max_width=UNBOUNDED), printed).maximum <= console.width:
+            console.print(printed)
+            return
+    totals = table.sum(axis=1)
+    size = f"{len(table)} clients hold {totals.sum():,} records of {len(table.columns)} classes"
+    console.print(f"{size}, {totals.min():,} to {totals.max():,} each; who holds what: {file}", highlight=False)
+
+
+def _printed(table: pd.DataFrame) -> Table:
+    # without lines between the columns ten classes of thousands fit the usual 80 characters
+    printed = Table(title="Records by client and class", box=SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
+    printed.add_column("client")
+    for name in (*table.columns, "records"):
+        printed.add_column(str(name), justify="right")
     for client, row in zip(table.index, table.to_numpy().tolist(), strict=True):
         printed.add_row(str(client), *(f"{n:,}" if n else "·" for n in row), f"{sum(row):,}")
-    console.print(printed)
+    return printed
 
 
 def partition_picture(table: pd.DataFrame, class_names: list[str] | None = None) -> Figure:

@@ -46,8 +46,8 @@ def draw_table(clients: int, classes: int, kind: str = "dirichlet") -> pd.DataFr
     return partition_table({f"client-{k}": labels[part] for k, part in enumerate(parts)})
 
 
-def printed(table: pd.DataFrame) -> str:
-    console = Console(file=io.StringIO(), width=120)
+def printed(table: pd.DataFrame, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width)
     print_partition(table, Path("partition.csv"), console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -119,3 +119,13 @@ def test_a_large_partition_is_printed_as_one_line() -> None:
     assert printed(draw_table(100, 10, "iid")).splitlines() == [
         "100 clients hold 500 records of 10 classes, 5 to 5 each; who holds what: partition.csv"
     ]
+
+
+def test_names_and_counts_are_never_cut() -> None:
+    counts = np.full((10, 10), 6000)
+    table = pd.DataFrame(counts, index=[f"client-{k}" for k in range(10)], columns=range(10))
+    whole = printed(table, width=80)
+    assert all(f"client-{k}" in whole for k in range(10))
+    assert whole.count(" 6,000") == 100
+    assert "…" not in whole
+    assert "who holds what: partition.csv" in " ".join(printed(table, width=60).split())
