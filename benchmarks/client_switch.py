@@ -12,11 +12,11 @@ from lightning.pytorch import LightningModule, Trainer
 from side_by_side import interleaved, markdown, options, publish
 from torch import nn
 
-from callbacks.algorithm_networks import AlgorithmNetworks
-from callbacks.local_state import ModuleTensors, Optimizers
-from callbacks.round import Round, Workplace
-from callbacks.round_state import FederationState
-from datamodules.rounds import Mark
+from lit_epgan.callbacks.algorithm_networks import AlgorithmNetworks
+from lit_epgan.callbacks.local_state import ModuleTensors, Optimizers
+from lit_epgan.callbacks.round import Round, Workplace
+from lit_epgan.callbacks.round_state import FederationState
+from lit_epgan.datamodules.rounds import Mark
 from lit_epgan.federated import FedAvg, FlatParameters, OptimizedParameters, Server
 from lit_epgan.federated.report import GROUP, ReportSum, Weighted, is_finite
 from lit_epgan.randomness import seed_streams

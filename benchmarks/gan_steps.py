@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch.utils.data import TensorDataset
 
-from callbacks import FederationCallback
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import FederatedAlgorithm
 from lit_epgan.gan import GAN
 

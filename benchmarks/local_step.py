@@ -15,9 +15,9 @@ from lightning.pytorch import Callback, Trainer
 from side_by_side import markdown, options, publish
 from torch.utils.data import DataLoader, TensorDataset
 
-from callbacks import FederationCallback
-from datamodules import FederatedDataModule
-from datamodules.clients import DatasetClient
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.datamodules.clients import DatasetClient
 from lit_epgan.gan import GAN
 from lit_epgan.networks.mlp import MLPDiscriminator, MLPGenerator
 

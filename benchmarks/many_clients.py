@@ -17,8 +17,8 @@ from side_by_side import markdown, options, publish
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from callbacks import FederationCallback
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm
 
 RECORDS = 8

@@ -1,8 +1,35 @@
 """Lightning callbacks: the federation itself, and what shows how it goes."""
 
-from callbacks.client_metrics import ClientMetrics
-from callbacks.federated_strategy import FederatedStrategy
-from callbacks.federation import FederationCallback
-from callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.callbacks.classifier_prior import ClassifierPrior
+from lit_epgan.callbacks.client_metrics import ClientMetrics
+from lit_epgan.callbacks.curve_fit import CurveFit
+from lit_epgan.callbacks.density_map import DensityMap
+from lit_epgan.callbacks.federated_strategy import FederatedStrategy
+from lit_epgan.callbacks.federation import FederationCallback
+from lit_epgan.callbacks.generative_metrics import GenerativeMetrics
+from lit_epgan.callbacks.partition_report import PartitionReport
+from lit_epgan.callbacks.progress import FederatedProgressBar
+from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.callbacks.rounds_to_target import RoundsToTarget
+from lit_epgan.callbacks.sample_grid import SampleGrid
+from lit_epgan.callbacks.sample_writer import SampleWriter
+from lit_epgan.callbacks.toy_metrics import ToyMetrics
+from lit_epgan.callbacks.word_error_rate import WordErrorRate
 
-__all__ = ["ClientMetrics", "FederatedStrategy", "FederationCallback", "RoundCheckpoint"]
+__all__ = [
+    "ClassifierPrior",
+    "ClientMetrics",
+    "CurveFit",
+    "DensityMap",
+    "FederatedProgressBar",
+    "FederatedStrategy",
+    "FederationCallback",
+    "GenerativeMetrics",
+    "PartitionReport",
+    "RoundCheckpoint",
+    "RoundsToTarget",
+    "SampleGrid",
+    "SampleWriter",
+    "ToyMetrics",
+    "WordErrorRate",
+]

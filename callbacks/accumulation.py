@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from callbacks.round import Round
+from lit_epgan.callbacks.round import Round
 
 
 class ClientAccumulation:

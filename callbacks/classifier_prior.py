@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from torch import Tensor, nn
 
-from callbacks.federation import FederationCallback
-from callbacks.pictures import pixels_of, publish
-from callbacks.round_evaluation import RoundEvaluation
+from lit_epgan.callbacks.federation import FederationCallback
+from lit_epgan.callbacks.pictures import pixels_of, publish
+from lit_epgan.callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedNP
 

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
-from callbacks.silence import silent
+from lit_epgan.callbacks.silence import silent
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FlatParameters
 

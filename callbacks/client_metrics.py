@@ -7,7 +7,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
-from datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.federated.parameters import matches
 
 HIGHER_IS_BETTER = ("*acc*", "*auroc*", "*f1*", "*precision*", "*recall*", "*iou*", "*psnr*", "*ssim*")

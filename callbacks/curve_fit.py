@@ -7,9 +7,9 @@ from lightning.pytorch import LightningModule, Trainer
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from callbacks.federation import FederationCallback
-from callbacks.pictures import pixels_of, publish
-from callbacks.round_evaluation import RoundEvaluation
+from lit_epgan.callbacks.federation import FederationCallback
+from lit_epgan.callbacks.pictures import pixels_of, publish
+from lit_epgan.callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.errors import UserError
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")

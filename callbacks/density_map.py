@@ -6,9 +6,9 @@ from lightning.pytorch import LightningModule, Trainer
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from callbacks.pictures import pixels_of, publish
-from callbacks.round_evaluation import RoundEvaluation, sample_sets
-from callbacks.toy_metrics import discriminator_map, mixture_of
+from lit_epgan.callbacks.pictures import pixels_of, publish
+from lit_epgan.callbacks.round_evaluation import RoundEvaluation, sample_sets
+from lit_epgan.callbacks.toy_metrics import discriminator_map, mixture_of
 from lit_epgan.metrics.toy import HALF_WIDTH, SIDE, density_error, grid, kernel_density, unit_range
 
 INK = "#333333"

@@ -9,15 +9,15 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from callbacks.accumulation import ClientAccumulation
-from callbacks.algorithm_networks import AlgorithmNetworks
-from callbacks.client_metrics import ClientMetrics
-from callbacks.local_state import BufferPolicy, ModuleTensors, OptimizerPolicy, Optimizers, first_names
-from callbacks.round import Round, RoundProgress, Workplace
-from callbacks.round_state import FederationState, RoundStart
-from callbacks.server_training import ServerTraining
-from callbacks.trainer_options import check_module, check_trainer, save_between_rounds
-from datamodules.base import FederatedDataModule
+from lit_epgan.callbacks.accumulation import ClientAccumulation
+from lit_epgan.callbacks.algorithm_networks import AlgorithmNetworks
+from lit_epgan.callbacks.client_metrics import ClientMetrics
+from lit_epgan.callbacks.local_state import BufferPolicy, ModuleTensors, OptimizerPolicy, Optimizers, first_names
+from lit_epgan.callbacks.round import Round, RoundProgress, Workplace
+from lit_epgan.callbacks.round_state import FederationState, RoundStart
+from lit_epgan.callbacks.server_training import ServerTraining
+from lit_epgan.callbacks.trainer_options import check_module, check_trainer, save_between_rounds
+from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FederatedAlgorithm, FlatParameters, OptimizedParameters, Server
 from lit_epgan.precision import no_autocast

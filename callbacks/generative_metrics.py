@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from callbacks.round_evaluation import RoundEvaluation, data_dir, prefixed, sample_parts
+from lit_epgan.callbacks.round_evaluation import RoundEvaluation, data_dir, prefixed, sample_parts
 from lit_epgan.errors import MissingFileError, UserError
 from lit_epgan.metrics import ExtractorName, FeatureExtractor, feature_extractor
 from lit_epgan.metrics.scores import Reference, Scores, reference

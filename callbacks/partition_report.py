@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from datamodules.partition import partition_table
+from lit_epgan.datamodules.partition import partition_table
 
 PRINTED_CLIENTS, PRINTED_CLASSES = 12, 12
 WRITTEN = 20  # clients and classes up to which every cell bears its count

@@ -10,11 +10,11 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from callbacks.algorithm_networks import AlgorithmNetworks
-from callbacks.client_gradient import client_gradient
-from callbacks.local_state import ModuleTensors, Optimizers
-from callbacks.round_state import FederationState
-from datamodules.rounds import Mark
+from lit_epgan.callbacks.algorithm_networks import AlgorithmNetworks
+from lit_epgan.callbacks.client_gradient import client_gradient
+from lit_epgan.callbacks.local_state import ModuleTensors, Optimizers
+from lit_epgan.callbacks.round_state import FederationState
+from lit_epgan.datamodules.rounds import Mark
 from lit_epgan.errors import UserError
 from lit_epgan.federated import Client, FederatedAlgorithm, Server
 from lit_epgan.federated.algorithm import scalar

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from callbacks.algorithm_networks import AlgorithmNetworks
+from lit_epgan.callbacks.algorithm_networks import AlgorithmNetworks
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FederatedAlgorithm, Server
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from callbacks.round_evaluation import RoundEvaluation
+from lit_epgan.callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.errors import UserError
 
 

@@ -4,8 +4,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from callbacks.pictures import publish, tile
-from callbacks.round_evaluation import RoundEvaluation, data_dir, sample_sets
+from lit_epgan.callbacks.pictures import publish, tile
+from lit_epgan.callbacks.round_evaluation import RoundEvaluation, data_dir, sample_sets
 from lit_epgan.errors import UserError
 from lit_epgan.metrics import ExtractorName, feature_extractor
 from lit_epgan.randomness import generator_for

@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image
 from torch import Tensor
 
-from callbacks.pictures import to_pixels
 from lit_epgan.atomic import replacing
+from lit_epgan.callbacks.pictures import to_pixels
 from lit_epgan.errors import UserError
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 
-from callbacks.round import Workplace
-from callbacks.silence import silent
+from lit_epgan.callbacks.round import Workplace
+from lit_epgan.callbacks.silence import silent
 
 
 class ServerTraining:

@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from callbacks.round_evaluation import RoundEvaluation, prefixed, sample_sets
+from lit_epgan.callbacks.round_evaluation import RoundEvaluation, prefixed, sample_sets
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.toy import d_mse, density_error, grid, mode_coverage
 from lit_epgan.networks.modes import evaluating

@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from numpy.typing import NDArray
 
-from callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.atomic import replacing
+from lit_epgan.callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.errors import UserError
 from lit_epgan.networks.modes import evaluating
 from lit_epgan.speech.features import padded, with_future
@@ -70,7 +70,7 @@ class WordErrorRate(RoundEvaluation):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse data that cannot be decoded before anything is trained."""
         if not hasattr(trainer.datamodule, "decoder"):  # type: ignore[attr-defined]
-            raise UserError("WordErrorRate decodes speech: take datamodules.speech.SpeechDataModule as data.")
+            raise UserError("WordErrorRate decodes speech: take lit_epgan.datamodules.SpeechDataModule as data.")
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decode and log."""

@@ -1,6 +1,22 @@
 """LightningDataModules whose training loader yields a round's clients one after another."""
 
-from datamodules.base import ClientData, FederatedDataModule
-from datamodules.institutions import Institutions
+from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.folder import FolderDataModule
+from lit_epgan.datamodules.images import ImageDataModule
+from lit_epgan.datamodules.institutions import Institutions
+from lit_epgan.datamodules.polynomial import PolynomialDataModule
+from lit_epgan.datamodules.speech import SpeechDataModule
+from lit_epgan.datamodules.tiny_imagenet import TinyImageNetDataModule
+from lit_epgan.datamodules.toy import ToyDataModule
 
-__all__ = ["ClientData", "FederatedDataModule", "Institutions"]
+__all__ = [
+    "ClientData",
+    "FederatedDataModule",
+    "FolderDataModule",
+    "ImageDataModule",
+    "Institutions",
+    "PolynomialDataModule",
+    "SpeechDataModule",
+    "TinyImageNetDataModule",
+    "ToyDataModule",
+]

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.clients import Client, client_of
-from datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader
+from lit_epgan.datamodules.clients import Client, client_of
+from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 

@@ -11,9 +11,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import functional
 
-from datamodules.base import ClientData, FederatedDataModule
-from datamodules.clients import BatchDataset
-from datamodules.manifest import read_records
+from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.clients import BatchDataset
+from lit_epgan.datamodules.manifest import read_records
 from lit_epgan.errors import UserError
 
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises on broken files

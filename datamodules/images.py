@@ -4,14 +4,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
-from datamodules.base import ClientData, FederatedDataModule
-from datamodules.cifar100_superclasses import superclass_of
-from datamodules.clients import BatchDataset
-from datamodules.image_files import read_split
-from datamodules.partition import PartitionKind, hold_out, partition, refuse_empty
+from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.cifar100_superclasses import superclass_of
+from lit_epgan.datamodules.clients import BatchDataset
+from lit_epgan.datamodules.image_files import read_split
+from lit_epgan.datamodules.partition import PartitionKind, hold_out, partition, refuse_empty
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
@@ -151,6 +150,8 @@ def digits_splits(seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tenso
 
     Pixels are uint8 tensors (n, 1, 8, 8) with values 0 .. 16.
     """
+    from sklearn.datasets import load_digits  # other data sets do without it
+
     digits = load_digits()
     pixels = torch.from_numpy(digits.images.astype(np.uint8)).unsqueeze(1)
     labels = torch.from_numpy(digits.target.astype(np.int64))

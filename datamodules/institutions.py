@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 
-from datamodules.base import ClientData, FederatedDataModule
-from datamodules.clients import Client, LoaderClient, refuse_several
-from datamodules.rounds import ValidationLoader
+from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.clients import Client, LoaderClient, refuse_several
+from lit_epgan.datamodules.rounds import ValidationLoader
 
 
 class Institutions(FederatedDataModule):

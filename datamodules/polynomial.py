@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import ClientData, FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lightning.pytorch.utilities.data import extract_batch_size
 
-from datamodules.clients import Client
+from lit_epgan.datamodules.clients import Client
 
 
 class Mark(NamedTuple):

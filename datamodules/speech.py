@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from datamodules.base import ClientData, FederatedDataModule
-from datamodules.clients import BatchDataset
+from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.cache import cache_folder
 from lit_epgan.randomness import generator_for

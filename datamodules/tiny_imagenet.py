@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datamodules.base import ClientData, FederatedDataModule
-from datamodules.folder import ImageFiles
-from datamodules.partition import PartitionKind, partition
+from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.folder import ImageFiles
+from lit_epgan.datamodules.partition import PartitionKind, partition
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 

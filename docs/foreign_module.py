@@ -18,8 +18,8 @@ from lightning.pytorch.demos import LightningTransformer, WikiText2
 from torch.nn.functional import nll_loss
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from callbacks import FederationCallback
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import FedAvg
 
 

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import yaml
 
+import lit_epgan
 from lit_epgan.errors import UserError
 
 
 def config_folders() -> list[Path]:
-    """``configs/`` of the working directory, and the one beside this package, in a checkout and in a wheel alike."""
-    return [Path("configs"), Path(__file__).resolve().parent.parent / "configs"]
+    """``configs/`` of the working directory, and the package's own, in a checkout and in a wheel alike."""
+    return [Path("configs"), Path(lit_epgan.__file__).parent / "configs"]
 
 
 def known_configs(studies: bool = False) -> list[str]:

@@ -14,8 +14,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
-from callbacks import FederationCallback
 from lit_epgan.atomic import replacing
+from lit_epgan.callbacks import FederationCallback
 from lit_epgan.checkpoints import newest_whole, require_whole
 from lit_epgan.errors import UserError
 from lit_epgan.parse_errors import parse_error

@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch.utils.data import TensorDataset
 
-from callbacks import FederationCallback, RoundCheckpoint
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm, FedSeq, TiltedExpectationPropagation
 from lit_epgan.loggers import MetricsFile
 from lit_epgan.priors import HistoryPrior

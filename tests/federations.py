@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import TensorDataset
 
-from callbacks import FederationCallback
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.datamodules import FederatedDataModule
 
 SIZES = (20, 7, 34, 12)
 

@@ -83,7 +83,7 @@ def use_pixels(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Pixels:
     """Have GenerativeMetrics look at pixels, and keep nothing between tests."""
     extractor = Pixels()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "cache"))
-    monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", lambda name, data_dir="": extractor)
+    monkeypatch.setattr("lit_epgan.callbacks.generative_metrics.feature_extractor", lambda name, data_dir="": extractor)
     return extractor
 
 

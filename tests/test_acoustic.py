@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from datamodules import FederatedDataModule
 from lit_epgan.acoustic import AcousticModel, accuracy, check_states, cross_entropy
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from tests.federations import fit

@@ -59,7 +59,7 @@ def test_wrong_inception_weights(
     weights = tmp_path / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
     weights.parent.mkdir()
     weights.write_bytes(b"something else")
-    metrics = {"class_path": "callbacks.generative_metrics.GenerativeMetrics", "init_args": {"extractor": "inception"}}
+    metrics = {"class_path": "lit_epgan.callbacks.GenerativeMetrics", "init_args": {"extractor": "inception"}}
     told = refusal(capsys, "fit", *DIGITS, "--trainer.callbacks", json.dumps([metrics]))
     assert str(weights) in told
     assert "6726825d" in told

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from callbacks import FederationCallback
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import ExpectationPropagation
 from lit_epgan.gan import GAN
 from lit_epgan.objectives import OBJECTIVES

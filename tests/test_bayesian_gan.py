@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
 from torch import Tensor, nn
 
-from callbacks.sample_grid import SampleGrid
+from lit_epgan.callbacks.sample_grid import SampleGrid
 from lit_epgan.errors import UserError
 from lit_epgan.gan import GAN
 from lit_epgan.inference.sghmc import SGHMC
@@ -201,8 +201,8 @@ def test_a_grid_has_a_row_for_each_generator_only_if_there_are_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[Tensor] = []
-    monkeypatch.setattr("callbacks.sample_grid.publish", lambda trainer, name, sheet: None)
-    monkeypatch.setattr("callbacks.sample_grid.tile", lambda images, columns: shown.append(images))
+    monkeypatch.setattr("lit_epgan.callbacks.sample_grid.publish", lambda trainer, name, sheet: None)
+    monkeypatch.setattr("lit_epgan.callbacks.sample_grid.tile", lambda images, columns: shown.append(images))
     trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
     one = GAN(MLPGenerator(hidden=(8,)), MLPDiscriminator(hidden=(8,)))
     several = GAN(MLPGenerator(hidden=(8,), members=3), MLPDiscriminator(hidden=(8,)))

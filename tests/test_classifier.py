@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from callbacks import RoundCheckpoint
-from callbacks.rounds_to_target import RoundsToTarget
-from datamodules.images import ImageDataModule
+from lit_epgan.callbacks import RoundCheckpoint
+from lit_epgan.callbacks.rounds_to_target import RoundsToTarget
 from lit_epgan.classifier import Classifier
+from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, FedAvg, FederatedAlgorithm, FedNP
 from lit_epgan.networks.mlp import MLPBackbone

@@ -96,7 +96,11 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(capsys, arguments, sentence):
         ("  max_epochs:", "  max_epoch:", "There is no key trainer.max_epoch; did you mean trainer.max_epochs?"),
         ("federation:", "fedration:", "did you mean federation"),
         ("init_args: {own_rows: 16, refine: 0.3}", "init_args: {own_rows: 16, refine: 0.3", "Problems parsing config"),
-        ("callbacks.RoundCheckpoint", "callbacks.RoundChekpoint", "did you mean callbacks.RoundCheckpoint?"),
+        (
+            "lit_epgan.callbacks.RoundCheckpoint",
+            "lit_epgan.callbacks.RoundChekpoint",
+            "did you mean lit_epgan.callbacks.RoundCheckpoint?",
+        ),
     ],
 )
 def test_a_mistake_in_a_config_is_named_too(folder, capsys, old, new, sentence):

@@ -10,8 +10,8 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
-from datamodules import FederatedDataModule
-from datamodules.clients import BatchDataset
+from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.errors import UserError
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression

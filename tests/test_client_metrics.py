@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import Accuracy
 
-from callbacks import ClientMetrics, FederationCallback
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks import ClientMetrics, FederationCallback
+from lit_epgan.datamodules import FederatedDataModule
 from tests.federations import fit
 
 # rows of each client's held-out data: more than a batch, less than a batch, exactly one

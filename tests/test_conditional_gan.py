@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from callbacks import FederationCallback
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks import FederationCallback
 from lit_epgan.conditional_gan import ConditionalGAN
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites, FedAvg, FedAvgGAN, GeneratorSites
 from lit_epgan.federated.function_space.distilled_sites import DistilledSites

@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import datamodules.images
-from callbacks.generative_metrics import GenerativeMetrics
-from datamodules.image_files import read_split
+from lit_epgan.callbacks.generative_metrics import GenerativeMetrics
 from lit_epgan.cli import main
 from lit_epgan.config_files import with_bases
+from lit_epgan.datamodules.image_files import read_split
+from lit_epgan.datamodules.images import SHAPES
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.study.plan import read_studies
@@ -90,7 +90,7 @@ def miniature(name: str, data_dir: str, train: bool, download: bool) -> tuple[Te
     """A few coloured images of every class instead of 60,000."""
     labels = torch.arange(10).repeat(8 if train else 4)
     generator = torch.Generator().manual_seed(int(train))
-    return torch.randint(0, 256, (len(labels), *datamodules.images.SHAPES[name]), generator=generator).byte(), labels
+    return torch.randint(0, 256, (len(labels), *SHAPES[name]), generator=generator).byte(), labels
 
 
 def write_images(folder: Path) -> Path:
@@ -117,9 +117,9 @@ def no_network(tmp_path, monkeypatch):
     """An empty working directory, no W&B, no big data and no downloaded weights."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    monkeypatch.setattr("datamodules.images.read_split", miniature)
-    monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", lambda name, data_dir="": StandIn())
-    monkeypatch.setattr("callbacks.sample_grid.feature_extractor", by_class)
+    monkeypatch.setattr("lit_epgan.datamodules.images.read_split", miniature)
+    monkeypatch.setattr("lit_epgan.callbacks.generative_metrics.feature_extractor", lambda name, data_dir="": StandIn())
+    monkeypatch.setattr("lit_epgan.callbacks.sample_grid.feature_extractor", by_class)
     monkeypatch.setattr(GenerativeMetrics, "evaluate", few_samples)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -168,8 +168,8 @@ def test_the_settings_of_every_method_of_every_study_are_accepted(path, tmp_path
 @pytest.mark.parametrize("paper", [False, True], ids=["as it stands", "the paper's networks"])
 def test_cifar_trains_from_its_files(paper, tmp_path, monkeypatch, capsys):
     """The user's own command with the data in place and no Inception weights, networks narrower and a step for each."""
-    monkeypatch.setattr("datamodules.images.read_split", read_split)
-    monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", feature_extractor)
+    monkeypatch.setattr("lit_epgan.datamodules.images.read_split", read_split)
+    monkeypatch.setattr("lit_epgan.callbacks.generative_metrics.feature_extractor", feature_extractor)
     write_cifar(tmp_path / "data", monkeypatch)
     networks = ["--model.generator.width", "8", "--model.discriminator.width", "8"]
     networks += ["--model.generator.upsamplings", "4", "--model.discriminator.norm_first", "true"] if paper else []
@@ -182,7 +182,7 @@ def test_cifar_trains_from_its_files(paper, tmp_path, monkeypatch, capsys):
 
 
 def test_the_data_of_cifar_missing_is_one_sentence(monkeypatch, capsys):
-    monkeypatch.setattr("datamodules.images.read_split", read_split)
+    monkeypatch.setattr("lit_epgan.datamodules.images.read_split", read_split)
     assert main(["fit", "--config", "cifar.yaml", "--trainer.accelerator", "cpu"]) == 2
     error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert len(error) == 1

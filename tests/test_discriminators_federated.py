@@ -10,8 +10,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from callbacks.round_checkpoint import RoundCheckpoint
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import F2A, Client, FedAvgGAN, Report
 from lit_epgan.gan import GAN

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import TensorDataset
 
-from callbacks import FederationCallback
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm
 from tests.federations import SIZES, client_sets, federation, fit

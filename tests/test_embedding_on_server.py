@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from callbacks import FederationCallback
-from callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     EmbeddingOnServer,

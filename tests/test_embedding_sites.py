@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from callbacks import FederationCallback
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.embedding import EmbeddingFactor
 from lit_epgan.federated import (
     Client,

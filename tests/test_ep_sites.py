@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from callbacks import FederationCallback
+from lit_epgan.callbacks import FederationCallback
 from lit_epgan.cli import main
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, LaplaceSites, SampleMoments, SiteRule

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from callbacks.classifier_prior import ClassifierPrior, projected
-from callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.callbacks.classifier_prior import ClassifierPrior, projected
+from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedNP
 from lit_epgan.federated.bayesian.fednp import kl_from_standard_normal

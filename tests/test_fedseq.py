@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from datamodules import FederatedDataModule
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import Client, Composed, FedAvg, FedAvgM, FedSeq, Report
 from lit_epgan.federated.algorithm import scalar

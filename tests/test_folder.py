@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from datamodules.folder import FolderDataModule
+from lit_epgan.datamodules.folder import FolderDataModule
 from lit_epgan.errors import UserError
 
 RED = (255, 0, 0)

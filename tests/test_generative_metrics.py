@@ -9,10 +9,10 @@ from torch_fidelity.metric_isc import isc_features_to_metric
 from torch_fidelity.metric_kid import kid_features_to_metric
 from torch_fidelity.metric_prc import prc_features_to_metric
 
-from callbacks.generative_metrics import GenerativeMetrics, real_images
-from callbacks.sample_grid import SampleGrid
-from callbacks.toy_metrics import ToyMetrics
-from datamodules.toy import ToyDataModule
+from lit_epgan.callbacks.generative_metrics import GenerativeMetrics, real_images
+from lit_epgan.callbacks.sample_grid import SampleGrid
+from lit_epgan.callbacks.toy_metrics import ToyMetrics
+from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.gan import GAN
 from lit_epgan.metrics import feature_extractor
@@ -133,7 +133,7 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
 def test_a_missing_extractor_may_be_done_without_but_a_wrong_one_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("callbacks.generative_metrics.feature_extractor", feature_extractor)  # the real one
+    monkeypatch.setattr("lit_epgan.callbacks.generative_metrics.feature_extractor", feature_extractor)  # the real one
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     metrics = GenerativeMetrics(extractor="inception", required=False)
     with pytest.warns(UserWarning, match="place the file .* Until then this run has no inception metrics"):

@@ -34,7 +34,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_digits_split_is_the_data_modules() -> None:
     """Metrics may not import data modules: the two readings of one rule must agree, row by row."""
-    from datamodules.images import ImageDataModule
+    from lit_epgan.datamodules.images import ImageDataModule
 
     data = digits.digits_split()
     datamodule = ImageDataModule("digits", partition="iid", clients=1)

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
-from datamodules import FederatedDataModule, Institutions
+from lit_epgan.datamodules import FederatedDataModule, Institutions
 from tests.federations import SIZES, client_sets, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from datamodules import FederatedDataModule
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, FedAvg, FederatedAlgorithm, LabelPriors
 from lit_epgan.federated.drift.label_priors import log_ratio

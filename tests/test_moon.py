@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from datamodules import FederatedDataModule
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import MOON, FedAvg
 from lit_epgan.federated.drift.moon import contrast
 from tests.federations import federation, fit

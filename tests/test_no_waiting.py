@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 import lit_epgan.gan
-from datamodules import FederatedDataModule
 from lit_epgan.acoustic import AcousticModel
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import (
     SCAFFOLD,
     ExpectationPropagation,

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from datamodules import FederatedDataModule
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import (
     ConjugateEP,
     ExpectationPropagation,

@@ -8,8 +8,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 
-from callbacks.trainer_options import check_module, check_trainer
-from datamodules import Institutions
+from lit_epgan.callbacks.trainer_options import check_module, check_trainer
+from lit_epgan.datamodules import Institutions
 from lit_epgan.errors import UserError
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.partition import hold_out, partition, partition_table, refuse_empty
+from lit_epgan.datamodules.partition import hold_out, partition, partition_table, refuse_empty
 from lit_epgan.errors import UserError
 
 

@@ -14,9 +14,9 @@ from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 from rich.console import Console
 
-from callbacks.partition_report import PartitionReport, partition_picture, print_partition
-from datamodules.partition import partition, partition_table
-from datamodules.toy import ToyDataModule
+from lit_epgan.callbacks.partition_report import PartitionReport, partition_picture, print_partition
+from lit_epgan.datamodules.partition import partition, partition_table
+from lit_epgan.datamodules.toy import ToyDataModule
 
 
 class Mean(LightningModule):

@@ -11,13 +11,13 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from PIL import Image
 from torch import Tensor
 
-from callbacks.density_map import DensityMap
-from callbacks.federation import FederationCallback
-from callbacks.pictures import tile
-from callbacks.sample_grid import SampleGrid
-from callbacks.sample_writer import SampleWriter
-from callbacks.toy_metrics import ToyMetrics
-from datamodules.toy import ToyDataModule
+from lit_epgan.callbacks.density_map import DensityMap
+from lit_epgan.callbacks.federation import FederationCallback
+from lit_epgan.callbacks.pictures import tile
+from lit_epgan.callbacks.sample_grid import SampleGrid
+from lit_epgan.callbacks.sample_writer import SampleWriter
+from lit_epgan.callbacks.toy_metrics import ToyMetrics
+from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import GeneratorSites
 from lit_epgan.gan import GAN
@@ -73,7 +73,7 @@ def test_a_grid_by_class_has_a_row_for_each_and_leaves_cells_empty(
             first = images[:, 0, 0, 0]
             return images.flatten(1), torch.stack([-first, first, torch.full_like(first, -9.0)], 1)
 
-    monkeypatch.setattr("callbacks.sample_grid.feature_extractor", lambda name, data_dir="": Sign())
+    monkeypatch.setattr("lit_epgan.callbacks.sample_grid.feature_extractor", lambda name, data_dir="": Sign())
     module = gan()
     trainer(tmp_path, SampleGrid(3, 4, by_class="digits")).fit(module, Images())
     drawn = module.sample(3 * 4 * 10, generator_for("sample grid"))

@@ -10,9 +10,9 @@ from lightning.pytorch import seed_everything
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from callbacks.curve_fit import CurveFit
-from datamodules import FederatedDataModule
-from datamodules.polynomial import PolynomialDataModule
+from lit_epgan.callbacks.curve_fit import CurveFit
+from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.datamodules.polynomial import PolynomialDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, ConjugateEP, FedAvg, FederatedAlgorithm, FedNP
 from lit_epgan.networks.polynomial import PolynomialFeatures
@@ -207,13 +207,13 @@ def test_moon_is_fedavg_where_the_representation_has_nothing_to_train() -> None:
 
 def test_the_picture_shows_every_clients_last_model_and_the_servers(tmp_path: Path, monkeypatch: Any) -> None:
     seen: list[tuple[dict[str, Tensor], Tensor]] = []
-    original = __import__("callbacks.curve_fit", fromlist=["draw"]).draw
+    original = __import__("lit_epgan.callbacks.curve_fit", fromlist=["draw"]).draw
 
     def draw(points: Any, line: Tensor, local: dict[str, Tensor], server: Tensor, title: str) -> Any:
         seen.append((dict(local), server))
         return original(points, line, local, server, title)
 
-    monkeypatch.setattr("callbacks.curve_fit.draw", draw)
+    monkeypatch.setattr("lit_epgan.callbacks.curve_fit.draw", draw)
     fit(cubic(0.1), toy(), 2, tmp_path, algorithm=FedAvg(), callbacks=[CurveFit()])
     assert (tmp_path / "pictures" / "curves.png").is_file()
     local, server = seen[-1]

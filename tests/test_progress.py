@@ -10,10 +10,9 @@ import torch
 from lightning.pytorch import Trainer
 from rich.console import Console
 
-import callbacks.progress
-from callbacks import FederationCallback
-from callbacks.progress import FederatedProgressBar, Position, describe
-from datamodules.base import FederatedDataModule
+from lit_epgan.callbacks import FederationCallback, progress
+from lit_epgan.callbacks.progress import FederatedProgressBar, Position, describe
+from lit_epgan.datamodules.base import FederatedDataModule
 from tests.modules import Regression
 
 
@@ -65,7 +64,7 @@ def test_lines_are_not_more_frequent_than_asked_but_the_last_is_always_there(tmp
 
 def test_the_file_says_where_the_run_is(tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(callbacks.progress, "write_text", lambda path, text: written.append((path, json.loads(text))))
+    monkeypatch.setattr(progress, "write_text", lambda path, text: written.append((path, json.loads(text))))
     fit(tmp_path, FederatedProgressBar(refresh_seconds=0), rounds=2)
     assert {path for path, _ in written} == {tmp_path / "progress.json"}
     seen = [(now["round"], now["client"], now["client_position"], now["clients"], now["step"]) for _, now in written]
@@ -78,7 +77,7 @@ def test_the_file_says_where_the_run_is(tmp_path, monkeypatch):
 
 def test_a_terminal_gets_a_bar(tmp_path, monkeypatch):
     screen = io.StringIO()
-    monkeypatch.setattr(callbacks.progress, "Console", lambda: Console(file=screen, force_terminal=True, width=140))
+    monkeypatch.setattr(progress, "Console", lambda: Console(file=screen, force_terminal=True, width=140))
     monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True, write=screen.write, flush=lambda: None))
     fit(tmp_path, FederatedProgressBar(refresh_seconds=0))
     assert "client site-2 (3/3) · step 2/2" in screen.getvalue()

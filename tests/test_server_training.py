@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.federated import DistilledSites, FederatedAlgorithm, Server
 from lit_epgan.randomness import derive_seed, seed_streams
 from tests.federations import client_sets, federation, fit

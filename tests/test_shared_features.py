@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from callbacks import RoundCheckpoint
+from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.embedding import EmbeddingFactor
 from lit_epgan.errors import UserError
 from lit_epgan.federated import Client, EmbeddingSites

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.speech import SpeechDataModule, chunks_of
+from lit_epgan.datamodules.speech import SpeechDataModule, chunks_of
 from lit_epgan.errors import UserError
 from lit_epgan.speech.features import chunk_starts
 from lit_epgan.speech.preparation import UNALIGNED, Utterance
@@ -116,7 +116,7 @@ def test_what_is_unknown_and_what_cannot_be_is_said(settings, speech_cache, monk
     data = SpeechDataModule(**settings)
     prepared = replace(data.prepared, unknown=Counter({"kubernetes": 3, "7": 1}))
     assert not data.prepared.unknown
-    monkeypatch.setattr("datamodules.speech.prepare", lambda *_: prepared)
+    monkeypatch.setattr("lit_epgan.datamodules.speech.prepare", lambda *_: prepared)
     with pytest.warns(UserWarning, match=r"no pronunciation of 2 words, said 4 times \(kubernetes, 7\)"):
         SpeechDataModule(**settings).prepare_data()
 

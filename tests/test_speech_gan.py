@@ -6,9 +6,9 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from callbacks import FederationCallback
-from datamodules import FederatedDataModule
 from lit_epgan.acoustic import cross_entropy
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites, FedAvg, GeneratorSites, PriorOn, TiltedExpectationPropagation
 from lit_epgan.networks import ChunkGenerator, MLPDiscriminator, MLPGenerator, SRUDiscriminator

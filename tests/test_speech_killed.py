@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.speech import SpeechDataModule
+from lit_epgan.datamodules.speech import SpeechDataModule
 from lit_epgan.speech.audio import read_audio
 from lit_epgan.speech.stages import CONTENTS, PART, Stages, _mine, is_whole
 from tests.processes import started
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 BUILD = """
 import sys, time
 from pathlib import Path
-from datamodules.speech import SpeechDataModule
+from lit_epgan.datamodules.speech import SpeechDataModule
 from tests.speech import MINIATURE
 
 rename = Path.rename  # lingers between a whole folder and its name

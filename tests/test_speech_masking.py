@@ -4,9 +4,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from datamodules.base import ClientData
-from datamodules.speech import ChunkDataset, SpeechDataModule
 from lit_epgan.acoustic import AcousticModel
+from lit_epgan.datamodules.base import ClientData
+from lit_epgan.datamodules.speech import ChunkDataset, SpeechDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.randomness import generator_for

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from callbacks.word_error_rate import WordErrorRate, log_posteriors, lowest
 from lit_epgan.acoustic import AcousticModel
+from lit_epgan.callbacks.word_error_rate import WordErrorRate, log_posteriors, lowest
 from lit_epgan.cli import main
 from lit_epgan.errors import UserError
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
@@ -50,8 +50,8 @@ def test_fit_then_test(command, tmp_path):
 
 def test_the_last_round_of_a_study_is_tested_or_held_against_the_development_sessions(command, tmp_path):
     words = ["--config", "speech.yaml", *command[2:], "--trainer.max_epochs", "2", "--data.batch_size", "8"]
-    look = "{class_path: callbacks.word_error_rate.WordErrorRate, init_args: {utterances: 4, last: %s}}"
-    looks = f"[{{class_path: callbacks.RoundCheckpoint}}, {look}]"
+    look = "{class_path: lit_epgan.callbacks.WordErrorRate, init_args: {utterances: 4, last: %s}}"
+    looks = f"[{{class_path: lit_epgan.callbacks.RoundCheckpoint}}, {look}]"
     folder = tmp_path / "runs" / "speech"
     assert main(["fit", *words, "--trainer.callbacks", looks % "test"]) == 0
     rounds = pd.read_csv(folder / "metrics.csv")

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_fidelity.metric_fid import fid_features_to_statistics
 from torch_fidelity.metric_isc import isc_features_to_metric
 
-from callbacks.round_evaluation import sample_parts
+from lit_epgan.callbacks.round_evaluation import sample_parts
 from lit_epgan.errors import UserError
 from lit_epgan.gan import GAN
 from lit_epgan.metrics import scores as module

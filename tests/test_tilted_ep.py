@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-from callbacks import FederationCallback
+from lit_epgan.callbacks import FederationCallback
 from lit_epgan.federated import FedAvg, FedProx, TiltedExpectationPropagation
 from lit_epgan.inference import GaussianFactor
 from tests.federations import client_sets, federation, fit

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from datamodules.tiny_imagenet import TinyImageNetDataModule
+from lit_epgan.datamodules.tiny_imagenet import TinyImageNetDataModule
 from lit_epgan.errors import UserError
 from tests.tiny_imagenet_tree import WNIDS, write_tiny_imagenet
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
-from datamodules.toy import GaussianMixture2d, ToyDataModule
+from lit_epgan.datamodules.toy import GaussianMixture2d, ToyDataModule
 from lit_epgan.errors import UserError
 
 

@@ -9,9 +9,9 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from callbacks import FederatedStrategy, FederationCallback
-from callbacks.trainer_options import check_trainer
-from datamodules import FederatedDataModule
+from lit_epgan.callbacks import FederatedStrategy, FederationCallback
+from lit_epgan.callbacks.trainer_options import check_trainer
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx
 from tests.federations import client_sets, federation, fit

@@ -1,5 +1,6 @@
-"""The wheel holds what a checkout holds: its configurations are found by name, far from any checkout."""
+"""What an installation holds: one name, ``lit_epgan``, with all that a checkout has under it."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -7,24 +8,93 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from setuptools import build_meta
 
 ROOT = Path(__file__).parent.parent
-PARTS = ("lit_epgan", "datamodules", "callbacks", "configs", "pyproject.toml", "README.md")
+TOP = ("lit_epgan", "datamodules", "callbacks", "configs")
+CHECKOUT = (*TOP, "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
+OFFLINE = ("--no-deps", "--no-build-isolation")
+BESIDE_A_USERS_OWN = """
+import callbacks, datamodules
+from torch import nn, optim, randn
+from torch.utils.data import TensorDataset
+from lightning.pytorch import LightningModule
+
+class YourModule(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def training_step(self, batch, index):
+        x, y = batch
+        return nn.functional.mse_loss(self.layer(x), y)
+
+    def configure_optimizers(self):
+        return optim.SGD(self.parameters(), lr=0.1)
+
+a, b, c = (TensorDataset(randn(8, 3), randn(8, 1)) for _ in range(3))
+{example}
+assert callbacks.OWNER == datamodules.OWNER == "user"
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy to build in, links as links."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for part in CHECKOUT:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, copy / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / part, copy / part)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path) -> Path:
+    return build_wheel(checkout, checkout.parent / "wheel")
+
+
+def build_wheel(source: Path, folder: Path) -> Path:
+    build = [sys.executable, "-m", "pip", "wheel", *OFFLINE, "-w", str(folder), str(source)]
+    subprocess.run(build, check=True, capture_output=True, timeout=300)
+    return next(folder.glob("*.whl"))
+
+
+def contents(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def in_checkout(pattern: str) -> set[str]:
+    """Files as the installed package must hold them."""
+    within = {"lit_epgan": "", "datamodules": "lit_epgan/", "callbacks": "lit_epgan/", "configs": "lit_epgan/"}
+    files = {within[top] + path.relative_to(ROOT).as_posix() for top in TOP for path in (ROOT / top).rglob(pattern)}
+    return {path for path in files if "__pycache__" not in path}
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_finds_its_configs(tmp_path: Path) -> None:
-    source, unpacked, elsewhere = tmp_path / "source", tmp_path / "site", tmp_path / "elsewhere"
-    source.mkdir()
+def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
+    assert contents(wheel) == in_checkout("*.py") | in_checkout("*.yaml") | in_checkout("*.html") | {
+        "lit_epgan/py.typed"
+    }
+
+
+@pytest.mark.slow
+def test_a_source_distribution_builds_the_same_wheel(
+    wheel: Path, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkout)
+    archive = build_meta.build_sdist(str(tmp_path))
+    assert contents(build_wheel(tmp_path / archive, tmp_path)) == contents(wheel)
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_finds_its_configs(wheel: Path, tmp_path: Path) -> None:
+    unpacked, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for part in PARTS:
-        path = ROOT / part
-        (shutil.copytree if path.is_dir() else shutil.copy)(path, source / part)
-    offline = ["--no-deps", "--no-build-isolation"]
-    build = [sys.executable, "-m", "pip", "wheel", *offline, "-w", str(tmp_path), str(source)]
-    subprocess.run(build, check=True, capture_output=True, timeout=300)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        wheel.extractall(unpacked)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(unpacked)
     # -P and the path put the unpacked wheel before the editable install and leave the working directory out
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import lit_epgan.cli as cli; print(cli.__file__);"
@@ -36,5 +106,32 @@ def test_an_installed_wheel_finds_its_configs(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.splitlines()[0].startswith(str(unpacked))
     assert "lr: 0.5" in shown.stdout
-    assert (unpacked / "configs" / "studies" / "demo.yaml").is_file()
-    assert (unpacked / "lit_epgan" / "templates" / "study.html").is_file()
+
+
+def test_what_is_installed_here_claims_one_name(tmp_path: Path) -> None:
+    """Under ``pip install -e`` too, whose interpreter must not see the checkout's other folders."""
+    code = (
+        "import sys; from importlib.util import find_spec; import lit_epgan.configs;"
+        "print(*[spec.origin for name in sys.argv[1:] if (spec := find_spec(name))])"
+    )
+    names = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name.isidentifier()]
+    assert {"callbacks", "datamodules", "configs", "tests", "benchmarks"} <= set(names)
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code, *names], cwd=tmp_path, capture_output=True, text=True, check=True, env={}
+    )
+    # another distribution may have a package called tests
+    assert [path for path in found.stdout.split() if Path(path).is_relative_to(ROOT) and ".venv" not in path] == [
+        str(ROOT / "lit_epgan" / "__init__.py")
+    ]
+
+
+@pytest.mark.slow
+def test_the_readmes_example_runs_beside_a_users_own_packages(tmp_path: Path) -> None:
+    for name in ("callbacks", "datamodules", "configs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text('OWNER = "user"\n')
+    example = next(block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S))
+    (tmp_path / "train.py").write_text(BESIDE_A_USERS_OWN.format(example=example.replace("20,", "2,")))
+    ran = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert list(tmp_path.rglob("last.ckpt"))

@@ -4,6 +4,7 @@ from typing import Literal
 
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.features import FeatureExtractor
+from lit_epgan.metrics.lite0 import Lite0
 
 ExtractorName = Literal["digits", "fashion", "inception", "lite0"]
 
@@ -31,10 +32,8 @@ def feature_extractor(name: str, data_dir: str = "data") -> FeatureExtractor:
 
         return Inception()
     if name == "lite0":
-        from lit_epgan.metrics.lite0 import Lite0
-
         return Lite0()
     raise UserError(f"extractor {name!r} does not exist: choose digits, fashion, inception or lite0.")
 
 
-__all__ = ["ExtractorName", "FeatureExtractor", "feature_extractor"]
+__all__ = ["ExtractorName", "FeatureExtractor", "Lite0", "feature_extractor"]

@@ -1,8 +1,11 @@
-"""Networks: multilayer perceptrons and DCGANs of the GANs, SRUs of the speech recogniser."""
+"""Networks: multilayer perceptrons and DCGANs of the GANs, residual networks, SRUs of the speech recogniser."""
 
+from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.networks.chunk_generator import ChunkGenerator
 from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
-from lit_epgan.networks.mlp import MLPDiscriminator, MLPGenerator
+from lit_epgan.networks.mlp import MLPBackbone, MLPDiscriminator, MLPGenerator
+from lit_epgan.networks.polynomial import PolynomialFeatures
+from lit_epgan.networks.resnet import ResNet18
 from lit_epgan.networks.sru import SRU
 from lit_epgan.networks.sru_discriminator import SRUDiscriminator
 
@@ -11,7 +14,11 @@ __all__ = [
     "ChunkGenerator",
     "DCGANDiscriminator",
     "DCGANGenerator",
+    "MLPBackbone",
     "MLPDiscriminator",
     "MLPGenerator",
+    "PolynomialFeatures",
+    "ResNet18",
+    "SRUAcousticNetwork",
     "SRUDiscriminator",
 ]
