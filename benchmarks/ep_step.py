@@ -13,10 +13,10 @@ from side_by_side import markdown, options, publish
 
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm
 from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
 from lit_epgan.objectives import OBJECTIVES
-from lit_epgan.priors import HistoryPrior
 
 FEATURES = "discriminator.layers.7"  # after the last convolution that the heads share
 

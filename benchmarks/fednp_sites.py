@@ -17,10 +17,10 @@ from tilted_moments import BOUND, reference
 from torch import Tensor, nn
 
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.classifier import Classifier
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.federated import FedAvg, FederatedAlgorithm, FedNP
 from lit_epgan.inference import GaussianFactor, Sites, tilted_moments, tilted_moments_quadrature
+from lit_epgan.modules.classifier import Classifier
 from lit_epgan.networks.mlp import MLPBackbone
 
 Moments = Callable[..., tuple[Tensor, ...]]

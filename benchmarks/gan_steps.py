@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import FederatedAlgorithm
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
 
 UNTIMED = 1
 

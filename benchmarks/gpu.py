@@ -18,9 +18,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from lit_epgan.federated import FedAvg, FederatedAlgorithm, TiltedExpectationPropagation
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
-from lit_epgan.priors import HistoryPrior
 
 FEATURES = "discriminator.layers.7"
 WARM = 5  # first steps of the watched round, untimed

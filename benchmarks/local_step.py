@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.clients import DatasetClient
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
 from lit_epgan.networks.mlp import MLPDiscriminator, MLPGenerator
 
 CLIENTS, RECORDS, BATCH = 10, 144, 32

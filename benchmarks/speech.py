@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from side_by_side import markdown, options, publish
 
-from lit_epgan.acoustic import AcousticModel, cross_entropy
 from lit_epgan.callbacks.word_error_rate import log_posteriors
 from lit_epgan.datamodules.speech import SpeechDataModule
+from lit_epgan.modules.acoustic import AcousticModel, cross_entropy
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.speech.audio import read_audio
 from lit_epgan.speech.features import log_mel

@@ -13,9 +13,9 @@ from side_by_side import markdown, options, publish
 from torch import Tensor, nn
 
 from lit_epgan.federated import FedAvg
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
-from lit_epgan.priors import HistoryPrior
 
 
 class LoopedGenerators(nn.Module):

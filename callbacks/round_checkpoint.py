@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks.model_checkpoint import ModelCheckpoint
 
 from lit_epgan.atomic import replacing
-from lit_epgan.checkpoints import LAST, PREVIOUS, newest_whole
+from lit_epgan.runs.checkpoints import LAST, PREVIOUS, newest_whole
 
 
 class RoundCheckpoint(ModelCheckpoint):

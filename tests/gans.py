@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Prior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.priors import GaussianPrior, HistoryPrior, Prior
 
 MEMBERS, HEADS = 4, 3
 PRIORS: dict[str, Prior | None] = {

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from lit_epgan.acoustic import AcousticModel, accuracy, check_states, cross_entropy
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
+from lit_epgan.modules.acoustic import AcousticModel, accuracy, check_states, cross_entropy
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from tests.federations import fit
 

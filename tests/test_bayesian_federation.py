@@ -11,9 +11,9 @@ from torch import Tensor
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import ExpectationPropagation
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.objectives import OBJECTIVES
-from lit_epgan.priors import HistoryPrior
 from tests.federations import client_sets, fit
 from tests.gans import PRIORS, bayesian_gan
 

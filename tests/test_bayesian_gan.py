@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from lit_epgan.callbacks.sample_grid import SampleGrid
 from lit_epgan.errors import UserError
-from lit_epgan.gan import GAN
 from lit_epgan.inference.sghmc import SGHMC
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.objectives import OBJECTIVES, objective
-from lit_epgan.priors import HistoryPrior
 from tests.gans import HEADS, MEMBERS, PRIORS, Batches, Record, bayesian_gan, fit
 
 
@@ -255,9 +255,9 @@ def test_a_command_lines_checkpoint_rebuilds_the_prior(tmp_path: Path, monkeypat
     networks: dict[str, Any] = {
         "generator": {"class_path": "lit_epgan.networks.MLPGenerator", "init_args": {"hidden": [8], "members": 3}},
         "discriminator": {"class_path": "lit_epgan.networks.MLPDiscriminator", "init_args": {"hidden": [8]}},
-        "prior": {"class_path": "lit_epgan.priors.HistoryPrior", "init_args": {"size": 2, "every": 1}},
+        "prior": {"class_path": "lit_epgan.modules.HistoryPrior", "init_args": {"size": 2, "every": 1}},
     }
-    model = {"class_path": "lit_epgan.gan.GAN", "init_args": networks}
+    model = {"class_path": "lit_epgan.modules.GAN", "init_args": networks}
     options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "default_root_dir": str(tmp_path)}
     command_line = LightningCLI(run=False, save_config_callback=None, args={"model": model, "trainer": options})
     command_line.trainer.fit_loop.max_epochs = 1

@@ -16,9 +16,9 @@ from lit_epgan.federated import (
     FedAvgGAN,
     GeneratorSites,
 )
-from lit_epgan.gan import GAN
-from lit_epgan.loggers import MetricsFile
+from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
+from lit_epgan.runs.metrics_file import MetricsFile
 from tests.federations import federation, fit
 from tests.modules import Regression
 

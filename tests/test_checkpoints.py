@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
-from lit_epgan.checkpoints import LAST, PREVIOUS, fault, newest_whole, require_whole, save_atomically
 from lit_epgan.errors import UserError
+from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault, newest_whole, require_whole, save_atomically
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def test_a_class_is_named_by_its_room(path: Path) -> None:
     for module, name in set(CLASS.findall(text)):
         assert module.count(".") == 1, f"{module}.{name}"
         room = importlib.import_module(module)
-        assert name in getattr(room, "__all__", vars(room)), f"{module} does not offer {name}"
+        assert name in room.__all__, f"{module} does not offer {name}"
 
 
 def test_this_test_sees_classes() -> None:

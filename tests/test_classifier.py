@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.callbacks.rounds_to_target import RoundsToTarget
-from lit_epgan.classifier import Classifier
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, FedAvg, FederatedAlgorithm, FedNP
+from lit_epgan.modules.classifier import Classifier
 from lit_epgan.networks.mlp import MLPBackbone
 from tests.federations import fit
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 import yaml
 
-from lit_epgan.cli import main
-from lit_epgan.config_files import known_configs
+from lit_epgan.command.cli import main
+from lit_epgan.runs.config_files import known_configs
 
 TINY = [
     *("--config", "toy.yaml", "--trainer.max_epochs", "2", "--trainer.enable_progress_bar", "true"),
@@ -74,8 +74,8 @@ def test_an_unknown_config_lists_those_there_are_and_the_nearest(capsys):
         (["--model.lr", "nan"], "nan"),
         (["--trainer.max_epochs", "1.5"], "trainer.max_epochs is '1.5', but a whole number is expected."),
         (
-            ["--model", "lit_epgan.gan.GAM"],
-            "model: there is no class lit_epgan.gan.GAM; did you mean lit_epgan.gan.GAN?",
+            ["--model", "lit_epgan.modules.GAM"],
+            "model: there is no class lit_epgan.modules.GAM; did you mean lit_epgan.modules.GAN?",
         ),
         (["--data", "nowhere.Data"], "data: there is no module nowhere."),
         (["--data.seed", "3"], "give --seed_everything instead"),
@@ -124,7 +124,7 @@ def test_debug_shows_the_traceback(monkeypatch):
 
 
 def test_a_programming_error_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr("lit_epgan.cli._run", lambda args: 1 // 0)
+    monkeypatch.setattr("lit_epgan.command.cli._run", lambda args: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["fit"])
 
@@ -143,7 +143,7 @@ def test_a_checkpoint_of_another_model_and_a_damaged_one(folder, capsys):
 
 
 def test_help_lists_commands_and_configs_and_imports_nothing_heavy():
-    code = "import sys; from lit_epgan.cli import main; main(['--help']); print('torch' in sys.modules)"
+    code = "import sys; from lit_epgan.command.cli import main; main(['--help']); print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines()[-1] == "False"
     assert "cifar.yaml" in shown.stdout
@@ -218,7 +218,7 @@ def test_a_new_run_moves_the_old_one_aside(folder, capsys):
 
 
 def test_another_rank_moves_nothing(folder, monkeypatch):
-    from lit_epgan.lightning_cli import _make_room
+    from lit_epgan.command.lightning_cli import _make_room
 
     (folder / "run" / "checkpoints").mkdir(parents=True)
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -257,7 +257,7 @@ def test_the_seed_decides_everything_and_reaches_the_data(folder):
 def test_several_processes_get_the_federations_strategy(devices, nodes, federated, expected):
     from jsonargparse import Namespace
 
-    from lit_epgan.lightning_cli import _choose_strategy
+    from lit_epgan.command.lightning_cli import _choose_strategy
 
     trainer = Namespace(accelerator="cpu", devices=devices, num_nodes=nodes, strategy="auto")
     _choose_strategy(trainer, federated)
@@ -277,7 +277,7 @@ def test_two_ranks_from_the_command_line_give_the_same_metrics(folder):
 def test_wandb_is_offline_without_a_key_only(folder, monkeypatch):
     from jsonargparse import Namespace
 
-    from lit_epgan.lightning_cli import _place_loggers
+    from lit_epgan.command.lightning_cli import _place_loggers
 
     def placed() -> Namespace:
         arguments = Namespace(save_dir=".", offline=False, id=None, name=None)

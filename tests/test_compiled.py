@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm, TiltedExpectationPropagation
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.manual_optimization import Rows
+from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
-from lit_epgan.priors import HistoryPrior
-from lit_epgan.steps import Rows
 from tests.federations import federation, fit
 
 pytestmark = [

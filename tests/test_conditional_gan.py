@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.conditional_gan import ConditionalGAN
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites, FedAvg, FedAvgGAN, GeneratorSites
 from lit_epgan.federated.function_space.distilled_sites import DistilledSites
-from lit_epgan.gan import GAN
+from lit_epgan.modules.conditional_gan import ConditionalGAN
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.manual_optimization import Rows
+from lit_epgan.modules.priors import GaussianPrior, HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.priors import GaussianPrior, HistoryPrior
-from lit_epgan.steps import Rows
 from tests import federations
 from tests.gans import Batches, Record
 from tests.gans import fit as fit_gan

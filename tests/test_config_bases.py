@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_epgan.cli import main
-from lit_epgan.config_files import resolve_configs, with_bases
+from lit_epgan.command.cli import main
 from lit_epgan.errors import UserError
-from lit_epgan.run_folder import default_folder
+from lit_epgan.runs.config_files import resolve_configs, with_bases
+from lit_epgan.runs.run_folder import default_folder
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from PIL import Image
 from torch import Tensor
 
 from lit_epgan.callbacks.generative_metrics import GenerativeMetrics
-from lit_epgan.cli import main
-from lit_epgan.config_files import with_bases
+from lit_epgan.command.cli import main
 from lit_epgan.datamodules.image_files import read_split
 from lit_epgan.datamodules.images import SHAPES
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.features import FeatureExtractor
+from lit_epgan.runs.config_files import with_bases
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command
 from tests.cifar_tree import write_cifar
@@ -43,7 +43,7 @@ NARROW_SPEECH_GAN = [
 
 
 def is_speech_gan(config):
-    return any("speech_gan.SpeechGAN" in path.read_text() for path in with_bases(config))
+    return any("lit_epgan.modules.SpeechGAN" in path.read_text() for path in with_bases(config))
 
 
 NARROW = {

@@ -14,7 +14,7 @@ from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import F2A, Client, FedAvgGAN, Report
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.forgiving import ForgiverFirst
 from tests.federations import federation, fit

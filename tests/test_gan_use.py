@@ -10,9 +10,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningCLI
 from torch import nn
 
-import lit_epgan.sampling
+import lit_epgan.modules.sampling
 from lit_epgan.errors import UserError
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from tests.gans import Batches, fit, gan
 
@@ -62,9 +62,9 @@ def test_sampling_trusts_no_running_statistics() -> None:
 def test_statistics_are_recomputed_once_for_every_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever changes a parameter or a statistic, even past autograd's version counters, is noticed."""
     calls: list[int] = []
-    recompute = lit_epgan.sampling.recompute_batch_norm
+    recompute = lit_epgan.modules.sampling.recompute_batch_norm
     monkeypatch.setattr(
-        "lit_epgan.sampling.recompute_batch_norm", lambda *arguments: (calls.append(1), recompute(*arguments))
+        "lit_epgan.modules.sampling.recompute_batch_norm", lambda *arguments: (calls.append(1), recompute(*arguments))
     )
     generator = MLPGenerator((3,), hidden=(8,), norm="batch", tanh=False)
     module = GAN(generator, MLPDiscriminator((3,), hidden=(8,)), average=None)
@@ -121,7 +121,7 @@ def test_a_command_lines_checkpoint_rebuilds_the_networks(tmp_path: Path, monkey
     """What a CLI trained loads without naming the networks again."""
     monkeypatch.setattr("sys.argv", ["fit"])
     model = {
-        "class_path": "lit_epgan.gan.GAN",
+        "class_path": "lit_epgan.modules.GAN",
         "init_args": {
             "generator": {"class_path": "lit_epgan.networks.MLPGenerator", "init_args": {"hidden": [16]}},
             "discriminator": {"class_path": "lit_epgan.networks.MLPDiscriminator", "init_args": {"hidden": [16]}},

@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lit_epgan.loggers import MetricsFile
+from lit_epgan.runs.metrics_file import MetricsFile
 
 
 def log_round(logger: MetricsFile, epoch: int) -> None:

@@ -21,10 +21,10 @@ from lit_epgan.federated import (
     TiltedExpectationPropagation,
 )
 from lit_epgan.federated.drift.moon import contrast
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Prior, UniformPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator
 from lit_epgan.objectives import OBJECTIVES
-from lit_epgan.priors import GaussianPrior, HistoryPrior, Prior, UniformPrior
 from tests.federations import fit
 
 FEATURES = "discriminator.layers.4"

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
-import lit_epgan.gan
-from lit_epgan.acoustic import AcousticModel
+import lit_epgan.modules.gan
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import (
     SCAFFOLD,
@@ -21,9 +20,10 @@ from lit_epgan.federated import (
     GeneratorSites,
     TiltedExpectationPropagation,
 )
-from lit_epgan.gan import GAN
+from lit_epgan.modules.acoustic import AcousticModel
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.priors import HistoryPrior
 from tests.federations import fit
 
 ASKING = {
@@ -107,7 +107,7 @@ def test_no_step_of_a_federated_gan_asks(
     options: dict[str, Any], algorithm: FederatedAlgorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on an accelerator, whose Adam is not the fused one."""
-    monkeypatch.setattr(lit_epgan.gan, "adam", lambda network, lr, betas: torch.optim.Adam(network, lr, betas))
+    monkeypatch.setattr(lit_epgan.modules.gan, "adam", lambda network, lr, betas: torch.optim.Adam(network, lr, betas))
     torch.manual_seed(0)
     networks = MLPGenerator((3,), hidden=(8,), tanh=False, members=2), MLPDiscriminator((3,), hidden=(6, 5), heads=2)
     module = Watched(*networks, **options)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_epgan.cli import main
-from lit_epgan.config_files import find_config
+from lit_epgan.command.cli import main
+from lit_epgan.runs.config_files import find_config
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import CLI, cli_command, runs_of
 
@@ -38,9 +38,9 @@ def test_what_all_recognisers_share(config: str, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("config", SPEECH[1:])
 def test_the_gan_of_three_of_the_recognisers_losses(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     model = resolved(config, capsys)["model"]
-    assert model["class_path"] == "lit_epgan.speech_gan.SpeechGAN"
+    assert model["class_path"] == "lit_epgan.modules.SpeechGAN"
     assert (model["init_args"]["gan_weight"], model["init_args"]["lr"]) == (0.1, 3e-4)
-    assert model["init_args"]["prior"]["class_path"] == "lit_epgan.priors.HistoryPrior"
+    assert model["init_args"]["prior"]["class_path"] == "lit_epgan.modules.HistoryPrior"
     assert model["init_args"]["sample_acoustic"] == (config == "speech_ep_sru_ep_probgan.yaml")
 
 

@@ -20,7 +20,7 @@ from lit_epgan.callbacks.toy_metrics import ToyMetrics
 from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import GeneratorSites
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.randomness import generator_for
 from tests.generative import Images, Log, Pixels, Union, gan, trainer, use_pixels

@@ -11,10 +11,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lit_epgan.classifier import Classifier
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import Client, FedAvg
+from lit_epgan.modules.classifier import Classifier
 from lit_epgan.networks.resnet import ResNet18
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers

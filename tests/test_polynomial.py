@@ -15,8 +15,8 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.polynomial import PolynomialDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, ConjugateEP, FedAvg, FederatedAlgorithm, FedNP
+from lit_epgan.modules.regression import Regression
 from lit_epgan.networks.polynomial import PolynomialFeatures
-from lit_epgan.regression import Regression
 from tests.federations import fit
 from tests.modules import Regression as TwoLayers
 

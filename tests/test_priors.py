@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
+from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Prior, UniformPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.snapshots import Snapshots
 from lit_epgan.objectives import OBJECTIVES, objective
-from lit_epgan.priors import GaussianPrior, HistoryPrior, Prior, UniformPrior
 
 MEMBERS = 3
 

@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch import Callback
 from torch.utils.data import DataLoader
 
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
 from tests.generative import Images, gan, trainer
 
 

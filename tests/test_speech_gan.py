@@ -6,16 +6,16 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from lit_epgan.acoustic import cross_entropy
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites, FedAvg, GeneratorSites, PriorOn, TiltedExpectationPropagation
+from lit_epgan.modules.acoustic import cross_entropy
+from lit_epgan.modules.manual_optimization import Rows
+from lit_epgan.modules.priors import HistoryPrior
+from lit_epgan.modules.speech_gan import SpeechGAN
 from lit_epgan.networks import ChunkGenerator, MLPDiscriminator, MLPGenerator, SRUDiscriminator
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
-from lit_epgan.priors import HistoryPrior
-from lit_epgan.speech_gan import SpeechGAN
-from lit_epgan.steps import Rows
 from tests.federations import fit
 from tests.speech_gans import FRAMES, INPUTS, STATES, batch, speech_gan
 
@@ -139,7 +139,7 @@ def test_rows_of_the_others_weigh_in_the_gan_and_not_in_the_recogniser(monkeypat
     torch.testing.assert_close(*gradients)
     seen = []
     monkeypatch.setattr(module, "optimizers", lambda: (None, None, None))
-    monkeypatch.setattr("lit_epgan.speech_gan.steps_taken", lambda _: 0)
+    monkeypatch.setattr("lit_epgan.modules.speech_gan.steps_taken", lambda _: 0)
     monkeypatch.setattr(module, "_discriminator_turn", lambda _, rows, steps: seen.append((rows.x, rows.weight)))
     monkeypatch.setattr(module, "_generator_turn", lambda *_: None)
     monkeypatch.setattr(module, "_acoustic_turn", lambda *_: None)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lit_epgan.acoustic import AcousticModel
 from lit_epgan.datamodules.base import ClientData
 from lit_epgan.datamodules.speech import ChunkDataset, SpeechDataModule
 from lit_epgan.errors import UserError
+from lit_epgan.modules.acoustic import AcousticModel
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.randomness import generator_for
 from lit_epgan.speech.features import CHUNK, FUTURE, INPUTS, MELS, with_future

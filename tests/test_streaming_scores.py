@@ -9,11 +9,11 @@ from torch_fidelity.metric_isc import isc_features_to_metric
 
 from lit_epgan.callbacks.round_evaluation import sample_parts
 from lit_epgan.errors import UserError
-from lit_epgan.gan import GAN
 from lit_epgan.metrics import scores as module
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.metrics.scores import Scores
 from lit_epgan.metrics.streaming import FeatureMoments, InceptionScore, RandomRows
+from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 
 

@@ -9,10 +9,10 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
-from lit_epgan.cli import main
+from lit_epgan.command.cli import main
 from lit_epgan.errors import UserError
 from lit_epgan.federated import TiltedExpectationPropagation
-from lit_epgan.gan import GAN
+from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from tests.federations import federation, fit
 from tests.modules import TwoOptimizers

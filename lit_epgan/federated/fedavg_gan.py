@@ -47,7 +47,7 @@ class FedAvgGAN(FederatedAlgorithm):
         if not all(hasattr(module, name) for name in ("turns", "generator", "discriminator")):
             raise UserError(
                 f"{type(self).__name__} trains generator and discriminator in different places: the module must have "
-                f"both submodules and take turns (an attribute 'turns', as in lit_epgan.gan.GAN); "
+                f"both submodules and take turns (an attribute 'turns', as in lit_epgan.modules.GAN); "
                 f"{type(module).__name__} does not"
             )
         server.module.turns = ("discriminator",)  # type: ignore[assignment]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lit_epgan.config_files import find_config
 from lit_epgan.errors import UserError
+from lit_epgan.runs.config_files import find_config
 from lit_epgan.study.display import Display
 from lit_epgan.study.known import take_known
 from lit_epgan.study.plan import Study, read_studies

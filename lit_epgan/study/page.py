@@ -52,7 +52,7 @@ def page(
         command: What repeats the study.
     """
     environment = Environment(
-        loader=PackageLoader("lit_epgan"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("lit_epgan.study", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     return environment.get_template("study.html").render(
         study=study,

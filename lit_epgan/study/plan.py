@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from lit_epgan.config_files import find_config
 from lit_epgan.errors import UserError
+from lit_epgan.runs.config_files import find_config
 from lit_epgan.study.variants import variants
 
 Better = Literal["lower", "higher", "neither"]

@@ -17,7 +17,7 @@ from lit_epgan.study.run import CLI, environment
 PR_SET_PDEATHSIG = 1
 LINUX = sys.platform == "linux"  # elsewhere libraries may not survive a fork
 IMPORTS = [
-    *("lit_epgan.study.one_thread", "lit_epgan.lightning_cli"),
+    *("lit_epgan.study.one_thread", "lit_epgan.command.lightning_cli"),
     *("matplotlib.backends.backend_agg", "sklearn.datasets", "torchvision", "wandb"),
 ]
 

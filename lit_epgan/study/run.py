@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from lit_epgan.atomic import write_text
-from lit_epgan.config_files import with_bases
-from lit_epgan.run_folder import CHECKPOINTS, wandb_has_key
+from lit_epgan.runs.config_files import with_bases
+from lit_epgan.runs.run_folder import CHECKPOINTS, wandb_has_key
 from lit_epgan.study.plan import Method, Study
 
 PROGRESS = "progress.json"

@@ -4,8 +4,8 @@ import difflib
 import os
 import sys
 
-from lit_epgan.config_files import known_configs, resolve_configs
 from lit_epgan.errors import UserError
+from lit_epgan.runs.config_files import known_configs, resolve_configs
 
 HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml [--KEY VALUE ...]
 
@@ -19,7 +19,7 @@ HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --confi
   --KEY VALUE                overrides a key of it, e.g. --model.lr 1e-3 --trainer.devices 2
   --ckpt_path last           goes on where the run was stopped (fit)
   --print_config             shows the resolved configuration
-  fit --help                 lists every key; fit --model.help lit_epgan.gan.GAN those of a class
+  fit --help                 lists every key; fit --model.help lit_epgan.modules.GAN those of a class
 
 configs: {configs}
 studies: {studies}
@@ -63,7 +63,7 @@ def _run(args: list[str]) -> int:
     if command not in COMMANDS:
         raise UserError(_unknown_command(command))
     resolved = resolve_configs(args)
-    from lit_epgan.lightning_cli import FederatedCLI
+    from lit_epgan.command.lightning_cli import FederatedCLI
 
     FederatedCLI(resolved)
     return 0
@@ -80,6 +80,6 @@ def _unknown_command(word: str) -> str:
 def _sentence(error: Exception) -> str | None:
     if isinstance(error, UserError):
         return str(error)
-    from lit_epgan.mistakes import explain
+    from lit_epgan.command.library_errors import explain
 
     return explain(error)

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
-from lit_epgan.gan import GAN
-from lit_epgan.priors import Prior
-from lit_epgan.steps import Rows, rows_of
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.manual_optimization import Rows, rows_of
+from lit_epgan.modules.priors import Prior
 
 
 class ConditionalGAN(GAN):
@@ -29,7 +29,7 @@ class ConditionalGAN(GAN):
             samples (n, *data_shape).
         discriminator: samples (n, *data_shape) -> scores (n, labels).
         labels: number of classes.
-        gan: what ``lit_epgan.gan.GAN`` takes beside; a prior of the parameters alone.
+        gan: what ``lit_epgan.modules.GAN`` takes beside; a prior of the parameters alone.
 
     Raises:
         UserError: fewer than two labels, no room for noise, or a prior that asks the discriminator; during training,
@@ -48,7 +48,7 @@ class ConditionalGAN(GAN):
         if type(self.prior).generator_loss is not Prior.generator_loss:
             raise UserError(
                 f"{type(self.prior).__name__} asks the discriminator about samples without their labels: give the "
-                "model a uniform or Gaussian prior, or no labels (lit_epgan.gan.GAN)."
+                "model a uniform or Gaussian prior, or no labels (lit_epgan.modules.GAN)."
             )
         self.labels = labels
         self.register_buffer("label_shares", torch.zeros(labels))
@@ -103,7 +103,9 @@ class ConditionalGAN(GAN):
     def _check_labels(self, rows: Rows) -> None:
         y = rows.labels
         if not isinstance(y, Tensor) or y.shape != rows.x.shape[:1] or y.is_floating_point():
-            raise UserError("ConditionalGAN needs batches (x, labels) with one integer a row: take lit_epgan.gan.GAN.")
+            raise UserError(
+                "ConditionalGAN needs batches (x, labels) with one integer a row: take lit_epgan.modules.GAN."
+            )
         if not 0 <= int(y.min()) <= int(y.max()) < self.labels:
             raise UserError(
                 f"the labels of a batch lie between {int(y.min())} and {int(y.max())}, but the model's labels are "

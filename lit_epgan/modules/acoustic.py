@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
-from lit_epgan.optimizers import adam, linear_decay
+from lit_epgan.modules.optimizers import adam, linear_decay
 
 
 class Recogniser(LightningModule, ABC):

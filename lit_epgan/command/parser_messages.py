@@ -159,7 +159,8 @@ def _arguments_of(class_path: str) -> list[str]:
 
 
 def _classes_in(module: str) -> list[str]:
-    return [name for name, value in vars(importlib.import_module(module)).items() if isinstance(value, type)]
+    room = importlib.import_module(module)
+    return [name for name in dir(room) if isinstance(getattr(room, name), type)]
 
 
 def _import(class_path: str) -> Any:

@@ -10,16 +10,16 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_epgan.gan_checks import agreed_latent_dim, check_hyperparameters, check_shape
 from lit_epgan.inference.sghmc import SGHMC
+from lit_epgan.modules.gan_settings import agreed_latent_dim, check_hyperparameters, check_shape
+from lit_epgan.modules.manual_optimization import Losses, Player, Rows, add_noise, frozen, rows_of, steps_taken
+from lit_epgan.modules.optimizers import OptimizerName, adam, linear_decay
+from lit_epgan.modules.priors import Prior, UniformPrior
+from lit_epgan.modules.sampling import Sampling
 from lit_epgan.networks.average import ParameterAverage, frozen_copy, has_batch_norm
 from lit_epgan.objectives import ObjectiveName, gradient_penalty, r1_penalty
 from lit_epgan.objectives import objective as named_objective
-from lit_epgan.optimizers import OptimizerName, adam, linear_decay
-from lit_epgan.priors import Prior, UniformPrior
 from lit_epgan.randomness import generator_for
-from lit_epgan.sampling import Sampling
-from lit_epgan.steps import Losses, Player, Rows, add_noise, frozen, rows_of, steps_taken
 
 
 class GAN(Sampling):

@@ -7,11 +7,11 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_epgan.acoustic import Recogniser, cross_entropy
 from lit_epgan.errors import UserError
-from lit_epgan.gan import GAN
-from lit_epgan.optimizers import adam, linear_decay
-from lit_epgan.steps import Rows, rows_of, steps_taken
+from lit_epgan.modules.acoustic import Recogniser, cross_entropy
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.manual_optimization import Rows, rows_of, steps_taken
+from lit_epgan.modules.optimizers import adam, linear_decay
 
 
 class SpeechGAN(Recogniser, GAN):
@@ -25,8 +25,8 @@ class SpeechGAN(Recogniser, GAN):
     networks. An algorithm's prior pulls in every step, so on the discriminator twice; the sampler's noise and the
     module's own prior are in the GAN's steps, and the acoustic model's if it is sampled.
 
-    A batch is (x, states), as ``lit_epgan.acoustic.AcousticModel``'s, and so are the metrics. A third entry weighs the
-    rows as in ``lit_epgan.gan.GAN``; rows whose states are all -100 train the GAN alone.
+    A batch is (x, states), as ``lit_epgan.modules.AcousticModel``'s, and so are the metrics. A third entry weighs the
+    rows as in ``lit_epgan.modules.GAN``; rows whose states are all -100 train the GAN alone.
 
     Args:
         network: frames with features beside (batch, frames, inputs + bottleneck) -> scores (batch, frames, states).
@@ -35,7 +35,7 @@ class SpeechGAN(Recogniser, GAN):
         gan_weight: lambda_gan.
         lr_acoustic: the acoustic model's learning rate; by default ``lr``.
         sample_acoustic: whether the sampler's noise and the prior are the acoustic model's, too.
-        gan: what ``lit_epgan.gan.GAN`` takes beside.
+        gan: what ``lit_epgan.modules.GAN`` takes beside.
 
     Raises:
         UserError: an argument that cannot be, or a network that does not take as many columns as there are.

@@ -8,10 +8,10 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from lit_epgan.modules.manual_optimization import rows_of
 from lit_epgan.networks.average import has_batch_norm, recompute_batch_norm
 from lit_epgan.networks.modes import evaluating
 from lit_epgan.randomness import generator_for
-from lit_epgan.steps import rows_of
 
 
 class Sampling(LightningModule):

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_epgan.supervised import Supervised
+from lit_epgan.modules.supervised import Supervised
 
 
 class Classifier(Supervised):

@@ -16,10 +16,10 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.checkpoints import newest_whole, require_whole
+from lit_epgan.command.parser_messages import parse_error
 from lit_epgan.errors import UserError
-from lit_epgan.parse_errors import parse_error
-from lit_epgan.run_folder import (
+from lit_epgan.runs.checkpoints import newest_whole, require_whole
+from lit_epgan.runs.run_folder import (
     CHECKPOINTS,
     CONFIG,
     default_folder,

@@ -7,8 +7,8 @@ from typing import Protocol
 from torch import nn
 
 from lit_epgan.errors import UserError
+from lit_epgan.modules.optimizers import OptimizerName
 from lit_epgan.networks.average import has_batch_norm
-from lit_epgan.optimizers import OptimizerName
 
 
 class Hyperparameters(Protocol):

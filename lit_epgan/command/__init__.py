@@ -1,0 +1,1 @@
+"""The command line: the commands themselves, and every mistake of the user in one sentence."""

@@ -1,0 +1,21 @@
+"""The LightningModules, and the priors that a Bayesian GAN takes; they know nothing of federation."""
+
+from lit_epgan.modules.acoustic import AcousticModel
+from lit_epgan.modules.classifier import Classifier
+from lit_epgan.modules.conditional_gan import ConditionalGAN
+from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, UniformPrior
+from lit_epgan.modules.regression import Regression
+from lit_epgan.modules.speech_gan import SpeechGAN
+
+__all__ = [
+    "GAN",
+    "AcousticModel",
+    "Classifier",
+    "ConditionalGAN",
+    "GaussianPrior",
+    "HistoryPrior",
+    "Regression",
+    "SpeechGAN",
+    "UniformPrior",
+]
