@@ -3,29 +3,29 @@
 OMP_NUM_THREADS=1 python benchmarks/client_switch.py --output benchmarks/results/client_switch.md
 """
 
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from side_by_side import interleaved, markdown, options, publish
-from torch import nn
+from torch import Tensor, nn
 
-from lit_epgan.callbacks.algorithm_networks import AlgorithmNetworks
-from lit_epgan.callbacks.local_state import ModuleTensors, Optimizers
-from lit_epgan.callbacks.round import Round, Workplace
-from lit_epgan.callbacks.round_state import FederationState
-from lit_epgan.datamodules.rounds import Mark
-from lit_epgan.federated import FedAvg, FlatParameters, OptimizedParameters, Server
-from lit_epgan.federated.report import GROUP, ReportSum, Weighted, is_finite
+from lit_epgan.engine import Federation, FlatParameters, Round, Seat, Server, Sum, Weighted, Workplace
+from lit_epgan.engine.aggregation import GROUP
+from lit_epgan.engine.attributes import Attributes
+from lit_epgan.engine.messages import is_finite
+from lit_epgan.engine.module_state import ModuleState
+from lit_epgan.engine.networks import AlgorithmNetworks
+from lit_epgan.engine.optimizer_state import OptimizerStates
+from lit_epgan.engine.seat import optimized_parameters
+from lit_epgan.federated import FedAvg
 from lit_epgan.randomness import seed_streams
 
 LAYERS = 8
 CLIENTS = GROUP  # of a round
 
 
-class Wide(LightningModule):
+class Wide(nn.Module):
     """LAYERS square layers with ``parameters`` weights in all."""
 
     def __init__(self, parameters: int) -> None:
@@ -34,18 +34,37 @@ class Wide(LightningModule):
         self.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
 
 
-def workplace(module: Wide, optimizer: torch.optim.Optimizer) -> Workplace:
-    """Where clients work, as the callback builds it; a Trainer is only asked for its optimizers."""
-    trainer = cast(Trainer, SimpleNamespace(optimizers=[optimizer], lr_scheduler_configs=[]))
+def no_data(client: int, round_: int) -> Iterator[Any]:
+    """Nobody trains here."""
+    return iter(())
+
+
+def no_gradient(batches: Iterator[Any]) -> Tensor:
+    """Nobody asks for one."""
+    raise NotImplementedError
+
+
+def federation(module: Wide, optimizer: torch.optim.Optimizer) -> tuple[Federation, Seat]:
+    """The server's side and the seat, as the callback builds them."""
     algorithm, flat = FedAvg(), FlatParameters.of(module)
-    optimized = [OptimizedParameters(0, optimizer, flat, list(module.parameters()))]
-    server = Server(flat.vector.clone(), flat, module, optimized, CLIENTS, seed=0)
-    networks, state = AlgorithmNetworks(algorithm), FederationState(algorithm)
-    names = [f"client-{k}" for k in range(CLIENTS)]
-    state.attach(server, networks, names)
-    tensors = ModuleTensors(module, (), "average")
-    optimizers = Optimizers(trainer, "reset")
-    return Workplace(algorithm, server, tensors, optimizers, networks, state, names, lambda client, round_: iter(()))
+    networks = AlgorithmNetworks(algorithm, module, flat.vector, 0)
+    tensors, names = ModuleState(module, flat.names), [f"client-{k}" for k in range(CLIENTS)]
+    place = Workplace(
+        module,
+        flat,
+        optimized_parameters([optimizer], flat),
+        tensors,
+        networks,
+        OptimizerStates([optimizer], [], "reset"),
+        Attributes(module),
+        no_data,
+        no_gradient,
+        no_gradient,
+    )
+    place.optimizers.round_begins()
+    server = Server(flat.vector.clone(), flat, module, CLIENTS, 0)
+    served = Federation(algorithm, server, tensors, networks, names, list(range(CLIENTS)))
+    return served, Seat(algorithm, place, names, 0)
 
 
 class Switching:
@@ -54,11 +73,12 @@ class Switching:
     def __init__(self, parameters: int) -> None:
         self.module = Wide(parameters)
         self.optimizer = torch.optim.Adam(self.module.parameters(), lr=1e-3)
-        self.place = workplace(self.module, self.optimizer)
-        self.round = Round(self.place, 0)
+        self.federation, self.seat = federation(self.module, self.optimizer)
+        self.round, self.private = Round(self.federation, 0), self.federation.private
+        self.server = self.federation.server
         self.switched = 0
-        self.copied = torch.empty_like(self.place.server.parameters)
-        self.sum = ReportSum()
+        self.copied = torch.empty_like(self.server.parameters)
+        self.sum = Sum()
 
     def used_optimizer(self) -> None:
         """Adam's state as a client's steps would have left it."""
@@ -68,22 +88,28 @@ class Switching:
 
     def switch(self) -> None:
         """Merge the client at work, take up the next."""
-        self.round._close()
-        self.round._open(Mark(self.switched % CLIENTS, 0, True, True, 1, 10.0))
+        client, answer = self.seat.client, self.seat.close()
+        if client is not None and answer is not None:
+            self.round.receive(client.index, answer)
+        k = self.switched % CLIENTS
+        private = self.private.take_up(self.federation.names[k])
+        self.seat.open(self.round.task(k, private.delivered), private, 1)
+        self.seat.batch(None, 10.0)
         self.switched += 1
 
     def parts(self) -> dict[str, Callable[[], Any]]:
-        vector = self.place.server.flat.vector
+        flat, change = self.seat.place.flat, torch.empty_like(self.server.parameters)
         return {
-            "load the server's parameters": lambda: self.place.server.flat.load(self.place.server.parameters),
-            "reset the optimizer": lambda: self.place.optimizers.begin(None),
+            "load the server's parameters": lambda: flat.load(self.server.parameters),
+            "reset the optimizer": lambda: self.seat.place.optimizers.begin(None),
             "seed the random streams": lambda: seed_streams(1),
-            "is the report finite?": lambda: is_finite({"parameters": vector}),
-            "add the report": lambda: self.sum.add({"parameters": Weighted(vector, 10.0)}),
+            "take the change": lambda: torch.sub(flat.vector, self.server.parameters, out=change),
+            "is the report finite?": lambda: is_finite({"parameters": change}),
+            "add the report": lambda: self.sum.add(0, "parameters", Weighted(change, 10.0)),
         }
 
     def copy(self) -> None:
-        self.copied.copy_(self.place.server.parameters)
+        self.copied.copy_(self.server.parameters)
 
 
 @torch.no_grad()
@@ -94,7 +120,7 @@ def measure(parameters: int, rounds: int) -> list[object]:
     times = interleaved(candidates, rounds * CLIENTS, group=CLIENTS)
     copy = times["copy"]
     parts = [f"{times[name] / copy:.2f}" for name in work.parts()]
-    actual = work.place.server.flat.numel / 1e6
+    actual = work.seat.place.flat.numel / 1e6
     ratios = [f"{times[name] / copy:.2f}" for name in ("switch", "switch and free")]
     return [f"{actual:.1f} M", f"{copy * 1e3:.3f}", f"{times['switch'] * 1e3:.3f}", *ratios, *parts]
 

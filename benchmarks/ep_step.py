@@ -11,7 +11,8 @@ import torch
 from gan_steps import UNTIMED, step_seconds
 from side_by_side import markdown, options, publish
 
-from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm
+from lit_epgan.engine import Algorithm
+from lit_epgan.federated import ExpectationPropagation, FedAvg
 from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
@@ -20,7 +21,7 @@ from lit_epgan.objectives import OBJECTIVES
 
 FEATURES = "discriminator.layers.7"  # after the last convolution that the heads share
 
-CANDIDATES: dict[str, Callable[[], FederatedAlgorithm]] = {
+CANDIDATES: dict[str, Callable[[], Algorithm]] = {
     "ProbGAN (FedAvg)": FedAvg,
     "EP-ProbGAN, one component": lambda: TiltedExpectationPropagation(FEATURES, components=1),
     "Mixture-EP-ProbGAN, ten components": lambda: TiltedExpectationPropagation(FEATURES, components=10),
@@ -28,7 +29,7 @@ CANDIDATES: dict[str, Callable[[], FederatedAlgorithm]] = {
 }
 
 
-def steps_of(algorithm: FederatedAlgorithm, args: argparse.Namespace) -> list[float]:
+def steps_of(algorithm: Algorithm, args: argparse.Namespace) -> list[float]:
     torch.manual_seed(0)
     generator = DCGANGenerator(width=args.width, members=args.generators)
     discriminator = DCGANDiscriminator(width=args.width, heads=args.heads)

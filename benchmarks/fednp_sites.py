@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules.images import ImageDataModule
-from lit_epgan.federated import FedAvg, FederatedAlgorithm, FedNP
+from lit_epgan.engine import Algorithm
+from lit_epgan.federated import FedAvg, FedNP
 from lit_epgan.inference import GaussianFactor, Sites, tilted_moments, tilted_moments_quadrature
 from lit_epgan.modules.classifier import Classifier
 from lit_epgan.networks.mlp import MLPBackbone
@@ -81,7 +82,7 @@ class RoundSeconds(Callback):
         self.seconds.append(time.perf_counter() - self._begin)
 
 
-def client_update(algorithm: FederatedAlgorithm) -> float:
+def client_update(algorithm: Algorithm) -> float:
     """Seconds of a client's update: ten clients, 20 local steps each of the digits' classifier, after a first round."""
     module = Classifier(MLPBackbone(hidden=[64]), nn.Linear(64, 10))
     data = ImageDataModule(partition="iid", clients=10, batch_size=16, local_steps=20)
@@ -95,7 +96,7 @@ def client_update(algorithm: FederatedAlgorithm) -> float:
     return clock.seconds[1] / 10
 
 
-def client_updates(candidates: dict[str, FederatedAlgorithm], repeats: int) -> dict[str, float]:
+def client_updates(candidates: dict[str, Algorithm], repeats: int) -> dict[str, float]:
     """Medians of interleaved repetitions."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(repeats):
@@ -114,7 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     methods: dict[str, Moments] = {f"closed form, {t} terms": partial(tilted_moments, terms=t) for t in (3, 4, 5)}
     together = dict.fromkeys(methods, TOGETHER)
-    algorithms: dict[str, FederatedAlgorithm] = {"FedAvg": FedAvg(), CLOSED: FedNP("backbone", "head", terms=3)}
+    algorithms: dict[str, Algorithm] = {"FedAvg": FedAvg(), CLOSED: FedNP("backbone", "head", terms=3)}
     for points in POINTS:
         name = f"quadrature, {points} points"
         methods[name] = partial(tilted_moments_quadrature, points=points)

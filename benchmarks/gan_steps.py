@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.federated import FederatedAlgorithm
+from lit_epgan.engine import Algorithm
 from lit_epgan.modules.gan import GAN
 
 UNTIMED = 1
@@ -35,7 +35,7 @@ class Stopwatch(Callback):
 
 
 def step_seconds(
-    module: GAN, algorithm: FederatedAlgorithm, batch: int, steps: int, accelerator: str = "cpu", precision: Any = 32
+    module: GAN, algorithm: Algorithm, batch: int, steps: int, accelerator: str = "cpu", precision: Any = 32
 ) -> list[float]:
     """Seconds of ``steps`` - 2 local steps on random images of the generator's shape, one after another."""
     watch = Stopwatch(steps)
@@ -45,7 +45,7 @@ def step_seconds(
 
 def two_rounds(
     module: GAN,
-    algorithm: FederatedAlgorithm,
+    algorithm: Algorithm,
     batch: int,
     steps: int,
     watch: Callback,

@@ -17,7 +17,8 @@ from side_by_side import markdown, options, publish
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from lit_epgan.federated import FedAvg, FederatedAlgorithm, TiltedExpectationPropagation
+from lit_epgan.engine import Algorithm
+from lit_epgan.federated import FedAvg, TiltedExpectationPropagation
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
@@ -90,7 +91,7 @@ class Watch(Callback):
                 self.idle = 1 - covered((r.start, r.end) for r in ranges) / 1e6 / seconds
 
 
-def watched(module: GAN, algorithm: FederatedAlgorithm, args: Any, precision: Any, **settings: Any) -> Watch:
+def watched(module: GAN, algorithm: Algorithm, args: Any, precision: Any, **settings: Any) -> Watch:
     watch = Watch(args.steps, **settings)
     options_ = {"accelerator": args.accelerator, "precision": precision}
     two_rounds(module, algorithm, args.batch, args.steps, watch, args.clients, **options_)
@@ -109,7 +110,7 @@ def main() -> None:
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--compiled", action="store_true", help="also with torch.compile")
     args = parser.parse_args()
-    settings: dict[str, tuple[str, dict[str, Any], FederatedAlgorithm]] = {
+    settings: dict[str, tuple[str, dict[str, Any], Algorithm]] = {
         "ProbGAN, fp32": ("32-true", {}, FedAvg()),
         "ProbGAN, fp32, channels last": ("32-true", {"channels_last": True}, FedAvg()),
         "ProbGAN, bf16, channels last": ("bf16-mixed", {"channels_last": True}, FedAvg()),

@@ -19,10 +19,11 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm
+from lit_epgan.engine import Algorithm
+from lit_epgan.federated import ExpectationPropagation, FedAvg
 
 RECORDS = 8
-SETTINGS: dict[str, tuple[type[FederatedAlgorithm], str, int]] = {
+SETTINGS: dict[str, tuple[type[Algorithm], str, int]] = {
     # name: algorithm, optimizer state, private numbers per parameter (float32: 1; a site's are float64)
     "FedAvg, nothing private": (FedAvg, "reset", 0),
     "FedAvg, Adam's state kept": (FedAvg, "keep", 2),

@@ -7,8 +7,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
+from lit_epgan.callbacks.lightning_internals import forward_value, result_metrics
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.federated.parameters import matches
+from lit_epgan.engine.parameters import matches
 
 HIGHER_IS_BETTER = ("*acc*", "*auroc*", "*f1*", "*precision*", "*recall*", "*iou*", "*psnr*", "*ssim*")
 
@@ -16,11 +17,17 @@ HIGHER_IS_BETTER = ("*acc*", "*auroc*", "*f1*", "*precision*", "*recall*", "*iou
 class PersonalLayers(Protocol):
     """What evaluating a client's own model takes."""
 
-    def exchange_personal(self) -> None: ...
+    def exchange_personal(self) -> None:
+        """Let every rank know all clients' personal layers."""
+        ...
 
-    def load_personal(self, client: int) -> None: ...
+    def load_personal(self, client: int) -> None:
+        """Give the module a client's personal layers."""
+        ...
 
-    def load_server(self) -> None: ...
+    def load_server(self) -> None:
+        """Make the module the server's again."""
+        ...
 
 
 class ClientMetrics(Callback):
@@ -42,6 +49,7 @@ class ClientMetrics(Callback):
         self._sums: dict[str, dict[int, tuple[float, float]]] = {}
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to gather, with all clients' personal layers at hand."""
         self._sums = {}
         self._before: dict[str, tuple[float, float]] = {}
         self._federation = None if trainer.sanity_checking else self.federation
@@ -51,6 +59,7 @@ class ClientMetrics(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        """Take up the personal layers of the client whose first batch this is."""
         marks = self._marks(trainer)
         if marks and marks[0].first and self._federation is not None:
             self._federation.load_personal(marks[0].client)
@@ -64,6 +73,7 @@ class ClientMetrics(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        """Note what the batch added to each metric."""
         marks = self._marks(trainer)
         if not marks:
             return
@@ -73,6 +83,7 @@ class ClientMetrics(Callback):
             self._sums[name][client] = (total + value, weights + weight)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log every client's metrics and the worst client's."""
         if self._federation is not None:
             self._federation.load_server()
         names = trainer.datamodule.client_names if self._sums else []  # type: ignore[attr-defined]
@@ -92,15 +103,15 @@ class ClientMetrics(Callback):
     def _batch_values(self, trainer: Trainer, batch: Any) -> Mapping[str, tuple[float, float]]:
         """What this batch added to each epoch metric: (sum of values times weights, weight)."""
         added = {}
-        assert trainer._results is not None
-        for result in trainer._results.result_metrics:
+        for result in result_metrics(trainer):
             if not result.meta.on_epoch:
                 continue
             name = result.meta.name
             if not result.is_tensor:
-                if isinstance(result._forward_cache, Tensor) and result._forward_cache.numel() == 1:
+                value = forward_value(result)
+                if isinstance(value, Tensor) and value.numel() == 1:
                     rows = extract_batch_size(batch)
-                    added[name] = (float(result._forward_cache) * rows, float(rows))
+                    added[name] = (float(value) * rows, float(rows))
             elif result.meta.is_mean_reduction:
                 now = (float(result.value), float(result.cumulated_batch_size))
                 value, weight = self._before.get(name, (0.0, 0.0))

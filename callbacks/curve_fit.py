@@ -37,6 +37,7 @@ class CurveFit(RoundEvaluation):
         self._local: dict[str, Tensor] = {}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the curve of the round before."""
         self._local = {}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:

@@ -1,7 +1,7 @@
 """The callback that federates any LightningModule: one epoch is one round, clients are segments of its loader."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -9,35 +9,68 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_epgan.callbacks.accumulation import ClientAccumulation
-from lit_epgan.callbacks.algorithm_networks import AlgorithmNetworks
+from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
 from lit_epgan.callbacks.client_metrics import ClientMetrics
-from lit_epgan.callbacks.local_state import BufferPolicy, ModuleTensors, OptimizerPolicy, Optimizers, first_names
-from lit_epgan.callbacks.round import Round, RoundProgress, Workplace
-from lit_epgan.callbacks.round_state import FederationState, RoundStart
+from lit_epgan.callbacks.federation_state import FederationState
+from lit_epgan.callbacks.lightning_internals import StepControl, leave_out_sigterm_broadcast
+from lit_epgan.callbacks.round_driver import RoundDriver
+from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
-from lit_epgan.callbacks.trainer_options import check_module, check_trainer, save_between_rounds
+from lit_epgan.callbacks.trainer_options import check_module, check_schedules, check_trainer, save_between_rounds
 from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.engine import (
+    Aggregator,
+    Algorithm,
+    Federation,
+    FlatParameters,
+    Mechanism,
+    OptimizedParameters,
+    Sampler,
+    Seat,
+    Server,
+    Workplace,
+)
+from lit_epgan.engine.attributes import Attributes
+from lit_epgan.engine.buffers import Merge, partition
+from lit_epgan.engine.module_state import BufferPolicy, ModuleState, first_names
+from lit_epgan.engine.networks import AlgorithmNetworks
+from lit_epgan.engine.optimizer_state import OptimizerPolicy, OptimizerStates
+from lit_epgan.engine.seat import load_server, optimized_parameters
 from lit_epgan.errors import UserError
-from lit_epgan.federated import FedAvg, FederatedAlgorithm, FlatParameters, OptimizedParameters, Server
 from lit_epgan.precision import no_autocast
+
+
+class RoundProgress(NamedTuple):
+    """Where the federation stands, for a progress bar; all counts from 0 but ``step``."""
+
+    round: int
+    rounds: int
+    client: str
+    client_position: int
+    clients: int
+    step: int
+    steps: int | None
 
 
 class FederationCallback(Callback):
     """Federates the module that the Trainer trains, unmodified.
 
     Needs a ``FederatedDataModule``. Between rounds (validation, logging, checkpoints) the module holds the server's
-    parameters; within a round, the client's whose batch it is. Gradient clipping comes after
-    ``algorithm.adjust_gradients``.
+    parameters; within a round, the client's whose batch it is. Gradient clipping comes after the algorithm's
+    ``adjust_gradients``.
 
     Args:
         algorithm: the federated algorithm; FedAvg by default.
         optimizer_state: ``reset`` starts the optimizers afresh for each client and round, ``keep`` hands every client
-            its own state from its last round. A scheduler of interval "step" belongs to the client in the same way; one
-            of interval "epoch" runs with the rounds.
-        buffers: floating-point buffers (BatchNorm's statistics) are averaged (``average``), kept by each client
-            (``local``), or left out and reset to the server's (``exclude``). Integer buffers are never averaged.
+            its own from its last round: state, settings and schedules. What is changed between rounds (a scheduler of
+            interval "epoch") runs with the rounds.
+        buffers: how buffers are merged. ``merge`` takes each by its kind (statistics are averaged, counters added up,
+            flags joined, constants left alone), ``local`` leaves them with each client, ``exclude`` goes back to the
+            server's; or merges by name pattern where a kind's is not right, as in ``{"*.queue": local}``.
         local: name patterns of parameters and buffers that never leave a client (personal layers), as in ``head.*``.
+        sampler: who takes part in a round; by default everyone, or the data module's ``clients_per_round``.
+        mechanism: what is done to whole reports, as ``NormClipping``; nothing by default.
+        aggregator: what stands for the sum of the clients' changes, as ``Median``; the sum by default.
 
     Raises:
         UserError: for Trainer options that would break a round, with what to use instead.
@@ -45,27 +78,35 @@ class FederationCallback(Callback):
 
     def __init__(
         self,
-        algorithm: FederatedAlgorithm | None = None,
+        algorithm: Algorithm | None = None,
         optimizer_state: OptimizerPolicy = "reset",
-        buffers: BufferPolicy = "average",
+        buffers: BufferPolicy | dict[str, Merge] = "merge",
         local: Sequence[str] = (),
+        sampler: Sampler | None = None,
+        mechanism: Mechanism | None = None,
+        aggregator: Aggregator | None = None,
     ) -> None:
-        self.algorithm = algorithm if algorithm is not None else FedAvg()
+        self.algorithm = algorithm if algorithm is not None else Algorithm()
         self.optimizer_state: OptimizerPolicy = optimizer_state
-        self.buffers: BufferPolicy = buffers
+        self.buffers: BufferPolicy | Mapping[str, Merge] = buffers
         self.local = list(local)
-        self._state = FederationState(self.algorithm)
-        self._networks = AlgorithmNetworks(self.algorithm)
-        self._server: Server | None = None
+        self.sampler, self.mechanism, self.aggregator = sampler, mechanism, aggregator
+        self._state = FederationState(type(self.algorithm).__qualname__)
+        self._federation: Federation | None = None
         self._place: Workplace | None = None
-        self._round: Round | None = None
-        self._accumulation: ClientAccumulation | None = None
+        self._driver: RoundDriver | None = None
+        self._control: StepControl | None = None
         self._step_hooks: list[Any] = []
         self._checkpoint: dict[str, Any] | None = None
 
     # Set-up -----------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the first place among the callbacks; refuse what cannot be federated.
+
+        Raises:
+            UserError: a Trainer option, a strategy or a data module that does not fit.
+        """
         others = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
         metrics = [c for c in others if isinstance(c, ClientMetrics)] or [ClientMetrics()]
         metrics[0].federation = self
@@ -85,50 +126,84 @@ class FederationCallback(Callback):
         check_module(pl_module, trainer.world_size)
         save_between_rounds(trainer)
         if trainer.world_size > 1:
-            # ranks have different numbers of batches and meet at the round's end only
-            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+            leave_out_sigterm_broadcast(trainer)
         self._datamodule = datamodule
-        datamodule.clients_work, datamodule.visits = self.algorithm.clients_work, self.algorithm.visits
-        self._networks.build(pl_module, datamodule.seed)
+        sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)
+        self._sampler = sampler
+        datamodule.federate(sampler, self.algorithm.trains)
 
     @torch.no_grad()
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The server, with the module's parameters in one flat vector."""
         if self._checkpoint is not None:
             # Lightning loaded it before it converted the module to the precision asked for, and so rounded doubles
             trainer.strategy.load_model_state_dict(self._checkpoint, strict=pl_module.strict_loading)
             self._checkpoint = None
-        self._tensors = ModuleTensors(pl_module, self.local, self.buffers, self.algorithm.on_server)
+        dm, algorithm = self._datamodule, self.algorithm
         flat = FlatParameters.of(pl_module, self.local)
-        self._networks.flatten(flat.vector)
-        self._server = Server(
-            parameters=flat.vector.clone(),
-            flat=flat,
-            module=pl_module,
-            optimized=[
-                OptimizedParameters(i, o, flat, [p for group in o.param_groups for p in group["params"] if p in flat])
-                for i, o in enumerate(trainer.optimizers)
-            ],
-            clients=len(self._datamodule.clients),
-            seed=self._datamodule.seed,
+        networks = AlgorithmNetworks(algorithm, pl_module, flat.vector, dm.seed)
+        tensors = ModuleState(pl_module, flat.names, self.local, self.buffers, algorithm.on_server)
+        server = Server(flat.vector.clone(), flat, pl_module, len(dm.clients), dm.seed)
+        self._federation = Federation(
+            algorithm,
+            server,
+            tensors,
+            networks,
+            dm.client_names,
+            dm.active,
+            self._sampler,
+            self.aggregator,
+            self.mechanism,
         )
-        self._state.attach(self._server, self._networks, self._datamodule.client_names)
-        self.algorithm.start_fit(self._server)
-        if (guarantee := getattr(self.algorithm, "guarantee", None)) is not None:
-            rank_zero_info(f"{type(self.algorithm).__name__}: {guarantee}")
+        self._state.attach(self._federation)
+        tensors.load({}, {})  # buffers that a checkpoint holds beside the module's own part
+        algorithm.start(server)
+        if (guarantee := algorithm.guarantee()) is not None:
+            rank_zero_info(f"{type(algorithm).__name__}: {guarantee}")
+        promised = self.mechanism.guarantee(trainer.max_epochs or 0) if self.mechanism is not None else None
+        if promised is not None:
+            rank_zero_info(f"{type(self.mechanism).__name__}: {promised}")
+        if any(merge != "mean" for merge in tensors.merges.values()):
+            rank_zero_info(f"buffers are merged as follows. {partition(tensors.merges)}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # here and not at fit start: optimizers and schedulers have been restored by now
-        optimizers, dm = Optimizers(trainer, self.optimizer_state), self._datamodule
-        held = (self._tensors, optimizers, self._networks, self._state)
-        self._place = Workplace(self.algorithm, self.server, *held, dm.client_names, dm.records)
-        self.server.train = ServerTraining(pl_module, self._place)
-        self._adjusted = {id(o.optimizer): o for o in self.server.optimized}
-        if self.algorithm.overrides("after_step"):
-            self._step_hooks = [self._watch(o) for o in self.server.optimized]
-        if pl_module.automatic_optimization:  # a schedule may begin to accumulate in a later round
-            self._accumulation = ClientAccumulation(trainer, lambda: self._round)
+        """The seat at which clients work; optimizers and schedulers have been restored by now."""
+        federation, dm = self.federation, self._datamodule
+        check_schedules(trainer)
+        flat, optimizers = federation.server.flat, list(trainer.optimizers)
+        schedules, automatic = trainer.lr_scheduler_configs, pl_module.automatic_optimization
+        # Lightning steps these right after the round's last batch; a module that steps by itself does so when it likes
+        by_rounds = [c.scheduler for c in schedules if automatic and c.interval == "epoch"]
+        self._place = Workplace(
+            pl_module,
+            flat,
+            optimized_parameters(optimizers, flat),
+            federation.tensors,
+            federation.networks,
+            OptimizerStates(optimizers, [c.scheduler for c in schedules], self.optimizer_state, by_rounds),
+            Attributes(pl_module, ignore=vars(LightningModule())),
+            dm.records,
+            lambda batches: client_gradient(pl_module, flat, batches),
+            lambda batches: client_loss(pl_module, batches),
+        )
+        self._place.attributes.present(self._state.presented)
+        seat = Seat(self.algorithm, self._place, dm.client_names, dm.seed, self.mechanism)
+        training = ServerTraining(pl_module, federation.server, self._place, self._state)
+        federation.server.train, federation.server.holding = training, training.holding
+        self._driver = driver = RoundDriver(federation, seat, dm)
+        self._adjusted = {id(o.optimizer): o for o in self._place.optimized}
+        self._step_hooks = [self._watch(o) for o in self._place.optimized]
+        self._control = StepControl(
+            trainer,
+            pl_module,
+            passes=driver.passes,
+            skips=lambda: driver.skips,
+            accumulated=lambda: driver.steps_now(trainer.accumulate_grad_batches),
+            position=lambda: driver.position,
+            ended=driver.end_client,
+        )
         self._min_epochs = trainer.fit_loop.min_epochs or 0
-        self._datamodule.on_train_batch = self._take_up
+        dm.on_train_batch = driver.take_up
         for logger in trainer.loggers:
             if hasattr(logger, "rewind"):
                 logger.rewind(trainer.current_epoch)
@@ -136,9 +211,8 @@ class FederationCallback(Callback):
     def _watch(self, optimized: OptimizedParameters) -> Any:
         @torch.no_grad()
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if self._round is not None and self._round.client is not None:
-                with no_autocast(self.server.parameters.device):
-                    self.algorithm.after_step(self._round.client, optimized)
+            if self._driver is not None:
+                self._driver.seat.after_step(optimized)
 
         return optimized.optimizer.register_step_post_hook(after_step)
 
@@ -146,40 +220,40 @@ class FederationCallback(Callback):
 
     @torch.no_grad()
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert self._place is not None
+        """A round is about to begin; it does with the first batch, when the module's own hooks have run."""
+        assert self._driver is not None
+        self._driver.between_rounds()  # what the module's own hooks did since the last round
         self._start = RoundStart(trainer)
         trainer.fit_loop.min_epochs = max(self._min_epochs, trainer.current_epoch + 1)  # a round is never cut short
         self._clients_in_share = len(self._datamodule.share(trainer.current_epoch)) or 1
-        self._round = Round(self._place, trainer.current_epoch)
-
-    @torch.no_grad()
-    def _take_up(self, batch: Any) -> Any:
-        assert self._round is not None
-        return self._round.take_up(self._datamodule.marks.popleft(), batch)
+        self._driver.expect(trainer.current_epoch)
 
     def _finish_round(self) -> None:
         # not at the last batch's end: the module's own hook there has yet to run
-        if self._round is not None:
+        if self._driver is not None:
             # validation begins in inference mode, in which a server could not train
             with torch.inference_mode(False), torch.no_grad():
-                self._round.finish()
+                self._driver.finish()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Finish the round: the server's model is validated."""
         self._finish_round()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Finish the round, and log what it cost."""
         self._finish_round()
-        if self._round is not None:
-            pl_module.log_dict(self._round.budget)
+        if self._driver is not None:
+            pl_module.log_dict(self._driver.budget)
 
     # A local step -----------------------------------------------------------------------------------------------------
     # a module that steps its optimizers by itself does so under autocast, which algorithms must not see
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if self._round is None or self._round.client is None or not self.algorithm.overrides("extra_loss"):
+        """Add the algorithm's loss."""
+        if self._driver is None:
             return
         with no_autocast(loss.device):
-            extra = self.algorithm.extra_loss(self._round.client)
+            extra = self._driver.seat.extra_loss()
         if extra is None:
             return
         extra = extra / trainer.accumulate_grad_batches
@@ -190,78 +264,100 @@ class FederationCallback(Callback):
 
     @torch.no_grad()
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if self._round is not None and self._round.client is not None:
-            with no_autocast(pl_module.device):
-                self.algorithm.adjust_gradients(self._round.client, self._adjusted[id(optimizer)])
-                self._networks.step()
+        """Let the algorithm adjust the gradients of the optimizer's parameters."""
+        if self._driver is not None:
+            self._driver.seat.before_step(self._adjusted[id(optimizer)])
 
     # The end, and checkpoints -----------------------------------------------------------------------------------------
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the module with the server's model."""
         self._leave()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the module with the server's model of the last finished round."""
         self._leave()
-        if self._server is not None:
-            self._server.flat.restore()
+        if self._federation is not None:
+            self._federation.server.flat.restore()
 
     @torch.no_grad()
     def _leave(self) -> None:
         """Leave the module as an ordinary one that holds the server's parameters."""
-        if self._round is not None:
-            self._round.abandon()
-        if self._place is not None:
-            self._place.load_server()
-            self.algorithm.end_fit(self.server)
+        if self._driver is not None and self._place is not None:
+            self._driver.abandon()
+            self._driver.between_rounds()
+            load_server(self._place, self.federation.server.parameters)
             self._datamodule.on_train_batch = None
-        if self._accumulation is not None:
-            self._accumulation.remove()
-            self._accumulation = None
+        if self._federation is not None:
+            self.algorithm.leave(self._federation.server.module)
+        if self._control is not None:
+            self._control.remove()
+            self._control = None
         for hook in self._step_hooks:
             hook.remove()
         self._step_hooks = []
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self._server is not None:
-            self._server.flat.restore()
-            self._server = self._place = self._round = None
+        """Give the parameters ordinary storage again."""
+        if self._federation is not None:
+            self._federation.server.flat.restore()
+            self._federation = self._place = self._driver = None
             pl_module.__dict__.pop("log", None)
 
     def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the federation."""
+        if self._driver is not None and self._place is not None:
+            self._driver.between_rounds()
+            self._state.presented = self._place.attributes.presented
         return self._state.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep a checkpoint's state until the fit begins.
+
+        Raises:
+            UserError: it is of another algorithm.
+        """
         self._state.load_state_dict(state_dict)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep the checkpoint of a fit: its doubles are loaded once more when the module has its precision."""
         self._checkpoint = checkpoint if trainer.state.fn == "fit" else None
 
     @torch.no_grad()
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Whenever it is saved, a checkpoint is the state between two rounds, with the server's parameters."""
-        if self._round is None:
+        if self._driver is None:
             return
-        held = self.server.flat.as_dict(self.server.parameters)
-        held |= {name: tensor.clone() for name, tensor in self._tensors.server.items()}
+        federation = self.federation
+        parameters, tensors = self._driver.between()
+        held = federation.server.flat.as_dict(parameters)
+        held |= {name: tensor.clone() for name, tensor in tensors.items()}
         state = checkpoint["state_dict"]
         state.update({n: held[first] for n, first in first_names(pl_module).items() if n in state and first in held})
-        self._start.rewrite(checkpoint, self._round.finished)
+        federation.tensors.as_at_start(state)
+        self._start.rewrite(checkpoint, self._driver.finished)
 
     # For others -------------------------------------------------------------------------------------------------------
 
     @property
+    def federation(self) -> Federation:
+        """The server's side of the federation."""
+        assert self._federation is not None, "the federation exists during fit"
+        return self._federation
+
+    @property
     def server(self) -> Server:
-        assert self._server is not None, "the federation exists during fit"
-        return self._server
+        """The server."""
+        return self.federation.server
 
     @property
     def progress(self) -> RoundProgress:
         """Where the federation stands."""
-        client = self._round.client if self._round is not None else None
-        mark = self._round.mark if self._round is not None else None
-        trainer = self._datamodule.trainer
+        driver, trainer = self._driver, self._datamodule.trainer
+        client = driver.seat.client if driver is not None else None
+        mark = driver.mark if driver is not None else None
         return RoundProgress(
-            self.server.round,
+            trainer.current_epoch if trainer is not None else 0,
             (trainer.max_epochs or 0) if trainer is not None else 0,
             client.name if client is not None else "",
             mark.position if mark is not None else 0,
@@ -272,23 +368,23 @@ class FederationCallback(Callback):
 
     def exchange_personal(self) -> None:
         """Let every rank know all clients' personal layers."""
-        if self._place is not None and self._tensors.personal:
+        if self._place is not None and self.federation.tensors.personal:
             self._state.exchange_personal()
 
     @torch.no_grad()
     def load_personal(self, client: int) -> None:
         """Give the server's module a client's personal layers, to evaluate the client's own model."""
-        if self._place is not None and self._tensors.personal:
-            self._tensors.load_server()
-            self._tensors.load_personal(self._state.personal(self._place.names[client]))
+        federation = self._federation
+        if self._place is not None and federation is not None and federation.tensors.personal:
+            federation.tensors.load({}, federation.private.personal(federation.names[client]))
 
     @torch.no_grad()
     def load_server(self) -> None:
         """Make the module the server's again."""
-        if self._place is not None and self._tensors.personal:
-            self._tensors.load_server()
+        if self._place is not None and self.federation.tensors.personal:
+            self.federation.tensors.load({}, {})
 
     @torch.no_grad()
     def extra_samples(self, n: int, start: int = 0) -> dict[str, Tensor]:
         """The algorithm's further sample sets, such as the union of sites: n of each, from position ``start`` on."""
-        return self.algorithm.samples(self.server, n, start) if self._server is not None else {}
+        return self.algorithm.samples(self.server, n, start) if self._federation is not None else {}

@@ -71,6 +71,7 @@ class RoundCheckpoint(ModelCheckpoint):
         return {str(newest_whole(self._folder(trainer)))}
 
     def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the callback."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -40,10 +40,13 @@ class RoundsToTarget(RoundEvaluation):
 
     @property
     def state_key(self) -> str:
+        """The name of its state in a checkpoint."""
         return self._generate_state_key(metric=self.metric, target=self.target)
 
     def state_dict(self) -> dict[str, Any]:
+        """The rounds that the targets took so far."""
         return {"reached": self.reached}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint's."""
         self.reached = state_dict["reached"]

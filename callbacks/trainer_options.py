@@ -3,10 +3,17 @@
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from lit_epgan.callbacks.lightning_internals import hook_in_progress, save_at_epoch_end
 from lit_epgan.errors import UserError
 
 SINGLE = {"SingleDeviceStrategy", "SingleDeviceXLAStrategy", "FederatedStrategy"}
@@ -64,6 +71,12 @@ def _is_whole(limit: float) -> bool:
 
 def _check_callbacks(trainer: Trainer) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, LearningRateFinder | BatchSizeFinder):
+            raise UserError(
+                f"{type(callback).__name__} would judge by the round's first batches, which are some clients' first "
+                "batches: run it on one client's data with a Trainer without FederationCallback, or compare a few "
+                "short federations"
+            )
         if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
             raise UserError(
                 f"{type(callback).__name__} would average one client's weights into the next one's: "
@@ -89,7 +102,7 @@ def _guard_log(module: LightningModule) -> None:
     log = type(module).log
 
     def guarded(name: str, value: Any, *args: Any, **options: Any) -> None:
-        in_step = module._current_fx_name == "training_step" and options.get("on_step") is not False
+        in_step = hook_in_progress(module) == "training_step" and options.get("on_step") is not False
         if options.get("sync_dist") and in_step:
             raise UserError(
                 f"self.log({name!r}, sync_dist=True) in training_step would wait for the other ranks at every step, "
@@ -118,4 +131,25 @@ def save_between_rounds(trainer: Trainer) -> None:
     """Let checkpoints that follow validation wait for the round's end, when everything belonging to it has happened."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint):
-            callback._save_on_train_epoch_end = True
+            save_at_epoch_end(callback)
+
+
+def check_schedules(trainer: Trainer) -> None:
+    """Refuse schedules that cannot be told apart by client and round.
+
+    Raises:
+        UserError: naming what to change.
+    """
+    per_step = [c for c in trainer.lr_scheduler_configs if c.interval == "step"]
+    scheduled = [c.scheduler.optimizer for c in per_step]
+    for config in trainer.lr_scheduler_configs:
+        if config.interval == "step" and config.frequency != 1:
+            raise UserError(
+                f"a scheduler of interval 'step' has the frequency {config.frequency}, which counts the round's "
+                "batches, not the client's: give frequency 1 and stretch the schedule"
+            )
+        if config.interval != "step" and any(config.scheduler.optimizer is o for o in scheduled):
+            raise UserError(
+                "one optimizer has a scheduler of interval 'step', which starts afresh with each client, and "
+                "one of interval 'epoch', which runs with the rounds: give it one of the two"
+            )

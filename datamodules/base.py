@@ -3,21 +3,22 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_epgan.datamodules.clients import Client, client_of
 from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader
+from lit_epgan.engine.samplers import Everyone, FixedSize, Sampler, stages
 from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
 
 Collate = Callable[[list[Any]], Any]
+T = TypeVar("T")
 
 
 @dataclass
@@ -34,6 +35,28 @@ class ClientData:
     val: Mapping[str, Dataset] | Dataset | None = None
     test: Mapping[str, Dataset] | Dataset | None = None
     labels: Mapping[str, Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        """Clients that are numbered have their numbers for names."""
+        self.train = by_name(self.train)
+        self.val, self.test = (by_name(d) if isinstance(d, Mapping) else d for d in (self.val, self.test))
+        self.labels = by_name(self.labels) if self.labels is not None else None
+
+
+def by_name(clients: Mapping[Any, T]) -> Mapping[str, T]:
+    """The same with names that are strings.
+
+    Raises:
+        UserError: if two clients then have the same name.
+    """
+    if all(type(name) is str for name in clients):
+        return clients
+    named = {str(name): value for name, value in clients.items()}
+    if len(named) < len(clients):
+        written = [str(name) for name in clients]
+        twice = next(name for name in written if written.count(name) > 1)
+        raise UserError(f"two clients have the name {twice!r}, once as a number: give each a name of its own")
+    return named
 
 
 class FederatedDataModule(LightningDataModule):
@@ -79,8 +102,8 @@ class FederatedDataModule(LightningDataModule):
         self.marks: deque[Mark] = deque()
         self.validation_marks: deque[Mark] = deque()
         self.on_train_batch: Callable[[Any], Any] | None = None  # FederationCallback's: a batch is about to be used
-        self.clients_work: Callable[[int], bool] = lambda round_: True  # in a round; else the server works alone
-        self.visits: Callable[[list[int], int, int], list[int]] = lambda cohort, seed, round_: cohort  # in this order
+        self.sampler: Sampler = Everyone() if clients_per_round is None else FixedSize(clients_per_round)
+        self._trains: Callable[[int], bool] = lambda round_: True
         self.clients: list[Client] = []
         self.client_names: list[str] = []
         self._data: ClientData | None = None
@@ -103,9 +126,9 @@ class FederatedDataModule(LightningDataModule):
     ) -> "FederatedDataModule":
         """A federation in which each data set is a client; ``val_dataset`` is one set, or one for each client."""
         if not isinstance(datasets, Mapping):
-            names = client_names or [f"client-{k}" for k in range(len(datasets))]
+            names = [str(name) for name in client_names or [f"client-{k}" for k in range(len(datasets))]]
             if len(set(names)) != len(datasets):
-                raise UserError(f"{len(datasets)} data sets need as many different client names; got {list(names)}")
+                raise UserError(f"{len(datasets)} data sets need as many different client names; got {names}")
             datasets = dict(zip(names, datasets, strict=True))
         dm = FederatedDataModule(
             batch_size, local_steps, local_epochs, warmup_steps, clients_per_round, num_workers, seed, collate_fn
@@ -121,11 +144,17 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def data(self) -> ClientData:
+        """The clients' data, loaded on first use."""
         if self._data is None:
             self._data = self.load()
         return self._data
 
     def setup(self, stage: str | None = None) -> None:
+        """Make the clients.
+
+        Raises:
+            UserError: there are none, or all are empty, or the cohort is larger than the federation.
+        """
         if not self.clients:
             self.clients, self.client_names = self._clients()
             self._check()
@@ -141,27 +170,40 @@ class FederatedDataModule(LightningDataModule):
     def _check(self) -> None:
         if not self.clients:
             raise UserError("the federation has no clients: give at least one data set")
-        self._active = [k for k, client in enumerate(self.clients) if client.records != 0]
-        empty = [self.client_names[k] for k, client in enumerate(self.clients) if client.records == 0]
-        small = [
-            n for n, c in zip(self.client_names, self.clients, strict=True) if 0 < (c.records or 0) < self.batch_size
-        ]
-        if not self._active:
+        named = list(zip(self.client_names, self.clients, strict=True))
+        self.active = [k for k, client in enumerate(self.clients) if client.has_batches]
+        empty = [name for name, client in named if client.records == 0]
+        batchless = [name for name, client in named if client.records != 0 and not client.has_batches]
+        small = [name for name, client in named if 0 < (client.records or 0) < self.batch_size]
+        if not self.active:
             raise UserError("every client is empty: there is nothing to train on")
         if empty:
             rank_zero_warn(f"clients without training data sit out: {', '.join(empty)}")
+        if batchless:
+            rank_zero_warn(
+                f"clients whose loader gives no batch sit out: {', '.join(batchless)}; with drop_last a client needs a "
+                "whole batch of records"
+            )
         if small:
             rank_zero_warn(
                 f"clients with fewer records than a batch ({self.batch_size}) train on smaller ones: {', '.join(small)}"
             )
-        if self.clients_per_round is not None and self.clients_per_round > len(self._active):
-            raise UserError(
-                f"data.clients_per_round is {self.clients_per_round}, but only {len(self._active)} clients hold data: "
-                f"choose at most {len(self._active)}"
-            )
+        self.sampler.check(len(self.active))
+
+    def federate(self, sampler: Sampler, trains: Callable[[int], bool]) -> None:
+        """Draw the rounds' clients as a federation wants it.
+
+        Args:
+            sampler: draws the cohorts.
+            trains: of a round's number: whether its clients read batches.
+        """
+        self.sampler, self._trains = sampler, trains
+        if self.clients:
+            sampler.check(len(self.active))
 
     @property
     def current_round(self) -> int:
+        """The round's number, from 0: the Trainer's epoch."""
         return self.trainer.current_epoch if self.trainer is not None else 0
 
     def steps_of_round(self, round_: int) -> int | None:
@@ -169,19 +211,20 @@ class FederatedDataModule(LightningDataModule):
         return self.warmup_steps if round_ == 0 and self.warmup_steps is not None else self.local_steps
 
     def cohort(self, round_: int) -> list[int]:
-        """The round's clients, drawn without replacement from (seed, round), in ascending order."""
-        if self.clients_per_round is None:
-            return list(self._active)
-        order = torch.randperm(len(self._active), generator=generator_for(self.seed, round_, "cohort")).tolist()
-        return sorted(self._active[i] for i in order[: self.clients_per_round])
+        """The round's clients, drawn from (seed, round), in the order in which they work."""
+        return [k for stage in stages(self.sampler.draw(self.active, self.seed, round_)) for k in stage]
 
     def share(self, round_: int) -> list[int]:
         """This rank's clients of the round. A client always belongs to the same rank, which keeps its private state."""
-        if not self.clients_work(round_):
+        if not self._trains(round_):
             return []
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
-        visits = self.visits(self.cohort(round_), self.seed, round_)
-        return [client for client in visits if client % ranks == rank]
+        return [client for client in self.cohort(round_) if client % ranks == rank]
+
+    def record_count(self, client: int, round_: int) -> float:
+        """n_k; of a loader that does not say, the rows of one pass."""
+        known = self.clients[client].records
+        return float(sum(map(extract_batch_size, self.records(client, round_))) if known is None else known)
 
     def records(self, client: int, round_: int) -> Iterator[Any]:
         """One pass over a client's training data as the training step sees them, beside the round's own."""
@@ -191,16 +234,21 @@ class FederatedDataModule(LightningDataModule):
             yield precision.convert_input(move_data_to_device(batch, device))
 
     def train_dataloader(self) -> RoundLoader:
+        """The loader of rounds."""
         return RoundLoader(self)
 
     def val_dataloader(self) -> Any:
+        """The clients' held-out data one after another, or the common set; [] if there is none."""
         return self._held_out(self.data.val)
 
     def test_dataloader(self) -> Any:
+        """As ``val_dataloader``, of the test data."""
         return self._held_out(self.data.test)
 
     def predict_dataloader(self) -> Any:
-        return self.test_dataloader() or self.val_dataloader()
+        """The test data, or the validation data where there is none."""
+        loader = self.test_dataloader()
+        return loader if loader != [] else self.val_dataloader()
 
     def _held_out(self, data: Mapping[str, Dataset] | Dataset | None) -> Any:
         if data is None:

@@ -25,9 +25,18 @@ class Client(Protocol):
 
     records: int | None
 
-    def steps(self, local_steps: int | None, local_epochs: int) -> int | None: ...
+    @property
+    def has_batches(self) -> bool:
+        """Whether there is anything to train on, as far as that is known before the round."""
+        ...
 
-    def batches(self, local_steps: int | None, local_epochs: int, *stream: int | str) -> Iterator[Any]: ...
+    def steps(self, local_steps: int | None, local_epochs: int) -> int | None:
+        """How many batches the client will have; None: unknown."""
+        ...
+
+    def batches(self, local_steps: int | None, local_epochs: int, *stream: int | str) -> Iterator[Any]:
+        """The batches, drawn from the random stream that ``stream`` names."""
+        ...
 
 
 def index_batches(
@@ -65,11 +74,18 @@ class DatasetClient:
         self.collate_fn = collate_fn
         self.num_workers = num_workers
 
+    @property
+    def has_batches(self) -> bool:
+        """Whether there is anything to train on."""
+        return self.records != 0
+
     def steps(self, local_steps: int | None, local_epochs: int) -> int:
+        """``local_steps``, or the batches of ``local_epochs`` passes."""
         assert self.records is not None
         return local_steps if local_steps is not None else local_epochs * -(-self.records // self.batch_size)
 
     def batches(self, local_steps: int | None, local_epochs: int, *stream: int | str) -> Iterator[Any]:
+        """Shuffled batches, drawn from the random stream that ``stream`` names."""
         assert self.records is not None
         indices = index_batches(self.records, self.batch_size, local_steps, local_epochs, *stream)
         fetch = None if self.collate_fn or self.num_workers else batch_fetcher(self.dataset)
@@ -88,32 +104,51 @@ class DatasetClient:
 class LoaderClient:
     """A client whose batches come from a loader of its own: an institution's DataModule, or an iterable data set.
 
-    The loader is asked anew each round, and a sampler's own generator is reseeded, so that a round's batches
-    depend on (seed, round, client) alone.
+    The loader is asked anew for each pass, a sampler's own generator is reseeded, and a sampler that asks for it is
+    told the number of the client's pass, so that a round's batches depend on (seed, round, client) alone.
     """
 
-    def __init__(self, make_loader: Callable[[], Iterable[Any]]) -> None:
-        self.make_loader = make_loader
-        refuse_several(make_loader(), "training")
-        dataset = getattr(make_loader(), "dataset", None)
-        self.records: int | None = len(dataset) if hasattr(dataset, "__len__") else None  # type: ignore[arg-type]
+    def __init__(self, make_loader: Callable[[], Any]) -> None:
+        self._make_loader = make_loader
+        self._take(self._loader())
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether there is anything to train on, as far as the loader says."""
+        return self.records != 0 and self._length != 0
 
     def steps(self, local_steps: int | None, local_epochs: int) -> int | None:
+        """``local_steps``, or the batches of ``local_epochs`` passes where the loader knows its length."""
         if local_steps is not None:
             return local_steps
-        loader = self.make_loader()
-        sized = hasattr(loader, "__len__") and self.records is not None
-        return local_epochs * len(loader) if sized else None  # type: ignore[arg-type]
+        self._take(self._loader())
+        return local_epochs * self._length if self._length is not None and self.records is not None else None
 
     def batches(self, local_steps: int | None, local_epochs: int, *stream: int | str) -> Iterator[Any]:
-        epochs = self._epochs(None if local_steps is not None else local_epochs, *stream)
-        return islice(epochs, local_steps)
+        """The loader's batches, pass after pass, with its random draws from the stream that ``stream`` names."""
+        if local_steps is None:
+            return self._epochs(local_epochs, local_epochs, *stream)
+        passes = -(-local_steps // self._length) if self._length else 1
+        return islice(self._epochs(None, passes, *stream), local_steps)
 
-    def _epochs(self, epochs: int | None, *stream: int | str) -> Iterator[Any]:
+    def _loader(self) -> Any:
+        return one_loader(self._make_loader(), "training")
+
+    def _take(self, loader: Any) -> None:
+        """How many records and batches there are, as far as the loader says."""
+        dataset = () if loader is None else getattr(loader, "dataset", None)
+        self.records: int | None = _length(dataset)
+        self._length = 0 if loader is None else _length(loader)
+
+    def _epochs(self, epochs: int | None, of_a_round: int, *stream: int | str) -> Iterator[Any]:
         epoch = 0
         while epochs is None or epoch < epochs:
-            loader = self.make_loader()
+            loader = self._loader()
+            self._take(loader)
+            if loader is None:
+                return
             _reseed(loader, *stream, epoch)
+            _tell_epoch(loader, int(stream[1]) * of_a_round + epoch)
             empty = True
             for batch in from_stream(loader, *stream, epoch):
                 empty = False
@@ -123,12 +158,37 @@ class LoaderClient:
             epoch += 1
 
 
-def refuse_several(loader: Any, purpose: str) -> None:
-    """Raise a UserError if what a data module gives is not one loader."""
-    if isinstance(loader, dict | list | tuple | CombinedLoader):
-        raise UserError(
-            f"a client's data module gives several {purpose} loaders; a client has one: join their data sets"
-        )
+def one_loader(given: Any, purpose: str) -> Any:
+    """The loader in what a data module gives; None if there is none.
+
+    Raises:
+        UserError: there are several.
+    """
+    if isinstance(given, CombinedLoader):
+        given = given.flattened
+    if isinstance(given, dict | list | tuple):
+        if len(given) > 1:
+            raise UserError(
+                f"a client's data module gives several {purpose} loaders; a client has one: join their data sets"
+            )
+        return next(iter(given.values() if isinstance(given, dict) else given), None)
+    return given
+
+
+def _length(of: Any) -> int | None:
+    """How long it is; None if it does not say."""
+    try:
+        return len(of)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _tell_epoch(loader: Any, epoch: int) -> None:
+    """Tell the loader's samplers the epoch, as Lightning does."""
+    samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
+    for sampler in {id(s): s for s in samplers}.values():
+        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+            set_epoch(epoch)
 
 
 def _reseed(loader: Iterable[Any], *stream: int | str) -> None:

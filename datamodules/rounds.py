@@ -1,12 +1,15 @@
 """The loader of a federated round: clients one after another, each batch with a mark beside it."""
 
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
 
 from lit_epgan.datamodules.clients import Client
+from lit_epgan.errors import UserError
 
 
 class Mark(NamedTuple):
@@ -33,17 +36,27 @@ class Rounds(Protocol):
 
     marks: deque[Mark]
     clients: list[Client]
+    client_names: list[str]
+    active: list[int]
     local_epochs: int
     seed: int
 
     @property
-    def current_round(self) -> int: ...
+    def current_round(self) -> int:
+        """The round's number, from 0."""
+        ...
 
-    def cohort(self, round_: int) -> list[int]: ...
+    def cohort(self, round_: int) -> list[int]:
+        """The round's clients."""
+        ...
 
-    def share(self, round_: int) -> list[int]: ...
+    def share(self, round_: int) -> list[int]:
+        """This rank's of them that train."""
+        ...
 
-    def steps_of_round(self, round_: int) -> int | None: ...
+    def steps_of_round(self, round_: int) -> int | None:
+        """Local steps of a round; None where passes are counted."""
+        ...
 
 
 class RoundLoader:
@@ -58,7 +71,8 @@ class RoundLoader:
         round_ = federation.current_round
         share = federation.share(round_)
         if not share:
-            yield from self._segment(round_, federation.cohort(round_)[0], 0, idle=True)
+            idle = next(iter(federation.cohort(round_)), federation.active[0])
+            yield from self._segment(round_, idle, 0, idle=True)
         for position, client in enumerate(share):
             yield from self._segment(round_, client, position)
 
@@ -69,12 +83,25 @@ class RoundLoader:
         steps = client.steps(local_steps, federation.local_epochs)
         batches = client.batches(local_steps, federation.local_epochs, federation.seed, round_, index)
         rows = 0
+        last = False
         for first, last, batch in _bounded(batches):
             if client.records is None:
-                rows += extract_batch_size(batch)
+                rows += self._rows(batch, index)
             weight = 0.0 if idle else float(client.records if client.records is not None else rows)
             federation.marks.append(Mark(index, position, first, last, steps, weight))
             yield batch
+        if not last and not idle:  # not on rank 0 alone: only the client's rank knows
+            name = federation.client_names[index]
+            warnings.warn(f"round {round_}: client {name!r} has given no batch and sits out", stacklevel=2)
+
+    def _rows(self, batch: Any, client: int) -> int:
+        try:
+            return extract_batch_size(batch)
+        except MisconfigurationException as error:
+            raise UserError(
+                f"client {self.federation.client_names[client]!r} does not say how many records it has, and its "
+                "batches do not show it: give its data set a __len__, or let a batch hold a tensor (records, ...)"
+            ) from error
 
 
 class ValidationLoader:

@@ -15,14 +15,15 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm, FedSeq, TiltedExpectationPropagation
+from lit_epgan.engine import Algorithm
+from lit_epgan.federated import ExpectationPropagation, FedAvg, FedSeq, TiltedExpectationPropagation
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.runs.metrics_file import MetricsFile
 from tests.federations import client_sets, federation
 from tests.modules import Regression, TwoOptimizers
 from tests.speech_gans import batch, speech_gan
 
-ALGORITHMS: dict[str, FederatedAlgorithm] = {
+ALGORITHMS: dict[str, Algorithm] = {
     "fedavg": FedAvg(),
     "ep": ExpectationPropagation(prior_scale=10.0),
     "fedseq": FedSeq(length=2),

@@ -30,6 +30,8 @@ def two_of_four(round_: int) -> list[int]:
 class PlainLoop:
     """Rounds of local work on deep copies of the server's module, then a mean weighted by the clients' records.
 
+    Integers are counters: what the clients have counted adds up.
+
     Args:
         work: trains a module: (module, batches, client, round).
         averaged, kept: which entries of the state dictionary are merged, and which stay with their client.
@@ -58,8 +60,12 @@ class PlainLoop:
             total = sum(self.weights[k] for k in reports)
             merged = server.state_dict()
             for name, value in merged.items():
-                if value.is_floating_point() and self.averaged(name) and not self.kept(name):
+                if not self.averaged(name) or self.kept(name):
+                    continue
+                if value.is_floating_point():
                     merged[name] = sum(self.weights[k] * state[name] for k, state in reports.items()) / total
+                else:  # what all clients have counted
+                    merged[name] = value + sum(state[name] - value for state in reports.values())
             for k, state in reports.items():
                 self.private[k] = {name: value for name, value in state.items() if self.kept(name)}
             server.load_state_dict(merged)

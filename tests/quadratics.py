@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.federated import FederatedAlgorithm
-from tests.federations import fit
+from lit_epgan.engine import Algorithm
+from tests.plain_federation import federated
 
 RATE = 0.2
 CENTRES = torch.tensor([[1.0, -2.0], [3.0, 1.0]], dtype=torch.float64)
@@ -46,7 +46,6 @@ def optimum(records: tuple[int, ...] = RECORDS) -> Tensor:
     return (weighted * CENTRES).sum(0) / weighted.sum(0)
 
 
-def trained(algorithm: FederatedAlgorithm, rounds: int, data: FederatedDataModule | None = None) -> Tensor:
-    module = Quadratic()
-    fit(module, data or clients(), rounds, algorithm=algorithm)
-    return module.theta.detach()
+def trained(algorithm: Algorithm, rounds: int, data: FederatedDataModule | None = None) -> Tensor:
+    """The server's parameters after so many rounds."""
+    return federated(Quadratic(), data or clients(), algorithm).run(rounds)

@@ -9,18 +9,32 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
-from lit_epgan.federated import Client, FederatedAlgorithm, Report
-from lit_epgan.federated.algorithm import scalar
+from lit_epgan.engine import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Count,
+    Exchange,
+    FixedSize,
+    Report,
+    Rounds,
+    Server,
+    Training,
+    Weighted,
+    Work,
+)
 from lit_epgan.randomness import derive_seed, seed_streams
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
+from tests.plain_federation import PlainFederation
+from tests.plain_loop import own_batches
 from tests.test_federation import assert_same, plain_batches, plain_cohort
 
 
-class Critic(FederatedAlgorithm):
+class Critic(Algorithm):
     """A network on features that a forward hook catches, as a learned tilt would be."""
 
-    def build(self, module: nn.Module) -> nn.ModuleDict:
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
         self.features = torch.empty(0)
         module.get_submodule("body.1").register_forward_hook(lambda m, args, out: setattr(self, "features", out))
         self.networks = nn.ModuleDict({"f": nn.Linear(8, 1)})
@@ -30,15 +44,43 @@ class Critic(FederatedAlgorithm):
     def network_optimizer(self, networks: nn.ModuleDict) -> torch.optim.Optimizer:
         return torch.optim.SGD(networks.parameters(), lr=0.05, momentum=0.9)
 
-    def extra_loss(self, client: Client) -> Tensor:
-        return critic_loss(self.networks["f"], self.features)
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        return [Criticised(self, client, received)]
+
+
+class Criticised(Training):
+    """A client whose features the critic sees."""
+
+    def __init__(self, critic: Critic, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.critic = critic
+
+    def extra_loss(self) -> Tensor:
+        return critic_loss(self.critic.networks["f"], self.critic.features)
 
 
 class WaitingCritic(Critic):
-    """Its reports wait until all clients are done."""
+    """Its clients send their changes when all of them are done."""
 
-    def pre_report(self, client: Client) -> Report:
-        return {"clients": scalar(1)}
+    def round(self, server: Server) -> Rounds:
+        yield Exchange({"parameters": server.parameters})
+        total = yield Exchange({}, question="change", training=False)
+        server.parameters += total.mean("parameters")
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        return [Late(client, received)] if question == "change" else [Waiting(self, client, received)]
+
+
+class Waiting(Criticised):
+    def report(self) -> Report:
+        self.client.state["change"] = self.change().clone()
+        return {}
+
+
+class Late(Work):
+    def report(self) -> Report:
+        weight = self.client.weight
+        return {"parameters": Weighted(self.client.state.pop("change"), weight), "weight": Count(weight)}
 
 
 def critic_loss(f: nn.Module, features: Tensor) -> Tensor:
@@ -73,15 +115,33 @@ def plain_critic(module: Regression, initial: nn.ModuleDict, rounds: int) -> tup
     return server, networks
 
 
-@pytest.mark.parametrize("algorithm", [Critic(), WaitingCritic()], ids=["at once", "waiting"])
-def test_networks_of_the_algorithm_are_trained_and_merged(algorithm: Critic) -> None:
-    module = Regression(dropout=0.2)
+def test_networks_of_the_algorithm_are_trained_and_merged() -> None:
+    module, algorithm = Regression(dropout=0.2), Critic()
     initial = copy.deepcopy(module)
     trainer = fit(module, federation(clients_per_round=3), rounds=4, algorithm=algorithm)
     server, networks = plain_critic(initial, algorithm.initial, 4)
     assert_same(module, server)
     merged = trainer.callbacks[0].state_dict()["networks"]  # type: ignore[attr-defined]
     torch.testing.assert_close(merged, nn.utils.parameters_to_vector(networks.parameters()))
+
+
+@pytest.mark.parametrize("algorithm", [Critic(), WaitingCritic()], ids=["at once", "waiting"])
+def test_networks_of_the_algorithm_without_a_trainer(algorithm: Critic) -> None:
+    module = Regression(dropout=0.2).double()
+    initial = copy.deepcopy(module)
+    driven = PlainFederation(
+        algorithm,
+        module,
+        lambda trained, batch: trained.loss(batch),  # type: ignore[operator]
+        lambda _: module.configure_optimizers(),
+        own_batches(),
+        SIZES,
+        sampler=FixedSize(3),
+    )
+    driven.run(4)
+    server, networks = plain_critic(initial, algorithm.initial, 4)
+    assert_same(module, server)
+    torch.testing.assert_close(driven.federation.networks.server, nn.utils.parameters_to_vector(networks.parameters()))
 
 
 def test_networks_of_the_algorithm_are_resumed(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ class Histories(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         federation = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
-        assert federation._round is not None
-        client, snapshots = federation._round.client, pl_module.prior.snapshots
+        assert federation._driver is not None
+        client, snapshots = federation._driver.seat.client, pl_module.prior.snapshots
         assert client is not None
         self.rounds[-1][client.index] = client.weight, snapshots.read().clone(), snapshots.filled.clone()
 

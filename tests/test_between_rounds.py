@@ -200,6 +200,31 @@ def test_saving_after_the_fit_and_training_on(tmp_path: Path) -> None:
     assert_same(module, whole, tolerance=0.0)
 
 
+class Spinning(Regression):
+    """A buffer whose length comes to be one, as that of unit vectors is, when two rounds are over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("speed", torch.zeros(2))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.speed[0] += 0.5 / len(batch[0]) if self.trainer.current_epoch < 2 else len(batch[0])  # type: ignore[index, operator]
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_resumed_run_merges_buffers_as_it_did_before(tmp_path: Path) -> None:
+    def fitted(rounds: int, **options: Any) -> Spinning:
+        module = Spinning()
+        fit(module, federation(sizes=(8, 8), local_steps=8), rounds=rounds, **options)
+        return module
+
+    whole = fitted(3)
+    half = fitted(2, callbacks=[SaveAt(tmp_path / "x.ckpt", "on_train_end", 2)])
+    assert float(half.speed.norm()) == pytest.approx(1)  # type: ignore[operator]
+    assert float(whole.speed[0]) == pytest.approx(1 + 64)  # type: ignore[index]
+    assert torch.equal(fitted(3, ckpt_path=tmp_path / "x.ckpt").speed, whole.speed)  # type: ignore[arg-type]
+
+
 def test_generator_sites_resume(tmp_path: Path) -> None:
     def fitted(rounds: int, **options: Any) -> Known:
         module = Known(lr=0.3)

@@ -23,6 +23,7 @@ from tests.federations import federation, fit
 from tests.modules import Regression
 
 NUMBER = 8  # bytes, in double precision
+WEIGHT = NUMBER  # n_k, by which the federation merges what lies beside the algorithm's report
 
 
 def budget(folder: Path, module: Any, algorithm: Any, **options: Any) -> pd.DataFrame:
@@ -44,22 +45,37 @@ def test_fedavg_sends_its_vector_and_its_weight(tmp_path: Path) -> None:
     rows = budget(tmp_path, module, FedAvg())
     assert rows["steps"].tolist() == [3, 3, 3]
     assert rows["bytes_down"].tolist() == [NUMBER * count(module)] * 3
-    assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1)] * 3
+    assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1) + WEIGHT] * 3
 
 
-def test_buffers_that_are_averaged_count(tmp_path: Path) -> None:
+def test_buffers_that_training_changes_count(tmp_path: Path) -> None:
     module = Regression(batch_norm=True)
     rows = budget(tmp_path, module, FedAvg())
-    numbers = count(module) + sum(b.numel() for b in module.buffers() if b.is_floating_point())
-    assert rows["bytes_down"].tolist() == [NUMBER * numbers] * 3
-    assert rows["bytes_up"].tolist() == [NUMBER * (numbers + 1)] * 3
+    assert {name for name, _ in module.named_buffers()} == {
+        f"body.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    numbers = count(module) + 8 + 8 + 1
+    # everybody has the configuration's buffers: they travel when they have changed
+    assert rows["bytes_down"].tolist() == [NUMBER * count(module), NUMBER * numbers, NUMBER * numbers]
+    assert rows["bytes_up"].tolist() == [NUMBER * (numbers + 1) + WEIGHT] * 3
+
+
+def test_buffers_that_nobody_changes_do_not_travel(tmp_path: Path) -> None:
+    module = Regression()
+    module.register_buffer("constant", torch.arange(100.0))
+    rows = budget(tmp_path, module, FedAvg())
+    assert rows["bytes_down"].tolist() == [NUMBER * count(module)] * 3
+    assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1) + WEIGHT] * 3
 
 
 def test_expectation_propagation_sends_two_vectors_down(tmp_path: Path) -> None:
+    """In the first round the model, and the sums of three normalisers by themselves; later they come with q."""
     module = Regression()
     rows = budget(tmp_path, module, ExpectationPropagation())
-    assert rows["bytes_down"].tolist() == [NUMBER * 2 * count(module)] * 3
-    assert (rows["bytes_up"] >= NUMBER * 2 * count(module)).all()
+    model, sites, normalisers = NUMBER * count(module), NUMBER, 3 * NUMBER
+    assert rows["bytes_down"].tolist() == [model + sites + normalisers, *[2 * model + sites + normalisers] * 2]
+    up = normalisers + WEIGHT + 2 * model + sites
+    assert rows["bytes_up"].tolist() == [up + NUMBER, up, up]  # the number of clients twice, in two exchanges
 
 
 @pytest.mark.parametrize("average", [None, 0.99])
@@ -68,10 +84,11 @@ def test_discriminators_alone_travel_up(tmp_path: Path, average: float | None) -
     generator, discriminator = count(module.generator), count(module.discriminator)
     rows = budget(tmp_path / "a", module, FedAvgGAN())
     assert rows["bytes_down"].tolist() == [NUMBER * (generator + discriminator)] * 3
-    assert rows["bytes_up"].tolist() == [NUMBER * (discriminator + 1)] * 3
+    assert rows["bytes_up"].tolist() == [NUMBER * (discriminator + 1) + WEIGHT] * 3
     rows = budget(tmp_path / "b", gan(average), F2A())
-    assert rows["bytes_down"].tolist() == [NUMBER * generator] * 3
-    assert rows["bytes_up"].tolist() == [NUMBER * discriminator] * 3
+    # the discriminator that everybody begins with once
+    assert rows["bytes_down"].tolist() == [NUMBER * (generator + discriminator), *[NUMBER * generator] * 2]
+    assert rows["bytes_up"].tolist() == [NUMBER * discriminator + WEIGHT] * 3
 
 
 @pytest.mark.parametrize("refine", [0.0, 0.5])
@@ -79,10 +96,11 @@ def test_sites_travel_once_unless_they_are_refined(tmp_path: Path, refine: float
     module = gan()
     site, model = NUMBER * count(module.generator), NUMBER * count(module)
     rows = budget(tmp_path, module, GeneratorSites("generator", pool=20, own_rows=2, refine=refine))
-    others = 3 * site
+    others = 3 * (site + NUMBER)  # with their records
     assert rows["bytes_down"].tolist() == [model, model + others, model + (others if refine else 0)]
-    first = model + NUMBER + site + NUMBER  # the weight, and the site's records
-    assert rows["bytes_up"].tolist() == [first, *([first] * 2 if refine else [model + NUMBER] * 2)]
+    alone = model + NUMBER + WEIGHT
+    first = alone + site + NUMBER  # the site's records
+    assert rows["bytes_up"].tolist() == [first, *([first] * 2 if refine else [alone] * 2)]
 
 
 def test_a_round_of_the_server_alone_costs_clients_nothing(tmp_path: Path) -> None:
@@ -90,12 +108,12 @@ def test_a_round_of_the_server_alone_costs_clients_nothing(tmp_path: Path) -> No
     rows = budget(tmp_path, module, DistilledSites("generator", pool=20, server_steps=2, batch_size=4))
     assert rows["steps"].tolist() == [3, 0, 0]
     assert rows["bytes_down"].tolist() == [NUMBER * count(module), 0, 0]
-    assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1 + count(module.generator) + 1), 0, 0]
+    assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1 + count(module.generator) + 1) + WEIGHT, 0, 0]
 
 
 def test_embeddings_travel_once(tmp_path: Path) -> None:
     algorithm = EmbeddingSites(frequencies=16, points=10, herding_steps=2, own_rows=2)
     rows = budget(tmp_path, gan(), algorithm)
     down, up = rows["bytes_down"].tolist(), rows["bytes_up"].tolist()
-    assert down[1] > down[0] == down[2]
+    assert down[1] > down[2] == down[0] + NUMBER  # whose sum it is that the client has
     assert up[0] > up[1] == up[2]

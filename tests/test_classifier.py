@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.callbacks.rounds_to_target import RoundsToTarget
 from lit_epgan.datamodules.images import ImageDataModule
+from lit_epgan.engine import Algorithm
 from lit_epgan.errors import UserError
-from lit_epgan.federated import MOON, FedAvg, FederatedAlgorithm, FedNP
+from lit_epgan.federated import MOON, FedAvg, FedNP
 from lit_epgan.modules.classifier import Classifier
 from lit_epgan.networks.mlp import MLPBackbone
 from tests.federations import fit
@@ -51,7 +52,7 @@ def test_validation_weighs_rows_not_batches() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [MOON("backbone"), FedNP("backbone", "head", latent=4, hidden=5)])
-def test_the_names_of_the_submodules_are_what_moon_and_fednp_ask_for(algorithm: FederatedAlgorithm) -> None:
+def test_the_names_of_the_submodules_are_what_moon_and_fednp_ask_for(algorithm: Algorithm) -> None:
     module = classifier()
     fit(module, digits(), 2, algorithm=algorithm)
     assert all(bool(p.isfinite().all()) for p in module.parameters())

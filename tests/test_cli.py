@@ -43,7 +43,8 @@ def refusal(capsys, *args: str) -> str:
 
 def test_the_configs_that_every_user_starts_from_are_there():
     assert {"toy.yaml", "digits.yaml", "cifar.yaml"} <= set(known_configs())
-    assert "studies/demo.yaml" in known_configs(studies=True)
+    assert "algorithms/scaffold.yaml" in known_configs("algorithms")
+    assert "studies/demo.yaml" in known_configs("studies")
 
 
 def test_the_working_directory_comes_before_the_package(folder, capsys):
@@ -54,7 +55,12 @@ def test_the_working_directory_comes_before_the_package(folder, capsys):
 def test_an_unknown_config_lists_those_there_are_and_the_nearest(capsys):
     sentence = refusal(capsys, "fit", "--config", "digit.yaml")
     assert "Did you mean digits.yaml?" in sentence
-    assert all(name in sentence for name in known_configs())
+    assert all(name in sentence for name in [*known_configs(), *known_configs("algorithms")])
+    assert "Did you mean algorithms/scaffold.yaml?" in refusal(capsys, "fit", "--config", "scafold.yaml")
+    for pair in ("digits_scaffold", "cifar100_quad_fednp"):
+        experiment, algorithm = pair.split("_", 1)
+        both = f"Did you mean {experiment}.yaml --config algorithms/{algorithm}.yaml?"
+        assert both in refusal(capsys, "fit", "--config", f"{pair}.yaml")
     assert "studies/demo.yaml" in refusal(capsys, "study", "--config=studies/dmo.yaml")
 
 

@@ -15,6 +15,7 @@ from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.errors import UserError
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression
+from tests.notes import Notes
 from tests.plain_loop import PlainLoop, own_batches
 from tests.test_federation import assert_same, plain_batches
 from tests.test_policies import sgd
@@ -40,12 +41,10 @@ class Rows(Dataset[Any]):
 
 
 class Witness(Regression):
-    """Remembers the batches of its training steps, as they were given."""
+    """Notes the batches of its training steps, as they were given."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches: list[Any] = []
-        self.indices: list[int] = []
+    batches = Notes()
+    indices = Notes()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.batches.append(batch)

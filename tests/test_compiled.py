@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from lit_epgan.federated import ExpectationPropagation, FedAvg, FederatedAlgorithm, TiltedExpectationPropagation
+from lit_epgan.engine import Algorithm
+from lit_epgan.federated import ExpectationPropagation, FedAvg, TiltedExpectationPropagation
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.manual_optimization import Rows
 from lit_epgan.modules.priors import HistoryPrior
@@ -26,7 +27,7 @@ OBJECTIVES: list[dict[str, Any]] = [
 ]
 
 
-ALGORITHMS: list[FederatedAlgorithm] = [
+ALGORITHMS: list[Algorithm] = [
     ExpectationPropagation(),
     TiltedExpectationPropagation("discriminator.layers.1", tilt_every=2),  # reads features inside a compiled network
 ]
@@ -40,7 +41,7 @@ def test_compiled_and_eager_training_agree(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
-def test_compiled_and_eager_ep_agree(algorithm: FederatedAlgorithm) -> None:
+def test_compiled_and_eager_ep_agree(algorithm: Algorithm) -> None:
     """EP-ProbGAN's prior and Laplace sites, around stacked ensembles."""
     options = {"objective": "lsgan", "noise": 1e-3, "prior": HistoryPrior(size=2, every=2)}
     eager, compiled = _ends(options, algorithm)
@@ -60,7 +61,7 @@ def test_a_hook_that_is_put_on_later_is_called() -> None:
     assert called == [1]
 
 
-def _ends(options: dict[str, Any], algorithm: FederatedAlgorithm) -> list[dict[str, Any]]:
+def _ends(options: dict[str, Any], algorithm: Algorithm) -> list[dict[str, Any]]:
     """The states after eager and after compiled training."""
     torch.manual_seed(0)
     generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)

@@ -6,28 +6,50 @@ from typing import Any
 import pytest
 import torch
 
-from lit_epgan.errors import UserError
-from lit_epgan.federated import (
+from lit_epgan.engine import (
+    Algorithm,
+    Around,
+    Broadcast,
     Client,
-    Composed,
-    ExpectationPropagation,
-    FedAvg,
-    FederatedAlgorithm,
-    FedProx,
-    GeneratorSites,
-    Interpolation,
+    FixedSize,
+    OptimizedParameters,
+    Rounds,
+    Server,
+    Training,
+    Work,
 )
-from tests.federations import federation, fit
+from lit_epgan.errors import UserError
+from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx, GeneratorSites, Interpolation
+from lit_epgan.federated.bayesian.ep import TiltedTraining
+from lit_epgan.federated.drift.fedprox import Proximal
+from lit_epgan.federated.drift.interpolation import Interpolated
+from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
+from tests.plain_federation import PlainFederation
+from tests.plain_loop import own_batches
 from tests.test_algorithm_networks import Critic
 from tests.test_generator_sites import Known, data
 
 
-def trained(algorithm: FederatedAlgorithm, **options: Any) -> dict[str, torch.Tensor]:
+def driven(algorithm: Algorithm) -> PlainFederation:
+    """Four rounds of it, with dropout and cohorts of three."""
     torch.manual_seed(3)
-    module = Regression(dropout=0.2)
-    fit(module, federation(clients_per_round=3), rounds=4, algorithm=algorithm, **options)
-    return module.state_dict()
+    module = Regression(dropout=0.2).double()
+    federation = PlainFederation(
+        algorithm,
+        module,
+        lambda trained, batch: trained.loss(batch),  # type: ignore[operator]
+        lambda _: module.configure_optimizers(),
+        own_batches(),
+        SIZES,
+        sampler=FixedSize(3),
+    )
+    federation.run(4)
+    return federation
+
+
+def trained(algorithm: Algorithm) -> dict[str, torch.Tensor]:
+    return driven(algorithm).module.state_dict()
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -38,15 +60,25 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 @pytest.mark.parametrize(
     "inner", [FedAvg(), FedProx(0.3), ExpectationPropagation(), Critic()], ids=lambda a: type(a).__name__
 )
-def test_an_empty_shell_changes_nothing(inner: FederatedAlgorithm) -> None:
-    assert_same(trained(copy.deepcopy(inner)), trained(Composed(Composed(copy.deepcopy(inner)))))
+def test_an_empty_shell_changes_nothing(inner: Algorithm) -> None:
+    plain, shell = driven(copy.deepcopy(inner)), driven(Around(Around(copy.deepcopy(inner))))
+    assert_same(plain.module.state_dict(), shell.module.state_dict())
+    ours, theirs = shell.federation.networks.server, plain.federation.networks.server
+    assert ours is theirs is None or (ours is not None and theirs is not None and torch.equal(ours, theirs))
+    assert_same(plain.server.state, shell.server.state)
 
 
-def test_a_shell_overrides_what_it_or_its_inner_algorithm_does() -> None:
-    assert not Composed().overrides("after_step")
-    assert Composed(ExpectationPropagation()).overrides("after_step")
-    assert Composed(FedProx()).overrides("adjust_gradients")
-    assert Interpolation().overrides("end_client")
+def test_a_work_is_called_at_the_hooks_that_it_or_its_base_defines() -> None:
+    assert not Training.overrides("after_step")
+    assert TiltedTraining.overrides("after_step")
+    assert Proximal.overrides("adjust_gradients")
+    assert not Proximal.overrides("after_step")
+    assert Interpolated.overrides("batch")
+
+    class Further(Proximal):
+        pass
+
+    assert Further.overrides("adjust_gradients")
 
 
 @pytest.mark.parametrize("refine", [0.0, 0.5])
@@ -56,8 +88,8 @@ def test_generator_sites_around_ep_keep_eps_invariant(refine: float) -> None:
     seen: list[tuple[torch.Tensor, ...]] = []
 
     class Watched(GeneratorSites):
-        def server_update(self, server, total):  # type: ignore[no-untyped-def]
-            super().server_update(server, total)
+        def round(self, server: Server) -> Rounds:
+            yield from super().round(server)
             q = inner.posterior(server)
             seen.append((q.mean.clone(), server.parameters.clone()))
 
@@ -73,9 +105,13 @@ def test_a_site_is_refined_without_the_prior_of_the_others() -> None:
     """Parameter-space EP around a refining client would pull its own site towards the others."""
     pulled: list[tuple[int, int]] = []
 
-    class Pull(FederatedAlgorithm):
-        def after_step(self, client, optimized):  # type: ignore[no-untyped-def]
-            pulled.append((client.server.round, client.step))
+    class Pulled(Training):
+        def after_step(self, optimized: OptimizedParameters) -> None:
+            pulled.append((self.client.round, self.client.step))
+
+    class Pull(Algorithm):
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [Pulled(client, received)]
 
     fit(
         Known(),
@@ -94,10 +130,14 @@ def test_generator_sites_show_inner_every_batch_but_those_of_refinement(refine: 
     """EP's sites look at the steps there, the tilt and FedNP at the features to come."""
     shown: list[tuple[int, int]] = []
 
-    class Watching(FederatedAlgorithm):
-        def client_batch(self, client, batch):  # type: ignore[no-untyped-def]
-            shown.append((client.server.round, client.step))
+    class Watched(Training):
+        def batch(self, batch: Any) -> Any:
+            shown.append((self.client.round, self.client.step))
             return batch
+
+    class Watching(Algorithm):
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [Watched(client, received)]
 
     algorithm = GeneratorSites("generator", own_rows=3, refine=refine, inner=Watching())
     fit(Known(), data(sizes=(32, 32)), rounds=2, algorithm=algorithm)
@@ -145,11 +185,15 @@ def test_what_interpolation_cannot_be(argument: dict[str, Any]) -> None:
 def test_a_client_sees_its_own_records_once() -> None:
     rows: dict[str, list[int]] = {}
 
-    class Count(FedAvg):
-        def end_client(self, client: Client) -> None:
-            rows[client.name] = [len(x) for x, _ in client.data()]
+    class Counted(Training):
+        def end(self) -> None:
+            rows[self.client.name] = [len(x) for x, _ in self.client.data()]
 
-    fit(Regression(), federation(), rounds=1, algorithm=Count())
+    class Counting(FedAvg):
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [Counted(client, received)]
+
+    fit(Regression(), federation(), rounds=1, algorithm=Counting())
     assert {name: sum(sizes) for name, sizes in rows.items()} == {
         "client-0": 20, "client-1": 7, "client-2": 34, "client-3": 12
     }  # fmt: skip

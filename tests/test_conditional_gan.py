@@ -21,6 +21,7 @@ from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from tests import federations
 from tests.gans import Batches, Record
 from tests.gans import fit as fit_gan
+from tests.notes import Notes
 from tests.test_generator_sites import Draw
 
 LABELS, NOISE = 3, 4
@@ -135,9 +136,7 @@ def test_the_servers_samples_have_the_labels_of_all_records() -> None:
 class Seeing(ConditionalGAN):
     """Notes round, client and batch of every step."""
 
-    def __init__(self, *networks: nn.Module, **options: Any) -> None:
-        super().__init__(*networks, **options)
-        self.seen: list[tuple[int, int, Rows]] = []
+    seen = Notes()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         progress = next(c for c in self.trainer.callbacks if isinstance(c, FederationCallback)).progress

@@ -1,4 +1,4 @@
-"""Configurations that start from another one."""
+"""Configurations that start from another one, or go on top of one."""
 
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,40 @@ def test_the_later_file_wins(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_another_algorithm_takes_none_of_the_bases_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    federation = printed(capsys, "--config", "toy_fedprox_probgan.yaml")["federation"]["init_args"]
-    assert federation["algorithm"] == {"class_path": "lit_epgan.federated.FedProx", "init_args": {"mu": 1.0}}
-    assert federation["optimizer_state"] == "reset"
+    config = printed(capsys, "--config", "cifar_f2a.yaml", "--config", "algorithms/fedprox.yaml")
+    federation = config["federation"]["init_args"]
+    assert federation["algorithm"] == {"class_path": "lit_epgan.federated.FedProx", "init_args": {"mu": 0.01}}
+    assert (federation["optimizer_state"], federation["buffers"]) == ("keep", "merge")  # the experiment's
 
 
-def test_the_run_has_the_name_of_the_file_that_was_asked_for() -> None:
-    assert default_folder(["configs/toy.yaml", "configs/toy_probgan.yaml"]) == Path("runs/toy_probgan")
+@pytest.mark.parametrize("order", [("scaffold", "median", "norm_clipping"), ("norm_clipping", "median", "scaffold")])
+def test_what_is_done_to_reports_goes_with_any_algorithm(order: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    on_top = [word for name in order for word in ("--config", f"algorithms/{name}.yaml")]
+    federation = printed(capsys, "--config", "digits.yaml", *on_top)["federation"]["init_args"]
+    names = [federation[key]["class_path"].split(".")[-1] for key in ("algorithm", "aggregator", "mechanism")]
+    assert names == ["SCAFFOLD", "Median", "NormClipping"]
+
+
+def test_a_base_may_be_several(folder: Path) -> None:
+    (folder / "both.yaml").write_text("base: [middle.yaml, algorithms/scaffold.yaml]\n")
+    assert [path.name for path in with_bases(Path("both.yaml"))] == [
+        *("toy.yaml", "middle.yaml", "scaffold.yaml", "both.yaml"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        (["configs/toy.yaml", "configs/toy_probgan.yaml"], "toy_probgan"),
+        (["configs/digits.yaml", "configs/algorithms/scaffold.yaml"], "digits_scaffold"),
+        (["a/digits.yaml", "b/algorithms/scaffold.yaml", "b/algorithms/median.yaml"], "digits_scaffold_median"),
+        (["cifar100.yaml", "algorithms/fednp.yaml", "tiny_imagenet.yaml"], "tiny_imagenet"),
+        (["a.yaml", "algorithms/fednp.yaml", "tiny_imagenet.yaml", "algorithms/moon.yaml"], "tiny_imagenet_moon"),
+        ([], "run"),
+    ],
+)
+def test_the_run_has_the_name_of_what_was_asked_for(files: list[str], name: str) -> None:
+    assert default_folder(files) == Path("runs") / name
 
 
 def test_a_circle_and_a_missing_base_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""Every YAML in configs/ runs two rounds with two clients through the real command line, on a miniature of its data."""
+"""Every YAML in configs/ runs two rounds with two clients through the real command line, on a miniature of its data.
+
+An experiment runs by itself, an algorithm on top of the first experiment that its comment says it suits.
+"""
 
 from pathlib import Path
 
@@ -21,12 +24,13 @@ from tests.cifar_tree import write_cifar
 from tests.speech import words_of_miniature
 from tests.tiny_imagenet_tree import write_tiny_imagenet
 
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
-STUDIES = sorted((Path(__file__).parent.parent / "configs" / "studies").glob("*.yaml"))
+FOLDER = Path(__file__).parent.parent / "configs"
+CONFIGS = sorted(FOLDER.glob("*.yaml"))
+ALGORITHMS = sorted((FOLDER / "algorithms").glob("*.yaml"))
+STUDIES = sorted((FOLDER / "studies").glob("*.yaml"))
 SMALL = ["--data.clients", "2", "--data.batch_size", "4", "--data.warmup_steps", "2", "--data.local_steps", "2"]
 SMALL_SPEECH = ["--data.batch_size", "8", "--data.local_steps", "2"]
 FEW_FEATURES = ["--federation.algorithm.frequencies", "64", "--federation.algorithm.herding_steps", "5"]
-RELEASE_AT_ONCE = ["--federation.algorithm.release_round", "0", "--federation.algorithm.points", "20"]
 ON_SERVER = ["--federation.algorithm.server_steps", "3"]
 NARROW_DCGAN = [
     *("--model.generator.width", "4", "--model.generator.members", "2"),
@@ -51,17 +55,21 @@ NARROW = {
     **{path.name: NARROW_SPEECH_GAN for path in CONFIGS if is_speech_gan(path)},
     **{path.name: NARROW_DCGAN for path in CONFIGS if path.name.startswith("cifar")},
     **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion_", "tiny_imagenet"))},
-    "speech_embedding_sites.yaml": NARROW_SPEECH_GAN + FEW_FEATURES + RELEASE_AT_ONCE,
-    "cifar_embedding_sites.yaml": NARROW_DCGAN + FEW_FEATURES,
     "fashion.yaml": NARROW_DCGAN,
     "fashion_conditional.yaml": NARROW_CONDITIONAL,
-    "fashion_distilled.yaml": NARROW_CONDITIONAL + ON_SERVER,
     "folder.yaml": NARROW_DCGAN,
-    "digits_embedding_sites.yaml": FEW_FEATURES,
-    "digits_private.yaml": FEW_FEATURES + ON_SERVER,
-    "toy_embedding_sites.yaml": FEW_FEATURES,
-    "toy_private.yaml": FEW_FEATURES + ON_SERVER,
 }
+CHEAPER = {
+    "embedding_sites.yaml": FEW_FEATURES,
+    "private_release.yaml": FEW_FEATURES + ON_SERVER,
+    "distilled_sites.yaml": ON_SERVER,
+}
+
+
+def suits(algorithm: Path) -> list[str]:
+    """The experiments that an algorithm's comment names, the cheapest first."""
+    (line,) = [line for line in algorithm.read_text().splitlines() if line.startswith("# Suits: ")]
+    return line.removeprefix("# Suits: ").split(", ")
 
 
 class StandIn(FeatureExtractor):
@@ -124,18 +132,33 @@ def no_network(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+def test_every_experiment_that_an_algorithm_suits_is_there():
+    assert {name for algorithm in ALGORITHMS for name in suits(algorithm)} <= {path.name for path in CONFIGS}
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
 def test_two_rounds_with_two_clients(config, tmp_path, request):
+    two_rounds(config.name, [], tmp_path / "runs" / config.stem, request)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda path: path.name)
+def test_two_rounds_with_an_algorithm_on_top(algorithm, tmp_path, request):
+    config = suits(algorithm)[0]
+    words = ["--config", f"algorithms/{algorithm.name}", *CHEAPER.get(algorithm.name, [])]
+    two_rounds(config, words, tmp_path / "runs" / f"{Path(config).stem}_{algorithm.stem}", request)
+
+
+def two_rounds(config, on_top, run, request):
+    """Run a configuration and look at what it leaves in its folder."""
     small = SMALL
-    if config.name.startswith("speech"):
+    if config.startswith("speech"):
         small = SMALL_SPEECH + words_of_miniature(request.getfixturevalue("speech_cache"))
-    if config.name == "folder.yaml":
-        small = ["--data.path", str(write_images(tmp_path / "own")), *SMALL[2:]]
-    if config.name == "tiny_imagenet.yaml":
-        write_tiny_imagenet(tmp_path / "data")
-    words = ["fit", "--config", config.name, *small, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]
-    assert main([*words, *NARROW.get(config.name, [])]) == 0
-    run = tmp_path / "runs" / config.stem
+    if config == "folder.yaml":
+        small = ["--data.path", str(write_images(Path("own"))), *SMALL[2:]]
+    if config == "tiny_imagenet.yaml":
+        write_tiny_imagenet(Path("data"))
+    words = ["fit", "--config", config, *on_top, *small, *NARROW.get(config, [])]
+    assert main([*words, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]) == 0
     table = pd.read_csv(run / "metrics.csv")
     assert table["epoch"].max() == 1
     evaluated = [name for name in table if name.startswith(("fid", "coverage", "mse", "accuracy", "wer"))]
@@ -145,7 +168,7 @@ def test_two_rounds_with_two_clients(config, tmp_path, request):
     assert list((run / "pictures").glob("*.png"))
 
 
-@pytest.mark.parametrize("config", [*CONFIGS, *STUDIES], ids=lambda path: path.name)
+@pytest.mark.parametrize("config", [*CONFIGS, *ALGORITHMS, *STUDIES], ids=lambda path: path.name)
 def test_the_first_lines_say_what_it_needs_and_how_long_it_takes(config):
     lines = config.read_text().splitlines()
     comment = " ".join(line for line in lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
@@ -157,7 +180,7 @@ def test_the_first_lines_say_what_it_needs_and_how_long_it_takes(config):
 def test_the_settings_of_every_method_of_every_study_are_accepted(path, tmp_path, capsys):
     methods = [method for one in read_studies(path) for method in one.trained]
     # variants ask for the same keys again and again, with other values
-    different = {(method.config, tuple(method.settings)): method for method in methods}
+    different = {(tuple(method.configs), tuple(method.settings)): method for method in methods}
     for method in different.values():
         words = cli_command(Run(method, 0, tmp_path))[3:]
         with pytest.raises(SystemExit, match="0"):

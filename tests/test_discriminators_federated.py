@@ -12,8 +12,11 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.engine import Broadcast, Client, Report, Rounds, Server, Work
+from lit_epgan.engine.messages import tensor_of
 from lit_epgan.errors import UserError
-from lit_epgan.federated import F2A, Client, FedAvgGAN, Report
+from lit_epgan.federated import F2A, FedAvgGAN
+from lit_epgan.federated.f2a import OwnDiscriminator
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.forgiving import ForgiverFirst
@@ -112,7 +115,7 @@ def test_a_round_of_f2a_by_hand() -> None:
 
 
 class Watching(F2A):
-    """Keeps lambda and what each client starts from."""
+    """Keeps lambda, what each client starts from and what it sends."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -120,26 +123,39 @@ class Watching(F2A):
         self.reports: list[Report] = []
         self.forgiven: list[float] = []
 
-    def start_client(self, client: Client) -> None:
-        super().start_client(client)
-        self.starts.append((client.index, self._read(client.parameters).clone()))
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        return [Watched(self, client, received)]
 
-    def client_report(self, client: Client) -> Report:
-        self.reports.append(dict(super().client_report(client)))
-        return self.reports[-1]
-
-    def server_update(self, server: Any, total: dict[str, Tensor]) -> None:
-        super().server_update(server, total)
+    def round(self, server: Server) -> Rounds:
+        yield from super().round(server)
         self.forgiven.append(float(server.state["forgiveness"]))
+
+
+class Watched(OwnDiscriminator):
+    def __init__(self, watching: Watching, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.watching = watching
+
+    def begin(self) -> None:
+        super().begin()
+        self.watching.starts.append((self.client.index, self.part.read(self.client.parameters)))
+
+    def report(self) -> Report:
+        self.watching.reports.append(super().report())
+        return self.watching.reports[-1]
 
 
 def test_each_client_goes_on_with_its_own_discriminator() -> None:
     algorithm = Watching()
     fit(TwoParameters(), two_clients(), rounds=2, algorithm=algorithm)
     assert [k for k, _ in algorithm.starts] == [0, 1, 0, 1]
-    for k in (0, 1):
-        assert set(algorithm.reports[k]) == {f"discriminator.{k}"}  # half of a model
-        torch.testing.assert_close(algorithm.starts[2 + k][1], algorithm.reports[k][f"discriminator.{k}"])
+    for k, end in enumerate(discriminators()):
+        assert set(algorithm.reports[k]) == {"discriminator"}  # half of a model
+        change = tensor_of(algorithm.reports[k]["discriminator"])
+        assert change.shape == (1,)
+        assert float(algorithm.starts[k][1]) == 0.8
+        assert float(algorithm.starts[2 + k][1]) == pytest.approx(end, rel=1e-12)
+        torch.testing.assert_close(algorithm.starts[2 + k][1], algorithm.starts[k][1] + change)
 
 
 def test_forgiveness_never_turns_negative() -> None:
@@ -178,14 +194,18 @@ def gan(**options: Any) -> GAN:
 def test_clients_train_no_generator(algorithm: type[FedAvgGAN]) -> None:
     seen: list[Tensor] = []
 
-    class Seeing(algorithm):  # type: ignore[misc, valid-type]
-        def end_client(self, client: Client) -> None:
-            super().end_client(client)
-            module: Any = client.server.module
+    class Look(Work):
+        def end(self) -> None:
+            module: Any = self.client.module
             seen.append(module.generator(torch.ones(2, module.latent_dim, dtype=torch.float64)).detach().clone())
+
+    class Seeing(algorithm):  # type: ignore[misc, valid-type]
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [*super().works(question, client, received), Look(client, received)]
 
     module = gan()
     fit(module, federation(local_steps=3), rounds=1, algorithm=Seeing())
+    assert len(seen) == 4
     assert all(torch.equal(each, seen[0]) for each in seen)
     assert module.turns == ("discriminator", "generator")
     noise = torch.ones(2, module.latent_dim, dtype=torch.float64)
@@ -212,12 +232,13 @@ def test_the_servers_optimizer_goes_on_where_clients_keep_theirs() -> None:
     """One step in each of three rounds: Adam's moments go on."""
 
     class Idle(FedAvgGAN):
-        def clients_work(self, round_: int) -> bool:
+        def trains(self, round_: int) -> bool:
             return False
 
-        def server_update(self, server: Any, total: dict[str, Tensor]) -> None:
+        def round(self, server: Server) -> Rounds:
             torch.manual_seed(server.round)  # one stream of noise for both
-            self._train_generator(server)
+            self.train_generator(server)
+            yield from ()
 
     def trained(policy: str) -> GAN:
         module = gan(average=None)

@@ -9,15 +9,9 @@ from torch import Tensor, nn
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.engine import Algorithm, Rounds, Server, passing
 from lit_epgan.errors import UserError
-from lit_epgan.federated import (
-    EmbeddingOnServer,
-    EmbeddingSites,
-    FedAvg,
-    FederatedAlgorithm,
-    MatchedEmbedding,
-    Server,
-)
+from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, FedAvg, MatchedEmbedding
 from tests.federations import federation, fit
 from tests.modules import Regression
 from tests.test_embedding_sites import FAST, Cloud, Draw, data, exact, records
@@ -31,9 +25,11 @@ class Totals(EmbeddingOnServer):
         self.totals: list[dict[str, Tensor]] = []
         self.parameters: list[Tensor] = []
 
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        self.totals.append(dict(total))
-        super().server_update(server, total)
+    def round(self, server: Server) -> Rounds:
+        self.totals.append({})
+        yield from passing(
+            super().round(server), lambda asked: asked, lambda _, total: self.totals[-1].update(total.sums)
+        )
         self.parameters.append(server.parameters.clone())
 
 
@@ -41,12 +37,17 @@ def test_nothing_but_the_release_reaches_the_server() -> None:
     algorithm, module = Totals(noise_multiplier=1.0), Cloud()
     trainer = fit(module, data(), rounds=3, algorithm=algorithm)
     assert [set(total) for total in algorithm.totals] == [{"embedding"}, set(), set()]
-    assert algorithm.parameters[0].tolist() == [0.0, 0.0, 1.0, 1.0]  # what clients' steps did in round 0 is forgotten
+    assert algorithm.parameters[0].tolist() == [0.0, 0.0, 1.0, 1.0]  # nothing was trained in round 0
+    assert {(seen.round, seen.client) for seen in module.seen} == {(1, ""), (2, "")}
     assert not torch.equal(algorithm.parameters[1], algorithm.parameters[0])
     callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
-    assert callback.state_dict()["clients"] == {}
+    clients = callback.state_dict()["clients"]
+    kept = {name for state in clients.values() for name, held in state.items() if held}
+    assert kept == {"released"}  # which has left the client
+    released = [clients[f"client-{k}"]["released"]["embedding"] for k in range(3)]
+    torch.testing.assert_close(torch.stack(released).sum(0), algorithm.totals[0]["embedding"])
     error = algorithm.totals[0]["embedding"] - exact(algorithm, [0, 1, 2])
-    sigma = algorithm.guarantee.sigma * 3**0.5  # type: ignore[union-attr]
+    sigma = algorithm.release.guarantee.sigma * 3**0.5  # type: ignore[union-attr]
     assert float(error[1:].std()) == pytest.approx(sigma, rel=0.25)
 
 
@@ -121,6 +122,6 @@ def test_what_cannot_be_is_named() -> None:
         (EmbeddingSites(dimensions=3, **FAST), Cloud, "dimensions are an image's frequencies"),
     ],
 )
-def test_what_does_not_suit_the_module_is_named(algorithm: FederatedAlgorithm, module: Any, message: str) -> None:
+def test_what_does_not_suit_the_module_is_named(algorithm: Algorithm, module: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         fit(module(), federation() if module is Regression else data(), rounds=1, algorithm=algorithm)

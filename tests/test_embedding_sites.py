@@ -12,16 +12,13 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.embedding import EmbeddingFactor
-from lit_epgan.federated import (
-    Client,
-    EmbeddingSites,
-    ExpectationPropagation,
-    FedAvg,
-    Server,
-)
+from lit_epgan.engine import Broadcast, Client, Rounds, Server, Work
+from lit_epgan.federated import EmbeddingSites, ExpectationPropagation, FedAvg
+from lit_epgan.federated.function_space.embedding_sites import EmbeddingWork
 from lit_epgan.networks.average import frozen_copy
 from lit_epgan.randomness import generator_for
 from tests.federations import fit
+from tests.notes import Notes
 
 M = torch.tensor([[-3.0, -3.0], [3.0, -3.0], [0.0, 3.0]], dtype=torch.float64)
 SIZES = (40, 60, 100)
@@ -62,11 +59,13 @@ class Seen(NamedTuple):
 
 
 class Cloud(LightningModule):
-    """Moves its generator to the weighted mean of the rows, by half the way a step; records what it saw."""
+    """Moves its generator to the weighted mean of the rows, by half the way a step; notes what it saw."""
+
+    seen = Notes()
 
     def __init__(self) -> None:
         super().__init__()
-        self.generator, self.latent_dim, self.seen = Shift(), 2, list[Seen]()
+        self.generator, self.latent_dim = Shift(), 2
         self.average = frozen_copy(self.generator)
         self.register_buffer("rows_seen", torch.zeros(1))
 
@@ -92,11 +91,18 @@ class Cavities(EmbeddingSites):
         super().__init__(**(FAST | options))
         self.met: dict[tuple[int, int], EmbeddingFactor | None] = {}
 
-    def start_client(self, client: Client) -> None:
-        super().start_client(client)
-        self.met[client.server.round, client.index] = self.cavity(client)
-        if "embedding" in client.server.state:
-            assert torch.equal(self._points, self.release.herded(client.server))
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        return [*super().works(question, client, received)[:-1], Meeting(self, client, received)]
+
+
+class Meeting(EmbeddingWork):
+    settings: Cavities
+
+    def begin(self) -> None:
+        super().begin()
+        self.settings.met[self.client.round, self.client.index] = cavity = self.cavity()
+        if cavity is not None:
+            assert torch.equal(self._points, self.release.herded(self.received))
 
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
@@ -112,6 +118,7 @@ def test_the_total_is_the_sum_over_all_records_and_every_cavity_the_others() -> 
     algorithm = Cavities()
     trainer = fit(Cloud(), data(), rounds=3, algorithm=algorithm)
     torch.testing.assert_close(state_of(trainer)["embedding"], exact(algorithm, [0, 1, 2]))
+    assert len(algorithm.met) == 3 * 3
     for (round_, client), cavity in algorithm.met.items():
         if round_ == 0:
             assert cavity is None
@@ -125,12 +132,12 @@ def test_noise_cancels_in_the_cavity_too() -> None:
     algorithm = Cavities(noise_multiplier=2.0, noise_seed=1)
     trainer = fit(Cloud(), data(), rounds=2, algorithm=algorithm)
     callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
-    own = [callback.state_dict()["clients"][f"client-{k}"]["algorithm"]["embedding"] for k in range(3)]
+    own = [callback.state_dict()["clients"][f"client-{k}"]["released"]["embedding"] for k in range(3)]
     cavity = algorithm.met[1, 0]
     assert cavity is not None
     torch.testing.assert_close(cavity.statistics, own[1] + own[2])
     error = own[1] + own[2] - exact(algorithm, [1, 2])
-    sigma = 2.0 * algorithm.guarantee.sensitivity * 2**0.5  # type: ignore[union-attr]
+    sigma = 2.0 * algorithm.release.guarantee.sensitivity * 2**0.5  # type: ignore[union-attr]
     assert float(error[1:].std()) == pytest.approx(sigma, rel=0.25)
 
 
@@ -181,9 +188,12 @@ def test_points_are_herded_again_only_when_a_client_has_joined() -> None:
     class Watched(EmbeddingSites):
         herded: list[Tensor]
 
-        def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
+        def round(self, server: Server) -> Rounds:
+            rounds = super().round(server)
+            total = yield next(rounds)
             stream = torch.get_rng_state()
-            super().server_update(server, total)
+            with pytest.raises(StopIteration):
+                rounds.send(total)
             assert torch.equal(torch.get_rng_state(), stream)
             self.herded.append(server.state["embedding.codes"])
 
@@ -225,7 +235,7 @@ def test_around_expectation_propagation_both_keep_their_sites() -> None:
     torch.testing.assert_close(merged, torch.cat([p.detach().flatten() for p in module.parameters()]))
     clients = trainer.callbacks[0].state_dict()["clients"]  # type: ignore[attr-defined]
     for k in range(3):
-        torch.testing.assert_close(clients[f"client-{k}"]["algorithm"]["embedding"], exact(algorithm, [k]))
+        torch.testing.assert_close(clients[f"client-{k}"]["released"]["embedding"], exact(algorithm, [k]))
 
 
 class Diverge(Callback):
@@ -243,10 +253,16 @@ def test_a_client_whose_report_is_dropped_sends_the_same_noise_again() -> None:
     class Sent(EmbeddingSites):
         sent: list[tuple[int, Tensor]]
 
-        def client_report(self, client: Client) -> Any:
-            report = super().client_report(client)
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [*super().works(question, client, received)[:-1], Sending(self, client, received)]
+
+    class Sending(EmbeddingWork):
+        settings: Sent
+
+        def report(self) -> Any:
+            report = super().report()
             if "embedding" in report:
-                self.sent.append((client.index, report["embedding"]))
+                self.settings.sent.append((self.client.index, report["embedding"]))
             return report
 
     algorithm = Sent(noise_multiplier=1.0, **FAST)

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from lit_epgan.callbacks.classifier_prior import ClassifierPrior, projected
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.engine import Algorithm, Broadcast, Client, Report, Rounds, Server, Work
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedNP
-from lit_epgan.federated.bayesian.fednp import kl_from_standard_normal
+from lit_epgan.federated.bayesian.fednp import NeuralPrior, Q, kl_from_standard_normal
 from lit_epgan.inference.gaussian import GaussianFactor
 from lit_epgan.inference.tilted_quadrature import tilted_moments_quadrature
 from tests.federations import federation, fit
+from tests.plain_federation import federated
 
 
 class Classifier(LightningModule):
@@ -29,12 +31,17 @@ class Classifier(LightningModule):
         self.backbone, self.head = nn.Sequential(nn.Linear(3, 6), nn.Tanh()), nn.Linear(6, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = F.mse_loss(self.head(self.backbone(batch[0])), batch[1])
-        self.log("train_loss", loss, on_step=False, on_epoch=True)
-        return loss
+        return F.mse_loss(self.head(self.backbone(batch[0])), batch[1])
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def ended(algorithm: Algorithm, rounds: int) -> Classifier:
+    """Without a Trainer."""
+    module = Classifier().double()
+    federated(module, federation(), algorithm).run(rounds)
+    return module
 
 
 class Watching(FedNP):
@@ -45,34 +52,11 @@ class Watching(FedNP):
         self.sites: dict[int, GaussianFactor] = {}
         self.losses: list[tuple[float, float]] = []
 
-    def extra_loss(self, client: Any) -> Tensor | None:
-        features = self._features._caught
-        loss = super().extra_loss(client)
-        if loss is not None and features is not None:
-            self.losses.append((float(loss), self._by_hand(client, features.detach())))
-        return loss
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        return [WatchedPrior(self, client, received)]
 
-    def _by_hand(self, client: Any, features: Tensor) -> float:
-        """The loss once more, with the moments by quadrature and everything else coordinate by coordinate."""
-        cavity = self.posterior(client.server) / self.site(client)
-        f = float((features @ self._tilt.weight.T + self._tilt.bias).mean())
-        _, mean, variance = tilted_moments_quadrature(cavity.mean, cavity.variance, torch.tensor(f).double())
-        mu, sigma_squared = self._network(mean, variance)
-        head = client.server.module.head
-        w = [*head.weight.flatten().tolist(), *head.bias.tolist()]
-        terms = [(a - float(m)) ** 2 / (2 * float(s)) for a, m, s in zip(w, mu, sigma_squared, strict=True)]
-        if self.normalised:
-            terms = [t + 0.5 * math.log(float(s)) for t, s in zip(terms, sigma_squared, strict=True)]
-        kl = sum(0.5 * (float(s) + float(m) ** 2 - 1 - math.log(float(s))) for m, s in zip(mean, variance, strict=True))
-        return self.weight * (sum(terms) / len(terms) + kl)
-
-    def client_report(self, client: Any) -> Any:
-        report = super().client_report(client)
-        self.sites[client.index] = self.site(client)
-        return report
-
-    def server_update(self, server: Any, total: dict[str, Tensor]) -> None:
-        super().server_update(server, total)
+    def round(self, server: Server) -> Rounds:
+        yield from super().round(server)
         product = GaussianFactor(torch.ones(self.latent).double(), torch.zeros(self.latent).double())
         for site in self.sites.values():
             product = product * site
@@ -80,11 +64,41 @@ class Watching(FedNP):
         torch.testing.assert_close(self.posterior(server).precision_mean, product.precision_mean)
 
 
+class WatchedPrior(NeuralPrior):
+    settings: Watching
+
+    def extra_loss(self) -> Tensor | None:
+        features = self.features._caught
+        loss = super().extra_loss()
+        if loss is not None and features is not None:
+            self.settings.losses.append((float(loss), self._by_hand(features.detach())))
+        return loss
+
+    def _by_hand(self, features: Tensor) -> float:
+        """The loss once more, with the moments by quadrature and everything else coordinate by coordinate."""
+        settings, head = self.settings, self.client.module.head
+        cavity = Q.of(self.received) / self.site()
+        f = float((features @ settings.tilt.weight.T + settings.tilt.bias).mean())
+        _, mean, variance = tilted_moments_quadrature(cavity.mean, cavity.variance, torch.tensor(f).double())
+        mu, sigma_squared = settings.network(mean, variance)
+        w = [*head.weight.flatten().tolist(), *head.bias.tolist()]  # type: ignore[operator, union-attr]
+        terms = [(a - float(m)) ** 2 / (2 * float(s)) for a, m, s in zip(w, mu, sigma_squared, strict=True)]
+        if settings.normalised:
+            terms = [t + 0.5 * math.log(float(s)) for t, s in zip(terms, sigma_squared, strict=True)]
+        kl = sum(0.5 * (float(s) + float(m) ** 2 - 1 - math.log(float(s))) for m, s in zip(mean, variance, strict=True))
+        return settings.weight * (sum(terms) / len(terms) + kl)
+
+    def report(self) -> Report:
+        report = super().report()
+        self.settings.sites[self.client.index] = self.site()
+        return report
+
+
 @pytest.mark.parametrize("normalised", [False, True])
 def test_the_loss_by_hand_and_q_is_the_prior_times_the_sites(normalised: bool) -> None:
     """Three rounds; after each the product is checked where it is formed."""
     algorithm = Watching(weight=0.3, normalised=normalised, terms=6)
-    fit(Classifier(), federation(), 3, algorithm=algorithm)
+    ended(algorithm, 3)
     assert len(algorithm.losses) > 20
     for found, expected in algorithm.losses:
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-8)
@@ -104,14 +118,14 @@ def test_f_and_the_network_are_trained_and_cavities_differ() -> None:
     before: dict[str, Tensor] = {}
     build = algorithm.build
 
-    def remembered(module: nn.Module) -> nn.ModuleDict:
-        networks = build(module)
+    def remembered(module: nn.Module, seed: int) -> nn.ModuleDict:
+        networks = build(module, seed)
         before.update({name: p.detach().double().clone() for name, p in networks.named_parameters()})
         return networks
 
     algorithm.build = remembered  # type: ignore[method-assign]
-    fit(Classifier(), federation(), 3, algorithm=algorithm)
-    now = dict(nn.ModuleDict({"tilt": algorithm._tilt, "network": algorithm._network}).named_parameters())
+    ended(algorithm, 3)
+    now = dict(nn.ModuleDict({"tilt": algorithm.tilt, "network": algorithm.network}).named_parameters())
     for name, value in before.items():
         assert not torch.equal(now[name].detach(), value), name
     first, *others = algorithm.sites.values()
@@ -121,8 +135,7 @@ def test_f_and_the_network_are_trained_and_cavities_differ() -> None:
 def test_quadrature_and_closed_form_agree() -> None:
     ends = []
     for moments in ("closed-form", "quadrature"):
-        module = Classifier()
-        fit(module, federation(), 2, algorithm=FedNP("backbone", "head", moments=moments, terms=6, weight=0.1))
+        module = ended(FedNP("backbone", "head", moments=moments, terms=6, weight=0.1), 2)
         ends.append(module.state_dict())
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value, rtol=1e-4, atol=1e-5, msg=name)
@@ -131,9 +144,7 @@ def test_quadrature_and_closed_form_agree() -> None:
 def test_without_weight_it_is_fedavg() -> None:
     ends = []
     for algorithm in (FedAvg(), FedNP("backbone", "head", weight=0.0)):
-        module = Classifier()
-        fit(module, federation(), 2, algorithm=algorithm)
-        ends.append(module.state_dict())
+        ends.append(ended(algorithm, 2).state_dict())
     for name, value in ends[0].items():
         torch.testing.assert_close(ends[1][name], value, msg=name)
 
@@ -187,10 +198,10 @@ def test_what_is_predicted_is_the_networks_of_q(tmp_path: Path) -> None:
     """And the picture is drawn of it."""
 
     class Predicting(Watching):
-        def server_update(self, server: Any, total: dict[str, Tensor]) -> None:
-            super().server_update(server, total)
+        def round(self, server: Server) -> Rounds:
+            yield from super().round(server)
             q, (mu, variance) = self.posterior(server), self.predicted(server)
-            expected = self._network(q.precision_mean / q.precision, 1 / q.precision)
+            expected = self.network(q.precision_mean / q.precision, 1 / q.precision)
             torch.testing.assert_close((mu, variance), tuple(t.detach() for t in expected))
             assert mu.shape == (4 * 6 + 4,)
             assert bool((variance > 0).all())

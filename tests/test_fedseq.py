@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.engine import Everyone
 from lit_epgan.errors import UserError
-from lit_epgan.federated import Client, Composed, FedAvg, FedAvgM, FedSeq, Report
-from lit_epgan.federated.algorithm import scalar
+from lit_epgan.federated import FedAvg, FedAvgM, FedSeq
 from tests.federations import fit
 from tests.quadratics import CENTRES, CURVATURES, RATE, Quadratic, clients, trained
 
@@ -29,28 +29,36 @@ def five(centres: Tensor = FIVE, **options: int) -> FederatedDataModule:
     return FederatedDataModule.from_datasets(sets, **({"batch_size": 8, "local_steps": 4} | options))
 
 
+def chains(length: int, clients: list[int], seed: int, round_: int) -> list[list[int]]:
+    return FedSeq(length).sampler(Everyone()).draw(clients, seed, round_)
+
+
 def test_a_chain_of_all_clients_is_one_client_after_another() -> None:
     algorithm = FedSeq(length=2)
     theta = torch.zeros(2, dtype=torch.float64)
     for round_ in range(3):
-        for k in algorithm.visits([0, 1], 0, round_):
+        (chain,) = chains(2, [0, 1], 0, round_)
+        for k in chain:
             theta = descended(theta, CENTRES[k], CURVATURES[k])
     torch.testing.assert_close(trained(algorithm, 3), theta, rtol=1e-10, atol=1e-10)
 
 
 def test_chains_are_averaged_by_the_records_of_all_their_clients() -> None:
-    algorithm, data = FedSeq(length=2), five()
+    """In a Trainer, whose batches come place by place in the chains."""
+    module = Quadratic()
+    fit(module, five(), 3, algorithm=FedSeq(length=2))
     theta = torch.zeros(2, dtype=torch.float64)
     for round_ in range(3):
-        order = algorithm.visits(list(range(5)), 0, round_)
+        dealt = chains(2, list(range(5)), 0, round_)
+        assert [len(chain) for chain in dealt] == [2, 2, 1]
         merged = torch.zeros_like(theta)
-        for chain in (order[:2], order[2:4], order[4:]):
+        for chain in dealt:
             end = theta
             for k in chain:
                 end = descended(end, FIVE[k])
             merged += sum(k + 1 for k in chain) * end / 15
         theta = merged
-    torch.testing.assert_close(trained(algorithm, 3, data), theta, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(module.theta.detach(), theta, rtol=1e-10, atol=1e-10)
 
 
 def test_chains_of_one_are_fedavg() -> None:
@@ -59,10 +67,14 @@ def test_chains_of_one_are_fedavg() -> None:
 
 
 def test_the_order_is_drawn_anew_each_round_from_the_seed_and_holds_everyone() -> None:
-    orders = [FedSeq().visits([2, 3, 5, 7, 11], seed, round_) for seed in (0, 1) for round_ in range(4)]
-    assert all(sorted(order) == [2, 3, 5, 7, 11] for order in orders)
-    assert len({tuple(order) for order in orders}) > 4
-    assert orders == [FedSeq().visits([2, 3, 5, 7, 11], seed, round_) for seed in (0, 1) for round_ in range(4)]
+    def orders() -> list[list[int]]:
+        dealt = [chains(4, [2, 3, 5, 7, 11], seed, round_) for seed in (0, 1) for round_ in range(4)]
+        assert all([len(chain) for chain in each] == [4, 1] for each in dealt)
+        return [[k for chain in each for k in chain] for each in dealt]
+
+    assert all(sorted(order) == [2, 3, 5, 7, 11] for order in orders())
+    assert len({tuple(order) for order in orders()}) > 4
+    assert orders() == orders()
 
 
 def test_server_momentum_goes_around_it() -> None:
@@ -72,13 +84,20 @@ def test_server_momentum_goes_around_it() -> None:
 
 @pytest.mark.filterwarnings("ignore:round .*not finite")
 def test_the_client_after_a_diverged_one_goes_on_from_the_one_before() -> None:
-    centres = FIVE.clone()
-    centres[2] = torch.inf
-    algorithm = FedSeq(length=5)
-    end = torch.zeros(2, dtype=torch.float64)
-    for k in algorithm.visits(list(range(5)), 0, 0):
-        end = end if k == 2 else descended(end, centres[k])
-    torch.testing.assert_close(trained(algorithm, 1, five(centres)), end, rtol=1e-10, atol=1e-10)
+    (chain,) = chains(5, list(range(5)), 0, 0)
+    diverges, centres = chain[2], FIVE.clone()
+    centres[diverges] = torch.inf
+    module, end = Quadratic(), torch.zeros(2, dtype=torch.float64)
+    for k in chain:
+        end = end if k == diverges else descended(end, centres[k])
+    fit(module, five(centres), 1, algorithm=FedSeq(length=5))
+    torch.testing.assert_close(module.theta.detach(), end, rtol=1e-10, atol=1e-10)
+
+
+def test_a_round_in_which_everybody_diverges_is_an_error() -> None:
+    """Each by itself is no error: there may be others behind it in the chain."""
+    with pytest.warns(UserWarning, match="not finite"), pytest.raises(UserError, match="no client's update is finite"):
+        trained(FedSeq(length=5), 1, five(torch.full_like(FIVE, torch.inf)))
 
 
 def test_a_run_resumed_after_its_first_round_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -99,14 +118,17 @@ def test_each_client_is_sent_one_model_and_sends_one() -> None:
     trainer = fit(Quadratic(), five(), 1, algorithm=FedSeq(length=2))
     model = 2 * 8
     assert trainer.logged_metrics["client/bytes_down"] == model
-    assert trainer.logged_metrics["client/bytes_up"] == model + 8  # and n_k
+    assert trainer.logged_metrics["client/bytes_up"] == model + 8 + 8  # and n_k, for the algorithm and for the buffers
 
 
-class Waits(Composed):
-    def pre_report(self, client: Client) -> Report:
-        return {"clients": scalar(1.0)}
-
-
-def test_an_algorithm_whose_reports_wait_is_refused() -> None:
-    with pytest.raises(UserError, match="FedSeq cannot stand in an algorithm whose reports wait"):
-        trained(Waits(FedSeq()), 1)
+def test_a_chain_keeps_to_the_cohort() -> None:
+    """Two of five clients a round, in one chain."""
+    theta, data = torch.zeros(2, dtype=torch.float64), five(clients_per_round=2)
+    data.setup()
+    for round_ in range(3):
+        (chain,) = FedSeq(length=2).sampler(data.sampler).draw(list(range(5)), 0, round_)
+        assert sorted(chain) == data.cohort(round_)
+        for k in chain:
+            theta = descended(theta, FIVE[k])
+    found = trained(FedSeq(length=2), 3, five(clients_per_round=2))
+    torch.testing.assert_close(found, theta, rtol=1e-10, atol=1e-10)

@@ -18,6 +18,7 @@ from lit_epgan.federated.function_space.generator_sites import _apportion
 from lit_epgan.federated.tilted_batch import tilted_batch
 from tests.federations import federation, fit
 from tests.modules import Regression
+from tests.notes import Notes
 
 M = (0.0, 10.0, 20.0)
 SIZES = (6, 9, 17)
@@ -44,14 +45,15 @@ class Value(nn.Module):
 
 
 class Known(LightningModule):
-    """A step moves ``value`` by ``lr`` of the way to the weighted mean of the rows, and records what it saw."""
+    """A step moves ``value`` by ``lr`` of the way to the weighted mean of the rows, and notes what it saw."""
+
+    seen = Notes()
 
     def __init__(self, lr: float = 1.0) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.generator, self.critic = Value(), nn.Parameter(torch.tensor([1.0]))
-        self.lr, self.seen = lr, list[Seen]()
-        self.sampled_while: list[bool] = []
+        self.lr = lr
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         x, weight = batch[0], batch[2] if len(batch) == 3 else None

@@ -1,4 +1,4 @@
-"""Imports run one way, and the mathematics needs no Lightning."""
+"""Imports run one way, and neither the mathematics nor the federated engine needs Lightning."""
 
 import ast
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ MATHEMATICS = (
     "lit_epgan.metrics",
     "lit_epgan.speech",
 )
-FEDERATION = ("lit_epgan.federated", "lit_epgan.callbacks", "lit_epgan.datamodules")
+ENGINE = "lit_epgan.engine"
+FEDERATION = (ENGINE, "lit_epgan.federated", "lit_epgan.callbacks", "lit_epgan.datamodules")
 COMMANDS = ("lit_epgan.command", "lit_epgan.study", "lit_epgan.__main__")
 
 
@@ -71,6 +72,7 @@ def assert_imports_only(*rooms: str, allowed: tuple[str, ...]) -> None:
 def test_this_test_sees_the_project() -> None:
     names = {name for name, _ in modules()}
     assert {
+        "lit_epgan.engine.rounds",
         "lit_epgan.federated.bayesian.ep",
         "lit_epgan.callbacks.federation",
         "lit_epgan.datamodules.base",
@@ -78,9 +80,10 @@ def test_this_test_sees_the_project() -> None:
     } <= names
     assert "lit_epgan.inference.gaussian" in imports(ROOT / "lit_epgan/federated/bayesian/ep.py")
     assert "lit_epgan.objectives" in imports(ROOT / "lit_epgan/modules/gan.py")
+    assert "lit_epgan.engine.samplers" in imports(ROOT / "datamodules/base.py")
 
 
-@pytest.mark.parametrize("room", [*MATHEMATICS, "lit_epgan.federated"])
+@pytest.mark.parametrize("room", [*MATHEMATICS, ENGINE, "lit_epgan.federated"])
 def test_mathematics_needs_no_lightning(room: str) -> None:
     for name, path in modules(room):
         assert not any(within(i, "lightning", "pytorch_lightning") for i in imports(path)), name
@@ -89,10 +92,19 @@ def test_mathematics_needs_no_lightning(room: str) -> None:
 def test_rooms_import_one_way() -> None:
     assert_imports_only("lit_epgan.inference", allowed=("lit_epgan.inference",))
     assert_imports_only(*MATHEMATICS, allowed=MATHEMATICS)
-    assert_imports_only("lit_epgan.federated", allowed=("lit_epgan.federated", *MATHEMATICS))
+    assert_imports_only(ENGINE, allowed=(ENGINE,))
+    assert_imports_only("lit_epgan.federated", allowed=("lit_epgan.federated", ENGINE, *MATHEMATICS))
     assert_imports_only("lit_epgan.speech", allowed=("lit_epgan.speech",))
     data = "lit_epgan.datamodules"
-    assert_imports_only(data, allowed=(data, "lit_epgan.speech", "lit_epgan.metrics.cache"))
+    assert_imports_only(data, allowed=(data, "lit_epgan.speech", "lit_epgan.metrics.cache", f"{ENGINE}.samplers"))
+
+
+def test_the_engine_stands_alone() -> None:
+    """It touches no file: an institution drives it as it likes."""
+    found = {
+        i for _, path in modules(ENGINE) for i in imports(path) if within(i, "lit_epgan") and not within(i, ENGINE)
+    }
+    assert found == {"lit_epgan.errors", "lit_epgan.precision", "lit_epgan.randomness"}
 
 
 def test_the_modules_know_nothing_of_federation() -> None:

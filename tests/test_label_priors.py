@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.engine import Algorithm
 from lit_epgan.errors import UserError
-from lit_epgan.federated import SCAFFOLD, FedAvg, FederatedAlgorithm, LabelPriors
+from lit_epgan.federated import SCAFFOLD, FedAvg, LabelPriors
 from lit_epgan.federated.drift.label_priors import log_ratio
 from tests.federations import fit
+from tests.plain_federation import federated
+from tests.test_embedding_sites import state_of
 
 # records of each x (row) and label (column); in both clients x is spread over a label's records alike
 LIKELIHOOD = torch.tensor([[0.7, 0.1], [0.2, 0.2], [0.1, 0.7]], dtype=torch.float64)
@@ -49,10 +52,10 @@ def clients(unlabelled: int = 0) -> FederatedDataModule:
     return FederatedDataModule.from_datasets(sets, batch_size=200, local_steps=60)
 
 
-def odds(algorithm: FederatedAlgorithm, rounds: int = 8) -> Tensor:
+def odds(algorithm: Algorithm, rounds: int = 8) -> Tensor:
     """Learnt log p(1 | x) / p(0 | x) (3,)."""
     module = Table().double()
-    fit(module, clients(), rounds, algorithm=algorithm)
+    federated(module, clients(), algorithm).run(rounds)
     weight = module.scores.weight.detach()
     return weight[1] - weight[0]
 
@@ -81,32 +84,21 @@ def test_the_first_round_and_no_strength_are_the_inner_algorithm() -> None:
     assert not torch.equal(odds(LabelPriors("scores", SCAFFOLD()), 2), odds(SCAFFOLD(), 2))
 
 
-class Watched(LabelPriors):
-    """Keeps what the server knows."""
-
-    def end_fit(self, server: Any) -> None:
-        super().end_fit(server)
-        self.known = server.state["label_counts"].clone()
-
-
 def test_counts_are_of_labels_alone_and_sent_once() -> None:
-    algorithm = Watched("scores")
     module = Table().double()
-    data = clients(unlabelled=5)
-    fit(module, data, 3, algorithm=algorithm)
+    state = state_of(fit(module, clients(unlabelled=5), 3, algorithm=LabelPriors("scores")))
     expected = counts(0).sum(0) + counts(1).sum(0)
-    assert int(algorithm.known.sum()) == int(expected.sum()) - 10
+    assert int(state["label_counts"].sum()) == int(expected.sum()) - 10
     assert not module.scores._forward_hooks
 
 
 def test_a_run_resumed_after_its_first_round_ends_with_the_same_bits(tmp_path: Any) -> None:
-    whole = Table().double()
+    whole, resumed = Table().double(), Table().double()
     fit(whole, clients(), 3, algorithm=LabelPriors("scores"))
-    fit(Table().double(), clients(), 1, algorithm=Watched("scores")).save_checkpoint(tmp_path / "one.ckpt")
-    resumed, algorithm = Table().double(), Watched("scores")
-    fit(resumed, clients(), 3, algorithm=algorithm, ckpt_path=tmp_path / "one.ckpt")
+    fit(Table().double(), clients(), 1, algorithm=LabelPriors("scores")).save_checkpoint(tmp_path / "one.ckpt")
+    trainer = fit(resumed, clients(), 3, algorithm=LabelPriors("scores"), ckpt_path=tmp_path / "one.ckpt")
     assert torch.equal(resumed.scores.weight, whole.scores.weight)
-    assert int(algorithm.known.sum()) == int(LABELS.sum())  # not counted again
+    assert int(state_of(trainer)["label_counts"].sum()) == int(LABELS.sum())  # not counted again
 
 
 @pytest.mark.parametrize(

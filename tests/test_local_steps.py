@@ -9,9 +9,11 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
 
-from lit_epgan.federated import Client, FedAvg, FedProx
+from lit_epgan.engine import Broadcast, Client, Training, Work
+from lit_epgan.federated import FedAvg, FedProx
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression, TwoOptimizers
+from tests.notes import Notes
 from tests.plain_loop import PlainLoop, own_batches, two_of_four
 from tests.test_federation import assert_same
 
@@ -62,9 +64,7 @@ def test_a_schedule_per_client_and_one_per_round_side_by_side() -> None:
     """Manual optimization: the discriminator's schedule is the client's, the generator's runs with the rounds."""
 
     class BothSchedules(TwoOptimizers):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rates: list[tuple[float, ...]] = []
+        rates = Notes()
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
             self.rates.append(tuple(o.param_groups[0]["lr"] for o in self.optimizers()))
@@ -122,11 +122,15 @@ def test_an_accumulation_schedule_counts_within_clients_too() -> None:
 
 
 def test_a_restart_forgets_what_was_accumulated() -> None:
-    class Restarting(FedAvg):
-        def client_batch(self, client: Client, batch: Any) -> Any:
-            if client.step == 3:
-                client.restart()
+    class Anew(Training):
+        def batch(self, batch: Any) -> Any:
+            if self.client.step == 3:
+                self.client.restart()
             return batch
+
+    class Restarting(FedAvg):
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [Anew(client, received)]
 
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()
@@ -190,9 +194,13 @@ class RootMeanSquare(LightningModule):
 
 
 def test_an_extra_loss_joins_a_loss_that_is_a_square_root() -> None:
+    class Penalised(Training):
+        def extra_loss(self) -> Tensor:
+            return 0.5 * self.client.module.get_parameter("body.weight").square().sum()
+
     class Ridge(FedAvg):
-        def extra_loss(self, client: Client) -> Tensor:
-            return 0.5 * client.server.module.body.weight.square().sum()  # type: ignore[union-attr]
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [Penalised(client, received)]
 
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()

@@ -10,16 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.federated import (
-    MOON,
-    Client,
-    ExpectationPropagation,
-    FedAvg,
-    FederatedAlgorithm,
-    FedNP,
-    OptimizedParameters,
-    TiltedExpectationPropagation,
-)
+from lit_epgan.engine import Algorithm, Broadcast, Client, OptimizedParameters, Training, Work
+from lit_epgan.federated import MOON, ExpectationPropagation, FedAvg, FedNP, TiltedExpectationPropagation
 from lit_epgan.federated.drift.moon import contrast
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Prior, UniformPrior
@@ -29,7 +21,7 @@ from tests.federations import fit
 
 FEATURES = "discriminator.layers.4"
 
-CASES: dict[str, tuple[Prior, FederatedAlgorithm, dict[str, Any]]] = {
+CASES: dict[str, tuple[Prior, Algorithm, dict[str, Any]]] = {
     "vanilla": (UniformPrior(), FedAvg(), {"objective": "non-saturating", "r1": 0.5, "r1_every": 2}),
     "bayesgan": (GaussianPrior(1e-4), ExpectationPropagation(), {"objective": "lsgan"}),
     "probgan": (HistoryPrior(size=2, every=1), FedAvg(), {"objective": "wgan-gp", "channels_last": True}),
@@ -94,17 +86,26 @@ class Observer(FedAvg):
     def __init__(self) -> None:
         self.autocast: dict[str, bool] = {}
 
-    def _note(self, hook: str) -> None:
+    def note(self, hook: str) -> None:
         self.autocast[hook] = self.autocast.get(hook, False) or torch.is_autocast_enabled("cpu")
 
-    def extra_loss(self, client: Client) -> None:
-        self._note("extra_loss")
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        return [Observed(self, client, received)]
 
-    def adjust_gradients(self, client: Client, optimized: OptimizedParameters) -> None:
-        self._note("adjust_gradients")
 
-    def after_step(self, client: Client, optimized: OptimizedParameters) -> None:
-        self._note("after_step")
+class Observed(Training):
+    def __init__(self, observer: Observer, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.note = observer.note
+
+    def extra_loss(self) -> None:
+        self.note("extra_loss")
+
+    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
+        self.note("adjust_gradients")
+
+    def after_step(self, optimized: OptimizedParameters) -> None:
+        self.note("after_step")
 
 
 def test_algorithms_compute_without_autocast_while_the_module_trains_under_it() -> None:
@@ -140,7 +141,7 @@ class Regression(LightningModule):
     "algorithm",
     [MOON("backbone"), MOON("head"), FedNP("backbone", "head"), TiltedExpectationPropagation("backbone.0")],
 )
-def test_algorithms_that_look_at_features_take_halved_ones(algorithm: FederatedAlgorithm) -> None:
+def test_algorithms_that_look_at_features_take_halved_ones(algorithm: Algorithm) -> None:
     torch.manual_seed(0)
     module = Regression()
     sets = [TensorDataset(torch.randn(8, 3), torch.randint(2, (8,))) for _ in range(2)]

@@ -12,14 +12,8 @@ from torch.utils.data import TensorDataset
 
 import lit_epgan.modules.gan
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.federated import (
-    SCAFFOLD,
-    ExpectationPropagation,
-    FederatedAlgorithm,
-    FedProx,
-    GeneratorSites,
-    TiltedExpectationPropagation,
-)
+from lit_epgan.engine import Algorithm
+from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedProx, GeneratorSites, TiltedExpectationPropagation
 from lit_epgan.modules.acoustic import AcousticModel
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
@@ -104,14 +98,14 @@ OPTIONS: list[dict[str, Any]] = [
     ids=lambda algorithm: type(algorithm).__name__,
 )
 def test_no_step_of_a_federated_gan_asks(
-    options: dict[str, Any], algorithm: FederatedAlgorithm, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on an accelerator, whose Adam is not the fused one."""
     monkeypatch.setattr(lit_epgan.modules.gan, "adam", lambda network, lr, betas: torch.optim.Adam(network, lr, betas))
     torch.manual_seed(0)
     networks = MLPGenerator((3,), hidden=(8,), tanh=False, members=2), MLPDiscriminator((3,), hidden=(6, 5), heads=2)
     module = Watched(*networks, **options)
-    module.questions = Questions()
+    monkeypatch.setattr(Watched, "questions", Questions())  # not the module's own, which clients keep apart
     data = FederatedDataModule.from_datasets([TensorDataset(torch.randn(20, 3)) for _ in range(2)], 8, local_steps=4)
     fit(module, data, rounds=3, algorithm=algorithm, precision="32-true")
     assert module.questions.asked == []

@@ -9,17 +9,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.federated import (
-    ConjugateEP,
-    ExpectationPropagation,
-    FedAvg,
-    FedAvgM,
-    FederatedAlgorithm,
-    FedLA,
-    FedPA,
-)
+from lit_epgan.engine import Algorithm
+from lit_epgan.federated import ConjugateEP, ExpectationPropagation, FedAvg, FedAvgM, FedLA, FedPA
 from tests import quadratics
-from tests.federations import fit
+from tests.plain_federation import federated
 from tests.quadratics import CENTRES, Quadratic
 
 # ---------------------------------------------------------------- linear regression, full covariances
@@ -53,13 +46,13 @@ def regressions() -> list[TensorDataset]:
     return sets
 
 
-def miss(algorithm: FederatedAlgorithm, rounds: int, local_steps: int) -> float:
+def miss(algorithm: Algorithm, rounds: int, local_steps: int) -> float:
     """How far from the least squares of all records a federation ends."""
     sets, module = regressions(), Line()
     data = FederatedDataModule.from_datasets(sets, batch_size=16, local_steps=local_steps)
-    fit(module, data, rounds, algorithm=algorithm)
+    theta = federated(module, data, algorithm).run(rounds)
     x, y = (torch.cat([own.tensors[i] for own in sets]) for i in range(2))
-    return float((module.theta.detach() - torch.linalg.lstsq(x, y[:, None]).solution[:, 0]).abs().max())
+    return float((theta - torch.linalg.lstsq(x, y[:, None]).solution[:, 0]).abs().max())
 
 
 def test_fedpa_samples_its_way_to_the_optimum_that_fedavg_misses() -> None:
@@ -85,12 +78,10 @@ class Slow(Quadratic):
         return torch.optim.SGD(self.parameters(), lr=0.02)
 
 
-def diagonal_miss(algorithm: FederatedAlgorithm) -> float:
+def diagonal_miss(algorithm: Algorithm) -> float:
     """Single records at +-3/h^1/2 around the centre, so that squared gradients are proportional to the curvature."""
-    module = Slow()
     data = quadratics.clients(noise=3.0, records=(40, 40), batch_size=1, local_steps=400)
-    fit(module, data, 8, algorithm=algorithm)
-    return float((module.theta.detach() - quadratics.optimum((40, 40))).abs().max())
+    return float((federated(Slow(), data, algorithm).run(8) - quadratics.optimum((40, 40))).abs().max())
 
 
 def test_fedavg_misses_the_optimum_of_two_diagonal_curvatures() -> None:

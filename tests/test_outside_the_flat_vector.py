@@ -13,15 +13,17 @@ from lit_epgan.datamodules import Institutions
 from lit_epgan.errors import UserError
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
+from tests.notes import Notes
 
 
 class Teacher(Regression):
     """A frozen copy of the first layer follows it, as BYOL's and MoCo's targets do."""
 
+    seen = Notes()
+
     def __init__(self) -> None:
         super().__init__()
         self.teacher = torch.nn.Linear(3, 8).requires_grad_(False)
-        self.seen: list[torch.Tensor] = []
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.seen.append(self.teacher.weight.clone())
@@ -38,6 +40,7 @@ def test_a_frozen_teacher_starts_from_the_servers_and_is_merged_by_records() -> 
     module = Teacher()
     start = module.teacher.weight.detach().clone().double()
     fit(module, federation(local_steps=1), rounds=1)
+    assert len(module.seen) == len(SIZES)
     assert all(torch.equal(seen, start) for seen in module.seen)
     expected = 0.5 * start + 0.5 * module.body[0].weight  # the mean of the clients' layers is the server's layer
     torch.testing.assert_close(module.teacher.weight.detach(), expected.detach(), rtol=1e-12, atol=1e-12)
@@ -71,10 +74,11 @@ def test_replaced_storage_is_taken_back() -> None:
 class Unfreezing(Regression):
     """The first layer is frozen in round 0 and trained afterwards."""
 
+    starts = Notes()
+
     def __init__(self) -> None:
         super().__init__()
         self.body[0].requires_grad_(False)
-        self.starts: list[torch.Tensor] = []
 
     def on_train_epoch_start(self) -> None:
         self.body[0].requires_grad_(self.current_epoch > 0)
@@ -87,6 +91,7 @@ def test_a_layer_unfrozen_later_starts_from_the_servers_too() -> None:
     module = Unfreezing()
     fit(module, federation(local_steps=1), rounds=2)
     first, second = module.starts[: len(SIZES)], module.starts[len(SIZES) :]
+    assert len(first) == len(second) == len(SIZES)
     assert all(torch.equal(start, first[0]) for start in first + second)
     assert not torch.equal(module.body[0].weight, first[0])
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from lit_epgan.engine import FlatParameters, OptimizedParameters
 from lit_epgan.errors import UserError
-from lit_epgan.federated import FlatParameters, OptimizedParameters
 
 
 def network() -> nn.Sequential:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.engine import Broadcast, Client, Training, Work
 from lit_epgan.errors import UserError
-from lit_epgan.federated import Client, FedAvg
+from lit_epgan.federated import FedAvg
 from lit_epgan.modules.classifier import Classifier
 from lit_epgan.networks.resnet import ResNet18
-from tests.federations import client_sets, federation, fit
+from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_loop import PlainLoop, two_of_four
 from tests.test_federation import assert_same, gan_steps, sgd_steps
@@ -63,16 +64,16 @@ def test_kept_momentum_is_the_clients_own(cohort: int | None) -> None:
 
 def test_kept_adam_of_two_optimizers() -> None:
     module = TwoOptimizers()
-    reference = PlainLoop(Kept(gan_steps), averaged=lambda name: "tracked" not in name).run(module, 4)
+    reference = PlainLoop(Kept(gan_steps)).run(module, 4)
     fit(module, federation(), rounds=4, optimizer_state="keep")
-    noise = ("num_batches_tracked", "generator.0.bias", "running_mean")  # a bias before BatchNorm moves by rounding
+    noise = ("generator.0.bias", "running_mean")  # a bias before BatchNorm moves by rounding
     assert_same(module, reference, skip=noise, tolerance=1e-6)
 
 
 def test_unknown_policies_are_named() -> None:
     with pytest.raises(UserError, match=r"optimizer_state is 'remember'; choose reset or keep"):
         fit(Regression(), federation(), rounds=1, optimizer_state="remember")
-    with pytest.raises(UserError, match=r"buffers is 'mean'; choose average, local or exclude"):
+    with pytest.raises(UserError, match=r"buffers is 'mean'; choose merge, local or exclude"):
         fit(Regression(), federation(), rounds=1, buffers="mean")
 
 
@@ -99,12 +100,12 @@ def is_buffer(name: str) -> bool:
     return name in ("offset", "seen") or "running" in name or "tracked" in name
 
 
-@pytest.mark.parametrize("policy", ["average", "local", "exclude"])
+@pytest.mark.parametrize("policy", ["merge", "local", "exclude"])
 def test_buffers(policy: str) -> None:
     module = Drifting()
     initial = {n: b.clone() for n, b in module.named_buffers()}
     options: dict[str, Any] = {
-        "average": {},
+        "merge": {},
         "local": {"kept": is_buffer},
         "exclude": {"averaged": lambda name: not is_buffer(name)},
     }[policy]
@@ -113,13 +114,25 @@ def test_buffers(policy: str) -> None:
     trainer = fit(module, federation(), rounds=4, buffers=policy)
     assert_same(module, reference, tolerance=1e-7)
     for name, value in module.named_buffers():
-        moved = policy == "average" and value.is_floating_point()
-        assert torch.equal(value, initial[name].to(value.dtype)) != moved, name
+        assert torch.equal(value, initial[name].to(value.dtype)) != (policy == "merge"), name
+    if policy == "merge":  # integers count what all clients have counted
+        assert int(module.seen) == 4 * sum(SIZES)
+        assert int(module.body[1].num_batches_tracked) == 4 * (3 + 1 + 5 + 2)
     personal = names(trainer.callbacks[0].state_dict(), "personal")  # type: ignore[attr-defined]
     assert len(personal) == (4 if policy == "local" else 0)
     for client, state in personal.items():
         for name, value in state.items():
             torch.testing.assert_close(value, loop.private[int(client[-1])][name], rtol=1e-7, atol=1e-7)
+
+
+def test_statistics_that_happen_to_be_of_length_one_are_averaged() -> None:
+    """A module that has been trained before may hold such ones."""
+    module = Regression(batch_norm=True).double()
+    norm = module.body[1]
+    norm.running_mean.copy_(nn.functional.normalize(torch.arange(8.0), dim=0))  # type: ignore[operator]
+    reference = PlainLoop(sgd).run(module, 2)
+    fit(module, federation(), rounds=2)
+    assert_same(module, reference)
 
 
 # Personal layers ------------------------------------------------------------------------------------------------------
@@ -177,8 +190,8 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_fedbn_merges_everything_but_the_norms(norm: Any) -> None:
-    """With the settings of cifar100_fedbn.yaml, which are the same for both of ResNet-18's norms."""
-    config = yaml.safe_load((Path(__file__).parent.parent / "configs" / "cifar100_fedbn.yaml").read_text())
+    """With the settings of algorithms/fedbn.yaml, which are the same for both of ResNet-18's norms."""
+    config = yaml.safe_load((Path(__file__).parent.parent / "configs" / "algorithms" / "fedbn.yaml").read_text())
     options = config["federation"]["init_args"]
     torch.manual_seed(0)
     module = Classifier(ResNet18(width=4, norm=norm), nn.Linear(32, 3), lambda p: torch.optim.SGD(p, lr=0.1))
@@ -197,11 +210,15 @@ def test_fedbn_merges_everything_but_the_norms(norm: Any) -> None:
 
 
 def test_a_restart_within_the_round_keeps_the_personal_layers() -> None:
-    class Restarting(FedAvg):
-        def client_batch(self, client: Client, batch: Any) -> Any:
-            if client.step == 1:
-                client.restart()
+    class Anew(Training):
+        def batch(self, batch: Any) -> Any:
+            if self.client.step == 1:
+                self.client.restart()
             return batch
+
+    class Restarting(FedAvg):
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [Anew(client, received)]
 
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         start = copy.deepcopy(local.state_dict())

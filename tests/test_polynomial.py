@@ -13,8 +13,9 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks.curve_fit import CurveFit
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.polynomial import PolynomialDataModule
+from lit_epgan.engine import Algorithm, Rounds, Server
 from lit_epgan.errors import UserError
-from lit_epgan.federated import MOON, ConjugateEP, FedAvg, FederatedAlgorithm, FedNP
+from lit_epgan.federated import MOON, ConjugateEP, FedAvg, FedNP
 from lit_epgan.modules.regression import Regression
 from lit_epgan.networks.polynomial import PolynomialFeatures
 from tests.federations import fit
@@ -131,8 +132,8 @@ def test_the_posterior_of_bayesian_linear_regression() -> None:
     """Mean and covariance (X'X / s + p I)^-1 of all records together, with noise of variance s = 25 and a prior."""
 
     class Watching(ConjugateEP):
-        def server_update(self, server: Any, total: Any) -> None:
-            super().server_update(server, total)
+        def round(self, server: Server) -> Rounds:
+            yield from super().round(server)
             self.q = self.posterior(server)
 
     seed_everything(1, verbose=False)
@@ -190,7 +191,7 @@ def test_gradients_are_cleared_in_every_step() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FedNP("backbone", "head"), FedNP("backbone", "head", moments="quadrature")])
-def test_the_names_of_the_submodules_are_what_fednp_asks_for(algorithm: FederatedAlgorithm) -> None:
+def test_the_names_of_the_submodules_are_what_fednp_asks_for(algorithm: Algorithm) -> None:
     data, module = toy(), cubic()
     fit(module, data, 2, algorithm=algorithm)
     assert np.isfinite(error(module, data))

@@ -9,15 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lit_epgan.federated.algorithm import scalar
-from lit_epgan.federated.report import GROUP, ReportSum, Weighted, is_finite
+from lit_epgan.engine import Count, Report, Weighted, scalar
+from lit_epgan.engine.aggregation import GROUP, Combination
+from lit_epgan.engine.messages import is_finite
 
 
-def summed(reports: list[dict[str, Tensor | Weighted]]) -> dict[str, Tensor]:
-    total = ReportSum()
-    for report in reports:
-        total.add(report)
-    return total.total()
+def plain_sum() -> Combination:
+    """What takes in reports where neither the algorithm nor the user chose an aggregator."""
+    return Combination({}, None, torch.device("cpu"))
+
+
+def summed(reports: list[Report]) -> dict[str, Tensor]:
+    total = plain_sum()
+    for client, report in enumerate(reports):
+        total.add(client, report)
+    return total.close().sums
 
 
 @pytest.mark.parametrize("clients", [1, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP, 3 * GROUP + 5])
@@ -60,13 +66,14 @@ def test_integers_and_half_precision_sum_exactly() -> None:
 def test_the_sum_keeps_no_hold_of_the_reports() -> None:
     """A client's vector is live: the next client overwrites it."""
     live = torch.ones(4)
-    total = ReportSum()
+    total = plain_sum()
     for k in range(3):
         live.fill_(k)
-        total.add({"x": Weighted(live, 10.0), "y": live})
+        total.add(k, {"x": Weighted(live, 10.0), "y": live})
     live.fill_(99)
-    assert total.total()["x"].tolist() == [30] * 4
-    assert total.total()["y"].tolist() == [3] * 4
+    sums = total.close()
+    assert sums["x"].tolist() == [30] * 4
+    assert sums["y"].tolist() == [3] * 4
 
 
 def test_reports_may_differ_in_their_keys() -> None:
@@ -74,13 +81,16 @@ def test_reports_may_differ_in_their_keys() -> None:
     assert {k: v.tolist() for k, v in total.items()} == {"a": [2, 2], "b": [1]}
 
 
-def test_total_may_be_asked_twice_and_added_to() -> None:
-    total = ReportSum()
-    total.add({"x": torch.ones(1)})
-    assert total.total()["x"].tolist() == [1]
-    total.add({"x": torch.ones(1)})
-    assert total.total()["x"].tolist() == [2]
-    assert total.total()["x"].dtype == torch.float64
+def test_counts_sum_exactly() -> None:
+    total = summed([{"n": Count(2**53 - 300)} if k == 0 else {"n": Count(1)} for k in range(300)])
+    assert total["n"].tolist() == [2**53 - 1]
+    assert total["n"].dtype == torch.float64
+    assert not is_finite({"n": Count(math.nan)})
+
+
+def test_totals_are_of_double_precision() -> None:
+    total = summed([{"x": Weighted(torch.ones(1), 2.0), "y": torch.ones(1, dtype=torch.bfloat16)}])
+    assert {name: value.dtype for name, value in total.items()} == {"x": torch.float64, "y": torch.float64}
 
 
 finite = st.floats(-1e3, 1e3, width=32)

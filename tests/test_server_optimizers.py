@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from lit_epgan.federated import SCAFFOLD, FedAdam, FedAvg, FedAvgM, FederatedAlgorithm, FedYogi
+from lit_epgan.engine import Algorithm
+from lit_epgan.federated import SCAFFOLD, FedAdam, FedAvg, FedAvgM, FedYogi
 from tests.quadratics import CENTRES, CURVATURES, RATE, trained
 
 
@@ -17,7 +18,7 @@ def test_three_rounds_of_server_optimizers_by_hand() -> None:
             ends.append(y)
         return (3 * ends[0] + ends[1]) / 4
 
-    algorithms: dict[str, FederatedAlgorithm] = {
+    algorithms: dict[str, Algorithm] = {
         "momentum": FedAvgM(lr=0.5, momentum=0.8),
         "adam": FedAdam(lr=0.1, betas=(0.8, 0.9), tau=0.01),
         "yogi": FedYogi(lr=0.1, betas=(0.8, 0.9), tau=0.01),

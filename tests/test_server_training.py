@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
-from lit_epgan.federated import DistilledSites, FederatedAlgorithm, Server
+from lit_epgan.engine import Algorithm, Rounds, Server
+from lit_epgan.federated import DistilledSites
 from lit_epgan.randomness import derive_seed, seed_streams
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
@@ -20,15 +21,15 @@ def batches() -> list[tuple[Tensor, ...]]:
     return [client_sets()[k][: 4 + k] for k in (0, 1, 2)]
 
 
-class OnServer(FederatedAlgorithm):
+class OnServer(Algorithm):
     """Nobody but the server works."""
 
-    def clients_work(self, round_: int) -> bool:
+    def trains(self, round_: int) -> bool:
         return False
 
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        assert not total
+    def round(self, server: Server) -> Rounds:
         server.train(batches())
+        yield from ()
 
 
 def test_automatic_optimization_equals_a_plain_loop() -> None:
@@ -73,10 +74,10 @@ def test_validation_sees_what_the_server_learned() -> None:
     assert module.trainer.callback_metrics["val_loss"] > 0
 
 
-def test_what_clients_would_have_learned_is_forgotten() -> None:
+def test_where_nobody_works_nothing_is_learned() -> None:
     class Idle(OnServer):
-        def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-            pass
+        def round(self, server: Server) -> Rounds:
+            yield from ()
 
     module = Regression(batch_norm=True)
     before = copy.deepcopy(module.state_dict())
@@ -112,7 +113,8 @@ def test_the_server_trains_on_samples_of_all_sites_in_proportion_to_their_record
         rounds=2,
         algorithm=DistilledSites("generator", pool=20, server_steps=200, batch_size=8),
     )
-    on_server = [seen for seen in module.seen if seen.round == 1][1:]  # the idle batch first
+    on_server = [seen for seen in module.seen if seen.round == 1]
+    assert all(seen.client == -1 for seen in on_server)  # the idle batch is not trained on
     assert len(on_server) == 200
     of_first = torch.cat([seen.x.flatten() for seen in on_server]) < 5
     assert of_first.double().mean() == pytest.approx(0.8, abs=0.04)

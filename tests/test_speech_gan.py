@@ -17,6 +17,7 @@ from lit_epgan.modules.speech_gan import SpeechGAN
 from lit_epgan.networks import ChunkGenerator, MLPDiscriminator, MLPGenerator, SRUDiscriminator
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from tests.federations import fit
+from tests.notes import Notes
 from tests.speech_gans import FRAMES, INPUTS, STATES, batch, speech_gan
 
 
@@ -50,9 +51,7 @@ def test_cross_entropy_weighs_ten_times_the_gan_in_the_discriminator(monkeypatch
 class Watched(SpeechGAN):
     """Notes whose steps it takes, which are a sampler's, and what the discriminator counts."""
 
-    def __init__(self, *networks, **options):
-        super().__init__(*networks, **options)
-        self.took, self.counted = [], []
+    took, counted = Notes(), Notes()
 
     def player(self, optimizer):
         first = optimizer.param_groups[0]["params"][0]

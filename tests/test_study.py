@@ -205,7 +205,7 @@ def test_a_mistake_in_the_yaml_is_named(plan, old, new, said):
 
 
 def test_progress_of_a_run_that_writes_nonsense_is_nothing(tmp_path):
-    run = Run(Method("m", "M", tmp_path), 0, tmp_path)
+    run = Run(Method("m", "M", [tmp_path]), 0, tmp_path)
     run.folder.mkdir(parents=True)
     assert run.progress() == {}
     (run.folder / "progress.json").write_text("{")

@@ -141,9 +141,21 @@ def test_the_longest_known_method_starts_first(plan, stand_in, tmp_path):
     assert order == ["clever", "clever", "plain", "plain"]
 
 
+def test_a_method_may_have_configs_on_top_of_each_other(plan, tmp_path):
+    top = tmp_path / "top.yaml"
+    top.write_text("trainer: {}\n")
+    config = f"[{tmp_path / 'base.yaml'}, {top}]"
+    plan.write_text(plan.read_text().replace("{title: Plain}", f"{{title: Plain, config: {config}}}"))
+    plain = runs_of(read_study(plan), tmp_path / "out")[0]
+    assert cli_command(plain)[4:8] == ["--config", str(tmp_path / "base.yaml"), "--config", str(top)]
+    settings = plain.settings
+    top.write_text("trainer: {max_epochs: 2}\n")
+    assert plain.settings != settings
+
+
 def test_the_real_command_says_folder_seed_and_settings(tmp_path):
     method = Method(
-        "m", "M", Path("base.yaml"), {"model.objective": "lsgan", "model.lr": 0.5, "federation.algorithm": {"a": 1}}
+        "m", "M", [Path("base.yaml")], {"model.objective": "lsgan", "model.lr": 0.5, "federation.algorithm": {"a": 1}}
     )
     words = cli_command(Run(method, 7, tmp_path))
     assert words[1:4] == ["-m", "lit_epgan", "fit"]

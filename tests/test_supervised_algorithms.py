@@ -7,23 +7,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_epgan.engine import Algorithm, Broadcast, Client, Rounds, Server, Work
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     MOON,
     SCAFFOLD,
-    Client,
     ExpectationPropagation,
     FedAdam,
     FedAvg,
     FedAvgM,
-    FederatedAlgorithm,
     FedLA,
     FedNP,
     FedPA,
     FedProx,
     FedYogi,
-    Server,
 )
+from lit_epgan.federated.bayesian.fedpa import PosteriorSampling
+from lit_epgan.federated.drift.scaffold import Controlled
 from lit_epgan.inference.shrinkage import ShrinkageCovariance
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
@@ -68,15 +68,19 @@ def test_the_servers_control_is_the_mean_over_all_clients(cohort: int | None) ->
     own: dict[int, Tensor] = {}
 
     class Watching(SCAFFOLD):
-        def end_client(self, client: Client) -> None:
-            super().end_client(client)
-            own[client.index] = client.state["control"].clone()
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [Keeping(client, received, self.control)]
 
-        def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-            super().server_update(server, total)
+        def round(self, server: Server) -> Rounds:
+            yield from super().round(server)
             weight = sum(sizes[k] for k in own) * len(sizes) / len(own)
             mean = sum(sizes[k] * c for k, c in own.items()) / weight
             torch.testing.assert_close(server.state["control"], mean)
+
+    class Keeping(Controlled):
+        def end(self) -> None:
+            super().end()
+            own[self.client.index] = self.client.state["control"].clone()
 
     fit(Regression(), federation(sizes=sizes, clients_per_round=cohort), 6, algorithm=Watching())
     assert len(own) == 3
@@ -88,12 +92,16 @@ def test_the_whole_gradient_weighs_rows_and_leaves_no_trace() -> None:
     seen: list[tuple[Tensor, dict[str, Tensor]]] = []
 
     class Watching(SCAFFOLD):
-        def start_client(self, client: Any) -> None:
-            before = copy.deepcopy(client.server.module.state_dict())
-            super().start_client(client)
-            for name, value in client.server.module.state_dict().items():
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [Comparing(client, received, self.control)]
+
+    class Comparing(Controlled):
+        def begin(self) -> None:
+            before = copy.deepcopy(self.client.module.state_dict())
+            super().begin()
+            for name, value in self.client.module.state_dict().items():
                 assert torch.equal(value, before[name]), name
-            seen.append((self._new.clone(), before))
+            seen.append((self._renewed.clone(), before))
 
     data = federation(sizes=(20,))
     fit(module, data, rounds=1, algorithm=Watching("gradient"))
@@ -162,9 +170,13 @@ def test_exact_posteriors_take_fedpa_to_the_optimum() -> None:
             return self.precision * vector
 
     class Knowing(FedPA):
-        def end_client(self, client: Any) -> None:
-            scale = (CURVATURES * torch.tensor(RECORDS, dtype=torch.float64)[:, None]).sum(0) / sum(RECORDS)
-            self._samples = Exact(CENTRES[client.index], CURVATURES[client.index] / scale)
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [Known(self, client, received)]
+
+    class Known(PosteriorSampling):
+        def end(self) -> None:
+            k, scale = self.client.index, (CURVATURES * torch.tensor(RECORDS).double()[:, None]).sum(0) / sum(RECORDS)
+            self._samples = Exact(CENTRES[k], CURVATURES[k] / scale)
 
     torch.testing.assert_close(trained(Knowing(), 1), optimum(), rtol=1e-12, atol=1e-12)
 
@@ -229,7 +241,7 @@ def test_one_client_is_centralised_training(name: str) -> None:
     [SCAFFOLD(), FedPA(every=2), FedLA(), FedAdam(), FedYogi()],
     ids=lambda algorithm: type(algorithm).__name__,
 )
-def test_any_number_of_optimizers(algorithm: FederatedAlgorithm) -> None:
+def test_any_number_of_optimizers(algorithm: Algorithm) -> None:
     module = TwoOptimizers()
     fit(module, federation(local_steps=4), 2, algorithm=algorithm)
     assert all(torch.isfinite(p).all() for p in module.parameters())

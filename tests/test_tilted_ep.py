@@ -9,7 +9,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from lit_epgan.callbacks import FederationCallback
+from lit_epgan.engine import Broadcast, Client, Work
+from lit_epgan.engine.messages import tensor_of
 from lit_epgan.federated import FedAvg, FedProx, TiltedExpectationPropagation
+from lit_epgan.federated.bayesian.tilted_ep import Q, TiltedPrior
 from lit_epgan.inference import GaussianFactor
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
@@ -112,10 +115,13 @@ def test_q_is_the_prior_times_the_sites_after_every_round(options: dict[str, Any
 def test_sites_and_messages_are_as_long_as_the_components_say() -> None:
     module = TwoOptimizers()
     d = sum(p.numel() for p in module.parameters())
-    trainer = fit(module, federation(), rounds=1, algorithm=TiltedExpectationPropagation(FEATURES, components=3))
-    state = state_of(trainer)
+    algorithm = Remembering(FEATURES, components=3)
+    state = state_of(fit(module, federation(), rounds=1, algorithm=algorithm))
     assert state["server"]["tilted.precision"].shape == (3, d)
-    assert state["clients"]["client-2"]["algorithm"]["tilted.f"].shape == (3,)
+    assert state["clients"]["client-2"]["algorithm"]["tilted.precision_mean"].shape == (3, d)
+    assert algorithm.f[2].shape == (3,)
+    lengths = [tensor_of(algorithm.reports[2][name]).numel() for name in ("tilted.precision", "parameters")]
+    assert lengths == [3 * d, d]
 
 
 # Where theory says what must come out ---------------------------------------------------------------------------------
@@ -124,8 +130,8 @@ def test_sites_and_messages_are_as_long_as_the_components_say() -> None:
 class Frozen(TiltedExpectationPropagation):
     """f is zero and stays so: sites are 1."""
 
-    def build(self, module: nn.Module) -> nn.ModuleDict:
-        networks = super().build(module)
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
+        networks = super().build(module, seed)
         for parameter in networks.parameters():
             nn.init.zeros_(parameter)
         return networks
@@ -158,16 +164,20 @@ def test_without_a_tilt_it_is_fedprox_to_the_prior() -> None:
 
 def test_a_single_clients_cavity_is_the_prior() -> None:
     """Its own site, however often it is renewed, is never its own prior: q = p0 x the last site, the cavity p0."""
-    algorithm = TiltedExpectationPropagation(FEATURES, hidden=0, lr=0.1)
     cavities = []
 
-    class Watch(Callback):
-        def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
-            client = trainer.callbacks[0]._round.client  # type: ignore[attr-defined]
-            q = algorithm.posterior(client.server)
-            cavities.append((q / algorithm.site(client), q**1.0))
+    class Watched(TiltedExpectationPropagation):
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [Watching(self, client, received)]
 
-    fit(TwoOptimizers(), federation(sizes=(20,)), rounds=3, algorithm=algorithm, callbacks=[Watch()])
+    class Watching(TiltedPrior):
+        def batch(self, batch: Any) -> Any:
+            q = Q.of(self.received)
+            cavities.append((q / self.site(), q**1.0))
+            return super().batch(batch)
+
+    fit(TwoOptimizers(), federation(sizes=(20,)), rounds=3, algorithm=Watched(FEATURES, hidden=0, lr=0.1))
+    assert len(cavities) == 3 * 3
     for cavity, _ in cavities:
         torch.testing.assert_close(cavity.precision, cavities[0][1].precision)
         torch.testing.assert_close(cavity.precision_mean, cavities[0][1].precision_mean)
@@ -178,9 +188,9 @@ def test_sites_are_those_of_brute_force_integration() -> None:
     """f = .8 does not learn: the site is N(m', s') / N(m, s), m' and s' of sigma(.8 theta) N(theta; theta_0, 2)."""
 
     class Fixed(Frozen):
-        def build(self, module: nn.Module) -> nn.ModuleDict:
-            networks = super().build(module)
-            nn.init.constant_(self._tilt.outer.bias, 0.8)
+        def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
+            networks = super().build(module, seed)
+            nn.init.constant_(self.tilt.outer.bias, 0.8)
             return networks
 
     module = TwoOptimizers()
@@ -214,7 +224,7 @@ def test_the_sites_f_is_the_mean_over_all_own_records_in_evaluation_mode() -> No
     x = client_sets((20,))[0].tensors[0]
     with torch.no_grad():
         f = tilt(module.eval().discriminator[:3](x)).mean(0)
-    torch.testing.assert_close(state_of(trainer)["clients"]["client-0"]["algorithm"]["tilted.f"], f)
+    torch.testing.assert_close(algorithm.f[0], f)
     assert modes == [True]
     assert algorithm.network_optimizer(nn.ModuleDict({"tilt": tilt})).param_groups[0]["lr"] == 0.07
 

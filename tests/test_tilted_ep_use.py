@@ -10,8 +10,10 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
 from lit_epgan.command.cli import main
+from lit_epgan.engine import Broadcast, Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.federated import TiltedExpectationPropagation
+from lit_epgan.federated.bayesian.tilted_ep import TiltedPrior
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from tests.federations import federation, fit
@@ -24,17 +26,21 @@ def test_f_sees_the_real_rows_and_costs_no_further_pass() -> None:
     seen: list[Tensor] = []
     passes = {"discriminator": 0}
 
-    class Watching(TiltedExpectationPropagation):
-        def extra_loss(self, client: Any) -> Tensor | None:
-            if self._features._caught is not None:
-                seen.append(self._features._caught.detach().clone())
-            loss = super().extra_loss(client)
+    class Watched(TiltedExpectationPropagation):
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [Watching(self, client, received)]
+
+    class Watching(TiltedPrior):
+        def extra_loss(self) -> Tensor | None:
+            if self.features._caught is not None:
+                seen.append(self.features._caught.detach().clone())
+            loss = super().extra_loss()
             assert loss is None or float(loss) == 0  # what the module logs stays its own
             return loss
 
-        def end_client(self, client: Any) -> None:
+        def end(self) -> None:
             passes["steps"] = passes["discriminator"]
-            super().end_client(client)
+            super().end()
 
     expected: list[Tensor] = []
 
@@ -46,7 +52,7 @@ def test_f_sees_the_real_rows_and_costs_no_further_pass() -> None:
     module = TwoOptimizers()
     module.discriminator.register_forward_pre_hook(lambda *_: passes.update(discriminator=passes["discriminator"] + 1))
     fit(module, federation(sizes=(20,), local_steps=4), rounds=1, callbacks=[Batches()],
-        algorithm=Watching(FEATURES, components=2, tilt_every=1))  # fmt: skip
+        algorithm=Watched(FEATURES, components=2, tilt_every=1))  # fmt: skip
     assert len(seen) == 4
     for ours, theirs in zip(seen, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -54,13 +60,24 @@ def test_f_sees_the_real_rows_and_costs_no_further_pass() -> None:
     assert not module.discriminator[1]._forward_hooks
 
 
-class Watching(TiltedExpectationPropagation):
+class Watched(TiltedExpectationPropagation):
     """Keeps what it catches."""
 
-    def extra_loss(self, client: Any) -> Tensor | None:
-        if self._features._caught is not None:
-            self.seen = [*getattr(self, "seen", []), self._features._caught.detach().clone()]
-        return super().extra_loss(client)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.seen: list[Tensor] = []
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        return [Watching(self, client, received)]
+
+
+class Watching(TiltedPrior):
+    settings: Watched
+
+    def extra_loss(self) -> Tensor | None:
+        if self.features._caught is not None:
+            self.settings.seen.append(self.features._caught.detach().clone())
+        return super().extra_loss()
 
 
 @pytest.mark.parametrize("options", [{}, {"objective": "wgan-gp"}, {"r1": 0.5}, {"average": None}], ids=str)
@@ -68,7 +85,7 @@ def test_a_gan_shows_its_real_rows_first(options: dict[str, Any]) -> None:
     """In one pass with the generated ones, or alone ahead of them."""
     networks = MLPGenerator((3,), hidden=(8,), tanh=False), MLPDiscriminator((3,), hidden=(6, 5))
     module = GAN(*networks, **options)
-    algorithm, expected = Watching("discriminator.layers.3", tilt_every=1), []
+    algorithm, expected = Watched("discriminator.layers.3", tilt_every=1), []
 
     class Batches(Callback):
         def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:

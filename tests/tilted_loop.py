@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.engine import Broadcast, Client, Report, Work
 from lit_epgan.federated import TiltedExpectationPropagation
+from lit_epgan.federated.bayesian.tilted_ep import TiltedPrior
 from lit_epgan.inference import GaussianFactor, gumbel_softmax, mixture_log_density
 from lit_epgan.inference.tilted import tilted_moments
 from lit_epgan.randomness import generator_for
@@ -19,12 +21,26 @@ Networks = dict[str, GaussianFactor]  # by name of the network, natural paramete
 
 
 class Remembering(TiltedExpectationPropagation):
-    """Keeps a copy of its networks as they begin."""
+    """Keeps a copy of its networks as they begin, and what each client reports and its f."""
 
-    def build(self, module: nn.Module) -> nn.ModuleDict:
-        networks = super().build(module)
-        self.initial = copy.deepcopy(self._tilt)
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
+        networks = super().build(module, seed)
+        self.initial = copy.deepcopy(self.tilt)
+        self.f: dict[int, Tensor] = {}
+        self.reports: dict[int, Report] = {}
         return networks
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        return [Remembered(self, client, received)]
+
+
+class Remembered(TiltedPrior):
+    settings: Remembering
+
+    def report(self) -> Report:
+        report = super().report()
+        self.settings.f[self.client.index], self.settings.reports[self.client.index] = self._f, report
+        return report
 
 
 class WithTilt(nn.Module):

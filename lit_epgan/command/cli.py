@@ -5,9 +5,9 @@ import os
 import sys
 
 from lit_epgan.errors import UserError
-from lit_epgan.runs.config_files import known_configs, resolve_configs
+from lit_epgan.runs.config_files import ALGORITHMS, STUDIES, known_configs, resolve_configs
 
-HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml [--KEY VALUE ...]
+HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml ... [--KEY VALUE ...]
 
   fit        train; everything goes to one folder, runs/NAME (or --trainer.default_root_dir DIR)
   validate   evaluate the newest checkpoint of the run (or --ckpt_path FILE) on the validation data
@@ -16,12 +16,14 @@ HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --confi
   study      methods x seeds in parallel: a table with t-tests, plots and one HTML page
 
   --config NAME.yaml         looked up in the working directory, then in configs/
+    --config algorithms/NAME.yaml   another algorithm on top of it; everything goes to runs/NAME_ALGORITHM
   --KEY VALUE                overrides a key of it, e.g. --model.lr 1e-3 --trainer.devices 2
   --ckpt_path last           goes on where the run was stopped (fit)
   --print_config             shows the resolved configuration
   fit --help                 lists every key; fit --model.help lit_epgan.modules.GAN those of a class
 
 configs: {configs}
+algorithms: {algorithms}
 studies: {studies}
 
 LIT_EPGAN_DEBUG=1 shows the traceback behind an error.
@@ -40,7 +42,8 @@ def main(args: list[str] | None = None) -> int:
     """
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help"):
-        print(HELP.format(configs=", ".join(known_configs()), studies=", ".join(known_configs(studies=True))))
+        kinds = {"configs": "", "algorithms": ALGORITHMS, "studies": STUDIES}
+        print(HELP.format(**{title: ", ".join(known_configs(kind)) for title, kind in kinds.items()}))
         return 0
     try:
         return _run(args)

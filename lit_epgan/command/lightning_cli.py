@@ -70,7 +70,8 @@ class FederatedCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``federation`` and ``base``, and let one seed drive everything."""
-        parser.add_argument("--base", type=str | None, default=None, help="A config that this config starts from.")
+        starts_from = "A config that this config starts from, or a list of them."
+        parser.add_argument("--base", type=str | list[str] | None, default=None, help=starts_from)
         parser.add_subclass_arguments(FederationCallback, "federation", required=False)
         parser.link_arguments("seed_everything", "data.init_args.seed")
 

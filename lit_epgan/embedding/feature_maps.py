@@ -50,6 +50,7 @@ class FlatFeatures(nn.Module):
         self.eval()
 
     def train(self, mode: bool = True) -> "FlatFeatures":
+        """The features are fixed: they stay in evaluation mode."""
         return super().train(False)
 
     def forward(self, x: Tensor) -> Tensor:

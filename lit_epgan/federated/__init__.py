@@ -1,17 +1,16 @@
-"""Federated algorithms: hooks around a client's local steps, and one on the server."""
+"""Federated algorithms, a file each: a round on the server, and the work that it asks of a client."""
 
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server
 from lit_epgan.federated.bayesian.conjugate_ep import ConjugateEP
 from lit_epgan.federated.bayesian.ep import ExpectationPropagation
 from lit_epgan.federated.bayesian.fedla import FedLA
 from lit_epgan.federated.bayesian.fednp import FedNP
 from lit_epgan.federated.bayesian.fedpa import FedPA
+from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
 from lit_epgan.federated.bayesian.laplace import LaplaceSites
 from lit_epgan.federated.bayesian.prior_on import PriorOn
 from lit_epgan.federated.bayesian.sample_moments import SampleMoments
 from lit_epgan.federated.bayesian.site_rule import SiteRule
 from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
-from lit_epgan.federated.composed import Composed
 from lit_epgan.federated.drift.fedprox import FedProx
 from lit_epgan.federated.drift.fedseq import FedSeq
 from lit_epgan.federated.drift.interpolation import Interpolation
@@ -26,15 +25,11 @@ from lit_epgan.federated.function_space.distilled_sites import DistilledSites
 from lit_epgan.federated.function_space.embedding_on_server import EmbeddingOnServer, MatchedEmbedding
 from lit_epgan.federated.function_space.embedding_sites import EmbeddingSites
 from lit_epgan.federated.function_space.generator_sites import GeneratorSites
-from lit_epgan.federated.parameters import FlatParameters
-from lit_epgan.federated.report import Report, Weighted
 
 __all__ = [
     "F2A",
     "MOON",
     "SCAFFOLD",
-    "Client",
-    "Composed",
     "ConjugateEP",
     "DistilledSites",
     "EmbeddingOnServer",
@@ -50,20 +45,15 @@ __all__ = [
     "FedProx",
     "FedSeq",
     "FedYogi",
-    "FederatedAlgorithm",
-    "FlatParameters",
+    "GaussianSites",
     "GeneratorSites",
     "Interpolation",
     "LabelPriors",
     "LaplaceSites",
     "MatchedEmbedding",
-    "OptimizedParameters",
     "PriorOn",
-    "Report",
     "SampleMoments",
-    "Server",
     "ServerOptimizer",
     "SiteRule",
     "TiltedExpectationPropagation",
-    "Weighted",
 ]

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.engine import Broadcast, Client, Exchange, Report, Rounds, Server, Stack, Work
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, Server
-from lit_epgan.federated.fedavg_gan import FedAvgGAN
-from lit_epgan.federated.report import Report
+from lit_epgan.federated.fedavg_gan import Discriminating, DiscriminatorPart, FedAvgGAN
 from lit_epgan.networks.forgiving import ForgiverFirst
 
 PREFIX = "discriminator."
@@ -17,7 +16,7 @@ PREFIX = "discriminator."
 class F2A(FedAvgGAN):
     """Forgiver-first aggregation (Yonetani et al. 2019), run as a federation with FedAvg-GAN's rounds.
 
-        client   trains its *own* discriminator D_k, which is never averaged, and sends it
+        client   trains its *own* discriminator D_k, which is never averaged, and sends how it changed
         server   trains the generator against sum_k w_k D_k, w = softmax_k(lambda D_k(G(z))): a sample is judged by
                  those who find it the most real, since a client that has never seen a class rejects it
 
@@ -55,56 +54,82 @@ class F2A(FedAvgGAN):
         self.penalty = penalty
         self.lr = lr
 
-    def start_fit(self, server: Server) -> None:
-        super().start_fit(server)
+    def start(self, server: Server) -> None:
+        """lambda, and the discriminator that every client begins with."""
         if getattr(server.module, "compiled", False):
             raise UserError("F2A puts another network in the discriminator's place: leave the module's compiled false")
+        super().start(server)
         server.state.setdefault("forgiveness", server.parameters.new_full((), self.forgiveness))
+        if "discriminator" not in server.state:
+            server.state["discriminator"] = DiscriminatorPart(server.flat, server.module).read(server.parameters)
 
-    def start_client(self, client: Client) -> None:
-        super().start_client(client)
-        if "discriminator" in client.state:
-            self._write(client.parameters, client.state["discriminator"])
+    def round(self, server: Server) -> Rounds:
+        """The generator out, the discriminators' changes back, one by one; then the generator's training."""
+        part, state = DiscriminatorPart(server.flat, server.module), server.state
+        total = yield Exchange(
+            {"generator": part.rest(server.parameters), "discriminator": state["discriminator"]},
+            kept={"discriminator": 0},
+            combine={"discriminator": Stack()},
+        )
+        for k, change in total.each["discriminator"].items():
+            known = state.get(f"discriminator.{k}", state["discriminator"])
+            state[f"discriminator.{k}"] = known + change.to(known.dtype)
+        self._forgive(server, part)
 
-    def client_download(self, client: Client) -> Report:
-        vector = client.server.parameters
-        return {"generator": vector[: vector.numel() - len(self._read(vector))]}  # as many numbers; it has its own D
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The client's own discriminator's training."""
+        return [OwnDiscriminator(client, received)]
 
-    def end_client(self, client: Client) -> None:
-        super().end_client(client)
-        client.state["discriminator"] = self._read(client.parameters)
-
-    def client_report(self, client: Client) -> Report:
-        return {f"discriminator.{client.index}": client.state["discriminator"]}
-
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        server.state.update({name: value.to(server.parameters.dtype) for name, value in total.items()})
+    def _forgive(self, server: Server, part: DiscriminatorPart) -> None:
         discriminator: nn.Module = server.module.discriminator  # type: ignore[assignment]
-        self._forgiveness = server.state["forgiveness"].clone().requires_grad_()
-        aggregate = ForgiverFirst(discriminator, self._discriminators(server), self._forgiveness)
+        forgiveness = server.state["forgiveness"].clone().requires_grad_()
+        aggregate = ForgiverFirst(discriminator, self._discriminators(server, part), forgiveness)
         discriminator.__dict__["forward"] = aggregate  # in its place, whatever the module calls it for
+        server.module.turns = ("generator",)  # type: ignore[assignment]
         try:
-            self._train_generator(server)
+            server.train(self._steps(server, forgiveness))
         finally:
             del discriminator.__dict__["forward"]
-        server.state["forgiveness"] = self._forgiveness.detach()
+            server.module.turns = ("discriminator",)  # type: ignore[assignment]
+        server.state["forgiveness"] = forgiveness.detach()
 
-    def _discriminators(self, server: Server) -> list[dict[str, Tensor]]:
+    def _discriminators(self, server: Server, part: DiscriminatorPart) -> list[dict[str, Tensor]]:
         """The parameters of every client's discriminator, by name."""
         vector, found = server.parameters.clone(), []
         for k in range(server.clients):
             if f"discriminator.{k}" in server.state:
-                self._write(vector, server.state[f"discriminator.{k}"])
+                part.write(vector, server.state[f"discriminator.{k}"])
                 named = server.flat.as_dict(vector)
                 found.append({n.removeprefix(PREFIX): v for n, v in named.items() if n.startswith(PREFIX)})
         return found
 
-    def _batches(self, server: Server) -> Iterator[list[Tensor]]:
-        forgiveness = self._forgiveness
-        for batch in super()._batches(server):
+    def _steps(self, server: Server, forgiveness: Tensor) -> Iterator[list[Tensor]]:
+        """The server's batches; between them lambda takes its own step."""
+        for batch in self.batches(server):
             yield batch
             with torch.no_grad():  # the generator's backward pass has reached lambda, too
                 assert forgiveness.grad is not None
                 forgiveness -= self.lr * (forgiveness.grad + self.penalty * forgiveness)
                 forgiveness.clamp_(min=0.0)
             forgiveness.grad = None
+
+
+class OwnDiscriminator(Discriminating):
+    """A client's own discriminator, which goes on from its last round."""
+
+    def start(self) -> Tensor:
+        """The server's generator beside the own discriminator, or the one that every client begins with."""
+        part = DiscriminatorPart(self.client.flat, self.client.module)
+        own = self.client.state.get("discriminator", self.received["discriminator"])
+        return part.joined(own, self.received["generator"])
+
+    def end(self) -> None:
+        """Keep the discriminator, as a copy."""
+        own = self.part.read(self.client.parameters)
+        before = self.client.state.get("discriminator", self.received["discriminator"])
+        self._change = own - before
+        self.client.state["discriminator"] = before + self._change  # as the server adds it up
+
+    def report(self) -> Report:
+        """How the discriminator changed."""
+        return {"discriminator": self._change}

@@ -3,15 +3,28 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from lit_epgan.engine import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Count,
+    Exchange,
+    FlatParameters,
+    Report,
+    Rounds,
+    Server,
+    Training,
+    Weighted,
+    Work,
+    check_server_training,
+)
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, check_server_training, scalar
-from lit_epgan.federated.report import Report, Weighted
 from lit_epgan.randomness import generator_for
 
 
-class FedAvgGAN(FederatedAlgorithm):
+class FedAvgGAN(Algorithm):
     """FedAvg over discriminators; the generator never leaves training on the server (Augenstein et al. 2020).
 
     Algorithm 1 without its clipping and noise:
@@ -42,45 +55,108 @@ class FedAvgGAN(FederatedAlgorithm):
         self.server_steps = server_steps
         self.batch_size = batch_size
 
-    def start_fit(self, server: Server) -> None:
-        module = server.module
+    def build(self, module: nn.Module, seed: int) -> None:
+        """Check that the module takes turns; on clients it is the discriminator's."""
         if not all(hasattr(module, name) for name in ("turns", "generator", "discriminator")):
             raise UserError(
                 f"{type(self).__name__} trains generator and discriminator in different places: the module must have "
                 f"both submodules and take turns (an attribute 'turns', as in lit_epgan.modules.GAN); "
                 f"{type(module).__name__} does not"
             )
+
+    def leave(self, module: nn.Module) -> None:
+        """Both networks take turns again."""
+        module.turns = ("discriminator", "generator")  # type: ignore[assignment]
+
+    def start(self, server: Server) -> None:
+        """Between rounds, too, the module trains the discriminator alone: so it logs no generator's loss."""
         server.module.turns = ("discriminator",)  # type: ignore[assignment]
-        self._discriminator = server.flat.slices(list(module.discriminator.parameters()))  # type: ignore[union-attr]
 
-    def end_fit(self, server: Server) -> None:
-        server.module.turns = ("discriminator", "generator")  # type: ignore[assignment]
+    def round(self, server: Server) -> Rounds:
+        """The discriminators' mean, then the generator's training."""
+        total = yield Exchange({"parameters": server.parameters})
+        part = DiscriminatorPart(server.flat, server.module)
+        part.write(server.parameters, part.read(server.parameters) + total.mean("discriminator"))
+        self.train_generator(server)
 
-    def client_report(self, client: Client) -> Report:
-        part = Weighted(self._read(client.parameters), client.weight)
-        return {"discriminator": part, "weight": scalar(client.weight)}
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The discriminator's training."""
+        return [Discriminating(client, received)]
 
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        self._write(server.parameters, total["discriminator"] / total["weight"])
-        self._train_generator(server)
-
-    def _train_generator(self, server: Server) -> None:
+    def train_generator(self, server: Server) -> None:
+        """``server_steps`` steps against the server's discriminator."""
         server.module.turns = ("generator",)  # type: ignore[assignment]
-        server.train(self._batches(server))
-        server.module.turns = ("discriminator",)  # type: ignore[assignment]
+        try:
+            server.train(self.batches(server))
+        finally:
+            server.module.turns = ("discriminator",)  # type: ignore[assignment]
 
-    def _batches(self, server: Server) -> Iterator[list[Tensor]]:
-        """A generator's step looks at no record: rows of zeros say how many samples to make."""
+    def batches(self, server: Server) -> Iterator[list[Tensor]]:
+        """A generator's step looks at no record: rows of zeros (batch_size, ...) say how many samples to make."""
         shape = server.module.sample(1, generator_for("shape")).shape[1:]  # type: ignore[operator]
         empty = torch.zeros(self.batch_size, *shape).to(server.parameters)
         for _ in range(self.server_steps):
             yield [empty]
 
-    def _read(self, vector: Tensor) -> Tensor:
-        return torch.cat([vector[s] for s in self._discriminator])
 
-    def _write(self, vector: Tensor, values: Tensor) -> None:
+class Discriminating(Training):
+    """A client's discriminator steps; it reports the discriminator's change alone."""
+
+    def __init__(self, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self._found = client.module.turns
+
+    def begin(self) -> None:
+        """It is the discriminator's turn only."""
+        self.client.module.turns = ("discriminator",)  # type: ignore[assignment]
+        self.part = DiscriminatorPart(self.client.flat, self.client.module)
+
+    def report(self) -> Report:
+        """The discriminator's change, weighted by n_k."""
+        weight = self.client.weight
+        return {"discriminator": Weighted(self.part.read(self.change()), weight), "weight": Count(weight, True)}
+
+    def leave(self) -> None:
+        """The networks take turns as before."""
+        self.client.module.turns = self._found
+
+
+class DiscriminatorPart:
+    """The discriminator's part of a flat vector.
+
+    Args:
+        flat: the federated parameters.
+        module: the module, with a submodule ``discriminator``.
+    """
+
+    def __init__(self, flat: FlatParameters, module: nn.Module) -> None:
+        self._numel = flat.numel
+        self._slices = flat.slices(list(module.discriminator.parameters()))  # type: ignore[union-attr]
+
+    def read(self, vector: Tensor) -> Tensor:
+        """The part of a flat vector (d,), copied."""
+        return torch.cat([vector[s] for s in self._slices])
+
+    def write(self, vector: Tensor, values: Tensor) -> None:
+        """Set the part of a flat vector (d,) in place."""
         start = 0
-        for s in self._discriminator:
-            vector[s] = values[start : start + s.stop - s.start]
+        for s in self._slices:
+            vector[s] = values[start : start + s.stop - s.start].to(vector.dtype)
             start += s.stop - s.start
+
+    def rest(self, vector: Tensor) -> Tensor:
+        """What of a flat vector (d,) is not the discriminator's, copied."""
+        return vector[~self._mask(vector)]
+
+    def joined(self, own: Tensor, rest: Tensor) -> Tensor:
+        """The flat vector (d,) of a discriminator's part and the rest."""
+        vector = own.new_empty(self._numel)
+        vector[~self._mask(own)] = rest
+        self.write(vector, own)
+        return vector
+
+    def _mask(self, like: Tensor) -> Tensor:
+        mask = torch.zeros(self._numel, dtype=torch.bool, device=like.device)
+        for s in self._slices:
+            mask[s] = True
+        return mask

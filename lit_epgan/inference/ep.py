@@ -28,11 +28,17 @@ class Approximation(Protocol):
     clients: int
 
     @property
-    def posterior(self) -> GaussianFactor: ...
+    def posterior(self) -> GaussianFactor:
+        """q."""
+        ...
 
-    def cavity(self, k: int) -> GaussianFactor: ...
+    def cavity(self, k: int) -> GaussianFactor:
+        """q without client k's site."""
+        ...
 
-    def update(self, k: int, tilted: GaussianFactor, damping: float = 1.0) -> None: ...
+    def update(self, k: int, tilted: GaussianFactor, damping: float = 1.0) -> None:
+        """Put client k's part, of its tilted distribution, back into q."""
+        ...
 
 
 class Sites:

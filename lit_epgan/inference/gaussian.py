@@ -49,6 +49,7 @@ class GaussianFactor:
 
     @property
     def is_proper(self) -> bool:
+        """Whether all precisions are positive."""
         return bool((self.precision > 0).all())
 
     @property

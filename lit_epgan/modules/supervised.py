@@ -51,6 +51,7 @@ class Supervised(LightningModule, ABC):
         self._evaluate(batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The one optimizer of backbone and head."""
         return self.optimizer(self.parameters())
 
     def _evaluate(self, batch: Any) -> None:

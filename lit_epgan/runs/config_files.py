@@ -1,4 +1,7 @@
-"""Where the name of a configuration leads: the working directory first, then the configs that come with the package."""
+"""Where the name of a configuration leads: the working directory first, then the configs that come with the package.
+
+An experiment is a file of ``configs/``; one of ``configs/algorithms/`` goes on top of it, by another ``--config``.
+"""
 
 import difflib
 from pathlib import Path
@@ -8,15 +11,22 @@ import yaml
 import lit_epgan
 from lit_epgan.errors import UserError
 
+ALGORITHMS = "algorithms"
+STUDIES = "studies"
+
 
 def config_folders() -> list[Path]:
     """``configs/`` of the working directory, and the package's own, in a checkout and in a wheel alike."""
     return [Path("configs"), Path(lit_epgan.__file__).parent / "configs"]
 
 
-def known_configs(studies: bool = False) -> list[str]:
-    """Names that ``find_config`` finds in the configs folders, e.g. ``digits.yaml``, or ``studies/demo.yaml``."""
-    pattern = "studies/*.yaml" if studies else "*.yaml"
+def known_configs(kind: str = "") -> list[str]:
+    """Names that ``find_config`` finds in the configs folders, e.g. ``digits.yaml``, or ``studies/demo.yaml``.
+
+    Args:
+        kind: "" for the experiments, ``algorithms`` or ``studies``.
+    """
+    pattern = f"{kind}/*.yaml" if kind else "*.yaml"
     return sorted({path.relative_to(folder).as_posix() for folder in config_folders() for path in folder.glob(pattern)})
 
 
@@ -30,15 +40,37 @@ def find_config(name: str, studies: bool = False) -> Path:
     for path in candidates:
         if path.is_file():
             return path
-    known = known_configs(studies)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]}?" if close else ""
+    known = known_configs(STUDIES) if studies else [*known_configs(), *known_configs(ALGORITHMS)]
+    near = ([] if studies else _experiment_and_algorithm(name)) or _nearest(name, known)
+    hint = f" Did you mean {' --config '.join(near)}?" if near else ""
     there = ", ".join(known) or "none"
     raise UserError(f"There is no config {name!r} in the working directory or in configs/.{hint} There are: {there}.")
 
 
+def _nearest(name: str, known: list[str]) -> list[str]:
+    """The known name that is nearest, its folder left out or not; none if none is near."""
+    meant = {Path(each).name: each for each in known} | {each: each for each in known}
+    return [meant[close] for close in difflib.get_close_matches(name, meant, n=1, cutoff=0.5)]
+
+
+def config_name(path: Path) -> str:
+    """What a user types for it: ``digits.yaml``, or ``algorithms/scaffold.yaml``."""
+    return f"{ALGORITHMS}/{path.name}" if path.parent.name == ALGORITHMS else path.name
+
+
+def _experiment_and_algorithm(name: str) -> list[str]:
+    """The two files that a name such as ``digits_scaffold.yaml`` may stand for; none if it is no such name."""
+    experiments, algorithms = known_configs(), known_configs(ALGORITHMS)
+    stem = Path(name).stem
+    for position in [i for i, letter in enumerate(stem) if letter == "_"][::-1]:
+        pair = [f"{stem[:position]}.yaml", f"{ALGORITHMS}/{stem[position + 1 :]}.yaml"]
+        if pair[0] in experiments and pair[1] in algorithms:
+            return pair
+    return []
+
+
 def with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[Path]:
-    """A configuration's files, the ones it starts from (its key ``base``) first.
+    """A configuration's files, the ones it starts from (its key ``base``, a name or a list of names) first.
 
     Raises:
         UserError: a base does not exist, or leads back to itself.
@@ -50,7 +82,8 @@ def with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[Path]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return [path]  # the parser says what is wrong with it
     base = content.get("base") if isinstance(content, dict) else None
-    return [*(with_bases(find_config(str(base)), (*seen, path)) if base else []), path]
+    names = base if isinstance(base, list) else [base] if base else []
+    return [*(file for name in names for file in with_bases(find_config(str(name)), (*seen, path))), path]
 
 
 def resolve_configs(args: list[str]) -> list[str]:

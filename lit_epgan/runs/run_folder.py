@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from lit_epgan.atomic import write_text
+from lit_epgan.runs.config_files import ALGORITHMS
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
@@ -14,8 +15,11 @@ WANDB_ID = "wandb_id.txt"
 
 
 def default_folder(config_files: list[str]) -> Path:
-    """``runs/NAME`` for a run of ``NAME.yaml``, the last of several."""
-    return Path("runs") / (Path(config_files[-1]).stem if config_files else "run")
+    """``runs/NAME`` for a run of ``NAME.yaml``, the last of several; ``runs/NAME_ALGORITHM`` with one on top."""
+    names: list[str] = []
+    for path in map(Path, config_files):
+        names = [*(names if path.parent.name == ALGORITHMS else []), path.stem]
+    return Path("runs") / ("_".join(names) or "run")
 
 
 def is_first_rank() -> bool:

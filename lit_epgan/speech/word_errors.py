@@ -30,6 +30,7 @@ class WordErrors:
 
     @property
     def errors(self) -> int:
+        """Substitutions, deletions and insertions together."""
         return self.substitutions + self.deletions + self.insertions
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from lit_epgan.runs.config_files import config_name
 from lit_epgan.study.pairwise import Pairs
 from lit_epgan.study.plan import Study
 from lit_epgan.study.run import Run
@@ -99,7 +100,8 @@ def _settings(row: Row) -> dict[str, str]:
         f"--{key} {value if isinstance(value, str) else json.dumps(value)}"
         for key, value in row.method.settings.items()
     ]
-    return {"title": row.method.title, "text": "\n".join([f"--config {row.method.config.name}", *lines])}
+    configs = [f"--config {config_name(path)}" for path in row.method.configs]
+    return {"title": row.method.title, "text": "\n".join([*configs, *lines])}
 
 
 def _facts(study: Study, runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -54,7 +54,7 @@ class Method:
     Attributes:
         name: the name of its folder.
         title: what people call it.
-        config: the configuration it starts from.
+        configs: the configurations it starts from, on top of each other.
         settings: dotted keys and their values, given to the command line in this order.
         source: another method whose runs this row is read from; it has none of its own then.
         metrics: column to metric name, where it is not the study's; "" (null) where the method has none.
@@ -65,7 +65,7 @@ class Method:
 
     name: str
     title: str
-    config: Path
+    configs: list[Path]
     settings: dict[str, Any] = field(default_factory=dict)
     source: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)
@@ -191,12 +191,16 @@ def _metric(name: str, entry: Any, path: Path) -> Metric:
     return Metric(name, entry.get("metric", name), better, title, over_rounds, scale, relative, after)
 
 
-def _method(name: str, entry: Any, config: str, path: Path) -> Method:
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _method(name: str, entry: Any, config: str | list[str], path: Path) -> Method:
     _check_keys(entry, METHOD_KEYS, f"{path}: methods.{name}")
     return Method(
         name=name,
         title=str(entry.get("title", name)),
-        config=find_config(entry.get("config", config)),
+        configs=[find_config(str(each)) for each in _listed(entry.get("config", config))],
         settings=entry.get("set") or {},
         source=entry.get("from"),
         metrics={column: source or "" for column, source in (entry.get("metrics") or {}).items()},

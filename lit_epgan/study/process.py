@@ -71,9 +71,11 @@ class Fork:
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; the exit code."""
         self._process.join(timeout)
         code = self._process.exitcode
         if code is None:

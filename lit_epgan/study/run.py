@@ -61,8 +61,9 @@ class Run:
 
     @property
     def settings(self) -> str:
-        """Hash of what the configuration (and what it starts from) says, the method's settings and the seed."""
-        said = [_content(path, path.stat().st_mtime_ns) for path in with_bases(self.method.config)]
+        """Hash of what the configurations (and what they start from) say, the method's settings and the seed."""
+        paths = [path for config in self.method.configs for path in with_bases(config)]
+        said = [_content(path, path.stat().st_mtime_ns) for path in paths]
         content = [*said, self.method.settings, self.seed]
         return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:16]
 
@@ -123,7 +124,7 @@ def runs_of(study: Study, output: Path) -> list[Run]:
 
 def cli_command(run: Run) -> list[str]:
     """The words of the process that trains ``run`` from its beginning."""
-    words = [*CLI, "fit", "--config", str(run.method.config)]
+    words = [*CLI, "fit", *(word for path in run.method.configs for word in ("--config", str(path)))]
     words += ["--trainer.default_root_dir", str(run.folder), "--seed_everything", str(run.seed)]
     for key, value in run.method.settings.items():
         words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]

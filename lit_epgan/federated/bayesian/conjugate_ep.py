@@ -3,18 +3,18 @@
 import torch
 from torch import Tensor
 
+from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Report, Rounds, Server, Work
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server
-from lit_epgan.federated.report import Report
+from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
 from lit_epgan.inference.full_gaussian import FullGaussianFactor
-from lit_epgan.inference.gaussian import ImproperFactorError
+from lit_epgan.inference.gaussian import GaussianFactor, ImproperFactorError
 
-PRECISION, PRECISION_MEAN = "conjugate.precision", "conjugate.precision_mean"
+Q = GaussianSites("conjugate.", FullGaussianFactor)
 LARGEST = 1000  # parameters: a precision matrix of 8 MB, and as many passes over a client's records
 TOLERANCE = 1e-2  # relative: single precision leaves 1e-3 on badly scaled features
 
 
-class ConjugateEP(FederatedAlgorithm):
+class ConjugateEP(Algorithm):
     """q(theta) = p0(theta) prod_k g_k(theta) with the site g_k = exp(-n_k l_k(theta) / temperature) itself.
 
     l_k is the module's loss, its mean over the client's n_k records. Where it is quadratic, as squared error of a model
@@ -26,7 +26,7 @@ class ConjugateEP(FederatedAlgorithm):
         precision  n_k H / temperature,   H e_i = grad l_k(e_i) - grad l_k(0)
         precision x mean                  -n_k grad l_k(0) / temperature
 
-    The module's own local steps count for nothing: set ``data.local_steps`` to 1. Sites are reported once, as changes.
+    The module takes no steps of its own. Sites are reported once, as changes.
 
     Price: d + 2 passes over a client's records and d^2 + d numbers up, once; all messages sum. What is sent determines
     a client's least-squares problem completely.
@@ -50,33 +50,29 @@ class ConjugateEP(FederatedAlgorithm):
         self.prior_precision = prior_precision
         self.temperature = temperature
 
-    def start_fit(self, server: Server) -> None:
+    def trains(self, round_: int) -> bool:
+        """Never: gradients at given points are all that is asked for."""
+        return False
+
+    def start(self, server: Server) -> None:
+        """q = p0."""
         initial = server.parameters.double()
         if len(initial) > LARGEST:
             raise UserError(
                 f"ConjugateEP keeps a full precision matrix, and the module has {len(initial)} parameters, more than "
                 f"{LARGEST}: use ExpectationPropagation, whose sites are diagonal"
             )
-        if PRECISION not in server.state:
-            server.state[PRECISION] = self.prior_precision * torch.eye(len(initial)).to(initial).flatten()
-            server.state[PRECISION_MEAN] = self.prior_precision * initial
+        precision = self.prior_precision * torch.eye(len(initial)).to(initial)
+        Q.start(server.state, FullGaussianFactor(precision, self.prior_precision * initial))
 
-    def posterior(self, server: Server) -> FullGaussianFactor:
-        """q, in float64."""
-        mean = server.state[PRECISION_MEAN]
-        return FullGaussianFactor(server.state[PRECISION].view(len(mean), -1), mean)
+    def posterior(self, server: Server) -> GaussianFactor:
+        """q, with a full precision matrix (d, d), in float64."""
+        return Q.of(server.state)
 
-    def client_report(self, client: Client) -> Report:
-        if "reported" in client.state:
-            site = FullGaussianFactor.uniform(client.server.parameters.double())
-        else:
-            site = self._site(client)
-            client.state["reported"] = torch.ones(1)
-        return {PRECISION: site.precision.flatten(), PRECISION_MEAN: site.precision_mean}
-
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        for name in (PRECISION, PRECISION_MEAN):
-            server.state[name] += total[name]
+    def round(self, server: Server) -> Rounds:
+        """Whoever has not reported its site does; q's mean is the model."""
+        total = yield Exchange({}, question="site", training=False)
+        Q.update(server.state, total)
         try:
             server.parameters.copy_(self.posterior(server).mean)
         except ImproperFactorError as error:
@@ -85,22 +81,39 @@ class ConjugateEP(FederatedAlgorithm):
                 "above 0, or let all clients take part in the first round"
             ) from error
 
-    def _site(self, client: Client) -> FullGaussianFactor:
-        ended = client.parameters.clone()
-        origin = torch.zeros_like(ended)
-        at_origin = self._gradient(client, origin)
-        columns = [self._gradient(client, e) - at_origin for e in torch.eye(len(ended)).to(ended)]
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The exact site."""
+        return [ExactSite(client, received, self.temperature)]
+
+
+class ExactSite(Work):
+    """A client's site from gradients of its whole loss."""
+
+    def __init__(self, client: Client, received: Broadcast, temperature: float) -> None:
+        super().__init__(client, received)
+        self.temperature = temperature
+
+    def report(self) -> Report:
+        """The site once, then no change."""
+        origin = torch.zeros_like(self.client.parameters)
+        if "reported" in self.client.state:
+            return Q.report(FullGaussianFactor.uniform(origin.double()))
+        self.client.state["reported"] = torch.ones(1)
+        return Q.report(self._site(origin))
+
+    def _site(self, origin: Tensor) -> FullGaussianFactor:
+        at_origin = self._gradient(origin)
+        columns = [self._gradient(e) - at_origin for e in torch.eye(len(origin)).to(origin)]
         hessian = torch.stack(columns, 1)
         foreseen = hessian.sum(1) + at_origin
-        if not torch.allclose(self._gradient(client, origin + 1), foreseen, 0, TOLERANCE * float(hessian.abs().max())):
+        if not torch.allclose(self._gradient(origin + 1), foreseen, 0, TOLERANCE * float(hessian.abs().max())):
             raise UserError(
-                f"the loss of {type(client.server.module).__name__} is not quadratic in its parameters, so that its "
+                f"the loss of {type(self.client.module).__name__} is not quadratic in its parameters, so that its "
                 "site is no Gaussian: use ExpectationPropagation"
             )
-        client.server.flat.load(ended)
-        scale = client.weight / self.temperature
+        scale = self.client.weight / self.temperature
         return FullGaussianFactor(scale * (hessian + hessian.T) / 2, -scale * at_origin)
 
-    def _gradient(self, client: Client, point: Tensor) -> Tensor:
-        client.server.flat.load(point)
-        return client.gradient().double()
+    def _gradient(self, point: Tensor) -> Tensor:
+        self.client.flat.load(point)
+        return self.client.gradient().double()

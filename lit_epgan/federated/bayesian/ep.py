@@ -1,20 +1,34 @@
 """Expectation propagation in parameter space, with a Gaussian site factor for each client."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from lit_epgan.engine import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Count,
+    Exchange,
+    OptimizedParameters,
+    Report,
+    Rounds,
+    Server,
+    Training,
+    Work,
+    scalar,
+)
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server, scalar
+from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
 from lit_epgan.federated.bayesian.laplace import LaplaceSites
 from lit_epgan.federated.bayesian.site_rule import SiteRule
-from lit_epgan.federated.report import Report
 from lit_epgan.inference.ep import damped
 from lit_epgan.inference.gaussian import GaussianFactor
 
+NORMALISERS = ("normaliser", "mean_records", "cohort")
+Q = GaussianSites()
 
-class ExpectationPropagation(FederatedAlgorithm):
+
+class ExpectationPropagation(Algorithm):
     """q(theta) = p0(theta) prod_k g_k(theta): each client's site factor g_k is a diagonal Gaussian where it trained to.
 
         cavity        q / g_k = N(mu, 1/W)
@@ -25,8 +39,8 @@ class ExpectationPropagation(FederatedAlgorithm):
 
     and the server's model is q's mean, the product-of-Gaussians merge sum w_k m_k / sum w_k. Sites are reported as
     changes, so that the factor of an absent client stays in the product. What relative precisions are relative to, a
-    mean over clients and over the parameters of one optimizer, is the previous round's; the first round's comes from a
-    sum of scalars before the reports. lr in c is the rate before any schedule.
+    mean over clients and over the parameters of one optimizer, is the previous round's; in the first round a second
+    exchange asks for the sites once the sum of these scalars is known. lr in c is the rate before any schedule.
 
     ``tied`` is stochastic EP (Li, Hernandez-Lobato and Turner 2015): q = p0 g^K with one site for all K clients, the
     cavity p0 g^(K-1) for everyone, and g <- g^(1-d/K) g_k^(d/K) for every client of the cohort. Neither the server nor
@@ -66,132 +80,208 @@ class ExpectationPropagation(FederatedAlgorithm):
         self.sites = sites if sites is not None else LaplaceSites()
         self.damping = damping
         self.tied = tied
-        self._pull: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def start_fit(self, server: Server) -> None:
-        if "precision" not in server.state:
-            precision = torch.full_like(server.parameters, self.prior_precision, dtype=torch.float64)
-            server.state["precision"] = precision
-            server.state["precision_mean"] = precision * server.parameters
-            server.state["sites"] = scalar(0).to(precision.device)
-            if self.tied:
-                server.state["prior_precision_mean"] = server.state["precision_mean"].clone()
-
-    def prior(self, server: Server) -> GaussianFactor:
-        """p0, in float64; kept where sites are tied."""
-        mean = server.state["prior_precision_mean"]
-        return GaussianFactor(torch.full_like(mean, self.prior_precision), mean)
+    def start(self, server: Server) -> None:
+        """q = p0, no sites."""
+        precision = torch.full_like(server.parameters, self.prior_precision, dtype=torch.float64)
+        prior = GaussianFactor(precision, precision * server.parameters)
+        if self.tied and "prior_precision_mean" not in server.state:
+            server.state["prior_precision_mean"] = prior.precision_mean.clone()
+        server.state.setdefault("sites", scalar(0).to(precision.device))
+        Q.start(server.state, prior)
 
     def posterior(self, server: Server) -> GaussianFactor:
         """q, the product of the prior and all sites, in float64."""
-        return GaussianFactor(server.state["precision"], server.state["precision_mean"])
+        return Q.of(server.state)
 
-    def site(self, client: Client) -> GaussianFactor:
-        """The client's site factor in q; uniform before its first report."""
-        if self.tied:
-            return (self.posterior(client.server) / self.prior(client.server)) ** (1 / client.server.clients)
-        if "precision" not in client.state:
-            return GaussianFactor.uniform(client.server.parameters.double())
-        return GaussianFactor(client.state["precision"], client.state["precision_mean"])
+    def prior(self, tensors: Broadcast) -> GaussianFactor:
+        """p0, in float64; kept by the server, and sent once, where sites are tied."""
+        mean = tensors["prior_precision_mean"]
+        return GaussianFactor(torch.full_like(mean, self.prior_precision), mean)
 
-    def client_download(self, client: Client) -> Report:
-        """q, whose mean is the server's model."""
-        return {name: client.server.state[name] for name in ("precision", "precision_mean")}
-
-    def start_client(self, client: Client) -> None:
-        self.sites.start_client(client)
-        self._pull = {}
-        others = self._others(client)
-        if others == 0 and self.prior_precision == 0:
-            return
-        cavity = self.posterior(client.server) / self.site(client)
-        for optimized in client.server.optimized:
-            c = optimized.lr * self.prior_scale * cavity.precision / (others or 1.0)
-            shrink = 1 / (1 + c)
-            # c mu / (1 + c), without dividing by a precision that p0 may leave at zero
-            pull = optimized.lr * self.prior_scale / (others or 1.0) * cavity.precision_mean * shrink
-            dtype = client.server.parameters.dtype
-            parts = zip(optimized.parts(pull.to(dtype)), optimized.parts(shrink.to(dtype)), strict=True)
-            self._pull[optimized.index] = list(parts)
-
-    def client_batch(self, client: Client, batch: Any) -> Any:
-        if client.step:
-            self.sites.after_local_step(client)
-        return batch
-
-    def adjust_gradients(self, client: Client, optimized: OptimizedParameters) -> None:
-        self.sites.adjust_gradients(client, optimized)
-
-    def after_step(self, client: Client, optimized: OptimizedParameters) -> None:
-        for theta, (pull, shrink) in zip(optimized.live, self._pull.get(optimized.index, ()), strict=False):
-            torch.addcmul(pull, theta, shrink, out=theta)
-
-    def end_client(self, client: Client) -> None:
-        self.sites.after_local_step(client)
-
-    def pre_report(self, client: Client) -> Report | None:
-        if "normaliser" in client.server.state:
-            return None
-        return self._normalisers(client)
-
-    def client_report(self, client: Client) -> Report:
-        precision = self._precision(client)
-        new = GaussianFactor(precision, precision * self.sites.centre(client))
-        report = {**self._normalisers(client), **(self._factor(new) if self.tied else self._change(client, new))}
-        self.sites.end_round(client, keep=not self.tied)
-        return report
-
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
+    def round(self, server: Server) -> Rounds:
+        """q out, the sites' changes back; in the first round the normalisers before them."""
         state = server.state
+        kept = {"prior_precision_mean": 0} if self.tied else {}
+        total = yield Exchange(self._sent(server), kept=kept)
+        if float(total["cohort"]) == 0:  # no client took a step
+            return
+        normalisers = {name: total[name] for name in NORMALISERS}
+        if "normaliser" not in state:
+            total = yield Exchange(normalisers, question="site", training=False)
         if self.tied:
             share = float(total["cohort"]) / server.clients
             # q / p0 = g^K, so (g^(1 - d m/K) (prod g_k)^(d/K))^K
-            factors = GaussianFactor(total["precision"], total["precision_mean"])
-            kept = (self.posterior(server) / self.prior(server)) ** (1 - self.damping * share)
-            q = self.prior(server) * kept * factors**self.damping
-            state["precision"], state["precision_mean"] = q.precision, q.precision_mean
+            prior = self.prior(state)
+            left = (Q.of(state) / prior) ** (1 - self.damping * share)
+            Q.keep(state, prior * left * Q.of(total.sums) ** self.damping)
             state["sites"] = state["sites"] * (1 - share) + total["cohort"]
         else:
-            for name in ("precision", "precision_mean", "sites"):
-                state[name] += total[name]
-        for name in ("normaliser", "mean_records", "cohort"):
-            state[name] = total[name]
-        server.parameters.copy_(self.posterior(server).mean)
+            Q.update(state, total)
+            state["sites"] += total["sites"]
+        state.update(normalisers)
+        server.parameters.copy_(Q.of(state).mean)
 
-    def _others(self, client: Client) -> float:
+    def _sent(self, server: Server) -> Broadcast:
+        """q, whose mean is the server's model; the model itself where q has no mean yet, or the module moved it."""
+        state, dtype = server.state, server.parameters.dtype
+        names = ["sites", *(["prior_precision_mean"] if self.tied else [])]
+        sent = {name: state[name] for name in (*names, *NORMALISERS) if name in state}
+        if not state["sites"]:
+            return {**sent, "parameters": server.parameters}
+        moved = not torch.equal(server.parameters, Q.of(state).mean.to(dtype))
+        return {**sent, **Q.broadcast(state), **({"parameters": server.parameters} if moved else {})}
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """Training towards the tilted distribution; the site by itself where it had to wait for the normalisers."""
+        return [(TiltedTraining if question == "train" else LateSite)(self, client, received)]
+
+
+class SiteReport:
+    """What a client's site is, and how it changes q, from a statistic and a centre of its training.
+
+    Args:
+        settings: the algorithm.
+        client: who reports.
+        received: q and the normalisers.
+    """
+
+    def __init__(self, settings: ExpectationPropagation, client: Client, received: Broadcast) -> None:
+        self.settings, self.client, self.received = settings, client, received
+
+    @property
+    def posterior(self) -> GaussianFactor:
+        """q; before the first site it is p0, which is not sent."""
+        if Q.known(self.received):
+            return Q.of(self.received)
+        initial = self.received["parameters"].double()
+        precision = torch.full_like(initial, self.settings.prior_precision)
+        return GaussianFactor(precision, precision * initial)
+
+    def site(self) -> GaussianFactor:
+        """The client's site factor in q; uniform before its first report."""
+        if self.settings.tied:
+            return (self.posterior / self.settings.prior(self.received)) ** (1 / self.client.clients)
+        return Q.own(self.client.state, self.client.parameters.double())
+
+    def others(self) -> float:
         """How many sites of others the cavity holds."""
-        sites, clients = float(client.server.state["sites"]), client.server.clients
-        return sites * (clients - 1) / clients if self.tied else sites - ("precision" in client.state)
+        sites, clients = float(self.received["sites"]), self.client.clients
+        return sites * (clients - 1) / clients if self.settings.tied else sites - Q.known(self.client.state)
 
-    def _change(self, client: Client, new: GaussianFactor) -> Report:
-        old, first = self.site(client), "precision" not in client.state
-        new = damped(old, new, self.damping)
-        client.state["precision"], client.state["precision_mean"] = new.precision, new.precision_mean
-        return {**self._factor(new / old), "sites": scalar(first)}
-
-    def _factor(self, factor: GaussianFactor) -> Report:
-        return {"precision": factor.precision, "precision_mean": factor.precision_mean}
-
-    def _normalisers(self, client: Client) -> Report:
-        statistic = self.sites.statistic(client)
+    def normalisers(self, statistic: Tensor) -> Report:
+        """Sums that relative precisions need: means of the ``statistic`` (d,), records, clients."""
         means = [
             sum(float(part.sum()) for part in optimized.parts(statistic))
             / max(1, sum(s.stop - s.start for s in optimized.slices))
-            for optimized in client.server.optimized
+            for optimized in self.client.optimized
         ]
         return {
             "normaliser": torch.tensor(means, dtype=torch.float64),
-            "mean_records": scalar(client.weight),
-            "cohort": scalar(1),
+            "mean_records": Count(self.client.weight, True),
+            "cohort": Count(1),
         }
 
-    def _precision(self, client: Client) -> Tensor:
-        state = client.server.state
-        means = state["normaliser"] / state["cohort"]
-        relative = torch.ones_like(client.server.parameters, dtype=torch.float64)
-        statistic = self.sites.statistic(client).double()
-        for optimized, mean in zip(client.server.optimized, means.tolist(), strict=True):
+    def of(self, statistic: Tensor, centre: Tensor) -> Report:
+        """The new site, as a change of the old one (as itself where sites are tied); the client keeps it."""
+        precision = self._precision(statistic)
+        new = GaussianFactor(precision, precision * centre)
+        if self.settings.tied:
+            return {**Q.report(new), "cohort": Count(1)}
+        old, first = self.site(), not Q.known(self.client.state)
+        new = damped(old, new, self.settings.damping)
+        Q.keep(self.client.state, new)
+        return {**Q.report(new / old), "sites": Count(first), "cohort": Count(1)}
+
+    def unchanged(self) -> Report:
+        """Of a client that has learnt nothing: it counts neither in q nor in the normalisers."""
+        return {
+            **Q.report(GaussianFactor.uniform(self.client.parameters.double())),
+            "normaliser": torch.zeros(len(self.client.optimized), dtype=torch.float64),
+            **{name: Count(0) for name in ("mean_records", "cohort", "sites")},
+        }
+
+    def _precision(self, statistic: Tensor) -> Tensor:
+        received, rule = self.received, self.settings.sites
+        means = received["normaliser"] / received["cohort"]
+        relative = torch.ones_like(statistic, dtype=torch.float64)
+        statistic = statistic.double()
+        for optimized, mean in zip(self.client.optimized, means.tolist(), strict=True):
             for part in optimized.slices:
-                relative[part] = self.sites.relative_precision(statistic[part], mean)
-        records = float(state["mean_records"] / state["cohort"])
-        return relative.clamp_(*self.sites.clip) * (client.weight / records)
+                relative[part] = rule.relative_precision(statistic[part], mean)
+        records = float(received["mean_records"] / received["cohort"])
+        return relative.clamp_(*rule.clip) * (self.client.weight / records)
+
+
+class TiltedTraining(Training):
+    """The client's own steps, each followed by a step towards the cavity; at the end its new site."""
+
+    def __init__(self, settings: ExpectationPropagation, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.settings, self.rule = settings, settings.sites
+        self.reports = SiteReport(settings, client, received)
+
+    def start(self) -> Tensor:
+        """q's mean, or the model where it came by itself."""
+        if "parameters" in self.received:
+            return self.received["parameters"]
+        return self.client.remember("q.mean", lambda: self.reports.posterior.mean.to(self.client.flat.dtype))
+
+    def begin(self) -> None:
+        """The cavity, and from it the proximal step's factors for each optimizer."""
+        self.rule.begin(self.client)
+        self._pull: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        others, settings = self.reports.others(), self.settings
+        if others == 0 and settings.prior_precision == 0:
+            return
+        cavity, dtype = self.reports.posterior / self.reports.site(), self.client.flat.dtype
+        for optimized in self.client.optimized:
+            c = optimized.lr * settings.prior_scale * cavity.precision / (others or 1.0)
+            shrink = 1 / (1 + c)
+            # c mu / (1 + c), without dividing by a precision that p0 may leave at zero
+            pull = optimized.lr * settings.prior_scale / (others or 1.0) * cavity.precision_mean * shrink
+            parts = zip(optimized.parts(pull.to(dtype)), optimized.parts(shrink.to(dtype)), strict=True)
+            self._pull[optimized.index] = list(parts)
+
+    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
+        """The rule looks at the gradients."""
+        self.rule.adjust_gradients(self.client, optimized)
+
+    def after_step(self, optimized: OptimizedParameters) -> None:
+        """theta <- (theta + c mu) / (1 + c)."""
+        for theta, (pull, shrink) in zip(optimized.live, self._pull.get(optimized.index, ()), strict=False):
+            torch.addcmul(pull, theta, shrink, out=theta)
+
+    def after_local_step(self) -> None:
+        """The rule looks at the parameters."""
+        self.rule.after_local_step(self.client)
+
+    def report(self) -> Report:
+        """The normalisers and the site; where they are not known yet, what the site will be made of is kept."""
+        client, rule = self.client, self.rule
+        if not rule.knows(client):
+            rule.end_round(client, keep=not self.settings.tied)
+            return self.reports.unchanged()
+        statistic, centre = rule.statistic(client), rule.centre(client)
+        report = dict(self.reports.normalisers(statistic))
+        if "normaliser" in self.received:
+            report |= self.reports.of(statistic, centre)
+        else:
+            client.state |= {"late.statistic": statistic.clone(), "late.centre": centre.clone()}
+        rule.end_round(client, keep=not self.settings.tied)
+        return report
+
+
+class LateSite(Work):
+    """The site of a training that is over, once everybody's normalisers are known."""
+
+    def __init__(self, settings: ExpectationPropagation, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.reports = SiteReport(settings, client, received)
+
+    def report(self) -> Report:
+        """The site's change."""
+        state = self.client.state
+        if "late.statistic" not in state:
+            return self.reports.unchanged()
+        return self.reports.of(state.pop("late.statistic"), state.pop("late.centre"))

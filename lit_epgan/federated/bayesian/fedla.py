@@ -1,14 +1,25 @@
 """FedLA: every client's posterior by an online Laplace approximation, merged by precision."""
 
 import torch
-from torch import Tensor
 
+from lit_epgan.engine import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Count,
+    Exchange,
+    OptimizedParameters,
+    Report,
+    Rounds,
+    Server,
+    Training,
+    Weighted,
+    Work,
+)
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server, scalar
-from lit_epgan.federated.report import Report, Weighted
 
 
-class FedLA(FederatedAlgorithm):
+class FedLA(Algorithm):
     """Online Laplace approximation and a precision-weighted merge (Liu, Zheng, Shen, Liu and Li 2021).
 
     The server's Gaussian N(theta, 1/L) is every client's prior, with strength lambda; F_k is the client's diagonal
@@ -37,40 +48,55 @@ class FedLA(FederatedAlgorithm):
         self.strength = strength
         self.floor = floor
 
-    def start_fit(self, server: Server) -> None:
+    def start(self, server: Server) -> None:
+        """L = 0."""
         server.state.setdefault("precision", torch.zeros_like(server.parameters))
 
-    def client_download(self, client: Client) -> Report:
-        return {"parameters": client.server.parameters, "precision": client.server.state["precision"]}
+    def round(self, server: Server) -> Rounds:
+        """theta and L out; back, with each client's precision, its change weighted by it and its Fisher information."""
+        total = yield Exchange({"parameters": server.parameters, "precision": server.state["precision"]})
+        server.parameters += total["pull"] / total["precision"]
+        server.state["precision"] = total.mean("fisher").to(server.parameters.dtype)
 
-    def start_client(self, client: Client) -> None:
-        self._prior = self.strength * client.server.state["precision"]
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """Training under the server's Gaussian."""
+        return [OnlineLaplace(self, client, received)]
+
+
+class OnlineLaplace(Training):
+    """A client's steps with the prior's gradient, and its Fisher information along them."""
+
+    def __init__(self, settings: FedLA, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.settings = settings
+
+    def begin(self) -> None:
+        """lambda L, and F = 0."""
+        self._prior = self.settings.strength * self.received["precision"]
         self._fisher = torch.zeros_like(self._prior)
-        self._steps = [0] * len(client.server.optimized)
+        self._steps = [0] * len(self.client.optimized)
 
-    def adjust_gradients(self, client: Client, optimized: OptimizedParameters) -> None:
+    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
+        """F <- F + g^2, then g <- g + lambda L (theta' - theta)."""
         parameters, gradients = optimized.with_gradient()
         if not gradients:
             return
-        self._steps[optimized.index] += 1
+        self._steps[self.client.optimized.index(optimized)] += 1
         fisher = optimized.flat.views(self._fisher, parameters)
         torch._foreach_addcmul_(fisher, gradients, gradients)
-        server = optimized.flat.views(client.server.parameters, parameters)
+        server = optimized.flat.views(self.received["parameters"], parameters)
         drift = torch._foreach_sub([p.detach() for p in parameters], server)
         torch._foreach_addcmul_(gradients, drift, optimized.flat.views(self._prior, parameters))
 
-    def client_report(self, client: Client) -> Report:
-        for optimized, steps in zip(client.server.optimized, self._steps, strict=True):
+    def report(self) -> Report:
+        """P_k, P_k (theta_k - theta) and F_k, weighted by n_k."""
+        for optimized, steps in zip(self.client.optimized, self._steps, strict=True):
             for part in optimized.slices:
                 self._fisher[part] /= max(1, steps)
-        precision = self._fisher + self._prior + self.floor
+        precision, weight = self._fisher + self._prior + self.settings.floor, self.client.weight
         return {
-            "precision": Weighted(precision, client.weight),
-            "precision_mean": Weighted(precision * client.parameters, client.weight),
-            "fisher": Weighted(self._fisher, client.weight),
-            "weight": scalar(client.weight),
+            "precision": Weighted(precision, weight),
+            "pull": Weighted(precision * self.change(), weight),
+            "fisher": Weighted(self._fisher, weight),
+            "weight": Count(weight, True),
         }
-
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        server.parameters.copy_(total["precision_mean"] / total["precision"])
-        server.state["precision"] = (total["fisher"] / total["weight"]).to(server.parameters.dtype)

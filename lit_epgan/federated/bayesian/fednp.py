@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Report, Rounds, Server, Training, Work
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server
+from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
 from lit_epgan.federated.features import Features
-from lit_epgan.federated.report import Report
 from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.inference.gaussian import GaussianFactor
 from lit_epgan.inference.tilted import tilted_moments
 from lit_epgan.inference.tilted_quadrature import tilted_moments_quadrature
 from lit_epgan.networks.natural_parameter import NaturalParameterNetwork
 
-PRECISION, PRECISION_MEAN = "latent.precision", "latent.precision_mean"
+Q = GaussianSites("latent.")
 
 
-class FedNP(FederatedAlgorithm):
+class FedNP(Algorithm):
     """Federated learning with a neural prior (FedNP, AAAI 2023, algorithm 1), with the errata.
 
     A latent z (``latent`` numbers) stands for the global data distribution: q(z) = p(z) prod_k g_k(z), p = N(0, I).
@@ -89,12 +89,13 @@ class FedNP(FederatedAlgorithm):
             if not good:
                 raise UserError(f"FedNP's {name} is {getattr(self, name)}; it must be {what}")
         closed = moments == "closed-form"
-        self._moments: Any = (
+        self.tilted_moments: Any = (
             partial(tilted_moments, terms=terms) if closed else partial(tilted_moments_quadrature, points=points)
         )
 
-    def build(self, module: nn.Module) -> nn.ModuleDict:
-        self._features = Features(module, self.features)
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
+        """f's linear function and the natural-parameter network."""
+        width = Features(module, self.features).width
         known = [name for name, part in module.named_modules() if name and any(True for _ in part.parameters())]
         if self.classifier not in known:
             raise UserError(
@@ -102,91 +103,107 @@ class FedNP(FederatedAlgorithm):
                 f"{', '.join(known)}"
             )
         numel = sum(p.numel() for p in module.get_submodule(self.classifier).parameters())
-        self._tilt = nn.Linear(self._features.width, 1)
-        self._network = NaturalParameterNetwork(self.latent, self.hidden, numel)
-        return nn.ModuleDict({"tilt": self._tilt, "network": self._network})
+        self.tilt = nn.Linear(width, 1)
+        self.network = NaturalParameterNetwork(self.latent, self.hidden, numel)
+        return nn.ModuleDict({"tilt": self.tilt, "network": self.network})
 
     def network_optimizer(self, networks: nn.ModuleDict) -> Optimizer:
+        """Adam at the rate ``lr``."""
         return torch.optim.Adam(networks.parameters(), lr=self.lr)
 
-    def start_fit(self, server: Server) -> None:
-        if PRECISION not in server.state:
-            server.state[PRECISION] = torch.ones(self.latent, dtype=torch.float64, device=server.parameters.device)
-            server.state[PRECISION_MEAN] = torch.zeros_like(server.state[PRECISION])
+    def start(self, server: Server) -> None:
+        """q(z) = N(0, I)."""
+        ones = torch.ones(self.latent, dtype=torch.float64, device=server.parameters.device)
+        Q.start(server.state, GaussianFactor(ones, torch.zeros_like(ones)))
 
     def posterior(self, server: Server) -> GaussianFactor:
         """q(z), in float64."""
-        return GaussianFactor(server.state[PRECISION], server.state[PRECISION_MEAN])
-
-    def site(self, client: Client) -> GaussianFactor:
-        """The client's g_k(z), in float64; uniform before its first report."""
-        if PRECISION not in client.state:
-            return GaussianFactor.uniform(client.server.state[PRECISION])
-        return GaussianFactor(client.state[PRECISION], client.state[PRECISION_MEAN])
+        return Q.of(server.state)
 
     @torch.no_grad()
     def predicted(self, server: Server) -> tuple[Tensor, Tensor]:
         """Mean and variance (parameters of the classifier,) that the network predicts from q(z), in their order."""
-        q = self.posterior(server)
-        mean, variance = (t.to(server.parameters.dtype) for t in q.moments)
-        mu, sigma_squared = self._network(mean, variance)
+        mean, variance = (t.to(server.parameters.dtype) for t in self.posterior(server).moments)
+        mu, sigma_squared = self.network(mean, variance)
         return mu, sigma_squared
 
-    def client_download(self, client: Client) -> Report:
-        q = {name: client.server.state[name] for name in (PRECISION, PRECISION_MEAN)}
-        return dict(super().client_download(client)) | q
+    def round(self, server: Server) -> Rounds:
+        """w and q(z) out, their changes back."""
+        total = yield Exchange({"parameters": server.parameters, **Q.broadcast(server.state)})
+        server.parameters += total.mean("parameters")
+        Q.update(server.state, total)
 
-    def start_client(self, client: Client) -> None:
-        self._features.watch(client.server.module)
-        cavity = self.posterior(client.server) / self.site(client)
-        self._cavity = [t.to(client.parameters.dtype) for t in cavity.moments]
-        self._classifier = list(client.server.module.get_submodule(self.classifier).parameters())
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """Training under the neural prior."""
+        return [NeuralPrior(self, client, received)]
+
+
+class NeuralPrior(Training):
+    """A client's steps under the prior that the network makes of its tilted latent; at the end its new site."""
+
+    def __init__(self, settings: FedNP, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.settings = settings
+        self.features: Features = client.remember("features", lambda: Features(client.module, settings.features))
+
+    def site(self) -> GaussianFactor:
+        """The client's g_k(z), in float64; uniform before its first report."""
+        return Q.own(self.client.state, self.received[Q.precision])
+
+    def begin(self) -> None:
+        """The cavity."""
+        self.features.watch(self.client.module)
+        cavity = Q.of(self.received) / self.site()
+        self._cavity = [t.to(self.client.flat.dtype) for t in cavity.moments]
+        self._classifier = list(self.client.module.get_submodule(self.settings.classifier).parameters())
         self._seen = False
 
-    def client_batch(self, client: Client, batch: Any) -> Any:
-        self._features.expect(len(batch_rows(batch)))
+    def batch(self, batch: Any) -> Any:
+        """The next pass is of these rows."""
+        self.features.expect(len(batch_rows(batch)))
         return batch
 
-    def extra_loss(self, client: Client) -> Tensor | None:
-        features = self._features.take()
+    def extra_loss(self) -> Tensor | None:
+        """lambda [mean_i (w_i - mu_i)^2 / (2 sigma_i^2) + KL(N(m', s') || p)]."""
+        settings, features = self.settings, self.features.take()
         if features is None:
             return None
         self._seen = True
-        mean, variance = self._tilted(self._tilt(features).mean())
-        mu, sigma_squared = self._network(mean, variance)
+        mean, variance = self._tilted(settings.tilt(features).mean())
+        mu, sigma_squared = settings.network(mean, variance)
         w = torch.cat([p.flatten() for p in self._classifier])
         prior = (w - mu).square() / (2 * sigma_squared)
-        if self.normalised:
+        if settings.normalised:
             prior = prior + sigma_squared.log() / 2
-        return self.weight * (prior.mean() + kl_from_standard_normal(mean, variance))
+        return settings.weight * (prior.mean() + kl_from_standard_normal(mean, variance))
 
-    def end_client(self, client: Client) -> None:
+    def end(self) -> None:
+        """f over all own records."""
+        client = self.client
+        if self.client.step == 0:
+            return
         if not self._seen:
-            raise UserError(f"the module's training step makes no pass through the features {self.features!r}")
-        f = self._features.mean(client.server.module, client.data(), self._tilt, client.parameters)
-        self._features.leave()
-        client.state["latent.f"] = f.double()
+            raise UserError(f"the module's training step makes no pass through the features {self.settings.features!r}")
+        self._f = self.features.mean(client.module, client.data(), self.settings.tilt, client.parameters).double()
+        self.leave()
 
-    def client_report(self, client: Client) -> Report:
-        old, q = self.site(client), self.posterior(client.server)
-        f = client.state["latent.f"].expand(self.latent)
-        _, mean, variance = self._moments(*(q / old).moments, f)
+    def leave(self) -> None:
+        """Watch no more."""
+        self.features.leave()
+
+    def report(self) -> Report:
+        """w's change, and the site's; none of the site's where no step was taken."""
+        if self.client.step == 0:
+            return {**super().report(), **Q.report(GaussianFactor.uniform(self.received[Q.precision]))}
+        old, q = self.site(), Q.of(self.received)
+        f = self._f.expand(self.settings.latent)
+        _, mean, variance = self.settings.tilted_moments(*(q / old).moments, f)
         change = GaussianFactor.from_moments(mean, variance) / q
-        new = old * change
-        client.state[PRECISION], client.state[PRECISION_MEAN] = new.precision, new.precision_mean
-        return {
-            **super().client_report(client),
-            PRECISION: change.precision,
-            PRECISION_MEAN: change.precision_mean,
-        }
-
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        super().server_update(server, total)
-        for name in (PRECISION, PRECISION_MEAN):
-            server.state[name] += total[name]
+        Q.keep(self.client.state, old * change)
+        return {**super().report(), **Q.report(change)}
 
     def _tilted(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        _, mean, variance = self._moments(*self._cavity, f.expand(self.latent))
+        _, mean, variance = self.settings.tilted_moments(*self._cavity, f.expand(self.settings.latent))
         return mean, variance
 
 

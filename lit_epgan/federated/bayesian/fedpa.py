@@ -4,13 +4,12 @@ import warnings
 
 import torch
 
+from lit_epgan.engine import Algorithm, Broadcast, Client, Count, OptimizedParameters, Report, Training, Weighted, Work
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, scalar
-from lit_epgan.federated.report import Report, Weighted
 from lit_epgan.inference.shrinkage import ShrinkageCovariance
 
 
-class FedPA(FederatedAlgorithm):
+class FedPA(Algorithm):
     """Federated posterior averaging (Al-Shedivat, Gillenwater, Xing and Rostamizadeh 2021, algorithms 1 - 3).
 
     With Gaussian posteriors N(m_k, S_k) of the clients the global mode is where sum_k S_k^-1 (theta - m_k) vanishes.
@@ -46,33 +45,51 @@ class FedPA(FederatedAlgorithm):
         self.rho = rho
         self.burn_in_rounds = burn_in_rounds
 
-    def start_client(self, client: Client) -> None:
-        self._samples = ShrinkageCovariance(self.rho)
-        self._steps = 0
-        self._average = torch.zeros_like(client.server.parameters)
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """Training whose iterates are samples."""
+        return [PosteriorSampling(self, client, received)]
 
-    def after_step(self, client: Client, optimized: OptimizedParameters) -> None:
-        if optimized is not client.server.optimized[-1] or client.server.round < self.burn_in_rounds:
+
+class PosteriorSampling(Training):
+    """A client's steps, and averages of its iterates as samples of its posterior."""
+
+    def __init__(self, settings: FedPA, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.settings = settings
+
+    def begin(self) -> None:
+        """No samples yet."""
+        self._samples = ShrinkageCovariance(self.settings.rho)
+        self._steps = 0
+        self._average = torch.zeros_like(self.start())
+
+    def after_step(self, optimized: OptimizedParameters) -> None:
+        """Where the last optimizer has stepped, the iterate joins the running average."""
+        settings, client = self.settings, self.client
+        if optimized is not client.optimized[-1] or client.round < settings.burn_in_rounds:
             return
         self._steps += 1
-        position = (self._steps - self.burn_in - 1) % self.every
-        if self._steps <= self.burn_in:
+        position = (self._steps - settings.burn_in - 1) % settings.every
+        if self._steps <= settings.burn_in:
             return
         if position == 0:
             self._average.copy_(client.parameters)
         else:
             self._average.add_(client.parameters - self._average, alpha=1 / (position + 1))
-        if position == self.every - 1:
+        if position == settings.every - 1:
             self._samples.add(self._average)
 
-    def client_report(self, client: Client) -> Report:
-        server, reached = client.server.parameters, client.parameters
-        if self._samples.count:
-            reached = server - self._samples.solve(server - self._samples.mean)
-        elif client.server.round >= self.burn_in_rounds:
-            warnings.warn(
-                f"FedPA has no sample of {client.name}, whose round of {self._steps} steps is shorter than "
-                f"burn_in + every ({self.burn_in} + {self.every}): its report is FedAvg's; set every to fewer steps",
-                stacklevel=2,
-            )
-        return {"parameters": Weighted(reached, client.weight), "weight": scalar(client.weight)}
+    def report(self) -> Report:
+        """-Sigma_k^-1 (theta - mean_k), weighted by n_k; without a sample, FedAvg's."""
+        client, settings = self.client, self.settings
+        if not self._samples.count:
+            if client.round >= settings.burn_in_rounds:
+                warnings.warn(
+                    f"FedPA has no sample of {client.name}, whose round of {self._steps} steps is shorter than "
+                    f"burn_in + every ({settings.burn_in} + {settings.every}): its report is FedAvg's; set every to "
+                    "fewer steps",
+                    stacklevel=2,
+                )
+            return super().report()
+        change = -self._samples.solve(self.start() - self._samples.mean)
+        return {"parameters": Weighted(change, client.weight), "weight": Count(client.weight, True)}

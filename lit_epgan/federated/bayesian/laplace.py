@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from lit_epgan.engine import Client, OptimizedParameters
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, OptimizedParameters
 from lit_epgan.federated.bayesian.site_rule import SiteRule
 
 
@@ -28,11 +28,13 @@ class LaplaceSites(SiteRule):
             raise UserError(f"LaplaceSites' fisher_decay is {fisher_decay}; it must lie in [0, 1)")
         self.fisher_decay = fisher_decay
 
-    def start_client(self, client: Client) -> None:
+    def begin(self, client: Client) -> None:
+        """F is the last round's, or zero."""
         if "fisher" not in client.state:
-            client.state["fisher"] = torch.zeros_like(client.server.parameters)
+            client.state["fisher"] = torch.zeros_like(client.parameters)
 
     def adjust_gradients(self, client: Client, optimized: OptimizedParameters) -> None:
+        """F <- decay F + (1 - decay) g^2."""
         parameters, gradients = optimized.with_gradient()
         if gradients:
             fisher = optimized.flat.views(client.state["fisher"], parameters)
@@ -40,11 +42,14 @@ class LaplaceSites(SiteRule):
             torch._foreach_addcmul_(fisher, gradients, gradients, value=1 - self.fisher_decay)
 
     def statistic(self, client: Client) -> Tensor:
+        """F (d,)."""
         return client.state["fisher"]
 
     def relative_precision(self, statistic: Tensor, mean: float) -> Tensor:
+        """F / s."""
         return statistic / max(mean, 1e-30)
 
     def end_round(self, client: Client, keep: bool) -> None:
+        """F is kept, or gone."""
         if not keep:
             client.state.pop("fisher")

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from lit_epgan.engine import Client
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client
 from lit_epgan.federated.bayesian.site_rule import SiteRule
 
 TINY = 1e-30  # of a variance
@@ -36,6 +36,7 @@ class SampleMoments(SiteRule):
         self.share = share
 
     def after_local_step(self, client: Client) -> None:
+        """Welford's recursion, once the samples have begun."""
         n = self._samples(client)
         if n == 1:
             client.state["samples.mean"] = client.parameters.clone()
@@ -45,18 +46,26 @@ class SampleMoments(SiteRule):
             client.state["samples.mean"].add_(drift, alpha=1 / n)
             client.state["samples.squares"].addcmul_(drift, drift, value=1 - 1 / n)
 
+    def knows(self, client: Client) -> bool:
+        """There is a sample."""
+        return self._samples(client) > 0
+
     def statistic(self, client: Client) -> Tensor:
+        """V (d,)."""
         return client.state["samples.squares"] / self._samples(client)
 
     def relative_precision(self, statistic: Tensor, mean: float) -> Tensor:
+        """s / V."""
         return max(mean, TINY) / statistic.clamp_min(TINY)
 
     def centre(self, client: Client) -> Tensor:
+        """The samples' mean (d,)."""
         return client.state["samples.mean"]
 
     def end_round(self, client: Client, keep: bool) -> None:
+        """The next round's samples begin anew."""
         for name in ("samples.mean", "samples.squares"):
-            client.state.pop(name)
+            client.state.pop(name, None)
 
     def _samples(self, client: Client) -> int:
         """How many samples there are by now; zero or less: the first is yet to come."""

@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from lit_epgan.engine import Client, OptimizedParameters
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, OptimizedParameters
 
 
 class SiteRule(ABC):
@@ -27,7 +27,7 @@ class SiteRule(ABC):
             raise UserError(f"{type(self).__name__}' clip is {tuple(clip)}; give 0 < smallest <= largest")
         self.clip = clip
 
-    def start_client(self, client: Client) -> None:
+    def begin(self, client: Client) -> None:
         """When a client has loaded the server's parameters: get ``client.state`` ready."""
 
     def adjust_gradients(self, client: Client, optimized: OptimizedParameters) -> None:
@@ -35,6 +35,10 @@ class SiteRule(ABC):
 
     def after_local_step(self, client: Client) -> None:
         """Look at the parameters after a whole local step, which may have been several optimizers'."""
+
+    def knows(self, client: Client) -> bool:
+        """Whether the client has taken the steps that a site is made of; otherwise its site stays what it was."""
+        return client.step > 0
 
     @abstractmethod
     def statistic(self, client: Client) -> Tensor:

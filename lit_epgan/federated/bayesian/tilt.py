@@ -25,6 +25,7 @@ class Tilt(nn.Module):
         self.logits = nn.Parameter(torch.zeros(components)) if components > 1 else None
 
     def forward(self, features: Tensor) -> Tensor:
+        """f (rows, J) of features (rows, width)."""
         f: Tensor = self.outer(self.inner(features.to(self.outer.weight.dtype)))
         return f
 

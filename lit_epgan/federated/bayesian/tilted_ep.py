@@ -9,21 +9,35 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_epgan.engine import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Count,
+    Exchange,
+    OptimizedParameters,
+    Report,
+    Rounds,
+    Server,
+    Training,
+    Work,
+    scalar,
+)
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server, scalar
+from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
 from lit_epgan.federated.bayesian.tilt import Tilt
 from lit_epgan.federated.features import Features
-from lit_epgan.federated.report import Report
 from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.inference.gaussian import GaussianFactor
 from lit_epgan.inference.tilted import tilted_moments, tilted_moments_printed
 from lit_epgan.inference.tilted_mixture import Moments, TiltedMixture, tilted_sites
 from lit_epgan.randomness import generator_for
 
-PRECISION, PRECISION_MEAN, LEFT_OUT = "tilted.precision", "tilted.precision_mean", "tilted.left_out"
+Q = GaussianSites("tilted.")
+LEFT_OUT = "tilted.left_out"
 
 
-class TiltedExpectationPropagation(FederatedAlgorithm):
+class TiltedExpectationPropagation(Algorithm):
     """EP-GAN's prior: q_j(theta) = p0_j(theta) prod_k g_kj(theta), j = 1 .. J, whose sites are sigmoids of a network.
 
     f is a head of J outputs on features of a client's records. For client k, in every coordinate of theta:
@@ -94,8 +108,7 @@ class TiltedExpectationPropagation(FederatedAlgorithm):
         self.temperature, self.train_backbone, self.lr = temperature, train_backbone, lr
         self._check_arguments()
         printed = partial(tilted_moments_printed, variant=variant)
-        self._moments: Moments = partial(tilted_moments, terms=terms) if variant == "closed-form" else printed
-        self._priors: dict[int, TiltedMixture] = {}
+        self.moments: Moments = partial(tilted_moments, terms=terms) if variant == "closed-form" else printed
 
     def _check_arguments(self) -> None:
         wanted = {
@@ -115,120 +128,142 @@ class TiltedExpectationPropagation(FederatedAlgorithm):
             if not good:
                 raise UserError(f"TiltedExpectationPropagation's {name} is {getattr(self, name)}; it must be {what}")
 
-    def build(self, module: nn.Module) -> nn.ModuleDict:
-        self._features = Features(module, self.features)
-        self._tilt = Tilt(self._features.width, self.hidden, self.components, self.temperature)
-        return nn.ModuleDict({"tilt": self._tilt})
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
+        """f and the components' weights."""
+        self.tilt = Tilt(Features(module, self.features).width, self.hidden, self.components, self.temperature)
+        return nn.ModuleDict({"tilt": self.tilt})
 
     def network_optimizer(self, networks: nn.ModuleDict) -> Optimizer:
+        """Adam at the rate ``lr``."""
         return torch.optim.Adam(networks.parameters(), lr=self.lr)
 
-    def start_fit(self, server: Server) -> None:
-        self._warned = False
-        if PRECISION not in server.state:
-            mean = server.parameters.double().repeat(self.components, 1)
-            if self.components > 1:
-                apart = torch.randn(mean.shape, generator=generator_for(server.seed, "components"))
-                mean += self.spread * apart.to(mean)
-            server.state[PRECISION] = torch.full_like(mean, 1 / self.prior_variance)
-            server.state[PRECISION_MEAN] = mean / self.prior_variance
+    def start(self, server: Server) -> None:
+        """q_j = p0_j."""
+        mean = server.parameters.double().repeat(self.components, 1)
+        if self.components > 1:
+            apart = torch.randn(mean.shape, generator=generator_for(server.seed, "components"))
+            mean += self.spread * apart.to(mean)
+        Q.start(
+            server.state, GaussianFactor(torch.full_like(mean, 1 / self.prior_variance), mean / self.prior_variance)
+        )
 
     def posterior(self, server: Server) -> GaussianFactor:
         """q_j, (J, d), in float64."""
-        return GaussianFactor(server.state[PRECISION], server.state[PRECISION_MEAN])
+        return Q.of(server.state)
 
-    def site(self, client: Client) -> GaussianFactor:
-        """The client's g_kj, (J, d); uniform before its first report."""
-        if PRECISION not in client.state:
-            return GaussianFactor.uniform(client.server.state[PRECISION])
-        return GaussianFactor(client.state[PRECISION].double(), client.state[PRECISION_MEAN].double())
+    def round(self, server: Server) -> Rounds:
+        """theta and q out; their changes back."""
+        state, before = server.state, server.parameters.to(torch.float64, copy=True)
+        total = yield Exchange({"parameters": server.parameters, **Q.broadcast(state)})
+        server.parameters += total.mean("parameters")
+        Q.update(state, total)
+        if self.recentre:
+            state[Q.precision_mean] += (server.parameters - before) / self.prior_variance
+        first = float(state.get(LEFT_OUT, scalar(0))) == 0
+        state[LEFT_OUT] = total[LEFT_OUT] / total["tilted.clients"].clamp(min=1)
+        if first and float(state[LEFT_OUT]) > 0:
+            share = f"{float(state[LEFT_OUT]):.1%}"
+            warnings.warn(f"{share} of the tilted coordinates have no {self.variant} moments: not tilted", stacklevel=2)
 
-    # A client's round -------------------------------------------------------------------------------------------------
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """Training under the tilted prior."""
+        return [TiltedPrior(self, client, received)]
 
-    def client_download(self, client: Client) -> Report:
-        q = {name: client.server.state[name] for name in (PRECISION, PRECISION_MEAN)}
-        return dict(super().client_download(client)) | q
 
-    def start_client(self, client: Client) -> None:
-        self._features.watch(client.server.module)
-        cavity, dtype = self.posterior(client.server) / self.site(client), client.parameters.dtype
-        self._priors = {}
-        for optimized in client.server.optimized:
+class TiltedPrior(Training):
+    """A client's steps under the tilted prior, which its own features tilt; at the end its new sites."""
+
+    def __init__(self, settings: TiltedExpectationPropagation, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.settings, self.tilt = settings, settings.tilt
+        self.features: Features = client.remember("features", lambda: Features(client.module, settings.features))
+
+    def site(self) -> GaussianFactor:
+        """The client's g_kj, (J, d), in float64; uniform before its first report."""
+        return Q.own(self.client.state, self.received[Q.precision])
+
+    def begin(self) -> None:
+        """The cavity is the prior until it is tilted."""
+        self.features.watch(self.client.module)
+        cavity, dtype = Q.of(self.received) / self.site(), self.client.flat.dtype
+        self._priors: dict[int, TiltedMixture] = {}
+        for optimized in self.client.optimized:
             parts = (_gather(t, optimized).to(dtype) for t in (cavity.precision, cavity.precision_mean))
-            self._priors[optimized.index] = TiltedMixture(GaussianFactor(*parts), self._moments)
-        self._moved = torch.empty_like(client.parameters)
+            self._priors[optimized.index] = TiltedMixture(GaussianFactor(*parts), self.settings.moments)
+        self._moved = torch.empty_like(self.client.parameters)
         self._tilted = False
 
-    def client_batch(self, client: Client, batch: Any) -> Any:
-        if client.step % self.tilt_every == 0:
-            self._features.expect(len(batch_rows(batch)))
+    def batch(self, batch: Any) -> Any:
+        """The next pass is of these rows."""
+        if self.client.step % self.settings.tilt_every == 0:
+            self.features.expect(len(batch_rows(batch)))
         return batch
 
-    def extra_loss(self, client: Client) -> Tensor | None:
-        features = self._features.take()
+    def extra_loss(self) -> Tensor | None:
+        """Zero, with the gradient of -weight log p(theta) in f and the weights."""
+        settings, features = self.settings, self.features.take()
         if features is None:
             return None
-        f = self._tilt(features if self.train_backbone else features.detach()).mean(0)
-        log_weights = self._tilt.log_weights()
-        theta, slopes = client.parameters, f.new_zeros(2, self.components)
-        for optimized in client.server.optimized:
+        f = self.tilt(features if settings.train_backbone else features.detach()).mean(0)
+        log_weights = self.tilt.log_weights()
+        theta, slopes = self.client.parameters, f.new_zeros(2, settings.components)
+        for optimized in self.client.optimized:
             own = _gather(theta, optimized)
             slopes += torch.stack(self._priors[optimized.index].tilt(own, f.detach(), log_weights.detach()))
         self._tilted = True
         # zero, with the prior's gradient: the loss that is logged stays the module's own
-        return self.weight * (slopes * torch.stack([f - f.detach(), log_weights - log_weights.detach()])).sum()
+        return settings.weight * (slopes * torch.stack([f - f.detach(), log_weights - log_weights.detach()])).sum()
 
-    def adjust_gradients(self, client: Client, optimized: OptimizedParameters) -> None:
+    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
+        """g <- g + weight (theta P - H)."""
         parameters, gradients = optimized.with_gradient()
-        if self.step == "loss" and self._tilted and gradients:
-            theta = _gather(client.parameters, optimized)
+        if self.settings.step == "loss" and self._tilted and gradients:
+            theta = _gather(self.client.parameters, optimized)
             pull = self._priors[optimized.index].attraction(theta)
             slope = self._scatter(theta * pull.precision - pull.precision_mean, optimized)
-            torch._foreach_add_(gradients, optimized.flat.views(slope, parameters), alpha=self.weight)
+            torch._foreach_add_(gradients, optimized.flat.views(slope, parameters), alpha=self.settings.weight)
 
-    def after_step(self, client: Client, optimized: OptimizedParameters) -> None:
-        if self.step == "proximal" and self._tilted:
-            theta, c = _gather(client.parameters, optimized), optimized.lr * self.weight
+    def after_step(self, optimized: OptimizedParameters) -> None:
+        """theta <- (theta + c H) / (1 + c P)."""
+        if self.settings.step == "proximal" and self._tilted:
+            theta, c = _gather(self.client.parameters, optimized), optimized.lr * self.settings.weight
             pull = self._priors[optimized.index].attraction(theta)
             moved = self._scatter((theta + c * pull.precision_mean) / (1 + c * pull.precision), optimized)
             torch._foreach_copy_(optimized.live, optimized.parts(moved))
 
-    def end_client(self, client: Client) -> None:
+    def end(self) -> None:
+        """f over all own records."""
+        client = self.client
+        if self.client.step == 0:
+            return
         if not self._tilted:
-            raise UserError(f"the module's training step makes no pass through the features {self.features!r}")
-        f = self._features.mean(client.server.module, client.data(), self._tilt, client.parameters)
-        client.state["tilted.f"] = f
-        self._features.leave()
-        self._priors = {}
+            raise UserError(f"the module's training step makes no pass through the features {self.settings.features!r}")
+        self._f = self.features.mean(client.module, client.data(), self.tilt, client.parameters).double()
+        self.leave()
 
-    # Messages ---------------------------------------------------------------------------------------------------------
+    def leave(self) -> None:
+        """Watch no more."""
+        self.features.leave()
 
-    def client_report(self, client: Client) -> Report:
-        old, dtype = self.site(client), client.parameters.dtype
-        cavity, f = self.posterior(client.server) / old, client.state["tilted.f"].double()
-        new, left_out = tilted_sites(cavity, f, self._moments)
-        client.state[PRECISION], client.state[PRECISION_MEAN] = new.precision.to(dtype), new.precision_mean.to(dtype)
-        change = self.site(client) / old
+    def report(self) -> Report:
+        """theta's change, and the sites'; the client keeps its sites in the parameters' precision.
+
+        Without a step there is no change.
+        """
+        if self.client.step == 0:
+            change = GaussianFactor.uniform(self.received[Q.precision].flatten())
+            counts = {LEFT_OUT: Count(0), "tilted.clients": Count(0)}
+            return {**super().report(), **Q.report(change), **counts}
+        state, dtype, old = self.client.state, self.client.flat.dtype, self.site()
+        new, left_out = tilted_sites(Q.of(self.received) / old, self._f, self.settings.moments)
+        Q.keep(state, GaussianFactor(new.precision.to(dtype), new.precision_mean.to(dtype)))
+        change = self.site() / old
         return {
-            **super().client_report(client),
-            PRECISION: change.precision.flatten(),
-            PRECISION_MEAN: change.precision_mean.flatten(),
-            LEFT_OUT: scalar(left_out / new.precision.numel()),
-            "tilted.clients": scalar(1),
+            **super().report(),
+            **Q.report(GaussianFactor(change.precision.flatten(), change.precision_mean.flatten())),
+            LEFT_OUT: Count(left_out / new.precision.numel()),
+            "tilted.clients": Count(1),
         }
-
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        before = server.parameters.to(torch.float64, copy=True)
-        super().server_update(server, total)
-        for name in (PRECISION, PRECISION_MEAN):
-            server.state[name] += total[name].view_as(server.state[name])
-        if self.recentre:
-            server.state[PRECISION_MEAN] += (server.parameters - before) / self.prior_variance
-        server.state[LEFT_OUT] = total[LEFT_OUT] / total["tilted.clients"]
-        if float(server.state[LEFT_OUT]) > 0 and not self._warned:
-            self._warned = True
-            share = f"{float(server.state[LEFT_OUT]):.1%}"
-            warnings.warn(f"{share} of the tilted coordinates have no {self.variant} moments: not tilted", stacklevel=2)
 
     def _scatter(self, values: Tensor, optimized: OptimizedParameters) -> Tensor:
         """A flat vector (d,) with one optimizer's values at their places."""

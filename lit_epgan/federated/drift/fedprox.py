@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.engine import Algorithm, Broadcast, Client, OptimizedParameters, Training, Work
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters
 
 
-class FedProx(FederatedAlgorithm):
+class FedProx(Algorithm):
     """Adds mu/2 ||theta - theta_server||^2 to each client's loss, by its gradient mu (theta - theta_server).
 
     Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020, "Federated optimization in heterogeneous networks", equation 2.
@@ -24,12 +24,25 @@ class FedProx(FederatedAlgorithm):
             raise UserError(f"FedProx's mu is {mu}; it must be 0 (FedAvg) or more")
         self.mu = mu
 
-    def adjust_gradients(self, client: Client, optimized: OptimizedParameters) -> None:
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The proximal steps."""
+        return [Proximal(client, received, self.mu)]
+
+
+class Proximal(Training):
+    """A client's steps, each with the gradient of the proximal term."""
+
+    def __init__(self, client: Client, received: Broadcast, mu: float) -> None:
+        super().__init__(client, received)
+        self.mu = mu
+
+    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
+        """g <- g + mu (theta - theta_server)."""
         if self.mu == 0:
             return
         parameters, gradients = optimized.with_gradient()
         if gradients:
-            server = optimized.flat.views(client.server.parameters, parameters)
+            server = optimized.flat.views(self.received["parameters"], parameters)
             drift = torch._foreach_sub(_tensors(parameters), server)
             torch._foreach_add_(gradients, drift, alpha=self.mu)
 

@@ -1,16 +1,13 @@
 """FedSeq: clients that train one after another on one model, in chains whose ends are averaged."""
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from lit_epgan.engine import Algorithm, Chains, Exchange, Rounds, Sampler, Server, Stack, stages
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, scalar
-from lit_epgan.federated.report import Report, Weighted
-from lit_epgan.randomness import generator_for
 
 
-class FedSeq(FederatedAlgorithm):
+class FedSeq(Algorithm):
     """A round's clients are dealt into chains at random; each goes on from where the one before it in its chain ended.
 
     The server's parameters become the mean of the chains' last models, weighted by the records of all their clients,
@@ -22,16 +19,15 @@ class FedSeq(FederatedAlgorithm):
     clients is cyclical weight transfer (Chang et al. 2018). A client trains and sends as much as under FedAvg, but
     waits for those before it: a round lasts ``length`` times as long where clients would work at once.
 
-    What a client reports, with C the records of those before it in its chain and phi the model that it got from them,
-    is theta_k + C / n_k (theta_k - phi): summed with the weights n_k a chain leaves nothing but its last model. Reports
-    that are not finite leave the sum, and the next client goes on from the model before.
+    The models of a chain pass through the server, one exchange for each place in the chains. One whose update is not
+    finite leaves the sum, and the next client goes on from the model before. Price: FedAvg's bytes; the server sees
+    each client's model by itself, so secure aggregation cannot hide it.
 
     Args:
         length: clients of a chain; the last chain of a round may be shorter.
 
     Raises:
-        UserError: a length below one; several ranks, between which no model is handed on; an algorithm around it
-            whose reports wait.
+        UserError: a length below one.
     """
 
     def __init__(self, length: int = 4) -> None:
@@ -39,46 +35,26 @@ class FedSeq(FederatedAlgorithm):
             raise UserError(f"FedSeq's length is {length}; a chain has at least one client (1 is FedAvg)")
         self.length = length
 
-    def start_fit(self, server: Server) -> None:
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            raise UserError(
-                "FedSeq hands a model from client to client, which must share a rank: give trainer.devices 1"
-            )
+    def sampler(self, sampler: Sampler) -> Sampler:
+        """The federation's cohort, dealt into chains."""
+        return Chains(self.length, sampler)
 
-    def visits(self, cohort: list[int], seed: int, round_: int) -> list[int]:
-        """The cohort in a random order that depends on (seed, round); its pieces are the chains."""
-        order = torch.randperm(len(cohort), generator=generator_for(seed, round_, "chains")).tolist()
-        return [cohort[i] for i in order]
+    def round(self, server: Server) -> Rounds:
+        """An exchange for each place in the chains; what has come so far of a chain is what its next client gets."""
+        chain_of = {k: c for c, chain in enumerate(server.chains) for k in chain}
+        models = [server.parameters] * len(server.chains)
+        records = [0.0] * len(server.chains)
 
-    def start_round(self, server: Server) -> None:
-        self._place, self._waits = 0, False
-        self._pass_on(server.parameters, 0.0)
+        def sent(client: int) -> dict[str, Tensor]:
+            return {"parameters": models[chain_of[client]]}
 
-    def start_client(self, client: Client) -> None:
-        if self._waits:
-            raise UserError(
-                "FedSeq cannot stand in an algorithm whose reports wait for all clients: no model is passed on"
-            )
-        if self._place % self.length == 0:
-            self._pass_on(client.server.parameters, 0.0)
-        self._place += 1
-        client.parameters.copy_(self._model)
-
-    def client_download(self, client: Client) -> Report:
-        """The model of the client before."""
-        return {"parameters": self._model}
-
-    def end_client(self, client: Client) -> None:
-        self._waits = True
-
-    def client_report(self, client: Client) -> Report:
-        self._waits = False
-        ahead = self._records / client.weight
-        report = torch.lerp(self._model, client.parameters, 1 + ahead) if ahead else client.parameters
-        return {"parameters": Weighted(report, client.weight), "weight": scalar(client.weight)}
-
-    def report_taken(self, client: Client) -> None:
-        self._pass_on(client.parameters.clone(), self._records + client.weight)
-
-    def _pass_on(self, model: Tensor, records: float) -> None:
-        self._model, self._records = model, records
+        places = stages(server.chains)
+        for place, clients in enumerate(places):
+            alone = {"parameters": Stack(), "weight": Stack()}
+            total = yield Exchange(sent, to=clients, combine=alone, merge=place == len(places) - 1)
+            for k, change in total.each.get("parameters", {}).items():
+                models[chain_of[k]] = models[chain_of[k]] + change
+                records[chain_of[k]] += float(total.each["weight"][k])
+        ends = [(model.double() - server.parameters) * n for model, n in zip(models, records, strict=True)]
+        if sum(records):
+            server.parameters += torch.stack(ends).sum(0) / sum(records)

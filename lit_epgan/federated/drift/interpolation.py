@@ -1,15 +1,12 @@
 """Interpolation of a client's parameters with the last broadcast while it trains."""
 
-from typing import Any
-
 import torch
 
+from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Training, Work
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm
-from lit_epgan.federated.composed import Composed
 
 
-class Interpolation(Composed):
+class Interpolation(Around):
     """After every ``every`` local steps, theta <- (1 - weight) theta + weight theta_server.
 
     EP-GAN, appendix F.2.3 ("historical parameter interpolation"): there once after each local epoch, so ``every`` is
@@ -24,7 +21,7 @@ class Interpolation(Composed):
         UserError: if an argument is out of its range.
     """
 
-    def __init__(self, weight: float = 0.1, every: int = 16, inner: FederatedAlgorithm | None = None) -> None:
+    def __init__(self, weight: float = 0.1, every: int = 16, inner: Algorithm | None = None) -> None:
         super().__init__(inner)
         if not 0 <= weight <= 1:
             raise UserError(f"Interpolation's weight is {weight}; it must lie in [0, 1]")
@@ -33,18 +30,23 @@ class Interpolation(Composed):
         self.weight = weight
         self.every = every
 
-    def client_batch(self, client: Client, batch: Any) -> Any:
-        # a batch is taken up when the step before it is done
-        if client.step and client.step % self.every == 0:
-            self._interpolate(client)
-        return super().client_batch(client, batch)
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The interpolation ahead of the inner algorithm, which then sees what came of it."""
+        inner = super().works(question, client, received)
+        start = next((work for work in inner if isinstance(work, Training)), None)
+        return inner if start is None else [Interpolated(self, client, received, start), *inner]
 
-    def end_client(self, client: Client) -> None:
-        if client.step % self.every == 0:
-            self._interpolate(client)
-        super().end_client(client)
 
-    def _interpolate(self, client: Client) -> None:
-        flat = client.server.flat
-        flat.adopt()
-        flat.load(torch.lerp(flat.vector, client.server.parameters, self.weight))
+class Interpolated(Work):
+    """Draws the client's parameters towards where its training started."""
+
+    def __init__(self, settings: Interpolation, client: Client, received: Broadcast, training: Training) -> None:
+        super().__init__(client, received)
+        self.settings, self.training = settings, training
+
+    def after_local_step(self) -> None:
+        """theta <- (1 - weight) theta + weight times where the training started, after every ``every``-th step."""
+        if self.client.step % self.settings.every == 0:
+            flat = self.client.flat
+            flat.adopt()
+            flat.load(torch.lerp(flat.vector, self.training.start(), self.settings.weight))

@@ -1,16 +1,27 @@
 """Bayes' rule at every client: what its own labels' frequencies say is taken out of what it learns."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lit_epgan.engine import (
+    Algorithm,
+    Around,
+    Broadcast,
+    Client,
+    Exchange,
+    Report,
+    Rounds,
+    Server,
+    Total,
+    Work,
+    passing,
+)
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server
-from lit_epgan.federated.composed import Composed
 from lit_epgan.federated.features import Features
-from lit_epgan.federated.report import Report
 
 COUNTS = "label_counts"
 
@@ -25,7 +36,7 @@ def log_ratio(own: Tensor, everyone: Tensor) -> Tensor:
     return torch.where(p > 0, (p_k / p).log(), torch.zeros_like(p))
 
 
-class LabelPriors(Composed):
+class LabelPriors(Around):
     """Around any algorithm for classifiers: clients whose labels differ learn one posterior.
 
     By Bayes' rule a client with label frequencies p_k sees p_k(y | x) proportional to p(y | x) p_k(y) / p(y), where
@@ -50,51 +61,68 @@ class LabelPriors(Composed):
         UserError: a negative strength, no such submodule, or a batch without labels below its number of classes.
     """
 
-    def __init__(self, scores: str, inner: FederatedAlgorithm | None = None, strength: float = 1.0) -> None:
+    def __init__(self, scores: str, inner: Algorithm | None = None, strength: float = 1.0) -> None:
         super().__init__(inner)
         if not strength >= 0:
             raise UserError(f"LabelPriors' strength is {strength}; it must be 0 (the inner algorithm) or more")
         self.scores, self.strength = scores, strength
+
+    def start(self, server: Server) -> None:
+        """No label counted."""
+        classes = Features(server.module, self.scores).width
+        none = torch.zeros(classes, dtype=torch.float64, device=server.parameters.device)
+        server.state.setdefault(COUNTS, none)
+        super().start(server)
+
+    def round(self, server: Server) -> Rounds:
+        """The inner algorithm's, with everyone's counts out and new clients' counts back."""
+
+        def out(exchange: Exchange) -> Exchange:
+            if not exchange.training:
+                return exchange
+            return replace(exchange, sent=lambda k: exchange.sent_to(k) | {COUNTS: server.state[COUNTS]})
+
+        def back(exchange: Exchange, total: Total) -> None:
+            if COUNTS in total:
+                server.state[COUNTS] = server.state[COUNTS] + total.sums.pop(COUNTS)
+
+        yield from passing(super().round(server), out, back)
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The shift of the scores ahead of the inner algorithm, which may look at gradients."""
+        inner = super().works(question, client, received)
+        return [Shifted(self, client, received), *inner] if COUNTS in received else inner
+
+
+class Shifted(Work):
+    """A client's training with its label frequencies taken out of its scores."""
+
+    def __init__(self, settings: LabelPriors, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.settings = settings
         self._handle: RemovableHandle | None = None
 
-    def start_fit(self, server: Server) -> None:
-        self._classes = Features(server.module, self.scores).width
-        server.state.setdefault(COUNTS, self._none(server))
-        super().start_fit(server)
-
-    def client_download(self, client: Client) -> Report:
-        return {**super().client_download(client), COUNTS: client.server.state[COUNTS]}
-
-    def start_client(self, client: Client) -> None:
+    def begin(self) -> None:
+        """Count the own labels, once; shift the scores once everyone's are known."""
+        client, everyone = self.client, self.received[COUNTS]
         self._is_new = COUNTS not in client.state
         if self._is_new:
-            client.state[COUNTS] = self._count(client)
-        everyone = client.server.state[COUNTS]
-        if everyone.any():  # first, for the inner algorithm may look at gradients
-            shift = self.strength * log_ratio(client.state[COUNTS], everyone)
-            self._shift = shift.to(client.server.parameters)
-            submodule = client.server.module.get_submodule(self.scores)
-            self._handle = submodule.register_forward_hook(self._add)
-        super().start_client(client)
+            client.state[COUNTS] = self._count(everyone)
+        if everyone.any():
+            shift = self.settings.strength * log_ratio(client.state[COUNTS], everyone)
+            self._shift = shift.to(client.parameters)
+            self._handle = client.module.get_submodule(self.settings.scores).register_forward_hook(self._add)
 
-    def end_client(self, client: Client) -> None:
-        self._leave()
-        super().end_client(client)
+    def report(self) -> Report:
+        """The counts, once."""
+        return {COUNTS: self.client.state[COUNTS]} if self._is_new else {}
 
-    def client_report(self, client: Client) -> Report:
-        report = super().client_report(client)
-        return {**report, COUNTS: client.state[COUNTS]} if self._is_new else report
+    def end(self) -> None:
+        """The scores are the module's own again."""
+        self.leave()
 
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        if COUNTS in total:
-            server.state[COUNTS] = server.state[COUNTS] + total.pop(COUNTS)
-        super().server_update(server, total)
-
-    def end_fit(self, server: Server) -> None:
-        self._leave()
-        super().end_fit(server)
-
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """The scores are the module's own again."""
         if self._handle is not None:
             self._handle.remove()
         self._handle = None
@@ -102,17 +130,14 @@ class LabelPriors(Composed):
     def _add(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         return output + self._shift if module.training else output
 
-    def _none(self, server: Server) -> Tensor:
-        return torch.zeros(self._classes, dtype=torch.float64, device=server.parameters.device)
-
-    def _count(self, client: Client) -> Tensor:
-        counts = self._none(client.server)
-        for batch in client.data():
+    def _count(self, everyone: Tensor) -> Tensor:
+        counts, classes = torch.zeros_like(everyone), len(everyone)
+        for batch in self.client.data():
             labels = batch[1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
-            if labels is None or labels.is_floating_point() or (labels >= self._classes).any():
+            if labels is None or labels.is_floating_point() or (labels >= classes).any():
                 raise UserError(
-                    f"LabelPriors needs whole numbers below {self._classes}, as {self.scores!r} has scores, as a "
+                    f"LabelPriors needs whole numbers below {classes}, as {self.settings.scores!r} has scores, as a "
                     "batch's second entry"
                 )
-            counts += torch.bincount(labels[labels >= 0], minlength=self._classes)
+            counts += torch.bincount(labels[labels >= 0], minlength=classes)
         return counts

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
+from lit_epgan.engine import Algorithm, Broadcast, Client, Training, Work
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server
 from lit_epgan.precision import at_least_single
 
 
@@ -24,7 +24,7 @@ def contrast(now: Tensor, server: Tensor, previous: Tensor, temperature: float) 
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
 
 
-class MOON(FederatedAlgorithm):
+class MOON(Algorithm):
     """Model-contrastive federated learning (Li, He and Song 2021, algorithm 1): the loss plus ``mu`` contrast.
 
     The representation is what a named submodule gives for whatever it is given in the training step's pass; the
@@ -47,40 +47,54 @@ class MOON(FederatedAlgorithm):
         self.representation = representation
         self.mu = mu
         self.temperature = temperature
-        self._handle: RemovableHandle | None = None
 
-    def start_fit(self, server: Server) -> None:
-        known = [name for name, _ in server.module.named_modules() if name]
+    def build(self, module: nn.Module, seed: int) -> None:
+        """Check that the submodule exists."""
+        known = [name for name, _ in module.named_modules() if name]
         if self.representation not in known:
             raise UserError(
-                f"{type(server.module).__name__} has no submodule {self.representation!r} to take the representation "
+                f"{type(module).__name__} has no submodule {self.representation!r} to take the representation "
                 f"from: choose one of {', '.join(known)}"
             )
 
-    def start_client(self, client: Client) -> None:
-        self._caught: tuple[tuple[Any, ...], dict[str, Any], Tensor] | None = None
-        if self.mu == 0 or "previous" not in client.state:
-            return
-        self._server = self._tensors(client, client.server.parameters)
-        self._previous = self._tensors(client, client.state["previous"])
-        self._handle = self._network(client).register_forward_hook(self._catch, with_kwargs=True)
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The contrasted steps."""
+        return [Contrasted(self, client, received)]
 
-    def extra_loss(self, client: Client) -> Tensor | None:
+
+class Contrasted(Training):
+    """A client's steps with the contrast of its representations."""
+
+    def __init__(self, settings: MOON, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.settings = settings
+        self._caught: tuple[tuple[Any, ...], dict[str, Any], Tensor] | None = None
+        self._handle: RemovableHandle | None = None
+
+    def begin(self) -> None:
+        """Watch the submodule, where there is an earlier representation to compare with."""
+        if self.settings.mu == 0 or "previous" not in self.client.state:
+            return
+        self._server = self._tensors(self.received["parameters"])
+        self._previous = self._tensors(self.client.state["previous"])
+        self._handle = self._network.register_forward_hook(self._catch, with_kwargs=True)
+
+    def extra_loss(self) -> Tensor | None:
+        """mu times the contrast of what the step's pass gave."""
         if self._caught is None:
             return None
         (inputs, named, now), self._caught = self._caught, None
         with torch.no_grad(), self._autocast:  # as the module's own pass
-            server, previous = (self._evaluate(client, each, inputs, named) for each in (self._server, self._previous))
-        return self.mu * contrast(now, server, previous, self.temperature)
+            server, previous = (self._evaluate(each, inputs, named) for each in (self._server, self._previous))
+        return self.settings.mu * contrast(now, server, previous, self.settings.temperature)
 
-    def end_client(self, client: Client) -> None:
-        self._leave()
-        client.state["previous"] = client.parameters.clone()
+    def end(self) -> None:
+        """Keep the parameters for the next round."""
+        self.leave()
+        self.client.state["previous"] = self.client.parameters.clone()
 
-    def end_fit(self, server: Server) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Watch no more."""
         if self._handle is not None:
             self._handle.remove()
         self._handle = None
@@ -92,20 +106,19 @@ class MOON(FederatedAlgorithm):
         )
         self._caught = inputs, named, output
 
-    def _evaluate(
-        self, client: Client, tensors: dict[str, Tensor], inputs: tuple[Any, ...], named: dict[str, Any]
-    ) -> Tensor:
+    def _evaluate(self, tensors: dict[str, Tensor], inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
         caught = self._caught
-        output: Tensor = functional_call(self._network(client), tensors, inputs, named)
+        output: Tensor = functional_call(self._network, tensors, inputs, named)
         self._caught = caught  # this pass went through the hook, too
         return output
 
-    def _network(self, client: Client) -> nn.Module:
-        return client.server.module.get_submodule(self.representation)
+    @property
+    def _network(self) -> nn.Module:
+        return self.client.module.get_submodule(self.settings.representation)
 
-    def _tensors(self, client: Client, vector: Tensor) -> dict[str, Tensor]:
+    def _tensors(self, vector: Tensor) -> dict[str, Tensor]:
         """The submodule's parameters in a flat vector, and copies of its buffers, by their names in it."""
-        prefix = self.representation + "."
-        named = client.server.flat.as_dict(vector)
+        prefix = self.settings.representation + "."
+        named = self.client.flat.as_dict(vector)
         parameters = {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
-        return parameters | {name: buffer.clone() for name, buffer in self._network(client).named_buffers()}
+        return parameters | {name: buffer.clone() for name, buffer in self._network.named_buffers()}

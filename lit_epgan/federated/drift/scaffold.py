@@ -3,16 +3,28 @@
 from typing import Literal
 
 import torch
-from torch import Tensor
 
+from lit_epgan.engine import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Count,
+    Exchange,
+    OptimizedParameters,
+    Report,
+    Rounds,
+    Server,
+    Training,
+    Weighted,
+    Work,
+    scalar,
+)
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server, scalar
-from lit_epgan.federated.report import Report, Weighted
 
 Control = Literal["path", "gradient"]
 
 
-class SCAFFOLD(FederatedAlgorithm):
+class SCAFFOLD(Algorithm):
     """Stochastic controlled averaging (Karimireddy, Kale, Mohri, Reddi, Stich and Suresh 2020, algorithm 1).
 
     Client k holds c_k, 0 at first, the server c = their mean; a local step follows the gradient g + c - c_k. After it
@@ -26,7 +38,8 @@ class SCAFFOLD(FederatedAlgorithm):
     records as those known, on average. For plain gradient descent the second is the paper's
     c_k - c + (theta - theta_k) / (steps lr); as a mean of gradients it holds for any optimizer.
 
-    Price: two vectors up and two down. The client stores one; ``gradient`` costs one more pass over its records.
+    Price: two vectors up and two down, which sum. The client stores one; ``gradient`` costs one more pass over its
+    records.
 
     Args:
         control: how a client's control variate is renewed.
@@ -43,58 +56,77 @@ class SCAFFOLD(FederatedAlgorithm):
         self.control = control
         self.lr = lr
 
-    def start_fit(self, server: Server) -> None:
+    def start(self, server: Server) -> None:
+        """c = 0, and nobody known."""
         server.state.setdefault("control", torch.zeros_like(server.parameters))
         for name in ("known", "known_weight"):
             server.state.setdefault(name, scalar(0))
 
-    def client_download(self, client: Client) -> Report:
-        return {"parameters": client.server.parameters, "control": client.server.state["control"]}
-
-    def start_client(self, client: Client) -> None:
-        server = client.server
-        self._is_new = "control" not in client.state
-        own = client.state.setdefault("control", torch.zeros_like(server.parameters))
-        self._correction = server.state["control"] - own
-        self._new = client.gradient() if self.control == "gradient" else torch.zeros_like(own)
-        self._steps = [0] * len(server.optimized)
-
-    def adjust_gradients(self, client: Client, optimized: OptimizedParameters) -> None:
-        parameters, gradients = optimized.with_gradient()
-        if not gradients:
-            return
-        if self.control == "path":
-            torch._foreach_add_(optimized.flat.views(self._new, parameters), gradients)
-            self._steps[optimized.index] += 1
-        torch._foreach_add_(gradients, optimized.flat.views(self._correction, parameters))
-
-    def end_client(self, client: Client) -> None:
-        if self.control == "path":
-            for optimized, steps in zip(client.server.optimized, self._steps, strict=True):
-                for part in optimized.slices:
-                    self._new[part] /= max(1, steps)
-        self._change = self._new - client.state["control"]
-        client.state["control"] = self._new
-
-    def client_report(self, client: Client) -> Report:
-        return {
-            "parameters": Weighted(client.parameters, client.weight),
-            "control": Weighted(self._change, client.weight),
-            "weight": scalar(client.weight),
-            "known": scalar(self._is_new),
-            "known_weight": scalar(client.weight * self._is_new),
-        }
-
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        merged = (total["parameters"] / total["weight"]).to(server.parameters.dtype)
-        server.parameters.lerp_(merged, self.lr)
+    def round(self, server: Server) -> Rounds:
+        """theta and c out, their changes back."""
+        control = server.state["control"]
+        total = yield Exchange({"parameters": server.parameters, "control": control})
+        server.parameters += self.lr * total.mean("parameters")
         before = self._all_weight(server)
         for name in ("known", "known_weight"):
             server.state[name] = server.state[name] + total[name]
-        after, control = self._all_weight(server), server.state["control"]
+        after = self._all_weight(server)
         control.mul_(before / after).add_((total["control"] / after).to(control.dtype))
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The corrected steps."""
+        return [Controlled(client, received, self.control)]
 
     def _all_weight(self, server: Server) -> float:
         """sum n_k over all clients; 1 as long as nobody has any."""
         known, weight = float(server.state["known"]), float(server.state["known_weight"])
         return weight * server.clients / known if weight > 0 else 1.0
+
+
+class Controlled(Training):
+    """A client's steps, corrected by c - c_k; its report has the change of c_k beside that of theta."""
+
+    def __init__(self, client: Client, received: Broadcast, control: Control) -> None:
+        super().__init__(client, received)
+        self.control = control
+
+    def begin(self) -> None:
+        """The correction of this round."""
+        client = self.client
+        self._is_new = "control" not in client.state
+        own = client.state.setdefault("control", torch.zeros_like(self.start()))
+        self._correction = self.received["control"] - own
+        self._renewed = client.gradient() if self.control == "gradient" else torch.zeros_like(own)
+        self._steps = [0] * len(client.optimized)
+
+    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
+        """g <- g + c - c_k; the path's gradients are summed up on the way."""
+        parameters, gradients = optimized.with_gradient()
+        if not gradients:
+            return
+        if self.control == "path":
+            torch._foreach_add_(optimized.flat.views(self._renewed, parameters), gradients)
+            self._steps[self.client.optimized.index(optimized)] += 1
+        torch._foreach_add_(gradients, optimized.flat.views(self._correction, parameters))
+
+    def end(self) -> None:
+        """c_k+."""
+        if self.control == "path":
+            for optimized, steps in zip(self.client.optimized, self._steps, strict=True):
+                for part in optimized.slices:
+                    if steps:
+                        self._renewed[part] /= steps
+                    else:
+                        self._renewed[part] = self.client.state["control"][part]
+        self._change = self._renewed - self.client.state["control"]
+        self.client.state["control"] = self._renewed
+
+    def report(self) -> Report:
+        """The changes of theta_k and c_k, weighted by n_k; whether this is the client's first report."""
+        weight = self.client.weight
+        return {
+            **super().report(),
+            "control": Weighted(self._change, weight),
+            "known": Count(self._is_new),
+            "known_weight": Count(weight * self._is_new, True),
+        }

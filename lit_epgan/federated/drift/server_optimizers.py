@@ -5,12 +5,11 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from lit_epgan.engine import Algorithm, Around, Rounds, Server
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import FederatedAlgorithm, Server
-from lit_epgan.federated.composed import Composed
 
 
-class ServerOptimizer(Composed):
+class ServerOptimizer(Around):
     """Around any algorithm: its server update gives a change D = merged - theta, and ``step`` says what to do with it.
 
     Args:
@@ -21,7 +20,7 @@ class ServerOptimizer(Composed):
         UserError: if an argument is out of its range.
     """
 
-    def __init__(self, lr: float, inner: FederatedAlgorithm | None = None) -> None:
+    def __init__(self, lr: float, inner: Algorithm | None = None) -> None:
         super().__init__(inner)
         if not lr > 0:
             raise UserError(f"{type(self).__name__}'s lr is {lr}; it must be above 0")
@@ -29,11 +28,12 @@ class ServerOptimizer(Composed):
 
     @abstractmethod
     def step(self, server: Server, change: Tensor) -> Tensor:
-        """What is added to the server's parameters."""
+        """What is added to the server's parameters (d,), from a round's ``change`` (d,)."""
 
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
+    def round(self, server: Server) -> Rounds:
+        """The inner algorithm's round, and what ``step`` makes of its change."""
         before = server.parameters.clone()
-        super().server_update(server, total)
+        yield from super().round(server)
         change = server.parameters - before
         server.parameters.copy_(before + self.step(server, change))
 
@@ -41,13 +41,14 @@ class ServerOptimizer(Composed):
 class FedAvgM(ServerOptimizer):
     """Server momentum (Hsu, Qi and Brown 2019): m <- momentum m + D;  theta <- theta + lr m."""
 
-    def __init__(self, lr: float = 1.0, momentum: float = 0.9, inner: FederatedAlgorithm | None = None) -> None:
+    def __init__(self, lr: float = 1.0, momentum: float = 0.9, inner: Algorithm | None = None) -> None:
         super().__init__(lr, inner)
         if not 0 <= momentum < 1:
             raise UserError(f"FedAvgM's momentum is {momentum}; it must lie in [0, 1)")
         self.momentum = momentum
 
     def step(self, server: Server, change: Tensor) -> Tensor:
+        """lr m (d,)."""
         mean = server.state.setdefault("server_momentum", torch.zeros_like(change))
         mean.mul_(self.momentum).add_(change)
         return self.lr * mean
@@ -73,7 +74,7 @@ class FedAdam(ServerOptimizer):
         lr: float = 1e-2,
         betas: tuple[float, float] = (0.9, 0.99),
         tau: float = 1e-3,
-        inner: FederatedAlgorithm | None = None,
+        inner: Algorithm | None = None,
     ) -> None:
         super().__init__(lr, inner)
         if not all(0 <= beta < 1 for beta in betas) or not tau > 0:
@@ -84,6 +85,7 @@ class FedAdam(ServerOptimizer):
         self.tau = tau
 
     def step(self, server: Server, change: Tensor) -> Tensor:
+        """lr m / (v^1/2 + tau) (d,)."""
         mean = server.state.setdefault("server_momentum", torch.zeros_like(change))
         square = server.state.setdefault("server_square", torch.full_like(change, self.tau**2))
         mean.lerp_(change, 1 - self.betas[0])
@@ -91,7 +93,7 @@ class FedAdam(ServerOptimizer):
         return self.lr * mean / (square.sqrt() + self.tau)
 
     def accumulate(self, square: Tensor, new: Tensor) -> None:
-        """v, in place, from D^2."""
+        """v (d,), in place, from D^2 (d,)."""
         square.lerp_(new, 1 - self.betas[1])
 
 
@@ -99,4 +101,5 @@ class FedYogi(FedAdam):
     """As FedAdam, with v <- v - (1 - b2) D^2 sign(v - D^2) (Reddi et al. 2021, algorithm 2)."""
 
     def accumulate(self, square: Tensor, new: Tensor) -> None:
+        """v (d,), in place, from D^2 (d,)."""
         square.sub_((1 - self.betas[1]) * new * torch.sign(square - new))

@@ -5,8 +5,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lit_epgan.federated.algorithm import Server, check_server_training
-from lit_epgan.federated.function_space.generator_sites import GeneratorSites, drawn, joined
+from lit_epgan.engine import Rounds, Server, check_server_training
+from lit_epgan.federated.function_space.generator_sites import (
+    RECORDS,
+    SITE,
+    GeneratorSites,
+    SiteTensors,
+    drawn,
+    joined,
+    known_sites,
+)
 
 
 class DistilledSites(GeneratorSites):
@@ -38,18 +46,24 @@ class DistilledSites(GeneratorSites):
         self.server_steps = server_steps
         self.batch_size = batch_size
 
-    def clients_work(self, round_: int) -> bool:
+    def trains(self, round_: int) -> bool:
+        """In the first round only."""
         return round_ == 0
 
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        if total:
-            super().server_update(server, total)
-        elif self._pools:
+    def round(self, server: Server) -> Rounds:
+        """The sites, once; then the server's own training."""
+        if server.round == 0:
+            yield from super().round(server)
+        elif known_sites(server):
             server.train(self._batches(server))
 
     def _batches(self, server: Server) -> Iterator[list[Tensor]]:
-        pools = joined(list(self._pools.values()))
-        records = torch.cat([server.state[f"records.{k}"] for k in self._pools]).cpu()
+        sites, tensors = known_sites(server), SiteTensors(server.module, self.generator)
+        words = [(server.seed, server.round, k, "pool") for k in sites]
+        drawn_ = [
+            tensors.draw(server.state[f"{SITE}{k}"], self.pool, *word) for k, word in zip(sites, words, strict=True)
+        ]
+        pools, records = joined(drawn_), torch.cat([server.state[f"{RECORDS}{k}"] for k in sites]).cpu()
         for _ in range(self.server_steps):
             rows, labels = drawn(pools, records, self.batch_size)
             yield [rows] if labels is None else [rows, labels]

@@ -6,21 +6,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.embedding import Guarantee
+from lit_epgan.engine import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Exchange,
+    Report,
+    Rounds,
+    Server,
+    Work,
+    check_server_training,
+)
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, check_server_training
-from lit_epgan.federated.function_space.embedding_release import OWN, TOTAL, EmbeddingRelease
-from lit_epgan.federated.report import Report
-from lit_epgan.federated.tilted_batch import batch_rows
+from lit_epgan.federated.function_space.embedding_release import TOTAL, EmbeddingRelease
 from lit_epgan.networks.average import ParameterAverage
 
 
-class EmbeddingOnServer(FederatedAlgorithm):
+class EmbeddingOnServer(Algorithm):
     """Clients release their mean embeddings once; the server trains the module on points herded to the sum.
 
-    first round   every client of the cohort releases (n_k, n_k mu_k) and nothing else: no parameters, no buffers; its
-                  local steps are not used (``data.warmup_steps: 1``); the server herds points to the total, as
-                  EmbeddingSites does
+    first round   every client of the cohort releases (n_k, n_k mu_k) and nothing else: no parameters, no buffers, and
+                  no step of training; the server herds points to the total, as EmbeddingSites does
     then          no client works; ``server_steps`` of the module's own training steps on the points, every round
 
     With ``noise_multiplier`` z all that is learned from the records is one release of the Gaussian mechanism per
@@ -44,13 +50,11 @@ class EmbeddingOnServer(FederatedAlgorithm):
         UserError: if an argument is out of its range, an inner algorithm is asked for, or the module cannot be sampled.
     """
 
-    merges = False
-
     def __init__(
         self,
         server_steps: int = 200,
         batch_size: int = 32,
-        inner: FederatedAlgorithm | None = None,
+        inner: Algorithm | None = None,
         **release: Any,
     ) -> None:
         name = type(self).__name__
@@ -64,35 +68,34 @@ class EmbeddingOnServer(FederatedAlgorithm):
         self.batch_size = batch_size
         self.release = EmbeddingRelease(**release)
 
-    @property
-    def guarantee(self) -> Guarantee | None:
+    def guarantee(self) -> str | None:
         """What holds for each client's release, and for the trained model; None without noise."""
-        return self.release.guarantee
+        release = self.release.guarantee
+        return None if release is None else str(release)
 
-    def start_fit(self, server: Server) -> None:
-        self.release.build(server)
+    def build(self, module: nn.Module, seed: int) -> None:
+        """The features."""
+        self.release.build(module, seed)
 
-    def clients_work(self, round_: int) -> bool:
-        return round_ == 0
+    def start(self, server: Server) -> None:
+        """A resumed server's features are those that it had."""
+        self.release.start(server)
 
-    def client_download(self, client: Client) -> Report:
-        """A seed is all that a client needs."""
-        return {}
+    def trains(self, round_: int) -> bool:
+        """Never: no record reaches a training step, nor any loss that it logs."""
+        return False
 
-    def client_batch(self, client: Client, batch: Any) -> Any:
-        """No record reaches the module's step on a client, nor any loss that it logs."""
-        return [torch.zeros_like(batch_rows(batch))]
-
-    def client_report(self, client: Client) -> Report:
-        released = self.release.of(client)
-        del client.state[OWN]  # nobody needs it again
-        return {TOTAL: released}
-
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        if TOTAL in total:
+    def round(self, server: Server) -> Rounds:
+        """The releases, once; then the server's own training."""
+        if server.round == 0:
+            total = yield Exchange({}, question="release", training=False)
             self.release.add(server, total[TOTAL])
         else:
             self.train(server)
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The release."""
+        return [Releasing(client, received, self.release)]
 
     def train(self, server: Server) -> None:
         """A round's work on the server."""
@@ -103,10 +106,22 @@ class EmbeddingOnServer(FederatedAlgorithm):
         return self.release.samples(server, n, start)
 
     def _batches(self, server: Server) -> Iterator[list[Tensor]]:
-        points = self.release.herded(server).to(server.parameters.dtype)
+        points = self.release.herded(server.state).to(server.parameters.dtype)
         for _ in range(self.server_steps):
             rows = torch.randint(len(points), (self.batch_size,))
             yield [points[rows.to(points.device)]]
+
+
+class Releasing(Work):
+    """A client's one release."""
+
+    def __init__(self, client: Client, received: Broadcast, release: EmbeddingRelease) -> None:
+        super().__init__(client, received)
+        self.release = release
+
+    def report(self) -> Report:
+        """Count and sums (1 + D,), with noise."""
+        return {TOTAL: self.release.of(self.client)}
 
 
 class MatchedEmbedding(EmbeddingOnServer):
@@ -135,7 +150,7 @@ class MatchedEmbedding(EmbeddingOnServer):
         batch_size: int = 500,
         lr: float = 1e-3,
         average: float = 0.99,
-        inner: FederatedAlgorithm | None = None,
+        inner: Algorithm | None = None,
         **release: Any,
     ) -> None:
         super().__init__(server_steps, batch_size, inner, **release)
@@ -144,21 +159,22 @@ class MatchedEmbedding(EmbeddingOnServer):
         self.lr = lr
         self.average = average
 
-    def start_fit(self, server: Server) -> None:
-        missing = [name for name in ("generator", "latent_dim") if not hasattr(server.module, name)]
+    def build(self, module: nn.Module, seed: int) -> None:
+        """The features; check that there is a generator."""
+        missing = [name for name in ("generator", "latent_dim") if not hasattr(module, name)]
         if missing:
             raise UserError(
                 f"MatchedEmbedding trains the submodule generator from noise (n, latent_dim), but "
-                f"{type(server.module).__name__} has no {' and no '.join(missing)}"
+                f"{type(module).__name__} has no {' and no '.join(missing)}"
             )
-        super().start_fit(server)
+        super().build(module, seed)
 
     def train(self, server: Server) -> None:
-        # no batch for the module's own step: to ask for one trains the generator, between the loading of the server's
-        # parameters and the keeping of the result
-        server.train(self._matching(server))
+        """The generator's steps down the discrepancy."""
+        with server.holding():
+            self._match(server)
 
-    def _matching(self, server: Server) -> Iterator[list[Tensor]]:
+    def _match(self, server: Server) -> None:
         generator: nn.Module = server.module.get_submodule("generator")
         latent: int = server.module.latent_dim  # type: ignore[assignment]
         members: int = getattr(server.module, "members", 1)  # a mixture's rows are equal blocks
@@ -175,5 +191,3 @@ class MatchedEmbedding(EmbeddingOnServer):
             optimizer.step()
             if averaging is not None:
                 averaging.update()
-        return
-        yield  # a generator, so that it begins when it is asked

@@ -20,18 +20,20 @@ from lit_epgan.embedding import (
 )
 from lit_epgan.embedding.factor import SENSITIVITY
 from lit_epgan.embedding.feature_maps import FlatFeatures
+from lit_epgan.engine import Broadcast, Client, Server, scalar
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, Server
 from lit_epgan.federated.function_space.shared_features import SharedFeatures
 from lit_epgan.randomness import generator_for
 
 TOTAL, CODES, OWN, NETWORK = "embedding", "embedding.codes", "embedding", "embedding.network"
+VERSION = "embedding.version"
 
 
 class InDouble(nn.Module):
     """The same numbers in double precision."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x`` in float64."""
         return x.double()
 
 
@@ -93,67 +95,96 @@ class EmbeddingRelease:
         self.points, self.herding_steps = points, herding_steps
         self.herding_rate, self.smoothing = herding_rate, smoothing
         self.mechanism = GaussianMechanism(noise_multiplier, delta, noise_seed)
-        self._sent: dict[int, Tensor] = {}
+        self._network: Tensor | None = None
 
     @property
     def guarantee(self) -> Guarantee | None:
         """What a client's release guarantees; None without noise."""
         return self.mechanism.guarantee(SENSITIVITY)
 
-    def build(self, server: Server) -> None:
-        """Make the features and the code for the module's data.
+    def build(self, module: nn.Module, seed: int, network: Tensor | None = None) -> None:
+        """Make the features and the code for the module's data; everybody makes the same.
+
+        Args:
+            module: the module.
+            seed: the federation's.
+            network: of a submodule that is taken as features, as ``network`` gave it; by default as it is now.
 
         Raises:
             UserError: the module cannot be sampled, or the features do not suit its samples.
         """
-        if not hasattr(server.module, "sample"):
+        if not hasattr(module, "sample"):
             raise UserError(
-                f"{type(server.module).__name__} has no sample(n, generator), by which the shape of its data is known: "
+                f"{type(module).__name__} has no sample(n, generator), by which the shape of its data is known: "
                 "mean embeddings are for generative modules"
             )
-        shape: torch.Size = server.module.sample(1, generator_for("shape")).shape[1:]  # type: ignore[operator]
+        shape: torch.Size = module.sample(1, generator_for("shape")).shape[1:]  # type: ignore[operator]
         image = len(shape) == 3 or self.stacked is not None
-        code = self._code(shape)
-        h = self._feature_map(server, shape)
+        code, self._seed = self._code(shape), seed
+        h = self._feature_map(module, shape, network)
         # herding needs single precision, whatever the module is trained in
-        dtype = torch.promote_types(server.parameters.dtype, torch.float32)
-        self._like, self._sent = server.parameters.new_empty(0, dtype=dtype), {}
+        parameter = next(p for p in module.parameters() if p.is_floating_point())
+        self._like = parameter.new_empty(0, dtype=torch.promote_types(parameter.dtype, torch.float32))
         self.code, h = code.to(self._like), h.to(self._like)
-        start = self._start(server)
+        start = self._start()
         self._refuse_opaque(h, start[:2])
         with torch.no_grad():
             seen = h(self.code(start))
         relative = self.bandwidths if self.bandwidths is not None else (0.5, 1.0) if image else (0.1, 0.2, 0.4, 0.8)
         unit = median_distance(seen)
         fourier = RandomFourierFeatures(
-            seen.shape[1],
-            self.frequencies,
-            [unit * b for b in relative],
-            generator_for(server.seed, "frequencies"),
+            seen.shape[1], self.frequencies, [unit * b for b in relative], generator_for(seed, "frequencies")
         )
         # what a client releases is summed up in double precision, so that rounding does not add to the sensitivity
         self._released_phi = nn.Sequential(h, InDouble(), copy.deepcopy(fourier))
         self.phi = nn.Sequential(h, fourier.to(self._like))
 
+    def start(self, server: Server) -> None:
+        """A resumed server's features are those that it had."""
+        if self._network is None:
+            return
+        if NETWORK in server.state:
+            self.build(server.module, server.seed, server.state[NETWORK])
+        server.state[NETWORK] = self._network
+
+    def rebuild(self, server: Server) -> None:
+        """The features as the server's model is now."""
+        self.build(server.module, server.seed)
+        if self._network is not None:
+            server.state[NETWORK] = self._network
+
+    def broadcast(self, server: Server) -> Broadcast:
+        """What clients must know: the network that features are taken from, the total and the points."""
+        return {name: server.state[name] for name in (NETWORK, TOTAL, CODES, VERSION) if name in server.state}
+
+    def kept(self, server: Server) -> dict[str, int]:
+        """Their versions: each is sent to a client once."""
+        version = int(server.state.get(VERSION, scalar(0)))
+        return {TOTAL: version, CODES: version, NETWORK: int(TOTAL in server.state)}
+
+    def take(self, client: Client, received: Broadcast) -> None:
+        """A client's features are the server's."""
+        network = received.get(NETWORK)
+        if network is not None and network is not self._network:
+            self.build(client.module, client.seed, network)
+            self._network = network
+
     @torch.no_grad()
     def of(self, client: Client) -> Tensor:
         """The client's release (1 + D,): computed, and noised, once; whoever asks again gets the same numbers."""
-        if OWN not in client.state:
-            # kept here as well: a dropped round forgets the client's state, but noise drawn twice would average out
-            if client.index not in self._sent:
-                exact = EmbeddingFactor.of(client.data(), self._released_phi.to(self._like.device), self._like)
-                released = exact.released(self.mechanism, client.server.seed, client.index)
-                self._sent[client.index] = released.statistics
-            client.state[OWN] = self._sent[client.index]
-        return client.state[OWN]
+        if OWN not in client.released:
+            exact = EmbeddingFactor.of(client.data(), self._released_phi.to(self._like.device), self._like)
+            client.released[OWN] = exact.released(self.mechanism, client.seed, client.index).statistics
+        return client.released[OWN]
 
     def add(self, server: Server, released: Tensor) -> None:
         """Take releases into the server's total, and herd points to it, from where they are."""
         server.state[TOTAL] = released + server.state.get(TOTAL, 0)
-        start = server.state[CODES] if CODES in server.state else self._start(server)
+        server.state[VERSION] = server.state.get(VERSION, scalar(0)) + 1
+        start = server.state[CODES] if CODES in server.state else self._start()
         server.state[CODES] = herd(
             self.phi,
-            self.total(server).mean.to(self._like),
+            self.total(server.state).mean.to(self._like),
             self.code,
             start,
             self.herding_steps,
@@ -162,18 +193,18 @@ class EmbeddingRelease:
             generator_for(server.seed, server.round, "herding"),
         )
 
-    def total(self, server: Server) -> EmbeddingFactor:
-        """The product of all released factors, in float64."""
-        return EmbeddingFactor(server.state[TOTAL])
+    def total(self, tensors: Broadcast) -> EmbeddingFactor:
+        """The product of all released factors, in float64, from the server's state or what a client has received."""
+        return EmbeddingFactor(tensors[TOTAL])
 
     def squared_discrepancy(self, server: Server, x: Tensor) -> Tensor:
         """|| mean phi(x) - mu ||^2 of points x (n, *data_shape) and the total's mean embedding mu."""
-        return (self.phi(x.to(self._like)).mean(0) - self.total(server).mean.to(self._like)).square().sum()
+        return (self.phi(x.to(self._like)).mean(0) - self.total(server.state).mean.to(self._like)).square().sum()
 
     @torch.no_grad()
-    def herded(self, server: Server) -> Tensor:
-        """The herded points (points, *data_shape)."""
-        return self.code(server.state[CODES].to(self._like))
+    def herded(self, tensors: Broadcast) -> Tensor:
+        """The herded points (points, *data_shape), from the server's state or what a client has received."""
+        return self.code(tensors[CODES].to(self._like))
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``herded``: n of the points; once all are drawn, they are drawn again."""
@@ -181,7 +212,7 @@ class EmbeddingRelease:
             return {}
         generator = generator_for(server.seed, "herded")
         orders = [torch.randperm(self.points, generator=generator) for _ in range(-(-(start + n) // self.points))]
-        points = self.herded(server)
+        points = self.herded(server.state)
         return {"herded": points[torch.cat(orders)[start : start + n].to(points.device)]}
 
     def _code(self, shape: torch.Size) -> LowFrequencies | Points | StackedFrames:
@@ -195,17 +226,18 @@ class EmbeddingRelease:
             )
         return Points(shape, 5.0 if self.bound is None else self.bound)
 
-    def _feature_map(self, server: Server, shape: torch.Size) -> FlatFeatures:
-        if not isinstance(self.features, str) or self.features not in dict(server.module.named_modules()):
-            return feature_map(self.features, shape, generator_for(server.seed, "features"))
-        shared = SharedFeatures(server.module, self.features)
-        if NETWORK in server.state:
-            shared.load(server.state[NETWORK])
-        server.state[NETWORK] = shared.vector
+    def _feature_map(self, module: nn.Module, shape: torch.Size, network: Tensor | None) -> FlatFeatures:
+        self._network = None
+        if not isinstance(self.features, str) or self.features not in dict(module.named_modules()):
+            return feature_map(self.features, shape, generator_for(self._seed, "features"))
+        shared = SharedFeatures(module, self.features)
+        if network is not None:
+            shared.load(network)
+        self._network = shared.vector
         return FlatFeatures(shared)
 
-    def _start(self, server: Server) -> Tensor:
-        return self.code.start(self.points, generator_for(server.seed, "herding start"))
+    def _start(self) -> Tensor:
+        return self.code.start(self.points, generator_for(self._seed, "herding start"))
 
     @torch.enable_grad()
     def _refuse_opaque(self, h: nn.Module, codes: Tensor) -> None:

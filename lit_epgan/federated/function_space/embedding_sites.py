@@ -1,20 +1,33 @@
 """Expectation propagation in function space by messages that sum: a client's site is its data's mean embedding."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_epgan.embedding import EmbeddingFactor, Guarantee, SimplexWeights
+from lit_epgan.embedding import EmbeddingFactor, SimplexWeights
+from lit_epgan.engine import (
+    Algorithm,
+    Around,
+    Broadcast,
+    Client,
+    Exchange,
+    Report,
+    Rounds,
+    Server,
+    Total,
+    Work,
+    passing,
+)
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, Server, unsent
-from lit_epgan.federated.composed import Composed
-from lit_epgan.federated.function_space.embedding_release import CODES, NETWORK, OWN, TOTAL, EmbeddingRelease
-from lit_epgan.federated.report import Report
+from lit_epgan.federated.function_space.embedding_release import OWN, TOTAL, VERSION, EmbeddingRelease
 from lit_epgan.federated.tilted_batch import batch_rows, row_counts, tilted_batch
 
+WEIGHTS, WEIGHTS_OF, SENT = "embedding.weights", "embedding.weights_of", "embedding.sent"
 
-class EmbeddingSites(Composed):
+
+class EmbeddingSites(Around):
     """The site factor of client k, exp(n_k <mu_k, f>) in the critic f, by the mean embedding mu_k of its data.
 
     mu_k = 1/n_k sum_i phi(x_i) with random Fourier features phi. The sites' product has the sum of their statistics,
@@ -54,7 +67,7 @@ class EmbeddingSites(Composed):
 
     def __init__(
         self,
-        inner: FederatedAlgorithm | None = None,
+        inner: Algorithm | None = None,
         own_rows: int = 8,
         release_round: int = 0,
         other_rows: int | None = None,
@@ -68,67 +81,94 @@ class EmbeddingSites(Composed):
         self.own_rows, self.other_rows, self.release_round = own_rows, other_rows, release_round
         self.release = EmbeddingRelease(**release)
 
-    @property
-    def guarantee(self) -> Guarantee | None:
+    def guarantee(self) -> str | None:
         """What the release of a client guarantees; None without noise. It does not cover the rounds' reports."""
-        return self.release.guarantee
+        release = self.release.guarantee
+        return super().guarantee() if release is None else f"each client's release: {release}"
 
-    def start_fit(self, server: Server) -> None:
-        super().start_fit(server)
-        self.release.build(server)
-        self._herded: Tensor | None = None  # the codes that what follows belongs to
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
+        """The features."""
+        self.release.build(module, seed)
+        return super().build(module, seed)
 
-    def start_round(self, server: Server) -> None:
-        super().start_round(server)
+    def start(self, server: Server) -> None:
+        """A resumed server's features are those that it had."""
+        super().start(server)
+        self.release.start(server)
+
+    def round(self, server: Server) -> Rounds:
+        """The inner algorithm's, with the total and the points out, and releases back."""
         if server.round == self.release_round > 0 and TOTAL not in server.state:
-            server.state.pop(NETWORK, None)
-            self.release.build(server)
-        if CODES in server.state and server.state[CODES] is not self._herded:
-            self._herded = server.state[CODES]
-            self._points = self.release.herded(server)
-            self._simplex = SimplexWeights(self.release.phi(self._points))
-            self._weights: dict[int, Tensor] = {}
+            self.release.rebuild(server)
+        known, kept = self.release.broadcast(server), self.release.kept(server)
 
-    def cavity(self, client: Client) -> EmbeddingFactor | None:
-        """The product of the other clients' sites; None if there are none yet."""
-        if TOTAL not in client.server.state:
-            return None
-        total = self.release.total(client.server)
-        cavity = total / EmbeddingFactor(client.state[OWN]) if OWN in client.state else total
-        return cavity if float(cavity.count) >= 0.5 else None  # counts may be noisy
+        def out(exchange: Exchange) -> Exchange:
+            if not exchange.training:
+                return exchange
+            return replace(exchange, sent=lambda k: {**exchange.sent_to(k), **known}, kept={**exchange.kept, **kept})
 
-    def start_client(self, client: Client) -> None:
-        super().start_client(client)
-        cavity = self.cavity(client)
-        self._others = 0.0 if cavity is None else float(cavity.count)
-        if cavity is not None and client.index not in self._weights:
-            self._weights[client.index] = self._simplex(cavity.mean.to(self._points)).cpu()
+        def back(exchange: Exchange, total: Total) -> None:
+            if TOTAL in total:
+                released.append(total.sums.pop(TOTAL))
 
-    def client_download(self, client: Client) -> Report:
-        """The total and the points once, beside what ``inner`` needs."""
-        known = [name for name in (TOTAL, CODES) if name in client.server.state]
-        return dict(super().client_download(client)) | unsent(client, known)
+        released: list[Tensor] = []
+        yield from passing(super().round(server), out, back)
+        for each in released:
+            self.release.add(server, each)
 
-    def client_batch(self, client: Client, batch: Any) -> Any:
-        batch = super().client_batch(client, batch)
-        if not self._others:
-            return batch
-        own, rows = row_counts(len(batch_rows(batch)), self.own_rows, self.other_rows)
-        drawn = torch.multinomial(self._weights[client.index], rows, replacement=True)
-        replay = self._points[drawn.to(self._points.device)]
-        return tilted_batch(batch, own, replay, client.weight / (client.weight + self._others))
-
-    def client_report(self, client: Client) -> Report:
-        report = dict(super().client_report(client))
-        if OWN not in client.state and client.server.round >= self.release_round:
-            report[TOTAL] = self.release.of(client)
-        return report
-
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        super().server_update(server, total)
-        if TOTAL in total:
-            self.release.add(server, total[TOTAL])
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The points in the minibatch, and the release, after the inner algorithm's work."""
+        inner = super().works(question, client, received)
+        return [*inner, EmbeddingWork(self, client, received)] if question == "train" else inner
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``herded``: the points alone, no federation."""
         return super().samples(server, n, start) | self.release.samples(server, n, start)
+
+
+class EmbeddingWork(Work):
+    """A client's minibatches of own rows and points weighed to its cavity; its release, once."""
+
+    def __init__(self, settings: EmbeddingSites, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.settings, self.release = settings, settings.release
+
+    def cavity(self) -> EmbeddingFactor | None:
+        """The product of the other clients' sites; None if there are none yet."""
+        if TOTAL not in self.received:
+            return None
+        total, client = self.release.total(self.received), self.client
+        cavity = total / EmbeddingFactor(client.released[OWN]) if SENT in client.state else total
+        return cavity if float(cavity.count) >= 0.5 else None  # counts may be noisy
+
+    def begin(self) -> None:
+        """The weights of the points, anew when these or the total have changed."""
+        client, received = self.client, self.received
+        self.release.take(client, received)
+        cavity = self.cavity()
+        self._others = 0.0 if cavity is None else float(cavity.count)
+        if cavity is None:
+            return
+        self._points: Tensor = client.remember("points", lambda: self.release.herded(received))
+        of = client.state.get(WEIGHTS_OF)
+        if of is None or not torch.equal(of, received[VERSION]):
+            simplex = client.remember("simplex", lambda: SimplexWeights(self.release.phi(self._points)))
+            client.state[WEIGHTS] = simplex(cavity.mean.to(self._points)).cpu()
+            client.state[WEIGHTS_OF] = received[VERSION].clone()
+
+    def batch(self, batch: Any) -> Any:
+        """Own rows and points, with the rows' weights."""
+        if not self._others:
+            return batch
+        settings, client = self.settings, self.client
+        own, rows = row_counts(len(batch_rows(batch)), settings.own_rows, settings.other_rows)
+        drawn = torch.multinomial(client.state[WEIGHTS], rows, replacement=True)
+        replay = self._points[drawn.to(self._points.device)]
+        return tilted_batch(batch, own, replay, client.weight / (client.weight + self._others))
+
+    def report(self) -> Report:
+        """The release, once; the same again if the round in which it was sent did not count."""
+        if SENT in self.client.state or self.client.round < self.settings.release_round:
+            return {}
+        self.client.state[SENT] = torch.ones(1)
+        return {TOTAL: self.release.of(self.client)}

@@ -1,21 +1,35 @@
 """Expectation propagation in function space: a client's site is a generator of its own data."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from lit_epgan.engine import (
+    Algorithm,
+    Around,
+    Broadcast,
+    Client,
+    Count,
+    Exchange,
+    Report,
+    Rounds,
+    Server,
+    Stack,
+    Total,
+    Work,
+    passing,
+)
 from lit_epgan.errors import UserError
-from lit_epgan.federated.algorithm import Client, FederatedAlgorithm, OptimizedParameters, Server, scalar, unsent
-from lit_epgan.federated.composed import Composed
-from lit_epgan.federated.report import Report
 from lit_epgan.federated.tilted_batch import batch_rows, row_counts, tilted_batch
 from lit_epgan.randomness import generator_for
 
 Samples = tuple[Tensor, Tensor | None]  # rows and their labels, if they have any
+SITE, RECORDS = "site.", "records."  # and a client's index
 
 
-class GeneratorSites(Composed):
+class GeneratorSites(Around):
     """The site factor of client j, exp(n_j E_{x ~ X_j} phi(D(x))), by samples of a generator trained on X_j alone.
 
     Removing client k's site from the product leaves the exact cavity: the other sites' samples. So
@@ -53,7 +67,7 @@ class GeneratorSites(Composed):
         own_rows: int = 8,
         pool: int = 2000,
         refine: float = 0.0,
-        inner: FederatedAlgorithm | None = None,
+        inner: Algorithm | None = None,
         other_rows: int | None = None,
     ) -> None:
         super().__init__(inner)
@@ -66,135 +80,195 @@ class GeneratorSites(Composed):
         self.own_rows, self.other_rows = own_rows, other_rows
         self.pool = pool
         self.refine = refine
-        self._pools: dict[int, Samples] = {}
-        self._changed: set[int] = set()  # clients whose site is new in this round
 
-    def start_fit(self, server: Server) -> None:
-        super().start_fit(server)
-        known = [name for name, _ in server.module.named_children()]
-        if self.generator not in known or not hasattr(server.module, "sample"):
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
+        """Check that the module can be sampled."""
+        known = [name for name, _ in module.named_children()]
+        if self.generator not in known or not hasattr(module, "sample"):
             raise UserError(
                 f"GeneratorSites needs a module with sample(n, generator) and a submodule {self.generator!r}; "
-                f"{type(server.module).__name__} has the submodules {', '.join(known)}: set the algorithm's generator"
+                f"{type(module).__name__} has the submodules {', '.join(known)}: set the algorithm's generator"
+            )
+        return super().build(module, seed)
+
+    def round(self, server: Server) -> Rounds:
+        """The inner algorithm's, with the others' sites out and new sites back."""
+        state, sites = server.state, known_sites(server)
+        initial = SiteTensors(server.module, self.generator).read()
+
+        def out(exchange: Exchange) -> Exchange:
+            if not exchange.training:
+                return exchange
+            return replace(
+                exchange,
+                sent=lambda k: exchange.sent_to(k) | _of_others(state, sites, k),
+                kept={**exchange.kept, **({} if self.refine else _versions(sites))},
+                combine={**exchange.combine, "site": Stack(), "records": Stack()},
             )
 
-    def start_round(self, server: Server) -> None:
-        super().start_round(server)
-        self._changed = set()
-        self._pools = {
-            k: self._draw(server, k, self.pool, "pool") for k in range(server.clients) if f"site.{k}" in server.state
-        }
+        def back(exchange: Exchange, total: Total) -> None:
+            for k, change in total.each.pop("site", {}).items():
+                state[f"{SITE}{k}"] = state.get(f"{SITE}{k}", initial) + change
+            for k, records in total.each.pop("records", {}).items():
+                state[f"{RECORDS}{k}"] = records.to(server.parameters)
 
-    def start_client(self, client: Client) -> None:
-        super().start_client(client)
-        others = [k for k in self._pools if k != client.index]
-        self._alone = not others or "site" not in client.state
-        if not self._alone:
-            self._others = joined([self._pools[k] for k in others])
-            self._others_records = torch.cat([client.server.state[f"records.{k}"] for k in others]).cpu()
-        self._refining = not self._alone and self._refinement(client) > 0
-        if self._refining:
-            client.server.flat.load(client.state["parameters"])
-            self._load(client.server, client.state["site"])
+        yield from passing(super().round(server), out, back)
 
-    def client_download(self, client: Client) -> Report:
-        """The others' sites, once where they are never refined, beside what ``inner`` needs."""
-        others = [f"site.{k}" for k in self._pools if k != client.index]
-        sites = {n: client.server.state[n] for n in others} if self.refine else unsent(client, others)
-        return dict(super().client_download(client)) | sites
-
-    def client_batch(self, client: Client, batch: Any) -> Any:
-        if self._refining and client.step == self._refinement(client):
-            self._keep_site(client)
-            self._refining = False
-            client.restart()
-        elif not self._refining:  # before the restart's first batch no step of inner's has been made
-            batch = super().client_batch(client, batch)
-        return batch if self._alone or self._refining else self._tilted_batch(client, batch)
-
-    def extra_loss(self, client: Client) -> Tensor | None:
-        return None if self._refining else super().extra_loss(client)
-
-    def adjust_gradients(self, client: Client, optimized: OptimizedParameters) -> None:
-        if not self._refining:  # a site knows nothing of the others
-            super().adjust_gradients(client, optimized)
-
-    def after_step(self, client: Client, optimized: OptimizedParameters) -> None:
-        if not self._refining:
-            super().after_step(client, optimized)
-
-    def end_client(self, client: Client) -> None:
-        super().end_client(client)
-        if self._alone:
-            self._keep_site(client)
-
-    def client_report(self, client: Client) -> Report:
-        report = dict(super().client_report(client))
-        if client.index in self._changed:
-            report[f"site.{client.index}"] = client.state["site"]
-            report[f"records.{client.index}"] = scalar(client.weight)
-        return report
-
-    def server_update(self, server: Server, total: dict[str, Tensor]) -> None:
-        super().server_update(server, total)
-        for name, value in total.items():
-            if name.startswith(("site.", "records.")):
-                server.state[name] = value.to(server.parameters.dtype)
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The site's work after the inner algorithm's, which rests while the site is refined."""
+        inner = super().works(question, client, received)
+        return [*inner, SiteWork(self, client, received, inner)] if question == "train" else inner
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``union``: the sites' own samples, in proportion to the clients' records."""
-        sites = [k for k in range(server.clients) if f"site.{k}" in server.state]
-        further = super().samples(server, n, start)
+        sites, further = known_sites(server), super().samples(server, n, start)
         if not sites:
             return further
-        records = torch.cat([server.state[f"records.{k}"] for k in sites])
+        records = torch.cat([server.state[f"{RECORDS}{k}"] for k in sites])
         counts = _apportion(records / records.sum(), n)
         words: list[str | int] = ["union", start] if start else ["union"]
-        union = torch.cat([self._draw(server, k, c, *words)[0] for k, c in zip(sites, counts, strict=True) if c])
-        return further | {"union": union}
+        tensors = SiteTensors(server.module, self.generator)
+        drawn_ = [
+            tensors.draw(server.state[f"{SITE}{k}"], c, server.seed, server.round, k, *words)[0]
+            for k, c in zip(sites, counts, strict=True)
+            if c
+        ]
+        return further | {"union": torch.cat(drawn_)}
 
-    def _tilted_batch(self, client: Client, batch: Any) -> Any:
+
+class SiteWork(Work):
+    """A client's own site, and its minibatches of own rows and samples of the others' sites."""
+
+    def __init__(self, settings: GeneratorSites, client: Client, received: Broadcast, inner: list[Work]) -> None:
+        super().__init__(client, received)
+        self.settings, self.inner = settings, inner
+        self.tensors = SiteTensors(client.module, settings.generator)
+
+    def begin(self) -> None:
+        """Alone without a site or without others; else their pools, and the own site if it is to be refined."""
+        client, received = self.client, self.received
+        others = sorted(int(name.removeprefix(SITE)) for name in received if name.startswith(SITE))
+        self._changed, self._before = False, self.tensors.read()
+        self._alone = not others or "site" not in client.state
+        if not self._alone:
+            self._others = joined([self._pool(k) for k in others])
+            self._others_records = torch.cat([received[f"{RECORDS}{k}"] for k in others]).cpu()
+        self._refining = not self._alone and self._refinement() > 0
+        if self._refining:
+            self._before = client.state["site"]
+            client.flat.load(client.state["parameters"])
+            self.tensors.load(self._before)
+            self._rest(True)
+
+    def batch(self, batch: Any) -> Any:
+        """Once the site is refined, the training from the server's parameters starts; then the tilted minibatch."""
+        if self._refining and self.client.step == self._refinement():
+            self._keep_site()
+            self._refining = False
+            self._rest(False)
+            self.client.restart()
+        return batch if self._alone or self._refining else self._tilted_batch(batch)
+
+    def end(self) -> None:
+        """What a client that trained alone has learnt is its site."""
+        if self._alone:
+            self._keep_site()
+
+    def report(self) -> Report:
+        """The site's change, where there is any, and the client's records."""
+        if not self._changed:
+            return {}
+        return {"site": self._change, "records": Count(self.client.weight, True)}
+
+    def _rest(self, rests: bool) -> None:
+        for work in self.inner:  # a site knows nothing of the others
+            work.rests = rests
+
+    def _pool(self, k: int) -> Samples:
+        """Samples of site k, the same for everyone: made once for all clients of a seat."""
+        client, site = self.client, self.received[f"{SITE}{k}"]
+        words = (client.seed, client.round, k, "pool")
+        return client.remember(f"pool {k}", lambda: self.tensors.draw(site, self.settings.pool, *words))
+
+    def _tilted_batch(self, batch: Any) -> Any:
         """Own rows and samples of the other sites, with the rows' weights."""
-        records = self._others_records
-        own, rows = row_counts(len(batch_rows(batch)), self.own_rows, self.other_rows)
+        records, settings, weight = self._others_records, self.settings, self.client.weight
+        own, rows = row_counts(len(batch_rows(batch)), settings.own_rows, settings.other_rows)
         replay, labels = drawn(self._others, records, rows)
-        return tilted_batch(batch, own, replay, client.weight / (client.weight + float(records.sum())), labels)
+        return tilted_batch(batch, own, replay, weight / (weight + float(records.sum())), labels)
 
-    def _refinement(self, client: Client) -> int:
-        return int(self.refine * client.steps) if client.steps is not None else 0
+    def _refinement(self) -> int:
+        """Steps that refine the site."""
+        return int(self.settings.refine * self.client.steps) if self.client.steps is not None else 0
 
-    def _keep_site(self, client: Client) -> None:
-        self._changed.add(client.index)
-        client.state["site"] = self._read(client.server)
-        client.state["parameters"] = client.parameters.clone()
+    def _keep_site(self) -> None:
+        self._changed, self._change = True, self.tensors.read() - self._before
+        self.client.state["site"] = self._before + self._change  # as the server adds it up
+        if self.settings.refine:
+            self.client.state["parameters"] = self.client.parameters.clone()
 
-    def _tensors(self, server: Server) -> list[Tensor]:
-        submodule = server.module.get_submodule(self.generator)
-        shares = [server.module.get_buffer("label_shares")] if hasattr(server.module, "sample_labelled") else []
+
+class SiteTensors:
+    """What of a module is a site, as one vector.
+
+    Args:
+        module: offers ``sample(n, generator)``, or ``sample_labelled`` and a buffer ``label_shares``.
+        generator: name of the submodule that it draws from.
+    """
+
+    def __init__(self, module: nn.Module, generator: str) -> None:
+        self._module, self._generator = module, generator
+
+    def _tensors(self) -> list[Tensor]:
+        submodule = self._module.get_submodule(self._generator)
+        shares = [self._module.get_buffer("label_shares")] if hasattr(self._module, "sample_labelled") else []
         tensors = [*submodule.parameters(), *submodule.buffers(), *shares]
         return [t.detach() for t in tensors if t.is_floating_point()]
 
-    def _read(self, server: Server) -> Tensor:
-        return torch.cat([t.flatten() for t in self._tensors(server)])
+    def read(self) -> Tensor:
+        """The vector, copied."""
+        return torch.cat([t.flatten() for t in self._tensors()])
 
-    def _load(self, server: Server, site: Tensor) -> None:
+    def load(self, site: Tensor) -> None:
+        """Make the module hold a site."""
         start = 0
-        for tensor in self._tensors(server):
+        for tensor in self._tensors():
             tensor.copy_(site[start : start + tensor.numel()].view_as(tensor))
             start += tensor.numel()
 
-    def _draw(self, server: Server, k: int, n: int, *purpose: str | int) -> Samples:
-        """n samples of site k, and their labels where it knows any, leaving the module as it was."""
-        kept = self._read(server)
-        self._load(server, server.state[f"site.{k}"])
-        generator = generator_for(server.seed, server.round, k, *purpose)
-        module: Any = server.module
+    @torch.no_grad()
+    def draw(self, site: Tensor, n: int, *stream: str | int) -> Samples:
+        """n samples of a site, and their labels where it knows any, leaving the module as it was.
+
+        Args:
+            site: the vector.
+            n: how many.
+            stream: what their randomness is derived from.
+        """
+        kept, module = self.read(), self._module
+        self.load(site)
+        generator = generator_for(*stream)
         if hasattr(module, "sample_labelled"):
-            samples, labels = module.sample_labelled(n, generator)
+            samples, labels = module.sample_labelled(n, generator)  # type: ignore[operator]
         else:
-            samples, labels = module.sample(n, generator), None
-        self._load(server, kept)
+            samples, labels = module.sample(n, generator), None  # type: ignore[operator]
+        self.load(kept)
         return samples, labels
+
+
+def known_sites(server: Server) -> list[int]:
+    """Clients whose site the server has."""
+    return [k for k in range(server.clients) if f"{SITE}{k}" in server.state]
+
+
+def _of_others(state: dict[str, Tensor], sites: list[int], client: int) -> dict[str, Tensor]:
+    """All sites but the client's own, with their records."""
+    return {f"{what}{k}": state[f"{what}{k}"] for what in (SITE, RECORDS) for k in sites if k != client}
+
+
+def _versions(sites: list[int]) -> dict[str, int]:
+    """Those of sites that stay as they are, and of their records."""
+    return {f"{what}{k}": 0 for what in (SITE, RECORDS) for k in sites}
 
 
 def joined(pools: list[Samples]) -> Samples:

@@ -26,6 +26,7 @@ class SharedFeatures(nn.Module):
         self.network.get_submodule(rest).register_forward_hook(self._catch)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The submodule's output for records (n, ...)."""
         self.network(x)
         caught, self._caught = self._caught, None
         assert caught is not None, "the network does not pass through its own submodule"

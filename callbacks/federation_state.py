@@ -1,0 +1,116 @@
+"""What a checkpoint holds of a federation beside the module, always as it stands between two rounds."""
+
+import copy
+from typing import Any
+
+import torch
+
+from lit_epgan.engine import Federation
+from lit_epgan.engine.collectives import gather_objects, rank, ranks
+from lit_epgan.engine.private import Private
+from lit_epgan.errors import UserError
+
+
+class FederationState:
+    """The algorithm's server state, the server's own optimizers' state and every client's private state.
+
+    Args:
+        name: the algorithm's, which a checkpoint must agree with.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.server_optimizers: dict[str, Any] | None = None  # None: they start afresh
+        self.presented: dict[str, Any] = {}  # what all clients' training gathered in the module's attributes
+        self._federation: Federation | None = None
+        self._loaded: dict[str, Any] | None = None
+
+    def attach(self, federation: Federation) -> None:
+        """Meet the federation of this fit; a loaded checkpoint's state goes into it.
+
+        Raises:
+            UserError: the checkpoint is of other clients.
+        """
+        self._federation, self.server_optimizers, self.presented = federation, None, {}
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
+        if loaded["client_names"] != federation.names:
+            raise UserError(
+                f"the checkpoint's federation has the clients {_short(loaded['client_names'])}, this one "
+                f"{_short(federation.names)}: resume with the data settings that the run was started with"
+            )
+        device = federation.server.parameters.device
+        federation.server.state.update({k: v.to(device) for k, v in loaded["server"].items()})
+        if federation.networks.server is not None:
+            federation.networks.server.copy_(loaded["networks"])
+        self.server_optimizers, self.presented = loaded["server_optimizers"], loaded["attributes"]
+        federation.tensors.versions = dict(loaded["versions"])
+        federation.tensors.keep_merges(loaded["merges"])
+        federation.tensors.server.update({name: value.to(device) for name, value in loaded["buffers"].items()})
+        for name, state in loaded["clients"].items():
+            moved = {key: _to(value, device) for key, value in state.items()}
+            federation.private.clients[name] = Private(**moved)
+
+    def exchange_personal(self) -> None:
+        """Let every rank know all clients' personal layers, for evaluating each client's own model."""
+        assert self._federation is not None
+        clients = self._federation.private.clients
+        for rank_states in gather_objects({n: s.personal for n, s in clients.items()}):
+            for name, personal in rank_states.items():
+                clients.setdefault(name, Private()).personal = personal
+
+    def state_dict(self) -> dict[str, Any]:
+        """The federation's state; on several ranks a collective call, each rank contributing its own clients."""
+        federation = self._federation
+        if federation is None:
+            return {}
+        own = {n: vars(s).copy() for n, s in federation.private.clients.items() if self._is_own(n)}
+        clients = {n: s for rank_states in gather_objects(own) for n, s in rank_states.items()}
+        networks, tensors = federation.networks.server, federation.tensors
+        return {
+            "algorithm": self.name,
+            "client_names": list(federation.names),
+            "server": {k: v.clone() for k, v in federation.server.state.items()},
+            "networks": None if networks is None else networks.clone(),
+            "server_optimizers": copy.deepcopy(self.server_optimizers),
+            "versions": dict(tensors.versions),
+            "merges": dict(tensors.merges),
+            "attributes": self.presented,
+            "buffers": {name: tensors.server[name].clone() for name in self._apart()},
+            "clients": {name: clients[name] for name in federation.names if name in clients},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep a checkpoint's state until the federation exists.
+
+        Raises:
+            UserError: it is of another algorithm.
+        """
+        if not state:
+            return
+        if state["algorithm"] != self.name:
+            raise UserError(
+                f"the checkpoint is of a federation under {state['algorithm']}, and this configuration's algorithm is "
+                f"{self.name}: resume with the configuration that the run was started with"
+            )
+        self._loaded = state
+
+    def _apart(self) -> set[str]:
+        """Names of the server's tensors that the module's own part of a checkpoint does not hold."""
+        assert self._federation is not None
+        federation = self._federation
+        return federation.tensors.as_at_start(dict(federation.server.module.state_dict()))
+
+    def _is_own(self, name: str) -> bool:
+        assert self._federation is not None
+        return self._federation.names.index(name) % ranks() == rank()
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    tensors = isinstance(value, dict) and all(isinstance(v, torch.Tensor) for v in value.values())
+    return {k: v.to(device) for k, v in value.items()} if tensors else value
+
+
+def _short(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,241 @@
+"""Drives the engine's rounds by Lightning's batches: whose batch it is says which client works."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.rounds import Mark
+from lit_epgan.engine import Federation, Round, Seat
+from lit_epgan.engine.causes import cause_in_data
+from lit_epgan.engine.collectives import gather_objects
+from lit_epgan.engine.module_state import PREFIX
+from lit_epgan.engine.seat import load_server
+from lit_epgan.errors import UserError
+
+
+class RoundDriver:
+    """The way of a batch: the data module hands it over with a mark, the client that it is of takes up the module.
+
+    A round begins with its first batch and ends with ``finish``. Exchanges without training are answered on the way.
+
+    Args:
+        federation: the server's side.
+        seat: where this rank's clients work.
+        datamodule: whose batches they are.
+
+    Attributes:
+        mark: of the batch at hand.
+        skips: whether the batch at hand is not to be trained on.
+        finished: whether the round has been merged.
+    """
+
+    def __init__(self, federation: Federation, seat: Seat, datamodule: FederatedDataModule) -> None:
+        self.federation, self.seat, self.datamodule = federation, seat, datamodule
+        self.mark: Mark | None = None
+        self.skips = False
+        self.finished = True
+        self._number = 0
+        self._round: Round | None = None
+        self._weights: dict[int, float] = {}
+        self._ended = False
+        self._first: Any = None
+        self._moved: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._gathered: list[dict[str, Any]] = []
+        self._warned = 0
+
+    # The round --------------------------------------------------------------------------------------------------------
+
+    def between_rounds(self) -> None:
+        """Between two rounds, what the module's own hooks have changed in it is the server's."""
+        if self.finished:
+            server, place = self.federation.server, self.seat.place
+            place.flat.adopt()
+            server.parameters.copy_(place.flat.vector)
+            place.tensors.adopt(self._number)
+            self._forget_moved()
+
+    def expect(self, number: int) -> None:
+        """A round is about to begin: its first batch begins it."""
+        self._number, self.finished, self._round, self._moved = number, False, None, None
+        self._weights, self._gathered, self._ended, self.skips = {}, [], False, False
+
+    def _begin(self) -> None:
+        """Begin the round, with what the module's own hooks did at its start."""
+        server, place = self.federation.server, self.seat.place
+        frozen = set(place.tensors.frozen)
+        tensors = {n: t.clone() for n, t in place.tensors.server.items() if n not in frozen}
+        before = server.parameters.clone(), tensors
+        place.flat.adopt()
+        moved = not place.flat.vector.equal(server.parameters)
+        server.parameters.copy_(place.flat.vector)
+        if place.tensors.adopt(self._number) or moved:
+            self._moved = before
+        place.optimizers.round_begins()
+        self._forget_moved()
+        place.attributes.settle()
+        place.attributes.round_begins()
+        self._round = Round(self.federation, self._number)
+        self._answer()
+
+    def finish(self) -> None:
+        """All clients are done: close what is open, and load the server's new model into the module.
+
+        Raises:
+            UserError: if no client's update is finite, or their sum is not.
+        """
+        if self.finished:
+            return
+        if self._round is None:
+            self._begin()
+        assert self._round is not None
+        self._close_client()
+        while self._round.exchange is not None:
+            self._round.close()
+            self._answer()
+        self.finished, self.skips = True, False
+        place = self.seat.place
+        load_server(place, self.federation.server.parameters)
+        place.tensors.settle(self._number)
+        gathered = [each for rank_ in gather_objects(self._gathered) for each in rank_]
+        place.attributes.present(place.attributes.pool(gathered))
+        self._warn()
+
+    def _forget_moved(self) -> None:
+        """Attributes that the module's own hooks set anew between rounds are no client's own."""
+        for path, name in self.seat.place.attributes.moved_on():
+            for private in self.federation.private.clients.values():
+                private.attributes.get(path, {}).pop(name, None)
+
+    def _warn(self) -> None:
+        shared = self.seat.place.attributes.shared()
+        for sentence in shared[self._warned :]:
+            rank_zero_warn(sentence)
+        self._warned = len(shared)
+
+    def abandon(self) -> None:
+        """Leave an unfinished round without a trace."""
+        if not self.finished:
+            if self.seat.abandon():
+                rank_zero_warn(f"round {self._number} was not finished and is dropped")
+            self.federation.private.abandon()
+            if self._moved is not None:
+                self._restore(*self._moved)
+            load_server(self.seat.place, self.federation.server.parameters)
+            self.finished = True
+
+    def _restore(self, parameters: Tensor, tensors: dict[str, Tensor]) -> None:
+        self.federation.server.parameters.copy_(parameters)
+        self.seat.place.tensors.load({PREFIX + name: value for name, value in tensors.items()}, {})
+
+    @property
+    def budget(self) -> dict[str, Tensor]:
+        """What the finished round cost."""
+        return self._round.budget if self._round is not None else {}
+
+    def between(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The server's parameters and other tensors as they were between the last two rounds."""
+        self.between_rounds()
+        if self._moved is not None and not self.finished:
+            frozen = {n: t for n, t in self.seat.place.tensors.server.items() if n in self.seat.place.tensors.frozen}
+            return self._moved[0], {**frozen, **self._moved[1]}
+        return self.federation.server.parameters, self.seat.place.tensors.server
+
+    # A batch ----------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def take_up(self, batch: Any) -> Any:
+        """A training batch is about to be used: switch to its client if it is another's, and let the works see it."""
+        mark = self.datamodule.marks.popleft()
+        if self._round is None:
+            self._begin()
+        if mark.first:
+            self._close_client()
+            self._ended = False
+            self._open(mark)
+            if self.datamodule.clients[mark.client].records is None:
+                self._first = batch
+        self.mark = mark
+        self.skips = self._ended or self.seat.client is None
+        return batch if self.skips else self.seat.batch(batch, mark.weight)
+
+    def end_client(self) -> None:
+        """The module has had enough of the client at work: neither this batch nor its further ones are trained on."""
+        self._ended = self.skips = True
+        self.seat.give_up_batch()
+
+    def passes(self) -> bool:
+        """Whether the next batch is of a client that has ended: then it is taken away."""
+        marks = self.datamodule.marks
+        if not self._ended or not marks or marks[0].first:
+            return False
+        marks.popleft()
+        return True
+
+    @property
+    def position(self) -> int:
+        """The client's steps before the one at hand."""
+        return self.seat.client.step - 1 if self.seat.client is not None else 0
+
+    def steps_now(self, every: int) -> bool:
+        """Whether the optimizer steps at this batch: at every ``every``-th of the client's, and at its last."""
+        if self.seat.client is None or self.mark is None:
+            return True
+        return self.mark.last or self.seat.client.step % every == 0
+
+    def _open(self, mark: Mark) -> None:
+        """The mark's client takes up the module; exchanges that it has no part in are over."""
+        assert self._round is not None
+        idle = mark.weight == 0
+        while not idle and self._round.exchange is not None and mark.client not in self._round.asked:
+            if mark.client in self._round.dropped:
+                return
+            self._round.close()
+            self._answer()
+        if self._round.exchange is None or not self._round.exchange.training:
+            if idle:
+                return  # the server works alone: the batch is only there because a loop has at least one
+            raise UserError(
+                f"round {self._number}: client {self.federation.names[mark.client]!r} has batches, but "
+                f"{type(self.federation.algorithm).__name__} asks for no training of it: its `trains` and its sampler "
+                "must agree with the exchanges of its round"
+            )
+        name = self.federation.names[mark.client]
+        private = self.federation.private.take_up(name)
+        task = self._round.task(mark.client, private.delivered, billed=not idle)
+        self.seat.open(task, private, mark.steps)
+
+    def _close_client(self) -> None:
+        client, mark = self.seat.client, self.mark
+        answer = self.seat.close()
+        if client is not None and mark is not None and answer is not None:
+            assert self._round is not None
+            self._weights[client.index] = client.weight
+            self._gathered.append(answer.private.attributes)
+            self._round.receive(client.index, answer, lambda: self._cause(client.index))
+        self.mark = None
+        self._first = None
+
+    def _cause(self, client: int) -> str | None:
+        """Looks through the client's data; of a stream, which may be read once, through its first batch."""
+        if self.datamodule.clients[client].records is None:
+            return cause_in_data([self._first])
+        return cause_in_data(self.datamodule.records(client, self._number))
+
+    def _answer(self) -> None:
+        """Answer exchanges without training until one comes that is answered by batches."""
+        assert self._round is not None
+        while (exchange := self._round.exchange) is not None and not exchange.training:
+            for k in self._round.asked:
+                private = self.federation.private.take_up(self.federation.names[k])
+                task = self._round.task(k, private.delivered)
+                answer = self.seat.answer(task, private, self._weight(k))
+                self._round.receive(k, answer, lambda k=k: self._cause(k))  # type: ignore[misc]
+            self._round.close()
+
+    def _weight(self, client: int) -> float:
+        if client not in self._weights:
+            self._weights[client] = self.datamodule.record_count(client, self._number)
+        return self._weights[client]

@@ -1,0 +1,60 @@
+"""The federated engine, without Lightning: rounds on a server, work at a client's seat, and what travels between."""
+
+from lit_epgan.engine.aggregation import Aggregator, Median, Stack, Sum, Total, TrimmedMean
+from lit_epgan.engine.algorithm import (
+    Algorithm,
+    Around,
+    Exchange,
+    Rounds,
+    Server,
+    check_server_training,
+    passing,
+)
+from lit_epgan.engine.mechanisms import Mechanism, NormClipping
+from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, Weighted, scalar
+from lit_epgan.engine.parameters import FlatParameters
+from lit_epgan.engine.rounds import Federation, Round
+from lit_epgan.engine.samplers import Chains, Everyone, FixedSize, Poisson, Sampler, stages
+from lit_epgan.engine.seat import Answer, Seat, Workplace
+from lit_epgan.engine.work import Client, OptimizedParameters, Training, Work
+
+__all__ = [
+    "Aggregator",
+    "Algorithm",
+    "Answer",
+    "Around",
+    "Broadcast",
+    "Chains",
+    "Client",
+    "Count",
+    "Everyone",
+    "Exchange",
+    "Federation",
+    "FixedSize",
+    "FlatParameters",
+    "Mechanism",
+    "Median",
+    "NormClipping",
+    "OptimizedParameters",
+    "Poisson",
+    "Report",
+    "Round",
+    "Rounds",
+    "Sampler",
+    "Seat",
+    "Server",
+    "Stack",
+    "Sum",
+    "Task",
+    "Term",
+    "Total",
+    "Training",
+    "TrimmedMean",
+    "Weighted",
+    "Work",
+    "Workplace",
+    "check_server_training",
+    "passing",
+    "scalar",
+    "stages",
+]

@@ -1,0 +1,254 @@
+"""A federated algorithm: the server's round, and the work that its questions ask of a client."""
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lit_epgan.engine.aggregation import Aggregator, Total
+from lit_epgan.engine.messages import Broadcast
+from lit_epgan.engine.parameters import FlatParameters
+from lit_epgan.engine.samplers import Sampler
+from lit_epgan.engine.work import Client, Training, Work
+from lit_epgan.errors import UserError
+
+
+def _no_training(batches: Iterable[Any]) -> None:
+    raise RuntimeError("a server trains in its round, during a fit")
+
+
+def _no_holding() -> AbstractContextManager[None]:
+    raise RuntimeError("a server trains in its round, during a fit")
+
+
+@dataclass
+class Server:
+    """What the server holds. Clients never see it: they see what an exchange sends.
+
+    Attributes:
+        parameters: the flat vector (d,) of the server's model.
+        flat: where the parameters lie in it.
+        module: the server's own copy of the module.
+        clients: number of clients of the federation.
+        seed: the federation's seed.
+        round: the round's number, from 0.
+        chains: the round's cohort, as the sampler drew it.
+        state: the algorithm's own tensors; checkpointed.
+        train: trains the server's model on the server: from ``parameters``, with fresh optimizers (or the server's own,
+            where clients keep theirs), the module's own training step on each batch; ``parameters`` then holds the
+            result.
+        holding: a context in which the module holds ``parameters``, ready to be trained; what it holds in the end is
+            the server's.
+    """
+
+    parameters: Tensor
+    flat: FlatParameters
+    module: nn.Module
+    clients: int
+    seed: int
+    round: int = 0
+    chains: list[list[int]] = field(default_factory=list)
+    state: dict[str, Tensor] = field(default_factory=dict)
+    train: Callable[[Iterable[Any]], None] = _no_training
+    holding: Callable[[], AbstractContextManager[None]] = _no_holding
+
+    @property
+    def cohort(self) -> list[int]:
+        """The clients of the round."""
+        return [k for chain in self.chains for k in chain]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One question to the cohort, and how its answers become a total.
+
+    Attributes:
+        sent: all that a client gets to see of the server, by name; or a function of the client's index that gives it.
+        question: which work is asked for, by the name that the algorithm's ``works`` knows.
+        training: whether the module trains to answer it; without, no batch is read and no optimizer steps.
+        to: the clients that are asked; the whole cohort by default.
+        kept: names of entries that a client keeps, with their versions: one is sent, and billed, to each client once.
+        combine: aggregators of single entries of the reports; all others sum.
+        merge: whether the server's buffers, frozen parameters and networks of the algorithm are moved by the total;
+            otherwise what came of them waits for the next exchange that merges.
+    """
+
+    sent: Broadcast | Callable[[int], Broadcast]
+    question: str = "train"
+    training: bool = True
+    to: Sequence[int] | None = None
+    kept: Mapping[str, int] = field(default_factory=dict)
+    combine: Mapping[str, Aggregator] = field(default_factory=dict)
+    merge: bool = True
+
+    def sent_to(self, client: int) -> dict[str, Tensor]:
+        """What one client gets."""
+        return dict(self.sent(client) if callable(self.sent) else self.sent)
+
+
+Rounds = Generator[Exchange, Total, None]
+"""A round of the server: it yields exchanges, and gets their totals."""
+
+
+class Algorithm:
+    """Base of all federated algorithms; the defaults are FedAvg's.
+
+    A round is a generator on the server: it yields exchanges, one after another, and is sent the total of each; what
+    it does between is the server's work. A client answers an exchange with ``works``, one object for each client and
+    exchange. Nothing of a client is kept on the algorithm, and nothing of the server reaches a client but what an
+    exchange sends: so one round can be driven within a process, over several ranks, or between institutions.
+
+    Attributes:
+        on_server: submodules whose buffers clients neither change nor need: they are not sent.
+    """
+
+    on_server: Sequence[str] = ()
+
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
+        """On the server and at every client's seat, when the module is on its device: check it, make what is public.
+
+        Args:
+            module: the module, with the parameters that everybody starts from.
+            seed: the federation's.
+
+        Returns:
+            Networks of the algorithm's own, trained through ``extra_loss``, merged by n_k and checkpointed.
+
+        Raises:
+            UserError: the module lacks what the algorithm needs.
+        """
+        return None
+
+    def network_optimizer(self, networks: nn.ModuleDict) -> Optimizer:
+        """The optimizer of the algorithm's own networks; started afresh for each client."""
+        return torch.optim.Adam(networks.parameters(), lr=1e-3)
+
+    def leave(self, module: nn.Module) -> None:
+        """When the fit is over, or was broken off: leave the module as an ordinary one."""
+
+    def sampler(self, sampler: Sampler) -> Sampler:
+        """The sampler of the algorithm's rounds, from the one that the federation is set to."""
+        return sampler
+
+    def trains(self, round_: int) -> bool:
+        """Whether an exchange of the round is answered by training; otherwise no client reads a batch."""
+        return True
+
+    def start(self, server: Server) -> None:
+        """Before the first round (and after a resume, with ``server.state`` as it was): check settings, add state."""
+
+    def round(self, server: Server) -> Rounds:
+        """One round: theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k (McMahan et al. 2017, algorithm 1)."""
+        total = yield Exchange({"parameters": server.parameters})
+        server.parameters += total.mean("parameters")
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The parts of a client's work on one question, in the order of their hooks.
+
+        Args:
+            question: the exchange's.
+            client: who works.
+            received: what it was sent.
+        """
+        return [Training(client, received)]
+
+    def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
+        """Further sample sets worth evaluating beside the server's model, by name: n of each from ``start`` on."""
+        return {}
+
+    def guarantee(self) -> str | None:
+        """What the algorithm itself guarantees for what leaves a client, in a sentence; None if nothing."""
+        return None
+
+
+class Around(Algorithm):
+    """Base of algorithms that go around another one, which also merges the parameters.
+
+    Both keep their tensors in the same ``state`` of client and server, under names of their own.
+
+    Args:
+        inner: the algorithm that it goes around; FedAvg by default.
+    """
+
+    def __init__(self, inner: Algorithm | None = None) -> None:
+        self.inner = inner if inner is not None else Algorithm()
+
+    @property
+    def on_server(self) -> Sequence[str]:  # type: ignore[override]
+        """The inner algorithm's."""
+        return self.inner.on_server
+
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
+        """The inner algorithm's networks."""
+        return self.inner.build(module, seed)
+
+    def network_optimizer(self, networks: nn.ModuleDict) -> Optimizer:
+        """The inner algorithm's."""
+        return self.inner.network_optimizer(networks)
+
+    def leave(self, module: nn.Module) -> None:
+        """As the inner algorithm."""
+        self.inner.leave(module)
+
+    def sampler(self, sampler: Sampler) -> Sampler:
+        """The inner algorithm's."""
+        return self.inner.sampler(sampler)
+
+    def trains(self, round_: int) -> bool:
+        """As the inner algorithm."""
+        return self.inner.trains(round_)
+
+    def start(self, server: Server) -> None:
+        """As the inner algorithm."""
+        self.inner.start(server)
+
+    def round(self, server: Server) -> Rounds:
+        """The inner algorithm's round."""
+        yield from self.inner.round(server)
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The inner algorithm's work."""
+        return self.inner.works(question, client, received)
+
+    def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
+        """The inner algorithm's."""
+        return self.inner.samples(server, n, start)
+
+    def guarantee(self) -> str | None:
+        """The inner algorithm's."""
+        return self.inner.guarantee()
+
+
+def passing(rounds: Rounds, out: Callable[[Exchange], Exchange], back: Callable[[Exchange, Total], None]) -> Rounds:
+    """Another algorithm's round, with a look at what passes.
+
+    Args:
+        rounds: the round.
+        out: gives the exchange that is yielded in an exchange's place.
+        back: takes, from each total, what is not the other algorithm's.
+    """
+    asked = next(rounds, None)
+    while asked is not None:
+        total = yield out(asked)
+        back(asked, total)
+        try:
+            asked = rounds.send(total)
+        except StopIteration:
+            return
+
+
+def check_server_training(algorithm: Algorithm, server_steps: int, batch_size: int) -> None:
+    """Refuse to train on the server without steps or without rows.
+
+    Raises:
+        UserError: one of them is below 1.
+    """
+    if server_steps < 1 or batch_size < 1:
+        raise UserError(
+            f"{type(algorithm).__name__}: server_steps and batch_size are {server_steps} and {batch_size}; "
+            "both must be at least 1"
+        )

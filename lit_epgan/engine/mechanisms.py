@@ -1,0 +1,78 @@
+"""What is done to whole reports, around any algorithm: clipping here, noise in a privacy mechanism."""
+
+import torch
+from torch import Tensor
+
+from lit_epgan.engine.aggregation import Total
+from lit_epgan.engine.messages import Count, Report, Term, Weighted, tensor_of
+from lit_epgan.errors import UserError
+
+
+class Mechanism:
+    """Base of what is done to whole reports; by itself it does nothing.
+
+    It sees what the federation adds to a report (buffers, the algorithm's networks), too.
+    """
+
+    def at_client(self, report: Report) -> Report:
+        """What leaves the client in place of ``report``."""
+        return report
+
+    def at_server(self, total: Total, cohort: int) -> Total:
+        """What the algorithm gets in place of ``total``; ``cohort``: how many clients were asked, a public number."""
+        return total
+
+    def guarantee(self, rounds: int) -> str | None:
+        """What holds after so many rounds, in a sentence; None if nothing is promised."""
+        return None
+
+
+class NormClipping(Mechanism):
+    """Scales every report down to a norm of at most ``bound``, and counts every client alike.
+
+        report <- report min(1, bound / ||report||),   n_k <- min(n_k, max_weight)
+
+    The norm is the Euclidean norm of all of the report's entries together, as one flat vector: parameters, buffers, the
+    algorithm's networks and states. Weights and counts are not part of it; they are bounded by themselves.
+    It is the client's half of differential privacy, without noise: by itself it promises nothing. A client whose data
+    are wrong moves the sum by ``bound`` at most; one that cheats does not clip.
+
+    McMahan, Ramage, Talwar and Zhang 2018, "Learning differentially private recurrent language models", section 2.
+
+    Args:
+        bound: S, the largest norm of a report.
+        max_weight: the largest weight of a client; 1 makes the mean a plain one.
+
+    Raises:
+        UserError: if an argument is not above 0.
+    """
+
+    def __init__(self, bound: float, max_weight: float = 1.0) -> None:
+        if not bound > 0 or not max_weight > 0:
+            raise UserError(f"NormClipping's bound and max_weight are {bound} and {max_weight}; give numbers above 0")
+        self.bound = bound
+        self.max_weight = max_weight
+
+    def at_client(self, report: Report) -> Report:
+        """The report, clipped, its weights bounded; tensors that need no scaling are passed on as they are."""
+        norm = flat_norm(report)
+        scale = (self.bound / norm.clamp(min=self.bound)).item()
+        return {name: self._bounded(term, scale) for name, term in report.items()}
+
+    def _bounded(self, term: Term, scale: float) -> Term:
+        if isinstance(term, Count):
+            return Count(min(term.number, self.max_weight), True) if term.of_records else term
+        tensor = tensor_of(term)
+        if scale < 1:
+            tensor = tensor * scale if tensor.is_floating_point() else tensor.double() * scale
+        return Weighted(tensor, min(term.weight, self.max_weight)) if isinstance(term, Weighted) else tensor
+
+
+def flat_norm(report: Report) -> Tensor:
+    """The Euclidean norm () of all entries of a report but its counts, as one flat vector, in float64."""
+    squares = [
+        torch.linalg.vector_norm(tensor_of(term).double()).square().cpu()
+        for term in report.values()
+        if not isinstance(term, Count)
+    ]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)

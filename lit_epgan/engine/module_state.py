@@ -1,0 +1,331 @@
+"""What of a module lies outside the flat vector: buffers, frozen parameters, personal layers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.engine.aggregation import Aggregator, Stack, Total
+from lit_epgan.engine.buffers import Merge, choose_merges, merged_extremes, refuse_unmatched
+from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted
+from lit_epgan.engine.parameters import matches
+from lit_epgan.engine.spectral import settle_spectral_norms
+from lit_epgan.errors import UserError
+
+BufferPolicy = Literal["merge", "local", "exclude"]
+PREFIX = "module/"
+AS = "/as/"  # of an entry whose shape the server does not know
+
+
+class ModuleState:
+    """Buffers, frozen and personal parameters: everything of a module that is not in the flat vector.
+
+    Buffers are merged by their kind (``merge``; see ``buffers``), kept by each client (``local``), or go back to the
+    server's after each client (``exclude``). Parameters that no optimizer trains but the module changes by itself (a
+    moving-average teacher, a layer unfrozen later) are averaged with the rest. What has not changed is neither sent nor
+    copied. Names that match ``local`` stay the client's; the server's module keeps their initial values.
+
+    Args:
+        module: the module.
+        federated: names of the parameters in the flat vector.
+        local: name patterns of personal parameters and buffers, as in ``head.*``.
+        buffers: one policy for all buffers, or merges by name pattern for those that are to differ from their kind's.
+        on_server: submodules whose buffers go back to the server's.
+
+    Attributes:
+        server: the server's tensors, by name.
+        versions: by name, the round in which the server's tensor last changed; one that never did is not there.
+
+    Raises:
+        UserError: a policy or a pattern that does not exist.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        federated: Iterable[str],
+        local: Sequence[str] = (),
+        buffers: BufferPolicy | Mapping[str, Merge] = "merge",
+        on_server: Sequence[str] = (),
+    ) -> None:
+        self._module = module
+        named = dict(module.named_buffers())
+        flat = set(federated)
+        parameters = {n: p for n, p in module.named_parameters() if n not in flat}
+        personal = {n for n in named if buffers == "local"}
+        known: dict[str, Tensor] = named | parameters
+        unmatched = [pattern for pattern in local if not any(matches(n, [pattern]) for n in known)]
+        if unmatched:
+            raise UserError(f"no parameter or buffer matches the local name pattern {', '.join(unmatched)}")
+        self.personal = [n for n in known if n in personal or matches(n, local)]
+        self._on_server = tuple(on_server)
+        self._policy = buffers
+        self.merges = choose_merges(module, {n: b for n, b in named.items() if n not in self.personal}, buffers)
+        refuse_unmatched(buffers, named)
+        self.personal += [n for n, merge in self.merges.items() if merge == "local"]
+        self.frozen = [n for n in parameters if n not in self.personal]
+        self.server = {name: tensor.detach().clone() for name, tensor in known.items()}
+        self.versions: dict[str, int] = {}
+        self._initial = {name: buffer.shape for name, buffer in named.items()}
+        self._dirty: set[str] = set()
+
+    # The client's half ------------------------------------------------------------------------------------------------
+
+    def load(self, received: Broadcast, personal: Mapping[str, Tensor]) -> None:
+        """Make the module hold what was received, else what the server had before, and a client's own layers."""
+        for name, tensor in received.items():
+            if name.startswith(PREFIX) and self.server.get(name.removeprefix(PREFIX)) is not tensor:
+                self.server[name.removeprefix(PREFIX)] = tensor.clone()
+        live = self._buffers()
+        wanted = {
+            n: t for n, t in self.server.items() if n in live or (n not in self.frozen and n not in self.personal)
+        }
+        wanted |= {n: self.server[n] for n in (*self._dirty, *self.personal)} | dict(personal)
+        self._dirty = set()
+        for name in set(live) - set(wanted):
+            self._set(name, None)
+        parameters = dict(self._module.named_parameters()) if any(n not in live for n in wanted) else {}
+        old, new = [], []
+        for name, value in wanted.items():
+            held = parameters.get(name, live.get(name))
+            if held is None or held.shape != value.shape or held.dtype != value.dtype:
+                self._set(name, value)
+            else:
+                old.append(held.detach())
+                new.append(value)
+        if old:
+            torch._foreach_copy_(old, new)
+
+    def read_personal(self) -> dict[str, Tensor]:
+        """The personal layers as the module holds them, copied."""
+        if not self.personal:
+            return {}
+        live = {**dict(self._module.named_parameters()), **self._buffers()}
+        return {name: live[name].detach().clone() for name in self.personal if name in live}
+
+    def changes(self, weight: float) -> Report:
+        """What the client's training changed, by the rule of each tensor's kind.
+
+        Args:
+            weight: n_k.
+        """
+        report: dict[str, Term] = {}
+        live, compared = self._buffers(), []
+        for name, tensor in live.items():
+            merge = self._merge(name, tensor)
+            if merge in ("server", "local") or name in self.personal:
+                continue
+            if name in self.server and self.server[name].shape == tensor.shape and merge not in ("min", "max"):
+                compared.append((name, tensor, merge))
+            elif merge in ("min", "max"):
+                if name not in self.server or not torch.equal(tensor, self.server[name]):
+                    report[PREFIX + name] = tensor
+            else:
+                key = PREFIX + name + AS + "x".join(map(str, tensor.shape))
+                report[key] = Weighted(tensor, weight) if merge in ("mean", "unit") else tensor
+                report[key + "/weight"] = Count(weight, True)
+        return {**report, **self._changed(compared, weight), **self._frozen_changes(weight)}
+
+    def _changed(self, compared: list[tuple[str, Tensor, Merge]], weight: float) -> Report:
+        report: dict[str, Term] = {}
+        floats = [(n, t, m) for n, t, m in compared if t.is_floating_point()]
+        if floats:
+            deltas = torch._foreach_sub([t for _, t, _ in floats], [self.server[n] for n, _, _ in floats])
+            moved = torch.stack([d.float() for d in torch._foreach_norm(deltas, float("inf"))]).tolist()
+            for (name, tensor, merge), delta, far in zip(floats, deltas, moved, strict=True):
+                if far != far or far == float("inf"):  # infinities that stay are no change
+                    delta = torch.where(tensor == self.server[name], torch.zeros_like(delta), delta)
+                    far = float(delta.abs().max()) if delta.numel() else 0.0
+                if far != 0:
+                    report[PREFIX + name] = delta if merge == "sum" else Weighted(delta, weight)
+        for name, tensor, merge in compared:
+            if not tensor.is_floating_point() and not torch.equal(tensor, self.server[name]):
+                exact = torch.complex128 if tensor.is_complex() else torch.float64
+                delta = tensor.to(exact) - self.server[name].to(exact)
+                delta = torch.view_as_real(delta) if delta.is_complex() else delta
+                report[PREFIX + name] = Weighted(delta, weight) if merge in ("mean", "unit") else delta
+        return report
+
+    def _frozen_changes(self, weight: float) -> Report:
+        report: dict[str, Weighted] = {}
+        if not self.frozen:
+            return report
+        parameters = dict(self._module.named_parameters())
+        for name in self.frozen:
+            live = parameters[name].detach()
+            if not torch.equal(live, self.server[name]):
+                self._dirty.add(name)
+                delta = live - self.server[name]
+                report[PREFIX + name] = Weighted(torch.view_as_real(delta) if delta.is_complex() else delta, weight)
+        return report
+
+    # The server's half ------------------------------------------------------------------------------------------------
+
+    def broadcast(self) -> Broadcast:
+        """What a client must be sent, for the configuration's initial model has changed since."""
+        return {PREFIX + n: self.server[n] for n in self.versions if n.split(".")[0] not in self._on_server}
+
+    def kept(self) -> dict[str, int]:
+        """The versions of what ``broadcast`` gives: a client that has one needs it no more."""
+        return {PREFIX + name: version for name, version in self.versions.items()}
+
+    def combine(self) -> dict[str, Aggregator]:
+        """Aggregators of the entries that do not sum: extremes are asked for one by one."""
+        extremes = [n for n, merge in self.merges.items() if merge in ("min", "max")]
+        return {PREFIX + name: Stack() for name in extremes}
+
+    def apply(self, total: Total, weight: Tensor, round_: int) -> list[str]:
+        """Take the merged changes out of ``total`` and into the server's tensors.
+
+        Args:
+            total: of an exchange that was answered by training.
+            weight: sum of n_k (1,).
+            round_: the round's number.
+
+        Returns:
+            Names of the buffers that cannot be merged, because they have different shapes at different clients.
+        """
+        grown: dict[str, list[str]] = {}
+        for key in [k for k in total.sums if k.startswith(PREFIX)]:
+            if key.endswith("/weight"):
+                continue
+            name = key.removeprefix(PREFIX)
+            if AS in name:
+                grown.setdefault(name.split(AS)[0], []).append(key)
+            else:
+                self._move(name, total.sums.pop(key), weight, round_)
+        for name, keys in grown.items():
+            if len(keys) == 1:
+                self._take(name, keys[0], total, round_)
+        for name, each in [(k, v) for k, v in total.each.items() if k.startswith(PREFIX)]:
+            held = name.removeprefix(PREFIX)
+            self._put(
+                held, merged_extremes(list(each.values()), self.merges.get(held, "max"), self.server.get(held)), round_
+            )
+            del total.each[name]
+        for key in [k for k in total.sums if k.startswith(PREFIX)]:
+            del total.sums[key]
+        return [name for name, keys in grown.items() if len(keys) > 1]
+
+    def _move(self, name: str, change: Tensor, weight: Tensor, round_: int) -> None:
+        held, merge = self.server[name], self.merges.get(name, "mean")
+        if held.is_complex():
+            change = torch.view_as_complex(change)
+        if merge == "any":
+            moved = held.bool() | (change != 0).to(held.device)
+        elif merge == "sum":
+            moved = held + change.to(held.device)
+        else:
+            moved = held + (change / weight).to(held.device)
+        if merge == "unit":
+            moved = moved / torch.linalg.vector_norm(moved).clamp(min=1e-12)
+        if not held.is_floating_point() and not held.is_complex() and merge != "any":
+            moved = moved.round()
+        self._put(name, moved.to(held.dtype), round_)
+
+    def _take(self, name: str, key: str, total: Total, round_: int) -> None:
+        """A buffer that the server does not have, or has in another shape: its mean, sum or any over its owners."""
+        example = self._buffers().get(name)
+        merge = self.merges.setdefault(name, self._merge(name, example if example is not None else total.sums[key]))
+        value = total.sums[key]
+        if merge in ("mean", "unit"):
+            value = value / total.sums[key + "/weight"].to(value.device)
+        like = example if example is not None else value.float()
+        self._put(name, value.to(like.device, like.dtype), round_)
+
+    def _put(self, name: str, value: Tensor, round_: int) -> None:
+        held = self.server.get(name)
+        if held is not None and held.shape == value.shape:
+            held.copy_(value)
+        else:
+            self.server[name] = value.clone()
+        self.versions[name] = round_
+        self._dirty.update([name] if name in self.frozen else [])
+
+    def adopt(self, round_: int) -> bool:
+        """Take what the module holds now as the server's; personal layers stay the clients'.
+
+        Returns:
+            Whether anything had changed.
+        """
+        live = {**self._buffers(), **{n: p.detach() for n, p in self._module.named_parameters() if n in self.frozen}}
+        changed = False
+        for name, tensor in live.items():
+            held = self.server.get(name)
+            if name in self.personal or (held is not None and _same(held, tensor)):
+                continue
+            self._put(name, tensor, round_)
+            changed = True
+        return changed
+
+    def settle(self, round_: int) -> None:
+        """After the merged parameters are loaded: what follows from them is computed anew (spectral norms' vectors)."""
+        if "unit" in self.merges.values() and settle_spectral_norms(self._module):
+            self.adopt(round_)
+
+    # Both -------------------------------------------------------------------------------------------------------------
+
+    def keep_merges(self, merges: Mapping[str, Merge]) -> None:
+        """Merge buffers as before a resume: their values, which tell their kinds, are other ones by now.
+
+        Args:
+            merges: those of before, by name; a buffer that the policy names is merged as it says now.
+        """
+        if self._policy in ("local", "exclude"):
+            return
+        asked = () if isinstance(self._policy, str) else self._policy
+        self.merges |= {n: m for n, m in merges.items() if n not in self.personal and not matches(n, asked)}
+
+    def as_at_start(self, state: dict[str, Tensor]) -> set[str]:
+        """Make a module's state dictionary loadable by the module as it was when the fit began.
+
+        Args:
+            state: changed in place: buffers that appeared later leave it, those of another shape get their first one.
+
+        Returns:
+            Names of the server's tensors that it does not hold any more.
+        """
+        apart = set()
+        for name, tensor in self.server.items():
+            if name in self.frozen or name in self.personal:
+                continue
+            if name not in self._initial or self._initial[name] != tensor.shape or name not in state:
+                apart.add(name)
+                state.pop(name, None)
+                if name in self._initial and self._initial[name] != tensor.shape:
+                    state[name] = tensor.new_zeros(self._initial[name])
+        return apart
+
+    def _merge(self, name: str, tensor: Tensor) -> Merge:
+        if name.split(".")[0] in self._on_server:
+            return "server"
+        if name not in self.merges:  # it appeared after the fit began
+            self.merges |= choose_merges(self._module, {name: tensor}, self._policy)
+        return self.merges[name]
+
+    def _buffers(self) -> dict[str, Tensor]:
+        # by name each time: modules may assign a new tensor to a buffer
+        return dict(self._module.named_buffers())
+
+    def _set(self, name: str, value: Tensor | None) -> None:
+        path, _, leaf = name.rpartition(".")
+        owner = self._module.get_submodule(path)
+        if leaf in owner._buffers or leaf not in owner._parameters:
+            owner._buffers[leaf] = None if value is None else value.clone()
+        elif value is not None:
+            owner._parameters[leaf].data = value.clone()  # type: ignore[union-attr]
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num()))
+
+
+def first_names(module: nn.Module) -> dict[str, str]:
+    """Every name of a parameter or buffer, and the first name of the same tensor: tied ones have several."""
+    first: dict[int, str] = {}
+    named = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}

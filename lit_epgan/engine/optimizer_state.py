@@ -1,0 +1,296 @@
+"""What optimizers and schedules hold: a fresh client's, or each client's own."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_epgan.engine.capturing import Capture, Known
+from lit_epgan.engine.foreign import UnrestorableError
+from lit_epgan.engine.restoring import MISSING, Restore
+from lit_epgan.engine.slots import Slots
+from lit_epgan.engine.snapshots import capture, equal, holds, restore
+from lit_epgan.errors import UserError
+
+OptimizerPolicy = Literal["reset", "keep"]
+SCHEDULED = frozenset({"lr", "initial_lr", "min_lr", "max_lr"})
+CYCLED = frozenset({"momentum", "betas", "base_momentum", "max_momentum"})
+NOT_HELD = frozenset({"state", "param_groups", "step", "_opt_called", "_warned_capturable_if_run_uncaptured"})
+
+
+class OptimizerStates:
+    """Everything that the optimizers and schedules at one seat hold: fresh for each client, or each client's own.
+
+    That is their ``state``, the entries of ``param_groups`` and their attributes, those of optimizers that they wrap
+    included, and the schedules' own. What a schedule changes between the rounds runs with the rounds, for clients that
+    have a state of their own too: an entry that is not what it was when the client began follows the server's.
+
+    Args:
+        optimizers: the optimizers.
+        schedulers: anything with ``state_dict`` and ``load_state_dict``.
+        policy: ``reset`` starts them afresh for every client, ``keep`` gives each client its own.
+        by_rounds: those of the schedulers that somebody steps at a round's end, maybe before its last client is
+            collected: they, and the rates that they set, are left alone.
+
+    Attributes:
+        policy: as given.
+
+    Raises:
+        UserError: for a policy that does not exist or a learning rate that is none.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[Any],
+        policy: OptimizerPolicy,
+        by_rounds: Collection[Any] = (),
+    ) -> None:
+        if policy not in ("reset", "keep"):
+            raise UserError(f"FederationCallback's optimizer_state is {policy!r}; choose reset or keep")
+        self.policy = policy
+        self.optimizers = list(optimizers)
+        self._rounds_own = [s for s in schedulers if any(s is other for other in by_rounds)]
+        self._schedules = [_Schedule(s) for s in schedulers if not any(s is other for other in by_rounds)]
+        self._all = list(_with_wrapped(self.optimizers, set()))
+        for optimizer in self._all:
+            for rate in (float(group["lr"]) for group in optimizer.param_groups if "lr" in group):
+                if not 0 <= rate < float("inf"):
+                    raise UserError(f"the learning rate is {rate}; it must be a finite number, 0 or more")
+        self._slots: dict[str, Slots] = {}
+        self._unkept: dict[str, str] = {}
+        self._take()
+        self._first = [_made_with(optimizer.state) for optimizer in self._all]
+
+    def round_begins(self) -> None:
+        """What optimizers and schedules hold now, but for ``state``, is what a fresh client starts with.
+
+        To be called when they are the server's: after ``begin(None)`` and the schedules that run between rounds.
+        """
+        self._all = list(_with_wrapped(self.optimizers, set()))
+        self._first += [None] * (len(self._all) - len(self._first))
+        self._take()
+        for schedule in self._schedules:
+            schedule.take()
+
+    def _take(self) -> None:
+        before, self._slots = self._slots, {}
+        self._positions = {f"{i}/{j}": p for i, o in enumerate(self._all) for j, p in enumerate(_parameters(o))}
+        self._names = {id(p): name for name, p in reversed(self._positions.items())}
+        self._known = Known({f"parameter/{name}": p for name, p in self._positions.items()})
+        self._groups = [(o.param_groups, list(o.param_groups)) for o in self._all]
+        self._members = [(g["params"], list(g["params"])) for _, groups in self._groups for g in groups]
+        taken: set[int] = set()
+        for i, optimizer in enumerate(self._all):
+            hooks = [name for name in vars(optimizer) if name.startswith(("_optimizer_", "_zero_grad_profile"))]
+            self._slot(before, f"{i}/attributes", vars(optimizer), NOT_HELD | set(hooks))
+            for j, group in enumerate(optimizer.param_groups):
+                if id(group) not in taken:
+                    taken.add(id(group))
+                    names = [_sets(s) for s in self._rounds_own if _is_of(s, group)]
+                    self._slot(before, f"{i}/groups/{j}", group, {"params"}.union(*names))
+
+    def _slot(self, before: Mapping[str, Slots], name: str, held: dict[str, Any], skip: Collection[str]) -> None:
+        slots = before.get(name)
+        if slots is not None and slots.held is held:
+            slots.take(self._known)
+        else:
+            slots = Slots(held, skip, self._known)
+        self._slots[name] = slots
+
+    def begin(self, state: Mapping[str, Any] | None) -> None:
+        """A client begins, or the server's model is loaded.
+
+        Args:
+            state: the client's own, from ``collect``; it is not changed. None: fresh.
+
+        Raises:
+            UserError: if what was kept cannot be made again, because a class is not there any more.
+        """
+        for optimizer, first in zip(self._all, self._first, strict=True):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+            optimizer.state.clear()
+            if first is not None:
+                optimizer.state.update({p: restore(MISSING, saved) for p, saved in first.items()})
+        for optimizer, (listed, groups) in zip(self._all, self._groups, strict=True):
+            if optimizer.param_groups is not listed:
+                optimizer.param_groups = listed
+            listed[:] = groups
+        for listed, members in self._members:
+            if len(listed) != len(members) or any(a is not b for a, b in zip(listed, members, strict=True)):
+                listed[:] = members
+        for slots in self._slots.values():
+            slots.reset()
+        for schedule in self._schedules:
+            schedule.reset()
+        if state is not None:
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    self._put(state)
+            except UnrestorableError as error:
+                raise UserError(f"what a client keeps of its optimizers cannot be made again: {error}") from error
+
+    def _put(self, state: Mapping[str, Any]) -> None:
+        for i, saved in state["states"].items():
+            if int(i) < len(self._all):
+                self._put_state(self._all[int(i)], saved, state["device"])
+        moved = [s.scheduler for s, own in zip(self._schedules, state["schedules"], strict=False) if not s.put(own)]
+        put = Restore(self._known)
+        for name, changes in state["settings"].items():
+            if name in self._slots:
+                slots = self._slots[name]
+                by_rounds = {entry for s in moved if _is_of(s, slots.held) for entry in _sets(s)}
+                own = {n: c["to"] for n, c in changes.items() if n not in by_rounds and equal(c["from"], slots.then(n))}
+                slots.put(own, put)
+
+    def _put_state(self, optimizer: Optimizer, saved: Mapping[str, Any], device: str) -> None:
+        optimizer.state.clear()
+        for name, entries in saved["parameters"].items():
+            if name in self._positions:
+                parameter = self._positions[name]
+                # kept on a CPU, resumed on an accelerator: all but a step count that the host wants to read
+                moved = device == "cpu" != parameter.device.type
+                group = next((g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), {})
+                on_host = not (group.get("capturable") or group.get("fused"))
+                put = Restore(device=parameter.device, all_to_device=moved)
+                if moved and on_host and isinstance(entries, dict) and "step" in entries:
+                    step = Restore()(MISSING, entries["step"])
+                    entries = {n: part for n, part in entries.items() if n != "step"}
+                    optimizer.state[parameter] = {"step": step} | put(MISSING, entries)
+                else:
+                    optimizer.state[parameter] = put(MISSING, entries)
+        optimizer.state.update(restore(MISSING, saved["others"]))
+
+    def collect(self, client: str = "") -> dict[str, Any] | None:
+        """What the client at work keeps, as plain data that later steps do not change; None if clients keep nothing.
+
+        Args:
+            client: who has worked, for ``shared``.
+
+        Raises:
+            UserError: if an optimizer's ``state`` holds what cannot be kept.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            copier = Capture(self._known, borrow=self.policy == "reset")
+            settings = {name: self._changes(slots, copier) for name, slots in self._slots.items()}
+            for name, slots in self._slots.items():
+                owner = type(self._all[int(name.partition("/")[0])]).__name__
+                who = f"client {client}" if client else "a client"
+                for entry, what in slots.unkept.items():
+                    self._unkept.setdefault(f"{name}/{entry}", f"`{entry}` of {owner} changed during {who} and {what}")
+            if self.policy == "reset":
+                return None
+            device = next((p.device.type for p in self._positions.values()), "cpu")
+            return {
+                "states": dict(self._states(Capture())),
+                "device": device,
+                "settings": {name: changes for name, changes in settings.items() if changes},
+                "schedules": [schedule.changes() for schedule in self._schedules],
+            }
+
+    def shared(self) -> list[str]:
+        """What clients changed in optimizers that cannot be kept apart: a sentence for each entry, so far."""
+        return list(self._unkept.values())
+
+    @staticmethod
+    def _changes(slots: Slots, copier: Capture) -> dict[str, Any]:
+        return {name: {"from": slots.then(name), "to": own} for name, own in slots.changes(copier).items()}
+
+    def _states(self, copier: Capture) -> Iterator[tuple[str, Any]]:
+        taken: set[int] = set()
+        for i, optimizer in enumerate(self._all):
+            if id(optimizer.state) in taken:
+                continue
+            taken.add(id(optimizer.state))
+            try:
+                of_parameters: dict[str, Any] = {}
+                others: dict[Any, Any] = {}
+                for key, value in optimizer.state.items():
+                    if isinstance(key, Tensor):
+                        if id(key) in self._names:
+                            of_parameters[self._names[id(key)]] = copier(value)
+                    else:
+                        others[key] = value
+                yield str(i), {"parameters": of_parameters, "others": copier(others)}
+            except UnrestorableError as error:
+                raise UserError(
+                    f"{type(optimizer).__name__} keeps {error} in its state, which no client can keep from round to "
+                    "round: set optimizer_state to reset"
+                ) from error
+
+
+class _Schedule:
+    """One scheduler, and its state when the round began."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.take()
+
+    def take(self) -> None:
+        try:
+            self._then = capture(self.scheduler.state_dict())
+        except UnrestorableError as error:
+            raise UserError(
+                f"{type(self.scheduler).__name__} keeps {error} in its state_dict, which cannot be given to each client"
+            ) from error
+
+    def reset(self) -> None:
+        if not holds(self.scheduler.state_dict(), self._then):
+            self._load(self._then)
+
+    def _load(self, saved: Any) -> None:
+        # into a dictionary of its own: a scheduler may give away its very attributes, and takes a state apart
+        self.scheduler.load_state_dict(restore(dict(self.scheduler.state_dict()), saved))
+
+    def changes(self) -> dict[str, Any]:
+        """What its state was when the client began, and, if that is something else, what it is now."""
+        state = self.scheduler.state_dict()
+        return {"from": self._then} | ({} if holds(state, self._then) else {"to": capture(state)})
+
+    def put(self, own: Mapping[str, Any]) -> bool:
+        """Take up a client's own, unless the schedule has run with the rounds since; whether it has not."""
+        if not equal(own["from"], self._then):
+            return False
+        if "to" in own:
+            self._load(own["to"])
+        return True
+
+
+def _with_wrapped(values: Any, seen: set[int]) -> Iterator[Optimizer]:
+    """All optimizers among values, those that they wrap after them."""
+    for value in values:
+        if isinstance(value, Optimizer) and id(value) not in seen:
+            seen.add(id(value))
+            yield value
+            yield from _with_wrapped([v for n, v in vars(value).items() if n not in NOT_HELD], seen)
+        elif isinstance(value, list | tuple | dict) and id(value) not in seen:
+            seen.add(id(value))
+            yield from _with_wrapped(value.values() if isinstance(value, dict) else value, seen)
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _made_with(state: Mapping[Any, Any]) -> dict[Any, Any] | None:
+    """A state that the optimizer's constructor made, as Adagrad's does; None if it is empty, or steps made it."""
+    entries = list(state.values())
+    if not entries or not all(isinstance(e, dict) and "step" in e and float(e["step"]) == 0 for e in entries):
+        return None
+    return {parameter: capture(entry) for parameter, entry in state.items()}
+
+
+def _is_of(scheduler: Any, group: Mapping[str, Any]) -> bool:
+    """Whether a scheduler sets entries of this group."""
+    optimizer = getattr(scheduler, "optimizer", None)
+    return optimizer is not None and any(g is group for g in optimizer.param_groups)
+
+
+def _sets(scheduler: Any) -> frozenset[str]:
+    """The entries of its optimizer's groups that a scheduler sets."""
+    return SCHEDULED | CYCLED if getattr(scheduler, "cycle_momentum", False) else SCHEDULED

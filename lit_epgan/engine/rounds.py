@@ -1,0 +1,247 @@
+"""One round on the server: the algorithm's exchanges, one after another, whoever carries tasks and reports."""
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lit_epgan.engine.aggregation import Aggregator, Combination, Total
+from lit_epgan.engine.algorithm import Algorithm, Exchange, Server
+from lit_epgan.engine.causes import cause_at_start, cause_in_report
+from lit_epgan.engine.collectives import all_gather, all_reduce, rank, ranks
+from lit_epgan.engine.mechanisms import Mechanism
+from lit_epgan.engine.messages import Task, is_finite, nbytes, scalar
+from lit_epgan.engine.module_state import PREFIX, ModuleState
+from lit_epgan.engine.networks import NAME as NETWORKS
+from lit_epgan.engine.networks import AlgorithmNetworks
+from lit_epgan.engine.private import PrivateStates
+from lit_epgan.engine.samplers import Everyone, Sampler
+from lit_epgan.engine.seat import WEIGHT, Answer
+from lit_epgan.errors import UserError
+from lit_epgan.randomness import derive_seed, seed_streams
+
+BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
+
+
+@dataclass
+class Federation:
+    """The server's side of a federation.
+
+    Attributes:
+        algorithm: whose rounds are run.
+        server: what the algorithm sees.
+        tensors: what of the server's module lies outside the flat vector.
+        networks: the algorithm's own.
+        names: the clients' names.
+        active: indices of the clients that hold data.
+        sampler: draws the cohorts.
+        aggregator: stands for the sum of the clients' changes; None for the sum.
+        mechanism: sees all totals.
+        private: what the clients keep; each rank holds its own clients'.
+    """
+
+    algorithm: Algorithm
+    server: Server
+    tensors: ModuleState
+    networks: AlgorithmNetworks
+    names: list[str]
+    active: list[int]
+    sampler: Sampler = field(default_factory=Everyone)
+    aggregator: Aggregator | None = None
+    mechanism: Mechanism | None = None
+    private: PrivateStates = field(default_factory=PrivateStates)
+
+
+class Round:
+    """A round in progress.
+
+    While ``exchange`` is not None: every client of ``asked`` gets its ``task``, its answer is taken in by ``receive``,
+    and ``close`` ends the exchange. Then the round is over, and the server's model is the new one. On several ranks
+    each asks its own clients, all close the same exchanges, and the algorithm runs alike on all of them.
+
+    Args:
+        federation: the server's side.
+        number: of the round, from 0.
+
+    Attributes:
+        exchange: the question that is being asked; None when the round is over.
+        asked: this rank's clients that are to answer it.
+        dropped: this rank's clients whose update was left out.
+        budget: when the round is over: local steps, bytes sent up and down, each the mean over the round's clients.
+    """
+
+    @torch.no_grad()
+    def __init__(self, federation: Federation, number: int) -> None:
+        self._federation, self.number = federation, number
+        server = federation.server
+        server.round = number
+        server.chains = federation.sampler.draw(federation.active, server.seed, number)
+        self._budget, self._worked = Counter[str](), set[int]()
+        self.dropped: list[int] = []
+        self._cause: str | None = None  # the same for all of them
+        self._causes: dict[int, str] = {}
+        self._exchanges = 0
+        self._waiting = Total()
+        self.budget: dict[str, Tensor] = {}
+        self._seed("server", "update")
+        self._generator = federation.algorithm.round(server)
+        self.exchange: Exchange | None = next(self._generator, None)
+        self._ask()
+
+    def _ask(self) -> None:
+        """Get ready for the present exchange; a round without anybody to ask is over."""
+        exchange, federation = self.exchange, self._federation
+        self.asked: list[int] = []
+        if exchange is None:
+            self._finish()
+            return
+        to = federation.server.cohort if exchange.to is None else list(exchange.to)
+        if not to:
+            self._end()
+            return
+        self.asked = [k for k in to if k % ranks() == rank() and k not in self.dropped]
+        named = {**exchange.combine, **(federation.tensors.combine() if exchange.training else {})}
+        aggregator = copy.deepcopy(federation.aggregator)
+        self._combination = Combination(named, aggregator, federation.server.parameters.device)
+
+    def _end(self) -> None:
+        """Nobody takes part: nothing is learnt."""
+        self._generator.close()
+        self.exchange = None
+        self.asked = []
+        self._finish()
+
+    def task(self, client: int, delivered: dict[str, int] | None = None, billed: bool = True) -> Task:
+        """What one client is sent; what it has already is not billed again.
+
+        Args:
+            client: its index.
+            delivered: versions of the entries that it has been sent before and keeps; brought up to date.
+            billed: whether it counts in the budget.
+        """
+        assert self.exchange is not None
+        federation, exchange = self._federation, self.exchange
+        received, kept = exchange.sent_to(client), dict(exchange.kept)
+        if exchange.training:
+            received |= {**federation.tensors.broadcast(), **federation.networks.broadcast()}
+            kept |= federation.tensors.kept()
+        kept = {name: version for name, version in kept.items() if name in received}
+        delivered = delivered if delivered is not None else {}
+        known = frozenset(name for name, version in kept.items() if delivered.get(name) == version)
+        delivered.update(kept)
+        if billed:
+            self._budget["bytes_down"] += nbytes({n: t for n, t in received.items() if n not in known})
+        what = (exchange.question, exchange.training, received, frozenset(kept), known)
+        return Task(client, self.number, self._exchanges, *what)
+
+    def receive(self, client: int, answer: Answer, look: Callable[[], str | None] = lambda: None) -> None:
+        """Take in a client's answer; one that is not finite is left out, with a warning that names the client.
+
+        Args:
+            client: its index.
+            answer: what it sends, and keeps.
+            look: looks for the cause in the client's data, where they are at hand.
+        """
+        federation, name = self._federation, self._federation.names[client]
+        self._worked.add(client)
+        self._budget["steps"] += answer.steps
+        self._budget["bytes_up"] += nbytes(answer.report)
+        if is_finite(answer.report):
+            federation.private.propose(name, answer.private)
+            self._combination.add(client, answer.report)
+        else:
+            federation.private.forget(name, answer.private)
+            self.dropped.append(client)
+            server = federation.server
+            self._cause = cause_at_start(server.flat, server.parameters, federation.tensors)
+            own = None if self._cause else look() or cause_in_report(answer.report)
+            self._causes |= {client: own} if own else {}
+            cause = self._cause or own
+            # not on rank 0 alone: only the rank that trained the client knows
+            warnings.warn(
+                f"round {self.number}: the update of client {name!r} is not finite and is left out"
+                + (f"; {cause}" if cause else ""),
+                stacklevel=2,
+            )
+
+    @torch.no_grad()
+    def close(self) -> None:
+        """All clients of the exchange have answered: combine over ranks, and let the algorithm go on.
+
+        Raises:
+            UserError: if no client's update is finite, or their total is not.
+        """
+        assert self.exchange is not None
+        federation, exchange = self._federation, self.exchange
+        total = self._combination.close()
+        last = exchange.training and exchange.merge and WEIGHT not in self._waiting
+        if last and not total.sums and not total.each:
+            dropped = all_gather({"dropped": {k: scalar(1) for k in self.dropped}}).get("dropped", {})
+            if dropped:
+                raise UserError(self._nothing(list(dropped)))
+            self._end()  # none of them had a batch
+            return
+        if not is_finite(total.sums):
+            raise UserError(
+                f"round {self.number}: the sum of the clients' updates overflows, though each is finite; lower "
+                "the learning rate. The last checkpoint holds the round before"
+            )
+        if federation.mechanism is not None:
+            total = federation.mechanism.at_server(total, len(federation.server.cohort))
+        if exchange.training:
+            self._merge(total, exchange.merge)
+        words: tuple[int | str, ...] = ("server", "update", *([self._exchanges] if self._exchanges else []))
+        self._seed(*words)
+        self._exchanges += 1
+        try:
+            self.exchange = self._generator.send(total)
+        except StopIteration:
+            self.exchange = None
+        self._ask()
+
+    def _merge(self, total: Total, now: bool) -> None:
+        """What the federation merges by itself: buffers, frozen parameters that moved, the algorithm's networks."""
+        federation, waiting = self._federation, self._waiting
+        for name in [n for n in total.sums if n in (WEIGHT, NETWORKS) or n.startswith(PREFIX)]:
+            value = total.sums.pop(name)
+            waiting.sums[name] = waiting.sums[name] + value if name in waiting else value
+        for name in [n for n in total.each if n.startswith(PREFIX)]:
+            waiting.each.setdefault(name, {}).update(total.each.pop(name))
+        if not now or WEIGHT not in waiting:
+            return
+        self._waiting = Total()
+        weight = waiting.sums.pop(WEIGHT)
+        for name in federation.tensors.apply(waiting, weight, self.number):
+            warnings.warn(
+                f"round {self.number}: the buffer {name!r} has different shapes at different clients and stays the "
+                "server's: keep it local, or let it have one shape",
+                stacklevel=2,
+            )
+        if NETWORKS in waiting:
+            federation.networks.apply(waiting.sums.pop(NETWORKS) / weight)
+
+    def _finish(self) -> None:
+        device = self._federation.server.parameters.device
+        self._budget["clients"] = len(self._worked)
+        spent = all_reduce({name: scalar(self._budget[name]).to(device) for name in BUDGET})
+        clients = spent["clients"].clamp(min=1)
+        self.budget = {f"client/{name}": (spent[name] / clients).squeeze() for name in BUDGET[1:]}
+        self._federation.private.commit()
+
+    def _nothing(self, dropped: list[int]) -> str:
+        names = self._federation.names
+        advice = [self._cause] if self._cause else [f"{names[k]}: {cause}" for k, cause in self._causes.items()]
+        if not self._cause and any(k not in self._causes for k in dropped):  # or another rank's, which it has named
+            advice.append("lower the learning rate")
+        left_out = ", ".join(names[k] for k in dropped)
+        return (
+            f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {left_out}); "
+            f"{'; '.join(advice)}. The last checkpoint holds the round before"
+        )
+
+    def _seed(self, *words: int | str) -> None:
+        seed_streams(derive_seed(self._federation.server.seed, self.number, *words))

@@ -1,0 +1,143 @@
+# ruff: noqa: B027  a sampler without a size has nothing to check
+"""Who takes part in a round."""
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from lit_epgan.errors import UserError
+from lit_epgan.randomness import generator_for
+
+
+class Sampler(ABC):
+    """Base of samplers. Draws a round's cohort from (seed, round) alone."""
+
+    @abstractmethod
+    def draw(self, clients: list[int], seed: int, round_: int) -> list[list[int]]:
+        """The cohort as chains: clients of one chain work one after another, all chains at once.
+
+        Args:
+            clients: indices of those who hold data.
+            seed, round_: what the draw depends on.
+        """
+
+    @abstractmethod
+    def rate(self, clients: int) -> float:
+        """The probability of each of ``clients`` clients to take part in a round; an accountant reads it."""
+
+    def check(self, clients: int) -> None:
+        """Refuse a federation of ``clients`` clients that cannot be drawn from.
+
+        Raises:
+            UserError: naming the setting.
+        """
+
+
+class Everyone(Sampler):
+    """All clients, in every round."""
+
+    def draw(self, clients: list[int], seed: int, round_: int) -> list[list[int]]:
+        """All clients, each a chain of its own."""
+        return [[k] for k in clients]
+
+    def rate(self, clients: int) -> float:
+        """1."""
+        return 1.0
+
+
+class FixedSize(Sampler):
+    """As many clients in every round, drawn without replacement.
+
+    Args:
+        size: of the cohort.
+
+    Raises:
+        UserError: if ``size`` is below 1.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise UserError(f"a cohort of {size} clients is asked for; it must be at least 1")
+        self.size = size
+
+    def draw(self, clients: list[int], seed: int, round_: int) -> list[list[int]]:
+        """``size`` of the clients in ascending order, each a chain of its own."""
+        order = torch.randperm(len(clients), generator=generator_for(seed, round_, "cohort")).tolist()
+        return [[k] for k in sorted(clients[i] for i in order[: self.size])]
+
+    def rate(self, clients: int) -> float:
+        """size / clients."""
+        return self.size / clients
+
+    def check(self, clients: int) -> None:
+        """Refuse a cohort that is larger than the federation."""
+        if self.size > clients:
+            raise UserError(
+                f"data.clients_per_round is {self.size}, but only {clients} clients hold data: choose at most {clients}"
+            )
+
+
+class Poisson(Sampler):
+    """Every client by itself with one probability: the cohort's size is random, and may be 0.
+
+    A round that nobody takes part in leaves the server's model as it is.
+
+    Args:
+        probability: of each client, in (0, 1].
+
+    Raises:
+        UserError: if ``probability`` is out of its range.
+    """
+
+    def __init__(self, probability: float) -> None:
+        if not 0 < probability <= 1:
+            raise UserError(f"Poisson's probability is {probability}; it must lie in (0, 1]")
+        self.probability = probability
+
+    def draw(self, clients: list[int], seed: int, round_: int) -> list[list[int]]:
+        """Those whose own coin said yes, each a chain of its own."""
+        coins = torch.rand(len(clients), generator=generator_for(seed, round_, "cohort"), dtype=torch.float64)
+        return [[k] for k, coin in zip(clients, coins.tolist(), strict=True) if coin < self.probability]
+
+    def rate(self, clients: int) -> float:
+        """The probability."""
+        return self.probability
+
+
+class Chains(Sampler):
+    """Another sampler's cohort, dealt into chains at random.
+
+    Args:
+        length: clients of a chain; the last chain of a round may be shorter.
+        of: the sampler whose cohort is dealt; everyone by default.
+
+    Raises:
+        UserError: if ``length`` is below 1.
+    """
+
+    def __init__(self, length: int, of: Sampler | None = None) -> None:
+        if length < 1:
+            raise UserError(f"a chain's length is {length}; it has at least one client")
+        self.length = length
+        self.of = of if of is not None else Everyone()
+
+    def draw(self, clients: list[int], seed: int, round_: int) -> list[list[int]]:
+        """The cohort in a random order that depends on (seed, round), cut into chains."""
+        cohort = [k for chain in self.of.draw(clients, seed, round_) for k in chain]
+        order = torch.randperm(len(cohort), generator=generator_for(seed, round_, "chains")).tolist()
+        dealt = [cohort[i] for i in order]
+        return [dealt[i : i + self.length] for i in range(0, len(dealt), self.length)]
+
+    def rate(self, clients: int) -> float:
+        """That of the cohort."""
+        return self.of.rate(clients)
+
+    def check(self, clients: int) -> None:
+        """As for the cohort."""
+        self.of.check(clients)
+
+
+def stages(chains: list[list[int]]) -> list[list[int]]:
+    """Who works at the same time: the chains' first clients, then their second ones, and so on."""
+    longest = max((len(chain) for chain in chains), default=0)
+    return [[chain[i] for chain in chains if i < len(chain)] for i in range(longest)]

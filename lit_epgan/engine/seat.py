@@ -1,0 +1,336 @@
+"""A seat: one module at which clients work, one after another, whoever drives the steps and carries the messages."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lit_epgan.engine.algorithm import Algorithm
+from lit_epgan.engine.attributes import Attributes
+from lit_epgan.engine.mechanisms import Mechanism
+from lit_epgan.engine.messages import Count, Report, Task, Term
+from lit_epgan.engine.module_state import ModuleState
+from lit_epgan.engine.networks import AlgorithmNetworks
+from lit_epgan.engine.optimizer_state import OptimizerStates
+from lit_epgan.engine.parameters import FlatParameters
+from lit_epgan.engine.private import Private
+from lit_epgan.engine.work import Client, OptimizedParameters, Progress, Training, Work
+from lit_epgan.errors import UserError
+from lit_epgan.precision import no_autocast
+from lit_epgan.randomness import derive_seed, seed_streams
+
+WEIGHT = "federation/weight"
+
+
+@dataclass
+class Workplace:
+    """What a seat works on.
+
+    Attributes:
+        module: the module.
+        flat: its federated parameters.
+        optimized: those of each optimizer.
+        tensors: what of the module lies outside the flat vector.
+        networks: the algorithm's own.
+        optimizers: the optimizers' states.
+        attributes: the module's ordinary attributes.
+        data: one pass over the records of (client, round), on the module's device.
+        gradient: the gradient (d,) of the module's loss over batches, at the parameters that it holds.
+        loss: the module's loss (), its mean over the rows of batches, at the parameters that it holds.
+    """
+
+    module: nn.Module
+    flat: FlatParameters
+    optimized: Sequence[OptimizedParameters]
+    tensors: ModuleState
+    networks: AlgorithmNetworks
+    optimizers: OptimizerStates
+    attributes: Attributes
+    data: Callable[[int, int], Iterator[Any]]
+    gradient: Callable[[Iterator[Any]], Tensor]
+    loss: Callable[[Iterator[Any]], Tensor]
+
+
+@dataclass
+class Answer:
+    """What comes of a task: the report, the local steps behind it, and what the client keeps for itself."""
+
+    report: Report
+    private: Private
+    steps: int = 0
+
+
+@dataclass
+class _Open:
+    """The client at work."""
+
+    task: Task
+    client: Client
+    works: list[Work]
+    start: Tensor | None
+    private: Private
+    hooks: dict[str, list[Work]] = field(default_factory=dict)
+    ended: int = 0
+
+    def end_step(self) -> None:
+        """Tell the works, once, that the step begun last is over."""
+        if self.client.step > self.ended:
+            self.ended = self.client.step
+            for work in self.hooks["after_local_step"]:
+                if not work.rests:
+                    work.after_local_step()
+
+
+class Seat:
+    """Clients work here by tasks; nothing of the server is known here but what a task brings.
+
+    Training: ``open``; then for each batch ``batch``, and around the module's own step ``extra_loss``,
+    ``before_step`` and ``after_step``; then ``close``. Without training: ``answer``.
+
+    Args:
+        algorithm: whose ``works`` the clients do.
+        place: the module and what belongs to it.
+        names: the clients' names.
+        seed: the federation's.
+        mechanism: sees every report before it leaves.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        place: Workplace,
+        names: Sequence[str],
+        seed: int,
+        mechanism: Mechanism | None = None,
+    ) -> None:
+        self.algorithm, self.place, self.mechanism = algorithm, place, mechanism
+        self._names, self._seed = names, seed
+        self._at: _Open | None = None
+        self._memo: dict[str, Any] = {}
+        self._memo_of: tuple[int, int] | None = None
+
+    @property
+    def client(self) -> Client | None:
+        """The client at work, if any."""
+        return self._at.client if self._at is not None else None
+
+    # Training ---------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def open(self, task: Task, private: Private, steps: int | None = None) -> None:
+        """A client takes up the module.
+
+        Args:
+            task: what it is asked.
+            private: what it kept, as a copy that may be changed.
+            steps: how many local steps there will be, where that is known.
+        """
+        at = self._begin(task, private, steps, "steps")
+        self._at = at
+        for work in at.works:
+            work.begin()
+
+    @torch.no_grad()
+    def batch(self, batch: Any, weight: float) -> Any:
+        """The batch that the client trains on; the step before it is over.
+
+        Args:
+            batch: the client's own.
+            weight: n_k, as far as it is known by now.
+        """
+        assert self._at is not None
+        client = self._at.client
+        client.progress.weight = weight
+        self._at.end_step()
+        for work in self._at.hooks["batch"]:
+            if not work.rests:
+                batch = work.batch(batch)
+        client.progress.step += 1
+        return batch
+
+    def give_up_batch(self) -> None:
+        """The batch taken up last is not trained on after all."""
+        if self._at is not None:
+            self._at.client.progress.step -= 1
+
+    def extra_loss(self) -> Tensor | None:
+        """The sum () of the works' extra losses; None if there is none."""
+        total: Tensor | None = None
+        if self._at is not None:
+            for work in self._at.hooks["extra_loss"]:
+                loss = None if work.rests else work.extra_loss()
+                if loss is not None:
+                    total = loss if total is None else total + loss
+        return total
+
+    @torch.no_grad()
+    def before_step(self, optimized: OptimizedParameters) -> None:
+        """One optimizer is about to step: gradients are adjusted, the algorithm's networks step."""
+        if self._at is None:
+            return
+        with no_autocast(optimized.flat.device):
+            for work in self._at.hooks["adjust_gradients"]:
+                if not work.rests and optimized in work.client.optimized:
+                    work.adjust_gradients(optimized)
+            self.place.networks.step()
+
+    @torch.no_grad()
+    def after_step(self, optimized: OptimizedParameters) -> None:
+        """One optimizer has stepped."""
+        if self._at is None or not self._at.hooks["after_step"]:
+            return
+        with no_autocast(optimized.flat.device):
+            for work in self._at.hooks["after_step"]:
+                if not work.rests and optimized in work.client.optimized:
+                    work.after_step(optimized)
+
+    @torch.no_grad()
+    def close(self) -> Answer | None:
+        """The client at work is done; None if there is none, or if its work does not count."""
+        at, self._at = self._at, None
+        if at is None:
+            return None
+        try:
+            if at.client.weight == 0:
+                return None
+            return self._answer(at)
+        finally:
+            for work in at.works:
+                work.leave()
+
+    def abandon(self) -> bool:
+        """Leave the client at work, if any, without an answer; whether there was one."""
+        at, self._at = self._at, None
+        for work in at.works if at is not None else ():
+            work.leave()
+        return at is not None
+
+    # Without training -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def answer(self, task: Task, private: Private, weight: float) -> Answer:
+        """Answer a question that needs no training.
+
+        Args:
+            task: what is asked.
+            private: what the client kept, as a copy that may be changed.
+            weight: n_k, its number of records.
+        """
+        at = self._begin(task, private, None, task.question)
+        at.client.progress.weight = weight
+        try:
+            for work in at.works:
+                work.begin()
+            return self._answer(at)
+        finally:
+            for work in at.works:
+                work.leave()
+
+    # Both -------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, task: Task, private: Private, steps: int | None, stream: str) -> _Open:
+        place = self.place
+        if self._memo_of != (task.round, task.exchange):
+            self._memo, self._memo_of = {}, (task.round, task.exchange)
+        seed_streams(derive_seed(self._seed, task.round, task.client, stream))
+        client = Client(
+            task.client,
+            self._names[task.client],
+            len(self._names),
+            task.round,
+            self._seed,
+            place.module,
+            place.flat,
+            list(place.optimized),
+            private.algorithm,
+            private.released,
+            steps,
+            Progress(),
+            restart=self._restart,
+            data=lambda: place.data(task.client, task.round),
+            gradient=lambda: place.gradient(place.data(task.client, task.round)),
+            loss=lambda: place.loss(place.data(task.client, task.round)),
+            memo=self._memo,
+        )
+        works = self.algorithm.works(task.question, client, task.received)
+        training = next((work for work in works if isinstance(work, Training)), None)
+        at = _Open(task, client, works, None, private)
+        at.start = training.start() if training is not None else task.received.get("parameters")
+        for hook in ("batch", "extra_loss", "adjust_gradients", "after_step", "after_local_step"):
+            at.hooks[hook] = [work for work in works if type(work).overrides(hook)]
+        if task.training:
+            self._check_optimizers(at)
+        self._load(at, private.optimizers)
+        place.attributes.begin(private.attributes)
+        return at
+
+    def _check_optimizers(self, at: _Open) -> None:
+        changes = at.hooks["extra_loss"] or at.hooks["adjust_gradients"]
+        if changes and any(isinstance(each.optimizer, torch.optim.LBFGS) for each in self.place.optimized):
+            raise UserError(
+                f"{type(self.algorithm).__name__} adds to a client's loss or looks at each step's gradient, and LBFGS "
+                "asks for both several times in a step and compares values that lack what is added: let "
+                "configure_optimizers give another, such as Adam"
+            )
+
+    def _restart(self) -> None:
+        assert self._at is not None, "a client starts anew in training only"
+        self._load(self._at, None)
+
+    def _load(self, at: _Open, optimizers: dict[str, Any] | None) -> None:
+        """What the client starts from: the received model, its personal layers, fresh optimizers or the ones given."""
+        place = self.place
+        if at.start is not None:
+            place.flat.load(at.start)
+        place.tensors.load(at.task.received, at.private.personal)
+        place.networks.load(at.task.received)
+        place.optimizers.begin(optimizers)
+
+    def _answer(self, at: _Open) -> Answer:
+        place, client = self.place, at.client
+        place.flat.adopt()
+        at.end_step()
+        for work in at.works:
+            work.end()
+        for work in at.works:  # what the works changed on the module is not the client's
+            work.leave()
+        if at.task.training:
+            at.private.optimizers = place.optimizers.collect()
+            at.private.personal = place.tensors.read_personal()
+            at.private.attributes = place.attributes.collect(client.name)
+        place.attributes.begin(None)
+        report: dict[str, Term] = {}
+        for work in at.works:
+            report |= work.report()
+        if at.task.training:
+            report |= place.tensors.changes(client.weight)
+            report |= place.networks.changes(client.weight)
+            report[WEIGHT] = Count(client.weight, True)
+        sent: Report = self.mechanism.at_client(report) if self.mechanism is not None else report
+        return Answer(sent, at.private, client.step)
+
+
+def optimized_parameters(optimizers: Sequence[Optimizer], flat: FlatParameters) -> list[OptimizedParameters]:
+    """The federated parameters of each optimizer."""
+    return [
+        OptimizedParameters(i, o, flat, [p for group in o.param_groups for p in group["params"] if p in flat])
+        for i, o in enumerate(optimizers)
+    ]
+
+
+@torch.no_grad()
+def load_server(place: Workplace, parameters: Tensor, optimizers: dict[str, Any] | None = None) -> None:
+    """Make the module the server's: its parameters, buffers and networks, fresh optimizers or the ones given.
+
+    Args:
+        place: the module and what belongs to it.
+        parameters: the server's flat vector (d,).
+        optimizers: the server's own states, where it has any.
+    """
+    place.flat.load(parameters)
+    place.tensors.load({}, {})
+    place.networks.load({})
+    place.optimizers.begin(optimizers)

@@ -1,0 +1,76 @@
+"""Tasks and answers as bytes, for a transport between processes: safetensors and JSON, never pickle."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from lit_epgan.engine.messages import Count, Report, Task, Weighted, tensor_of
+from lit_epgan.engine.private import Private
+from lit_epgan.engine.seat import Answer
+
+LENGTH = 8  # bytes of the header's length
+
+
+def encode_task(task: Task) -> bytes:
+    """A task as bytes; what the client knows already is left out."""
+    header = {
+        "client": task.client,
+        "round": task.round,
+        "exchange": task.exchange,
+        "question": task.question,
+        "training": task.training,
+        "kept": sorted(task.kept),
+        "known": sorted(task.known),
+    }
+    return _packed(header, {name: t for name, t in task.received.items() if name not in task.known})
+
+
+def decode_task(data: bytes, cache: dict[str, Tensor]) -> Task:
+    """The task in ``data``.
+
+    Args:
+        data: what ``encode_task`` gave.
+        cache: entries that this client keeps; new ones are put into it, known ones are taken from it.
+
+    Raises:
+        KeyError: the sender takes an entry for known that the cache does not hold.
+    """
+    header, tensors = _unpacked(data)
+    received = {**tensors, **{name: cache[name] for name in header["known"]}}
+    cache.update({name: received[name] for name in header["kept"]})
+    what = (header["client"], header["round"], header["exchange"], header["question"], header["training"])
+    return Task(*what, received, frozenset(header["kept"]), frozenset(header["known"]))
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """An answer as bytes, without the client's private state, which stays where it is."""
+    terms = dict(answer.report)
+    header = {
+        "steps": answer.steps,
+        "weights": {name: term.weight for name, term in terms.items() if isinstance(term, Weighted)},
+        "counts": {name: list(term) for name, term in terms.items() if isinstance(term, Count)},
+    }
+    return _packed(header, {name: tensor_of(term) for name, term in terms.items() if not isinstance(term, Count)})
+
+
+def decode_answer(data: bytes) -> Answer:
+    """The answer in ``data``, with no private state."""
+    header, tensors = _unpacked(data)
+    weights = header["weights"]
+    counts = {name: Count(*count) for name, count in header["counts"].items()}
+    report: Report = {**{n: Weighted(t, weights[n]) if n in weights else t for n, t in tensors.items()}, **counts}
+    return Answer(report, Private(), header["steps"])
+
+
+def _packed(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    words = json.dumps(header).encode()
+    body = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    return len(words).to_bytes(LENGTH, "little") + words + body
+
+
+def _unpacked(data: bytes) -> tuple[Any, dict[str, Tensor]]:
+    end = LENGTH + int.from_bytes(data[:LENGTH], "little")
+    return json.loads(data[LENGTH:end]), load(data[end:])

@@ -1,0 +1,92 @@
+"""Aggregators by hand and by NumPy: what stands for the sum of the clients' changes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lit_epgan.engine import Aggregator, Count, Median, Stack, Sum, Total, TrimmedMean, Weighted
+from lit_epgan.engine.aggregation import Combination
+from lit_epgan.errors import UserError
+from lit_epgan.federated import ExpectationPropagation, FedAvg
+from tests.test_sealed_server import federation
+
+CPU = torch.device("cpu")
+
+
+def total(changes: list[Tensor], weights: list[float], aggregator: Aggregator | None) -> Total:
+    combination = Combination({}, aggregator, CPU)
+    for k, (change, weight) in enumerate(zip(changes, weights, strict=True)):
+        combination.add(k, {"parameters": Weighted(change, weight), "weight": Count(weight)})
+    return combination.close()
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5, 6])
+def test_the_median_is_numpys(clients: int) -> None:
+    changes = torch.randn(clients, 7, generator=torch.Generator().manual_seed(clients))
+    got = total(list(changes), [float(k + 1) for k in range(clients)], Median()).mean("parameters")
+    assert got.numpy() == pytest.approx(np.median(changes.numpy(), axis=0), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("clients", "share", "cut"), [(5, 0.2, 1), (5, 0.0, 0), (10, 0.25, 2), (3, 0.49, 1), (1, 0.4, 0)]
+)
+def test_the_trimmed_mean_leaves_out_the_extremes(clients: int, share: float, cut: int) -> None:
+    changes = torch.randn(clients, 4, generator=torch.Generator().manual_seed(clients))
+    got = total(list(changes), [1.0] * clients, TrimmedMean(share)).mean("parameters")
+    kept = np.sort(changes.numpy(), axis=0)[cut : clients - cut]
+    assert got.numpy() == pytest.approx(kept.mean(0), rel=1e-6)
+
+
+def test_one_wrong_client_of_five_moves_a_mean_and_no_median() -> None:
+    changes = [torch.full((3,), float(x)) for x in (1.0, 1.1, 0.9, 1.0, 1e6)]
+    assert total(changes, [1.0] * 5, None).mean("parameters").min() > 1e5
+    assert total(changes, [1.0] * 5, Median()).mean("parameters").tolist() == [1.0] * 3
+    assert total(changes, [1.0] * 5, TrimmedMean(0.2)).mean("parameters").max() < 1.1
+
+
+def test_a_stack_keeps_every_client_apart_and_no_hold_of_live_tensors() -> None:
+    live, stack = torch.ones(2), Stack()
+    for k in (2, 0):
+        live.fill_(k)
+        stack.add(k, "site", live)
+    got = Total()
+    stack.close(got)
+    assert {k: v.tolist() for k, v in got.each["site"].items()} == {0: [0.0, 0.0], 2: [2.0, 2.0]}
+    assert list(got.each["site"]) == [0, 2]
+
+
+def test_each_says_what_admits_it() -> None:
+    assert (Sum.secure, Sum.private) == (True, True)
+    assert [(a.secure, a.private) for a in (Stack, Median, TrimmedMean)] == [(False, False)] * 3
+
+
+def test_a_median_of_factors_is_refused_with_the_remedy() -> None:
+    """EP's sites are parts of a product: their median means nothing."""
+    with pytest.raises(UserError, match="leave the aggregator out"):
+        federation(ExpectationPropagation(), aggregator=Median()).run(1)
+
+
+def test_in_a_federation_the_median_is_that_of_the_clients_changes() -> None:
+    """Against the clients' own reports, caught as they come."""
+    seen: list[Tensor] = []
+
+    class Watching(Median):
+        def add(self, client: int, name: str, term: Tensor | Weighted) -> None:
+            if name == "parameters":
+                assert isinstance(term, Weighted)
+                seen.append(term.change)
+            super().add(client, name, term)
+
+    plain = federation(FedAvg(), aggregator=Watching())
+    before = plain.server.parameters.clone()
+    # the federation's aggregator is copied for every exchange; the class's list is shared
+    after = plain.run(1)
+    assert len(seen) == 3
+    assert (after - before).numpy() == pytest.approx(np.median(torch.stack(seen).numpy(), axis=0), abs=1e-7)
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.5, float("nan")])
+def test_a_share_out_of_range(share: float) -> None:
+    with pytest.raises(UserError, match="share"):
+        TrimmedMean(share)

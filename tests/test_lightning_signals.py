@@ -1,0 +1,365 @@
+"""Lightning's own signals, client by client: the end of an epoch, accumulation, a sampler's epoch, LBFGS's closure."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.datamodules import Institutions
+from lit_epgan.errors import UserError
+from lit_epgan.federated import (
+    MOON,
+    SCAFFOLD,
+    ExpectationPropagation,
+    FedAvg,
+    FedLA,
+    FedProx,
+    Interpolation,
+    LaplaceSites,
+    SampleMoments,
+)
+from tests.federations import SIZES, client_sets, federation, fit
+from tests.modules import Regression
+from tests.notes import Notes
+from tests.plain_loop import PlainLoop
+from tests.test_federation import assert_same
+
+LIMITS = {0: 10, 1: 0, 2: 99, 3: 5}  # from which of its rows on a client has had enough
+
+
+class Numbered(LightningDataModule):
+    """Rows in their order, each with its client and its number."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        x, y = client_sets()[k].tensors
+        self.dataset = TensorDataset(x, y, torch.full((len(x),), k), torch.arange(len(x)))
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.dataset, batch_size=5)
+
+
+class Choosy(Regression):
+    """Ends its epoch where a client has had enough, and shrinks after each batch that it trained on."""
+
+    started = Notes()
+    limits = LIMITS
+
+    def loss(self, batch: Any) -> Tensor:
+        return super().loss(batch[:2])
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        self.started.append((int(batch[2][0]), batch_idx))
+        return -1 if int(batch[3][0]) >= self.limits[int(batch[2][0])] else None
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(0.99)
+
+
+class ChoosyByHand(Choosy):
+    """The same, optimizing manually."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+def numbered(client: int, round_: int = 0) -> list[Any]:
+    return list(Numbered(client).train_dataloader())
+
+
+def choosy_work(every: int, limits: dict[int, int] = LIMITS) -> Any:
+    """One client's epoch as Lightning runs it: gradients that wait for a step when it ends are thrown away."""
+
+    def work(local: Choosy, batches: list[Any], client: int, round_: int) -> None:
+        optimizer = local.configure_optimizers()
+        for i, batch in enumerate(batches):
+            if int(batch[3][0]) >= limits[client]:
+                return
+            if i % every == 0:
+                optimizer.zero_grad()
+            (local.loss(batch) / every).backward()
+            if (i + 1) % every == 0 or i + 1 == len(batches):
+                optimizer.step()
+            local.on_train_batch_end(None, batch, i)
+
+    return work
+
+
+def institutions(clients: tuple[int, ...] = (0, 1, 2, 3), **options: Any) -> Institutions:
+    return Institutions({f"h{k}": Numbered(k) for k in clients}, **options)
+
+
+class Witness(Callback):
+    """Which batches the callbacks' hooks saw."""
+
+    def __init__(self) -> None:
+        self.started, self.ended = list[tuple[int, int]](), list[tuple[int, int]]()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.started.append((int(batch[2][0]), int(batch[3][0])))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.ended.append((int(batch[2][0]), int(batch[3][0])))
+
+
+# The end of an epoch --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 2], ids=["each batch", "accumulated"])
+def test_minus_one_ends_the_clients_epoch_alone(every: int) -> None:
+    """Each client at another batch, one at its first, one never; the later ones are trained all the same."""
+    module, witness = Choosy(), Witness()
+    reference = PlainLoop(choosy_work(every), batches=numbered).run(module, 3)
+    fit(module, institutions(), rounds=3, accumulate_grad_batches=every, callbacks=[witness])
+    assert_same(module, reference)
+    first = [(0, 0), (0, 5), (2, 0), (2, 5), (2, 10), (2, 15), (2, 20), (2, 25), (2, 30), (3, 0)]
+    assert witness.ended == first * 3  # as in Lightning, none at a batch that was refused, nor after it
+    assert sorted(witness.started) == sorted([*first, (0, 10), (1, 0), (3, 5)] * 3)
+
+
+def test_minus_one_with_manual_optimization() -> None:
+    module = ChoosyByHand()
+    reference = PlainLoop(choosy_work(1), batches=numbered).run(module, 3)
+    fit(module, institutions(), rounds=3)
+    assert_same(module, reference)
+
+
+def test_the_hook_sees_each_batch_with_its_number_in_the_round() -> None:
+    module = Choosy()
+    module.limits = dict.fromkeys(range(4), 99)
+    fit(module, institutions(), rounds=1)
+    clients = [k for k, n in enumerate(SIZES) for _ in range(-(-n // 5))]
+    assert module.started == list(zip(clients, range(len(clients)), strict=True))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_one_client_is_lightning_itself(every: int) -> None:
+    """Momentum goes on from epoch to epoch; the scheduler between epochs runs, though each was ended early."""
+
+    class Scheduled(Choosy):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    module, alone = Scheduled(), Scheduled()
+    alone.load_state_dict(module.state_dict())
+    off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
+    plain = Trainer(max_epochs=3, accelerator="cpu", precision="64-true", accumulate_grad_batches=every, **off)
+    plain.fit(alone, datamodule=Numbered(0))
+    data = institutions((0,))
+    trainer = fit(module, data, rounds=3, optimizer_state="keep", accumulate_grad_batches=every)
+    assert_same(module, alone)
+    assert trainer.global_step == plain.global_step
+
+
+def test_a_round_whose_last_client_is_ended_is_validated() -> None:
+    class Validated(Numbered):
+        def val_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(self.dataset, batch_size=5)
+
+    trainer = fit(Choosy(), Institutions({f"h{k}": Validated(k) for k in range(4)}), rounds=1)
+    assert "val_loss/client/h3" in trainer.callback_metrics
+
+
+def test_what_was_logged_is_the_mean_of_what_was_trained_on() -> None:
+    class Counting(Choosy):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.log("row", batch[3][0].double(), on_step=False, on_epoch=True, batch_size=1)
+            return self.loss(batch)
+
+    limits = {0: 0, 1: 0, 2: 10, 3: 5}
+    module = Counting()
+    module.limits = limits
+    trainer = fit(module, institutions(), rounds=2)
+    assert float(trainer.callback_metrics["row"]) == pytest.approx((0 + 5 + 0) / 3)
+
+
+LEARNING = [FedAvg, SCAFFOLD, FedProx, FedLA, ExpectationPropagation]
+
+
+@pytest.mark.parametrize("algorithm", LEARNING, ids=lambda a: a.__name__)
+def test_a_client_without_a_step_has_learnt_nothing(algorithm: Any) -> None:
+    """It counts with its records, and its private state stays what it was."""
+    states: list[dict[str, Any]] = []
+
+    class Watch(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+            state = trainer.callbacks[0].state_dict()["clients"]  # type: ignore[attr-defined]
+            states.append({k: copy.deepcopy(c["algorithm"]) for k, c in state.items()})
+
+    class Later(Choosy):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if int(batch[2][0]) == 1 and self.current_epoch == 1 else None
+
+    module = Later()
+    fit(module, institutions(), rounds=2, algorithm=algorithm(), callbacks=[Watch()])
+    assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
+    before, after = (each.get("h1", {}) for each in states)
+    assert before.keys() == after.keys()
+    for name in before:
+        assert torch.equal(before[name], after[name]), name
+    for name in states[0].get("h2", {}):
+        assert not torch.equal(states[0]["h2"][name], states[1]["h2"][name]), name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("sites", [LaplaceSites, SampleMoments])
+def test_a_site_of_too_few_steps_stays_what_it_was(sites: Any, tied: bool) -> None:
+    """Also in the first round, where sites wait for the normalisers; and where no client takes a step at all."""
+
+    class Short(Choosy):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            row = int(batch[3][0])
+            return -1 if self.current_epoch == 1 or (int(batch[2][0]) in (0, 1) and row >= 5) else None
+
+    module, seen = Short(), list[Tensor]()
+
+    class Watch(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+            seen.append(torch.cat([p.detach().flatten().clone() for p in pl_module.parameters()]))
+
+    algorithm = ExpectationPropagation(sites=sites(), tied=tied)
+    fit(module, institutions(), rounds=3, algorithm=algorithm, callbacks=[Watch()])
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[1], seen[2])
+    assert bool(torch.isfinite(seen[2]).all())
+
+
+def test_what_follows_a_step_follows_the_last_one_once() -> None:
+    """The batch at which a client is ended is no step: nothing is interpolated twice."""
+
+    def work(local: Choosy, batches: list[Any], client: int, round_: int) -> None:
+        start, optimizer = copy.deepcopy(local), local.configure_optimizers()
+        for batch in batches:
+            if int(batch[3][0]) >= LIMITS[client]:
+                return
+            optimizer.zero_grad()
+            local.loss(batch).backward()
+            optimizer.step()
+            local.on_train_batch_end(None, batch, 0)
+            with torch.no_grad():
+                for now, then in zip(local.parameters(), start.parameters(), strict=True):
+                    now.lerp_(then, 0.3)
+
+    module = Choosy()
+    reference = PlainLoop(work, batches=numbered).run(module, 2)
+    fit(module, institutions(), rounds=2, algorithm=Interpolation(0.3, every=1))
+    assert_same(module, reference)
+
+
+# A sampler's epoch ----------------------------------------------------------------------------------------------------
+
+
+class Distributed(Numbered):
+    """Its sampler draws a new order only when it is told the epoch."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        sampler = DistributedSampler(self.dataset, num_replicas=2, rank=1, seed=3)
+        return DataLoader(self.dataset, batch_size=3, sampler=sampler)
+
+
+class Noting(Choosy):
+    """Notes the rows of its batches."""
+
+    rows = Notes()
+    limits = dict.fromkeys(range(4), 99)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.rows.append(batch[3].tolist())
+        return super().training_step(batch, batch_idx)
+
+
+def lightnings_rows(epochs: int) -> list[list[int]]:
+    module = Noting()
+    off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
+    Trainer(max_epochs=epochs, accelerator="cpu", precision="64-true", **off).fit(module, datamodule=Distributed(0))
+    return list(module.rows)
+
+
+@pytest.mark.parametrize("options", [{}, {"local_epochs": 2}, {"local_steps": 8}], ids=str)
+def test_a_sampler_is_told_the_clients_pass(options: dict[str, int]) -> None:
+    """A pass over one institution's data is an epoch of Lightning's: 4 batches."""
+    module = Noting()
+    fit(module, Institutions({"h0": Distributed(0)}, **options), rounds=4 if not options else 2)
+    rows = lightnings_rows(4)
+    assert module.rows == rows
+    assert len({str(rows[i : i + 4]) for i in range(0, 16, 4)}) == 4
+
+
+# LBFGS ----------------------------------------------------------------------------------------------------------------
+
+
+class Quasi(Regression):
+    """Trained by an optimizer that asks for the loss several times in one step."""
+
+    line_search: str | None = None
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4, line_search_fn=self.line_search)
+
+
+class Searching(Quasi):
+    line_search = "strong_wolfe"
+
+
+@pytest.mark.parametrize("kind", [Quasi, Searching])
+def test_lbfgs_is_the_plain_loops(kind: type[Quasi]) -> None:
+    def work(local: Quasi, batches: list[Any], client: int, round_: int) -> None:
+        optimizer = local.configure_optimizers()
+        for batch in batches:
+
+            def closure(batch: Any = batch) -> Tensor:
+                optimizer.zero_grad()
+                loss = local.loss(batch)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+    module = kind()
+    reference = PlainLoop(work).run(module, 2)
+    fit(module, federation(), rounds=2)
+    assert_same(module, reference)
+
+
+@pytest.mark.parametrize("algorithm", [FedProx(), SCAFFOLD(), FedLA(), MOON("body.0"), ExpectationPropagation()])
+def test_lbfgs_does_not_see_what_an_algorithm_adds(algorithm: Any) -> None:
+    """Its values of the loss lack the added terms, and a path of gradients would hold those of its line search."""
+    name = type(algorithm).__name__
+    with pytest.raises(UserError, match=rf"{name} .* LBFGS .*: let configure_optimizers give another, such as Adam"):
+        fit(Searching(), federation(), rounds=1, algorithm=algorithm)
+
+
+# What would tune itself on one client ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("finder", "sentence"),
+    [
+        (LearningRateFinder, r"LearningRateFinder .* some clients' first batches.*without FederationCallback"),
+        (BatchSizeFinder, r"BatchSizeFinder .*without FederationCallback"),
+    ],
+    ids=["learning rate", "batch size"],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_finders_are_refused(finder: Any, sentence: str, first: bool) -> None:
+    callbacks = [finder(), FederationCallback()] if first else [FederationCallback(), finder()]
+    off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
+    trainer = Trainer(max_epochs=1, accelerator="cpu", precision="64-true", callbacks=callbacks, **off)
+    with pytest.raises(UserError, match=sentence):
+        trainer.fit(Regression(), datamodule=federation())

@@ -1,0 +1,48 @@
+"""Two processes that share nothing but pipes of bytes train one federation of a LightningModule."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_epgan.engine import Round
+from lit_epgan.engine.seat import load_server
+from lit_epgan.engine.wire import decode_answer, encode_task
+from tests.pipe_federations import ALGORITHMS, half
+from tests.pipe_site import receive, send
+
+ROUNDS = 3
+ROOT = Path(__file__).parent.parent
+
+
+@torch.no_grad()
+def over_pipes(name: str) -> torch.Tensor:
+    """The server's parameters after the rounds, whose work was done by another process."""
+    federation = half(name)
+    delivered: dict[int, dict[str, int]] = {}
+    command = [sys.executable, "-m", "tests.pipe_site", name]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as site:
+        assert site.stdin is not None
+        assert site.stdout is not None
+        for number in range(ROUNDS):
+            round_ = Round(federation.federation, number)
+            while round_.exchange is not None:
+                for k in list(round_.asked):
+                    task = round_.task(k, delivered.setdefault(k, {}))
+                    send(site.stdin, k.to_bytes(4, "little") + encode_task(task))
+                    data = receive(site.stdout)
+                    assert data is not None
+                    round_.receive(k, decode_answer(data))
+                round_.close()
+            send(site.stdin, b"")
+            load_server(federation.place, federation.server.parameters)
+        site.stdin.close()
+    return federation.server.parameters
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_processes_end_with_the_single_process_model(name: str) -> None:
+    alone = half(name).run(ROUNDS)
+    torch.testing.assert_close(over_pipes(name), alone, rtol=0, atol=1e-6)

@@ -1,0 +1,177 @@
+"""What an exchange sends is all that a client can see: with a server that raises on anything else, all algorithms run.
+
+Every configuration runs under the same seal in test_configs.py.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.engine import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Median,
+    NormClipping,
+    Poisson,
+    Server,
+    Training,
+    TrimmedMean,
+    Work,
+)
+from lit_epgan.federated import (
+    MOON,
+    SCAFFOLD,
+    ConjugateEP,
+    EmbeddingSites,
+    ExpectationPropagation,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedLA,
+    FedNP,
+    FedPA,
+    FedProx,
+    FedSeq,
+    FedYogi,
+    GeneratorSites,
+    Interpolation,
+    LabelPriors,
+    PriorOn,
+    SampleMoments,
+    TiltedExpectationPropagation,
+)
+from tests.pipe_federations import half
+from tests.plain_federation import PlainFederation
+from tests.sealed import SealBrokenError, seal
+
+RECORDS = (20, 8, 12)
+TILTED: dict[str, Any] = {"features": "0", "hidden": 4, "tilt_every": 1}
+ALGORITHMS: list[Algorithm] = [
+    FedAvg(),
+    FedProx(0.1),
+    SCAFFOLD(),
+    SCAFFOLD("gradient"),
+    MOON("0"),
+    FedSeq(2),
+    FedAvgM(),
+    FedAdam(),
+    FedYogi(inner=SCAFFOLD()),
+    FedLA(),
+    FedPA(every=2),
+    FedNP("0", "2"),
+    ExpectationPropagation(prior_scale=2.0),
+    ExpectationPropagation(sites=SampleMoments(), damping=0.5),
+    ExpectationPropagation(tied=True, prior_precision=0.1),
+    TiltedExpectationPropagation(**TILTED),
+    TiltedExpectationPropagation(components=2, step="proximal", **TILTED),
+    PriorOn(ExpectationPropagation(), ["0"]),
+    Interpolation(0.1, 2, inner=ExpectationPropagation()),
+    LabelPriors("2"),
+]
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def data(client: int, round_: int) -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(client)
+    rows = RECORDS[client] // 4
+    x = torch.randn(RECORDS[client], 3, generator=generator) + client
+    y = torch.randint(2, (RECORDS[client],), generator=generator)
+    return [[x[i : i + rows], y[i : i + rows]] for i in range(0, 4 * rows, rows)]
+
+
+def federation(algorithm: Algorithm, **options: Any) -> PlainFederation:
+    module = classifier()
+    return PlainFederation(
+        algorithm,
+        module,
+        lambda m, batch: nn.functional.cross_entropy(m(batch[0]), batch[1]),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data,
+        RECORDS,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
+def test_clients_see_nothing_but_the_broadcast(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = seal(monkeypatch)
+    before = federation(algorithm).server.parameters.clone()
+    after = federation(algorithm).run(3)
+    assert calls.count("open") == 9
+    assert torch.isfinite(after).all()
+    assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ep", "generator_sites"])
+def test_sampled_modules_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = seal(monkeypatch)
+    half(name).run(3)
+    assert calls.count("open") == 12
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mechanism": NormClipping(0.1)},
+        {"aggregator": Median()},
+        {"aggregator": TrimmedMean(0.4)},
+        {"sampler": Poisson(0.5)},
+    ],
+    ids=lambda options: type(next(iter(options.values()))).__name__,
+)
+def test_mechanisms_aggregators_and_samplers_too(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = seal(monkeypatch)
+    federation(SCAFFOLD(), **options).run(4)
+    assert calls
+
+
+def test_an_exact_site_asks_for_gradients_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = seal(monkeypatch)
+    module = nn.Linear(3, 1, bias=False)
+    plain = PlainFederation(
+        ConjugateEP(),
+        module,
+        lambda m, batch: (m(batch[0])[:, 0] - batch[1]).square().mean(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data,
+        RECORDS,
+    )
+    plain.run(2)
+    assert set(calls) == {"answer"}
+
+
+class Peeking(Algorithm):
+    """Remembers the server, and looks at it where a client works."""
+
+    def start(self, server: Server) -> None:
+        self.server = server
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        work = Training(client, received)
+        work.received = {"parameters": self.server.parameters}
+        return [work]
+
+
+def test_the_seal_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seal(monkeypatch)
+    with pytest.raises(SealBrokenError, match=r"server\.parameters"):
+        federation(Peeking()).run(1)
+
+
+def test_sites_by_embedding_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = seal(monkeypatch)
+    sites = EmbeddingSites(own_rows=3, frequencies=32, herding_steps=3, points=20)
+    half("generator_sites", sites).run(3)
+    assert calls.count("open") == 12
+
+
+def test_sites_of_generators_around_a_prior_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seal(monkeypatch)
+    half("generator_sites", GeneratorSites("average", 3, 20, 0.5, ExpectationPropagation())).run(3)
