@@ -37,7 +37,7 @@ class Adapted(nn.Module):
 
 
 class OnBackbone(LightningModule):
-    """``frozen`` million frozen parameters in square layers; a head on top, or an adapter in every layer, is trained."""
+    """``frozen`` million frozen parameters in square layers; a head on top, or adapters in them, are trained."""
 
     def __init__(self, frozen: int, rank: int = 0) -> None:
         super().__init__()
@@ -115,8 +115,8 @@ def main() -> None:
         )
     header = ["trained", "parameters", "plain, s", "federated, s", "**ratio**", "bytes down", "bytes up"]
     notes = (
-        f"{args.frozen} million frozen parameters; a round is {CLIENTS} clients of {STEPS} steps of {ROWS} rows. Medians "
-        f"of the rounds after the first of {args.repeats} interleaved fits; bytes of a client and round."
+        f"{args.frozen} million frozen parameters; a round is {CLIENTS} clients of {STEPS} steps of {ROWS} rows. "
+        f"Medians of the rounds after the first of {args.repeats} interleaved fits; bytes of a client and round."
     )
     publish(
         markdown("A round on a frozen backbone against the same steps in plain Lightning", header, rows, notes),

@@ -148,7 +148,7 @@ class LoaderClient:
             if loader is None:
                 return
             _reseed(loader, *stream, epoch)
-            _tell_epoch(loader, int(stream[1]) * of_a_round + epoch)
+            tell_epoch(loader, int(stream[1]) * of_a_round + epoch)
             empty = True
             for batch in from_stream(loader, *stream, epoch):
                 empty = False
@@ -183,7 +183,7 @@ def _length(of: Any) -> int | None:
         return None
 
 
-def _tell_epoch(loader: Any, epoch: int) -> None:
+def tell_epoch(loader: Any, epoch: int) -> None:
     """Tell the loader's samplers the epoch, as Lightning does."""
     samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
     for sampler in {id(s): s for s in samplers}.values():

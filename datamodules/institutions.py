@@ -65,7 +65,9 @@ class Institutions(FederatedDataModule):
         given = {k: getattr(dm, name)() for k, dm in enumerate(self._list) if is_overridden(name, dm)}
         loaders = {k: one_loader(each, "evaluation") for k, each in given.items()}
         loaders = {k: loader for k, loader in loaders.items() if loader is not None}
-        return ValidationLoader(loaders, self.validation_marks, self._held_out_owners) if loaders else []
+        if not loaders:
+            return []
+        return ValidationLoader(loaders, self.validation_marks, self._held_out_owners, lambda: self.current_round)
 
     # As in training with the institution's data module alone: its own hook where it has one, else the module's.
 

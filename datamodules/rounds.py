@@ -2,13 +2,13 @@
 
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
 
-from lit_epgan.datamodules.clients import Client
+from lit_epgan.datamodules.clients import Client, tell_epoch
 from lit_epgan.errors import UserError
 
 
@@ -111,12 +111,18 @@ class ValidationLoader:
         loaders: by client.
         marks: one for each batch.
         owners: the batches' clients once more, for another reader.
+        epoch: of the fit, which the loaders' samplers are told.
     """
 
     def __init__(
-        self, loaders: Mapping[int, Iterable[Any]], marks: deque[Mark], owners: deque[int] | None = None
+        self,
+        loaders: Mapping[int, Iterable[Any]],
+        marks: deque[Mark],
+        owners: deque[int] | None = None,
+        epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self.loaders = loaders
+        self._epoch = epoch
         self.marks = marks
         self.owners: deque[int] = deque() if owners is None else owners
 
@@ -127,6 +133,7 @@ class ValidationLoader:
         self.marks.clear()
         self.owners.clear()
         for position, (client, loader) in enumerate(self.loaders.items()):
+            tell_epoch(loader, self._epoch())
             for first, last, batch in _bounded(iter(loader)):
                 self.owners.append(client)
                 self.marks.append(Mark(client, position, first, last, None, 0.0))

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from lit_epgan.engine.attributes import Attributes
-from lit_epgan.engine.snapshots import equal
 from lit_epgan.errors import UserError
+from lit_epgan.snapshots.snapshot import equal
 
 
 def loaded(state: Any) -> Any:

@@ -174,6 +174,21 @@ def test_a_buffer_that_was_nan_before_the_first_step() -> None:
     assert "learning rate" not in message
 
 
+def test_a_buffer_that_others_trained_with_is_no_cause() -> None:
+    """One may begin as NaN because nothing is known yet."""
+
+    class Unknown(Scaled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("best", torch.tensor([math.nan]))
+
+    poison = Poison(*((k, 1) for k in range(4)))
+    message = stopped(Unknown(), federation(), callbacks=[poison])
+    assert "round 1: no client's update" in message
+    assert "best" not in message
+    assert "lower the learning rate" in message
+
+
 def test_a_buffer_that_training_spoils_is_named() -> None:
     message = stopped(Scaled(spoilt=math.inf), federation())
     assert "client-1: its parameters are finite, its buffer 'seen' is not" in message

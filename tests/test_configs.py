@@ -21,6 +21,7 @@ from lit_epgan.runs.config_files import with_bases
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command
 from tests.cifar_tree import write_cifar
+from tests.sealed import seal
 from tests.speech import words_of_miniature
 from tests.tiny_imagenet_tree import write_tiny_imagenet
 
@@ -130,6 +131,7 @@ def no_network(tmp_path, monkeypatch):
     monkeypatch.setattr("lit_epgan.callbacks.sample_grid.feature_extractor", by_class)
     monkeypatch.setattr(GenerativeMetrics, "evaluate", few_samples)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    seal(monkeypatch)  # a client's work that reads the server raises, in every configuration
 
 
 def test_every_experiment_that_an_algorithm_suits_is_there():

@@ -301,6 +301,28 @@ def test_a_sampler_is_told_the_clients_pass(options: dict[str, int]) -> None:
     assert len({str(rows[i : i + 4]) for i in range(0, 16, 4)}) == 4
 
 
+def test_a_held_out_sampler_is_told_the_epoch() -> None:
+    class HeldOut(Numbered):
+        def val_dataloader(self) -> DataLoader[Any]:
+            sampler = DistributedSampler(self.dataset, num_replicas=2, rank=1, seed=3)
+            return DataLoader(self.dataset, batch_size=3, sampler=sampler)
+
+    class Watching(Choosy):
+        seen = Notes()
+        limits = dict.fromkeys(range(4), 99)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.seen.append(batch[3].tolist())
+
+    module, alone = Watching(), Watching()
+    fit(module, Institutions({"h0": HeldOut(0)}), rounds=3)
+    off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
+    plain = Trainer(max_epochs=3, accelerator="cpu", precision="64-true", num_sanity_val_steps=0, **off)
+    plain.fit(alone, datamodule=HeldOut(0))
+    assert module.seen == alone.seen
+    assert len({str(module.seen[i : i + 4]) for i in range(0, 12, 4)}) == 3
+
+
 # LBFGS ----------------------------------------------------------------------------------------------------------------
 
 

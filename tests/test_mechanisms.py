@@ -100,7 +100,12 @@ def test_a_report_within_the_bound_passes_as_it_is() -> None:
 
 def test_clipping_by_hand() -> None:
     """||(3, 4), 12|| = 13; bound 6.5 halves it; a weight of 20 counts as 5."""
-    report = {"a": Weighted(torch.tensor([3.0, 4.0]), 20.0), "b": torch.tensor([12.0]), "steps": Count(9), "weight": Count(20, True)}
+    report = {
+        "a": Weighted(torch.tensor([3.0, 4.0]), 20.0),
+        "b": torch.tensor([12.0]),
+        "steps": Count(9),
+        "weight": Count(20, True),
+    }
     assert float(flat_norm(report)) == pytest.approx(13)
     clipped = NormClipping(6.5, max_weight=5.0).at_client(report)
     assert isinstance(clipped["a"], Weighted)

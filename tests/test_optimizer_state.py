@@ -14,8 +14,8 @@ from torch.optim import SGD, Adagrad, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, SequentialLR, StepLR
 
 from lit_epgan.engine.optimizer_state import OptimizerStates
-from lit_epgan.engine.snapshots import equal
 from lit_epgan.errors import UserError
+from lit_epgan.snapshots.snapshot import equal
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of")  # the oracle's clients that have not worked yet
 

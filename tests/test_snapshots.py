@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine.capturing import CONSTANTS
-from lit_epgan.engine.snapshots import MISSING, UnrestorableError, capture, equal, holds, restore
+from lit_epgan.snapshots.capturing import CONSTANTS
+from lit_epgan.snapshots.snapshot import MISSING, UnrestorableError, capture, equal, holds, restore
 
 UNREADABLE = [iter([1]), (i for i in "a"), io.BytesIO(b"a"), itertools.count(), [{"a": iter([1])}]]
 

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from lit_epgan.engine.capturing import Capture, Known
-from lit_epgan.engine.foreign import UnrestorableError
-from lit_epgan.engine.pooling import pooled
-from lit_epgan.engine.restoring import Restore
-from lit_epgan.engine.slots import Slots
 from lit_epgan.errors import UserError
+from lit_epgan.snapshots.capturing import Capture, Known
+from lit_epgan.snapshots.foreign import UnrestorableError
+from lit_epgan.snapshots.pooling import pooled
+from lit_epgan.snapshots.restoring import Restore
+from lit_epgan.snapshots.slots import Slots
 
 
 class Attributes:

@@ -120,7 +120,7 @@ class ModuleState:
             if name in self.server and self.server[name].shape == tensor.shape and merge not in ("min", "max"):
                 compared.append((name, tensor, merge))
             elif merge in ("min", "max"):
-                if name not in self.server or not torch.equal(tensor, self.server[name]):
+                if name not in self.server or not _same(tensor, self.server[name]):
                     report[PREFIX + name] = tensor
             else:
                 key = PREFIX + name + AS + "x".join(map(str, tensor.shape))
@@ -135,13 +135,13 @@ class ModuleState:
             deltas = torch._foreach_sub([t for _, t, _ in floats], [self.server[n] for n, _, _ in floats])
             moved = torch.stack([d.float() for d in torch._foreach_norm(deltas, float("inf"))]).tolist()
             for (name, tensor, merge), delta, far in zip(floats, deltas, moved, strict=True):
-                if far != far or far == float("inf"):  # infinities that stay are no change
-                    delta = torch.where(tensor == self.server[name], torch.zeros_like(delta), delta)
+                if far != far or far == float("inf"):  # infinities and NaN that stay are no change
+                    delta = torch.where(_stays(tensor, self.server[name]), torch.zeros_like(delta), delta)
                     far = float(delta.abs().max()) if delta.numel() else 0.0
                 if far != 0:
                     report[PREFIX + name] = delta if merge == "sum" else Weighted(delta, weight)
         for name, tensor, merge in compared:
-            if not tensor.is_floating_point() and not torch.equal(tensor, self.server[name]):
+            if not tensor.is_floating_point() and not _same(tensor, self.server[name]):
                 exact = torch.complex128 if tensor.is_complex() else torch.float64
                 delta = tensor.to(exact) - self.server[name].to(exact)
                 delta = torch.view_as_real(delta) if delta.is_complex() else delta
@@ -155,9 +155,10 @@ class ModuleState:
         parameters = dict(self._module.named_parameters())
         for name in self.frozen:
             live = parameters[name].detach()
-            if not torch.equal(live, self.server[name]):
+            if not _same(live, self.server[name]):
                 self._dirty.add(name)
                 delta = live - self.server[name]
+                delta = torch.where(_stays(live, self.server[name]), torch.zeros_like(delta), delta)
                 report[PREFIX + name] = Weighted(torch.view_as_real(delta) if delta.is_complex() else delta, weight)
         return report
 
@@ -321,7 +322,12 @@ class ModuleState:
 def _same(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num()))
+    return torch.equal(a, b) or bool(_stays(a, b).all())
+
+
+def _stays(a: Tensor, b: Tensor) -> Tensor:
+    """Where two tensors of one shape are equal, or both not a number."""
+    return (a == b) | (a.isnan() & b.isnan())
 
 
 def first_names(module: nn.Module) -> dict[str, str]:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_epgan.engine.capturing import Capture, Known
-from lit_epgan.engine.foreign import UnrestorableError
-from lit_epgan.engine.restoring import MISSING, Restore
-from lit_epgan.engine.slots import Slots
-from lit_epgan.engine.snapshots import capture, equal, holds, restore
 from lit_epgan.errors import UserError
+from lit_epgan.snapshots.capturing import Capture, Known
+from lit_epgan.snapshots.foreign import UnrestorableError
+from lit_epgan.snapshots.restoring import MISSING, Restore
+from lit_epgan.snapshots.slots import Slots
+from lit_epgan.snapshots.snapshot import capture, equal, holds, restore
 
 OptimizerPolicy = Literal["reset", "keep"]
 SCHEDULED = frozenset({"lr", "initial_lr", "min_lr", "max_lr"})

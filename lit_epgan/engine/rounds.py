@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_epgan.engine.aggregation import Aggregator, Combination, Total
 from lit_epgan.engine.algorithm import Algorithm, Exchange, Server
-from lit_epgan.engine.causes import cause_at_start, cause_in_report
+from lit_epgan.engine.causes import Causes
 from lit_epgan.engine.collectives import all_gather, all_reduce, rank, ranks
 from lit_epgan.engine.mechanisms import Mechanism
 from lit_epgan.engine.messages import Task, is_finite, nbytes, scalar
@@ -82,8 +82,7 @@ class Round:
         server.chains = federation.sampler.draw(federation.active, server.seed, number)
         self._budget, self._worked = Counter[str](), set[int]()
         self.dropped: list[int] = []
-        self._cause: str | None = None  # the same for all of them
-        self._causes: dict[int, str] = {}
+        self._causes = Causes(federation.names, number, server.flat, federation.tensors)
         self._exchanges = 0
         self._waiting = Total()
         self.budget: dict[str, Tensor] = {}
@@ -153,14 +152,11 @@ class Round:
         if is_finite(answer.report):
             federation.private.propose(name, answer.private)
             self._combination.add(client, answer.report)
+            self._causes.finite()
         else:
             federation.private.forget(name, answer.private)
             self.dropped.append(client)
-            server = federation.server
-            self._cause = cause_at_start(server.flat, server.parameters, federation.tensors)
-            own = None if self._cause else look() or cause_in_report(answer.report)
-            self._causes |= {client: own} if own else {}
-            cause = self._cause or own
+            cause = self._causes.find(client, answer.report, federation.server.parameters, look)
             # not on rank 0 alone: only the rank that trained the client knows
             warnings.warn(
                 f"round {self.number}: the update of client {name!r} is not finite and is left out"
@@ -233,14 +229,10 @@ class Round:
         self._federation.private.commit()
 
     def _nothing(self, dropped: list[int]) -> str:
-        names = self._federation.names
-        advice = [self._cause] if self._cause else [f"{names[k]}: {cause}" for k, cause in self._causes.items()]
-        if not self._cause and any(k not in self._causes for k in dropped):  # or another rank's, which it has named
-            advice.append("lower the learning rate")
-        left_out = ", ".join(names[k] for k in dropped)
+        names = ", ".join(self._federation.names[k] for k in dropped)
         return (
-            f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {left_out}); "
-            f"{'; '.join(advice)}. The last checkpoint holds the round before"
+            f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {names}); "
+            f"{self._causes.advice(dropped)}. The last checkpoint holds the round before"
         )
 
     def _seed(self, *words: int | str) -> None:

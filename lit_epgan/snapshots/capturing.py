@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.foreign import VALUES, UnrestorableError, attributes_of, is_foreign, is_plain_class, name_of
-from lit_epgan.engine.random_states import random_state, random_type
+from lit_epgan.snapshots.foreign import VALUES, UnrestorableError, attributes_of, is_foreign, is_plain_class, name_of
+from lit_epgan.snapshots.random_states import random_state, random_type
 
 KIND = "__kind__"
 CONSTANTS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine.capturing import CONSTANTS, CONTAINERS, KIND, NOTHING, Known
-from lit_epgan.engine.foreign import VALUES, UnrestorableError, attributes_of, class_named, new_object, slots_of
-from lit_epgan.engine.random_states import new_random, random_state, random_type
+from lit_epgan.snapshots.capturing import CONSTANTS, CONTAINERS, KIND, NOTHING, Known
+from lit_epgan.snapshots.foreign import VALUES, UnrestorableError, attributes_of, class_named, new_object, slots_of
+from lit_epgan.snapshots.random_states import new_random, random_state, random_type
 
 MISSING = object()
 FACTORIES: dict[str, Any] = {c.__name__: c for c in (list, dict, set, tuple, int, float, bool, str, deque, Counter)}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_epgan.engine.foreign import UnrestorableError
+from lit_epgan.snapshots.foreign import UnrestorableError
 
 
 def random_state(value: Any) -> Any:

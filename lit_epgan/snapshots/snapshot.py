@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.capturing import CONSTANTS, NOTHING, Capture, Known
-from lit_epgan.engine.foreign import UnrestorableError
-from lit_epgan.engine.restoring import MISSING, Restore
+from lit_epgan.snapshots.capturing import CONSTANTS, NOTHING, Capture, Known
+from lit_epgan.snapshots.foreign import UnrestorableError
+from lit_epgan.snapshots.restoring import MISSING, Restore
 
 __all__ = ["MISSING", "Snapshot", "UnrestorableError", "capture", "equal", "holds", "restore"]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_epgan.engine.capturing import KIND
-from lit_epgan.engine.snapshots import equal
+from lit_epgan.snapshots.capturing import KIND
+from lit_epgan.snapshots.snapshot import equal
 
 NUMBERS = (int, float, complex)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_epgan.engine.capturing import CONSTANTS, KIND, Capture, Known
-from lit_epgan.engine.foreign import UnrestorableError, is_foreign
-from lit_epgan.engine.restoring import MISSING, Restore
-from lit_epgan.engine.snapshots import Snapshot, equal
+from lit_epgan.snapshots.capturing import CONSTANTS, KIND, Capture, Known
+from lit_epgan.snapshots.foreign import UnrestorableError, is_foreign
+from lit_epgan.snapshots.restoring import MISSING, Restore
+from lit_epgan.snapshots.snapshot import Snapshot, equal
 
 GONE = {KIND: "gone"}
 ERRORS = (UnrestorableError, RecursionError, TypeError, ValueError, AttributeError, NotImplementedError)
