@@ -6,11 +6,10 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lit_epgan.engine import Algorithm
+from lit_epgan.engine import Algorithm, PlainFederation
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, GeneratorSites
 from tests.federations import SIZES, client_sets
 from tests.modules import Regression
-from tests.plain_federation import PlainFederation
 from tests.test_federation import plain_batches
 
 

@@ -16,6 +16,7 @@ from lit_epgan.engine import (
     Count,
     Exchange,
     FixedSize,
+    PlainFederation,
     Report,
     Rounds,
     Server,
@@ -26,7 +27,6 @@ from lit_epgan.engine import (
 from lit_epgan.randomness import derive_seed, seed_streams
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
-from tests.plain_federation import PlainFederation
 from tests.plain_loop import own_batches
 from tests.test_federation import assert_same, plain_batches, plain_cohort
 

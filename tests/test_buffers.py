@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from lit_epgan.engine import Median
+from lit_epgan.engine import Median, PlainFederation
 from lit_epgan.engine.buffers import choose_merges, kind
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
-from tests.plain_federation import PlainFederation
 
 RECORDS = (16, 8, 24)
 

@@ -13,6 +13,7 @@ from lit_epgan.engine import (
     Client,
     FixedSize,
     OptimizedParameters,
+    PlainFederation,
     Rounds,
     Server,
     Training,
@@ -25,7 +26,6 @@ from lit_epgan.federated.drift.fedprox import Proximal
 from lit_epgan.federated.drift.interpolation import Interpolated
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
-from tests.plain_federation import PlainFederation
 from tests.plain_loop import own_batches
 from tests.test_algorithm_networks import Critic
 from tests.test_generator_sites import Known, data

@@ -9,13 +9,12 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from lit_epgan.engine import Algorithm, Answer, Count, NormClipping, Weighted
+from lit_epgan.engine import Algorithm, Answer, Count, NormClipping, PlainFederation, Weighted
 from lit_epgan.engine.mechanisms import flat_norm
 from lit_epgan.engine.wire import LENGTH, encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, FedNP
 from tests.pipe_federations import half
-from tests.plain_federation import PlainFederation
 from tests.test_sealed_server import federation
 
 BOUND = 0.05

@@ -15,6 +15,7 @@ from lit_epgan.engine import (
     Client,
     Median,
     NormClipping,
+    PlainFederation,
     Poisson,
     Server,
     Training,
@@ -44,7 +45,6 @@ from lit_epgan.federated import (
     TiltedExpectationPropagation,
 )
 from tests.pipe_federations import half
-from tests.plain_federation import PlainFederation
 from tests.sealed import SealBrokenError, seal
 
 RECORDS = (20, 8, 12)

@@ -1,6 +1,6 @@
 """The federated engine, without Lightning: rounds on a server, work at a client's seat, and what travels between."""
 
-from lit_epgan.engine.aggregation import Aggregator, Median, Stack, Sum, Total, TrimmedMean
+from lit_epgan.engine.aggregation import Aggregator, Median, Robust, Stack, Sum, Total, TrimmedMean
 from lit_epgan.engine.algorithm import (
     Algorithm,
     Around,
@@ -13,6 +13,7 @@ from lit_epgan.engine.algorithm import (
 from lit_epgan.engine.mechanisms import Mechanism, NormClipping
 from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, Weighted, scalar
 from lit_epgan.engine.parameters import FlatParameters
+from lit_epgan.engine.plain_loop import PlainFederation
 from lit_epgan.engine.rounds import Federation, Round
 from lit_epgan.engine.samplers import Chains, Everyone, FixedSize, Poisson, Sampler, stages
 from lit_epgan.engine.seat import Answer, Seat, Workplace
@@ -36,8 +37,10 @@ __all__ = [
     "Median",
     "NormClipping",
     "OptimizedParameters",
+    "PlainFederation",
     "Poisson",
     "Report",
+    "Robust",
     "Round",
     "Rounds",
     "Sampler",

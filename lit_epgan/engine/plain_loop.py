@@ -1,0 +1,165 @@
+"""A driver of the engine's rounds without a Trainer: a plain loop over clients, batches and steps."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.engine.aggregation import Aggregator
+from lit_epgan.engine.algorithm import Algorithm, Server
+from lit_epgan.engine.attributes import Attributes
+from lit_epgan.engine.mechanisms import Mechanism
+from lit_epgan.engine.messages import Task
+from lit_epgan.engine.module_state import ModuleState
+from lit_epgan.engine.networks import AlgorithmNetworks
+from lit_epgan.engine.optimizer_state import OptimizerStates
+from lit_epgan.engine.parameters import FlatParameters
+from lit_epgan.engine.private import Private
+from lit_epgan.engine.rounds import Federation, Round
+from lit_epgan.engine.samplers import Everyone, Sampler
+from lit_epgan.engine.seat import Answer, Seat, Workplace, load_server, optimized_parameters
+
+Batches = Callable[[int, int], Iterable[Any]]  # (client, round) -> its batches
+Loss = Callable[[nn.Module, Any], Tensor]
+
+
+class PlainFederation:
+    """A federation in one process, driven by hand.
+
+    Args:
+        algorithm: whose rounds are run.
+        module: the module; its parameters are flattened.
+        loss: of the module and a batch.
+        optimizer: makes the optimizer of parameters.
+        batches: a client's batches of a round.
+        records: n_k of every client.
+        sampler, mechanism, aggregator, buffers, optimizer_state: as for the FederationCallback.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        module: nn.Module,
+        loss: Loss,
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        batches: Batches,
+        records: Sequence[float],
+        seed: int = 0,
+        sampler: Sampler | None = None,
+        mechanism: Mechanism | None = None,
+        aggregator: Aggregator | None = None,
+        buffers: Any = "merge",
+        optimizer_state: Any = "reset",
+    ) -> None:
+        self.module, self.loss, self.batches, self.records = module, loss, batches, records
+        names = [f"client-{k}" for k in range(len(records))]
+        flat = FlatParameters.of(module)
+        networks = AlgorithmNetworks(algorithm, module, flat.vector, seed)
+        tensors = ModuleState(module, flat.names, buffers=buffers, on_server=algorithm.on_server)
+        optimizers = [optimizer(module.parameters())]
+        self.place = Workplace(
+            module,
+            flat,
+            optimized_parameters(optimizers, flat),
+            tensors,
+            networks,
+            OptimizerStates(optimizers, [], optimizer_state),
+            Attributes(module),
+            lambda client, round_: iter(batches(client, round_)),
+            self._gradient,
+            self._mean_loss,
+        )
+        server = Server(flat.vector.clone(), flat, module, len(names), seed)
+        server.train, server.holding = self._train, self._holding
+        drawn = algorithm.sampler(sampler if sampler is not None else Everyone())
+        self.federation = Federation(
+            algorithm, server, tensors, networks, names, list(range(len(names))), drawn, aggregator, mechanism
+        )
+        self.seat = Seat(algorithm, self.place, names, seed, mechanism)
+        algorithm.start(server)
+
+    @property
+    def server(self) -> Server:
+        """The server."""
+        return self.federation.server
+
+    @torch.no_grad()
+    def run(self, rounds: int) -> Tensor:
+        """The server's parameters (d,) after so many rounds."""
+        for number in range(rounds):
+            self.round(number)
+        return self.server.parameters
+
+    @torch.no_grad()
+    def round(self, number: int) -> Round:
+        """One round."""
+        self.place.optimizers.round_begins()
+        self.place.attributes.round_begins()
+        round_ = Round(self.federation, number)
+        while round_.exchange is not None:
+            for k in list(round_.asked):
+                private = self.federation.private.take_up(self.federation.names[k])
+                task = round_.task(k, private.delivered)
+                round_.receive(k, self.answer(task, private))
+            round_.close()
+        load_server(self.place, self.server.parameters)
+        self.place.tensors.settle(number)
+        return round_
+
+    def answer(self, task: Task, private: Private) -> Answer:
+        """What a client does with a task."""
+        if not task.training:
+            return self.seat.answer(task, private, self.records[task.client])
+        batches = list(self.batches(task.client, task.round))
+        self.seat.open(task, private, len(batches))
+        for batch in batches:
+            self._step(self.seat.batch(batch, self.records[task.client]))
+        answer = self.seat.close()
+        assert answer is not None
+        return answer
+
+    def _step(self, batch: Any) -> None:
+        optimized = self.place.optimized[0]
+        optimized.optimizer.zero_grad()
+        with torch.enable_grad():
+            loss = self.loss(self.module, batch)
+            extra = self.seat.extra_loss()
+            (loss if extra is None else loss + extra).backward()
+        self.seat.before_step(optimized)
+        optimized.optimizer.step()
+        self.seat.after_step(optimized)
+
+    def _gradient(self, batches: Iterator[Any]) -> Tensor:
+        flat, rows = self.place.flat, 0
+        total = torch.zeros_like(flat.vector)
+        for batch in batches:
+            n = len(batch[0])
+            with torch.enable_grad():
+                gradients = torch.autograd.grad(self.loss(self.module, batch), flat.parameters)
+            for view, gradient in zip(flat.views(total, flat.parameters), gradients, strict=True):
+                view.add_(gradient, alpha=n)
+            rows += n
+        return total / max(1, rows)
+
+    def _mean_loss(self, batches: Iterator[Any]) -> Tensor:
+        listed = list(batches)
+        total = sum(len(batch[0]) * self.loss(self.module, batch) for batch in listed)
+        return torch.as_tensor(total) / sum(len(batch[0]) for batch in listed)
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        load_server(self.place, self.server.parameters)
+        with torch.enable_grad():
+            yield
+        self.server.parameters.copy_(self.place.flat.vector)
+        self.place.tensors.adopt(self.server.round)
+
+    def _train(self, batches: Iterable[Any]) -> None:
+        with self._holding():
+            for batch in batches:
+                optimizer = self.place.optimized[0].optimizer
+                optimizer.zero_grad()
+                self.loss(self.module, batch).backward()
+                optimizer.step()
