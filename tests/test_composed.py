@@ -73,7 +73,7 @@ def test_a_work_is_called_at_the_hooks_that_it_or_its_base_defines() -> None:
     assert TiltedTraining.overrides("after_step")
     assert Proximal.overrides("adjust_gradients")
     assert not Proximal.overrides("after_step")
-    assert Interpolated.overrides("batch")
+    assert Interpolated.overrides("after_local_step")
 
     class Further(Proximal):
         pass
