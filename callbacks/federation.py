@@ -209,7 +209,6 @@ class FederationCallback(Callback):
                 logger.rewind(trainer.current_epoch)
 
     def _watch(self, optimized: OptimizedParameters) -> Any:
-        @torch.no_grad()
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if self._driver is not None:
                 self._driver.seat.after_step(optimized)
@@ -250,7 +249,7 @@ class FederationCallback(Callback):
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Add the algorithm's loss."""
-        if self._driver is None:
+        if self._driver is None or not self._driver.seat.adds_loss():
             return
         with no_autocast(loss.device):
             extra = self._driver.seat.extra_loss()
@@ -262,7 +261,6 @@ class FederationCallback(Callback):
         else:
             loss.add_(extra)
 
-    @torch.no_grad()
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Let the algorithm adjust the gradients of the optimizer's parameters."""
         if self._driver is not None:

@@ -174,15 +174,18 @@ class OptimizerStates:
         Raises:
             UserError: if an optimizer's ``state`` holds what cannot be kept.
         """
+        resets = self.policy == "reset"
+        if resets and not any(slots.unreadable for slots in self._slots.values()):
+            return None
         with torch.inference_mode(False), torch.no_grad():
-            copier = Capture(self._known, borrow=self.policy == "reset")
+            copier = Capture(self._known, borrow=resets)
             settings = {name: self._changes(slots, copier) for name, slots in self._slots.items()}
             for name, slots in self._slots.items():
                 owner = type(self._all[int(name.partition("/")[0])]).__name__
                 who = f"client {client}" if client else "a client"
                 for entry, what in slots.unkept.items():
                     self._unkept.setdefault(f"{name}/{entry}", f"`{entry}` of {owner} changed during {who} and {what}")
-            if self.policy == "reset":
+            if resets:
                 return None
             device = next((p.device.type for p in self._positions.values()), "cpu")
             return {

@@ -166,23 +166,25 @@ class Seat:
                     total = loss if total is None else total + loss
         return total
 
-    @torch.no_grad()
+    def adds_loss(self) -> bool:
+        """Whether any work of the client at work may have an extra loss."""
+        return self._at is not None and bool(self._at.hooks["extra_loss"])
+
     def before_step(self, optimized: OptimizedParameters) -> None:
         """One optimizer is about to step: gradients are adjusted, the algorithm's networks step."""
-        if self._at is None:
-            return
-        with no_autocast(optimized.flat.device):
+        if self._at is None or not (self._at.hooks["adjust_gradients"] or self.place.networks.server is not None):
+            return  # nothing is to be done, at no cost
+        with torch.no_grad(), no_autocast(optimized.flat.device):
             for work in self._at.hooks["adjust_gradients"]:
                 if not work.rests and optimized in work.client.optimized:
                     work.adjust_gradients(optimized)
             self.place.networks.step()
 
-    @torch.no_grad()
     def after_step(self, optimized: OptimizedParameters) -> None:
         """One optimizer has stepped."""
         if self._at is None or not self._at.hooks["after_step"]:
             return
-        with no_autocast(optimized.flat.device):
+        with torch.no_grad(), no_autocast(optimized.flat.device):
             for work in self._at.hooks["after_step"]:
                 if not work.rests and optimized in work.client.optimized:
                     work.after_step(optimized)

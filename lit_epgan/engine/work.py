@@ -16,7 +16,7 @@ from lit_epgan.errors import UserError
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(eq=False)
 class OptimizedParameters:
     """The federated parameters of one optimizer, and where they lie in the flat vector.
 

@@ -95,6 +95,11 @@ class Slots:
         for name, (value, _) in unreadable.items():
             unreadable[name] = value, fingerprint(value)
 
+    @property
+    def unreadable(self) -> bool:
+        """Whether any of the names holds what cannot be copied."""
+        return bool(self._unreadable)
+
     def _object(self, name: str) -> Any:
         return self._snapshots[name].restore() if name in self._snapshots else self._unreadable[name][0]
 
