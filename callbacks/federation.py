@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.federation_state import FederationState
-from lit_epgan.callbacks.lightning_internals import StepControl, leave_out_sigterm_broadcast
+from lit_epgan.callbacks.lightning_internals import StepControl, leave_out_sigterm_broadcast, own_attributes
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
@@ -181,7 +181,7 @@ class FederationCallback(Callback):
             federation.tensors,
             federation.networks,
             OptimizerStates(optimizers, [c.scheduler for c in schedules], self.optimizer_state, by_rounds),
-            Attributes(pl_module, ignore=vars(LightningModule())),
+            Attributes(pl_module, own_attributes()),
             dm.records,
             lambda batches: client_gradient(pl_module, flat, batches),
             lambda batches: client_loss(pl_module, batches),

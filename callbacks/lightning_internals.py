@@ -20,6 +20,11 @@ def save_at_epoch_end(callback: ModelCheckpoint) -> None:
     callback._save_on_train_epoch_end = True
 
 
+def own_attributes() -> frozenset[str]:
+    """Names of the attributes that every LightningModule has, its hyperparameters among them."""
+    return frozenset(vars(LightningModule())) | {"_hparams", "_hparams_initial", "_hparams_name", "_log_hyperparams"}
+
+
 def hook_in_progress(module: LightningModule) -> str | None:
     """The name of the module's hook that Lightning is calling."""
     return module._current_fx_name

@@ -18,6 +18,7 @@ from lit_epgan.callbacks.lightning_internals import (
     hook_in_progress,
     leave_out_sigterm_broadcast,
     loops_state,
+    own_attributes,
     result_metrics,
     save_at_epoch_end,
 )
@@ -88,6 +89,18 @@ def test_the_loops_counters_can_be_read_and_set_between_rounds() -> None:
     between_rounds(state, 7)
     assert {n for counts in state["epoch_progress"].values() for n in counts.values()} == {7}
     assert set(state["epoch_loop.batch_progress"]["current"].values()) == {0}
+
+
+def test_lightnings_own_attributes_are_known() -> None:
+    """Else they are taken for a client's, and compared at every switch."""
+
+    class Saving(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.own = 1
+
+    assert set(vars(Saving())) - set(vars(Regression())) - own_attributes() == {"own"}
 
 
 def test_what_was_logged_can_be_read_in_the_loop() -> None:

@@ -10,10 +10,13 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 from lit_epgan.callbacks.trainer_options import check_module, check_trainer
 from lit_epgan.datamodules import Institutions
+from lit_epgan.engine import Algorithm, Round
+from lit_epgan.engine.private import Private
 from lit_epgan.errors import UserError
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
 from tests.notes import Notes
+from tests.test_sealed_server import federation as plain_federation
 
 
 class Teacher(Regression):
@@ -142,3 +145,23 @@ def test_several_loaders_of_one_institution_are_refused() -> None:
 
     with pytest.raises(UserError, match="several training loaders"):
         fit(Regression(), Institutions({"one": Two()}), rounds=1)
+
+
+def test_a_frozen_parameter_that_moved_before_a_restart_goes_back() -> None:
+    """After a restart, and after a client that was given up, a teacher is the server's."""
+    plain = plain_federation(Algorithm())
+    frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    tensors = plain.place.tensors
+    plain.module.register_parameter("teacher", frozen)
+    tensors.frozen.append("teacher")
+    tensors.server["teacher"] = torch.ones(3)
+    round_ = Round(plain.federation, 0)
+    plain.seat.open(round_.task(0), Private(), 1)
+    assert plain.seat.client is not None
+    frozen.data.fill_(5.0)
+    plain.seat.client.restart()
+    assert frozen.tolist() == [1.0] * 3
+    frozen.data.fill_(7.0)
+    plain.seat.abandon()
+    plain.seat.open(round_.task(1), Private(), 1)
+    assert frozen.tolist() == [1.0] * 3

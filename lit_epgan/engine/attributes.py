@@ -38,11 +38,12 @@ class Attributes:
         self._shared: dict[str, str] = {}
         self._device = torch.device("cpu")
         self.presented: dict[str, Any] = {}
+        self._fresh = False
         self.round_begins()
 
     def round_begins(self) -> None:
         """What the attributes are now is what a fresh client starts with."""
-        module = self._module
+        module, self._fresh = self._module, False
         known: dict[str, Any] = {f"module/{n}": m for n, m in module.named_modules()}
         known |= {f"parameter/{n}": p for n, p in module.named_parameters()}
         known |= {f"buffer/{n}": b for n, b in module.named_buffers()}
@@ -66,9 +67,16 @@ class Attributes:
         Raises:
             UserError: if what was kept cannot be made again, because a class is not there any more.
         """
+        if not self._fresh:
+            self.clear()
+        self._fresh = False
+        self._put(state or {})
+
+    def clear(self) -> None:
+        """Nobody works, until a client begins: all is fresh."""
         for slots in self._slots.values():
             slots.reset()
-        self._put(state or {})
+        self._fresh = True
 
     def _put(self, state: Mapping[str, Any]) -> None:
         if not state:

@@ -148,6 +148,10 @@ class ModuleState:
                 report[PREFIX + name] = Weighted(delta, weight) if merge in ("mean", "unit") else delta
         return report
 
+    def note_changes(self) -> None:
+        """Remember which frozen parameters have moved, for they must go back; the rest goes back anyway."""
+        self._frozen_changes(0.0)
+
     def _frozen_changes(self, weight: float) -> Report:
         report: dict[str, Weighted] = {}
         if not self.frozen:

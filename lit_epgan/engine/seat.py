@@ -197,17 +197,26 @@ class Seat:
             return None
         try:
             if at.client.weight == 0:
+                self._forget()
                 return None
             return self._answer(at)
         finally:
             for work in at.works:
                 work.leave()
 
+    def _forget(self) -> None:
+        """What the client at work did to the module, outside its parameters, goes back with the next load."""
+        self.place.tensors.note_changes()
+        self.place.attributes.clear()
+
+    @torch.no_grad()
     def abandon(self) -> bool:
         """Leave the client at work, if any, without an answer; whether there was one."""
         at, self._at = self._at, None
         for work in at.works if at is not None else ():
             work.leave()
+        if at is not None:
+            self._forget()
         return at is not None
 
     # Without training -------------------------------------------------------------------------------------------------
@@ -280,6 +289,7 @@ class Seat:
 
     def _restart(self) -> None:
         assert self._at is not None, "a client starts anew in training only"
+        self.place.tensors.note_changes()
         self._load(self._at, None)
 
     def _load(self, at: _Open, optimizers: dict[str, Any] | None) -> None:
@@ -303,7 +313,7 @@ class Seat:
             at.private.optimizers = place.optimizers.collect()
             at.private.personal = place.tensors.read_personal()
             at.private.attributes = place.attributes.collect(client.name)
-        place.attributes.begin(None)
+        place.attributes.clear()
         report: dict[str, Term] = {}
         for work in at.works:
             report |= work.report()
