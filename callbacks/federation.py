@@ -32,6 +32,7 @@ from lit_epgan.engine import (
 )
 from lit_epgan.engine.attributes import Attributes
 from lit_epgan.engine.buffers import Merge, partition
+from lit_epgan.engine.divergence import largest_norm, overflowing
 from lit_epgan.engine.module_state import BufferPolicy, ModuleState, first_names
 from lit_epgan.engine.networks import AlgorithmNetworks
 from lit_epgan.engine.optimizer_state import OptimizerPolicy, OptimizerStates
@@ -223,6 +224,7 @@ class FederationCallback(Callback):
         assert self._driver is not None
         self._driver.between_rounds()  # what the module's own hooks did since the last round
         self._start = RoundStart(trainer)
+        self._optimizers_before = self._state.server_optimizers
         trainer.fit_loop.min_epochs = max(self._min_epochs, trainer.current_epoch + 1)  # a round is never cut short
         self._clients_in_share = len(self._datamodule.share(trainer.current_epoch)) or 1
         self._driver.expect(trainer.current_epoch)
@@ -282,6 +284,8 @@ class FederationCallback(Callback):
     def _leave(self) -> None:
         """Leave the module as an ordinary one that holds the server's parameters."""
         if self._driver is not None and self._place is not None:
+            if not self._driver.finished:
+                self._state.server_optimizers = self._optimizers_before
             self._driver.abandon()
             self._driver.between_rounds()
             load_server(self._place, self.federation.server.parameters)
@@ -323,11 +327,18 @@ class FederationCallback(Callback):
 
     @torch.no_grad()
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Whenever it is saved, a checkpoint is the state between two rounds, with the server's parameters."""
+        """Whenever it is saved, a checkpoint is the state between two rounds, with the server's parameters.
+
+        Raises:
+            UserError: the server's model is not finite, or overflows: nothing is to be resumed from it.
+        """
         if self._driver is None:
             return
         federation = self.federation
         parameters, tensors = self._driver.between()
+        trouble = overflowing({"the server's model": parameters}, largest_norm(parameters.dtype))
+        if trouble is not None:
+            raise UserError(f"no checkpoint is written, for {trouble}; the last one holds an earlier round")
         held = federation.server.flat.as_dict(parameters)
         held |= {name: tensor.clone() for name, tensor in tensors.items()}
         state = checkpoint["state_dict"]

@@ -11,8 +11,8 @@ from lit_epgan.datamodules.rounds import Mark
 from lit_epgan.engine import Federation, Round, Seat
 from lit_epgan.engine.causes import cause_in_data
 from lit_epgan.engine.collectives import gather_objects
-from lit_epgan.engine.module_state import PREFIX
 from lit_epgan.engine.seat import load_server
+from lit_epgan.engine.server_copy import ServerCopy
 from lit_epgan.errors import UserError
 
 
@@ -42,7 +42,8 @@ class RoundDriver:
         self._weights: dict[int, float] = {}
         self._ended = False
         self._first: Any = None
-        self._moved: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._before: ServerCopy | None = None
+        self._moved = False
         self._gathered: list[dict[str, Any]] = []
         self._warned = 0
 
@@ -59,20 +60,18 @@ class RoundDriver:
 
     def expect(self, number: int) -> None:
         """A round is about to begin: its first batch begins it."""
-        self._number, self.finished, self._round, self._moved = number, False, None, None
+        self._number, self.finished, self._round = number, False, None
+        self._before, self._moved = None, False
         self._weights, self._gathered, self._ended, self.skips = {}, [], False, False
 
     def _begin(self) -> None:
         """Begin the round, with what the module's own hooks did at its start."""
         server, place = self.federation.server, self.seat.place
-        frozen = set(place.tensors.frozen)
-        tensors = {n: t.clone() for n, t in place.tensors.server.items() if n not in frozen}
-        before = server.parameters.clone(), tensors
+        self._before = ServerCopy(self.federation)
         place.flat.adopt()
         moved = not place.flat.vector.equal(server.parameters)
         server.parameters.copy_(place.flat.vector)
-        if place.tensors.adopt(self._number) or moved:
-            self._moved = before
+        self._moved = place.tensors.adopt(self._number) or moved
         place.optimizers.round_begins()
         self._forget_moved()
         place.attributes.settle()
@@ -84,7 +83,7 @@ class RoundDriver:
         """All clients are done: close what is open, and load the server's new model into the module.
 
         Raises:
-            UserError: if no client's update is finite, or their sum is not.
+            UserError: if no client's update is finite, or their sum or the server's new model is not.
         """
         if self.finished:
             return
@@ -95,7 +94,7 @@ class RoundDriver:
         while self._round.exchange is not None:
             self._round.close()
             self._answer()
-        self.finished, self.skips = True, False
+        self.finished, self.skips, self._before = True, False, None
         place = self.seat.place
         load_server(place, self.federation.server.parameters)
         place.tensors.settle(self._number)
@@ -121,14 +120,10 @@ class RoundDriver:
             if self.seat.abandon():
                 rank_zero_warn(f"round {self._number} was not finished and is dropped")
             self.federation.private.abandon()
-            if self._moved is not None:
-                self._restore(*self._moved)
+            if self._before is not None:
+                self._before.restore()
             load_server(self.seat.place, self.federation.server.parameters)
             self.finished = True
-
-    def _restore(self, parameters: Tensor, tensors: dict[str, Tensor]) -> None:
-        self.federation.server.parameters.copy_(parameters)
-        self.seat.place.tensors.load({PREFIX + name: value for name, value in tensors.items()}, {})
 
     @property
     def budget(self) -> dict[str, Tensor]:
@@ -138,9 +133,8 @@ class RoundDriver:
     def between(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The server's parameters and other tensors as they were between the last two rounds."""
         self.between_rounds()
-        if self._moved is not None and not self.finished:
-            frozen = {n: t for n, t in self.seat.place.tensors.server.items() if n in self.seat.place.tensors.frozen}
-            return self._moved[0], {**frozen, **self._moved[1]}
+        if self._before is not None and self._moved and not self.finished:
+            return self._before.parameters, self._before.tensors
         return self.federation.server.parameters, self.seat.place.tensors.server
 
     # A batch ----------------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def test_finite_updates_whose_sum_is_not_stop_the_round_too() -> None:
         def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
             return [Filled(client, received)]
 
-    with pytest.raises(UserError, match=r"round 0: the sum of the clients' updates overflows"):
+    with pytest.raises(UserError, match=r"round 0 is refused: the sum of the clients' updates would overflow"):
         fit(Regression(), federation(), rounds=1, algorithm=Huge())
 
 

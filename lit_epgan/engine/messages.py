@@ -95,18 +95,33 @@ def _nbytes(term: Term) -> int:
 
 def is_finite(report: Report) -> bool:
     """Whether every number of a report is finite."""
-    for term in report.values():
-        if isinstance(term, Count):
-            if not math.isfinite(term.number):
-                return False
-            continue
-        tensor, weight, _ = term if isinstance(term, Weighted) else Weighted(term)
-        if not math.isfinite(weight):
-            return False
-        # A sum is one read; only where finite numbers overflow or cancel to NaN does the slow test decide.
-        if not math.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
-            return False
-    return True
+    return math.isfinite(norm(report))
+
+
+def norm(report: Report) -> float:
+    """The 2-norm of a report's tensors, without weights and counts; not finite where any number in it is not.
+
+    Where a change is held as where a client is and where it started, it is the norm of where the client is: one read.
+    """
+    return math.hypot(*map(_size, report.values()))
+
+
+def _size(term: Term) -> float:
+    if isinstance(term, Count):
+        return 0.0 * term.number  # NaN unless it is finite
+    tensor, weight, _ = term if isinstance(term, Weighted) else Weighted(term)
+    return _norm(tensor) + 0.0 * weight
+
+
+def _norm(tensor: Tensor) -> float:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        tensor = tensor.double()
+    size = float(torch.linalg.vector_norm(tensor))
+    if math.isfinite(size) or not bool(torch.isfinite(tensor).all()):
+        return size
+    largest = tensor.abs().max().double()  # finite numbers whose squares overflow
+    exact = torch.complex128 if tensor.is_complex() else torch.float64
+    return float(largest * torch.linalg.vector_norm(tensor.to(exact) / largest))
 
 
 def scalar(value: float) -> Tensor:

@@ -241,11 +241,7 @@ class ModuleState:
         self._put(name, value.to(like.device, like.dtype), round_)
 
     def _put(self, name: str, value: Tensor, round_: int) -> None:
-        held = self.server.get(name)
-        if held is not None and held.shape == value.shape:
-            held.copy_(value)
-        else:
-            self.server[name] = value.clone()
+        self.server[name] = value.clone()  # never in place: whoever holds the one of before may go back to it
         self.versions[name] = round_
         self._dirty.update([name] if name in self.frozen else [])
 
@@ -264,6 +260,11 @@ class ModuleState:
             self._put(name, tensor, round_)
             changed = True
         return changed
+
+    def go_back(self, tensors: Mapping[str, Tensor], versions: Mapping[str, int]) -> None:
+        """Be as before: ``server`` and ``versions`` of then; the module holds them after the next ``load``."""
+        self._dirty.update(n for n in self.frozen if self.server[n] is not tensors[n])
+        self.server, self.versions = dict(tensors), dict(versions)
 
     def settle(self, round_: int) -> None:
         """After the merged parameters are loaded: what follows from them is computed anew (spectral norms' vectors)."""

@@ -1,6 +1,7 @@
 """One round on the server: the algorithm's exchanges, one after another, whoever carries tasks and reports."""
 
 import copy
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -13,14 +14,16 @@ from lit_epgan.engine.aggregation import Aggregator, Combination, Total
 from lit_epgan.engine.algorithm import Algorithm, Exchange, Server
 from lit_epgan.engine.causes import Causes
 from lit_epgan.engine.collectives import all_gather, all_reduce, rank, ranks
+from lit_epgan.engine.divergence import ReportNorms, largest_norm, overflowing
 from lit_epgan.engine.mechanisms import Mechanism
-from lit_epgan.engine.messages import Task, is_finite, nbytes, scalar
+from lit_epgan.engine.messages import Task, is_finite, nbytes, norm, scalar
 from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.networks import NAME as NETWORKS
 from lit_epgan.engine.networks import AlgorithmNetworks
 from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.samplers import Everyone, Sampler
 from lit_epgan.engine.seat import WEIGHT, Answer
+from lit_epgan.engine.server_copy import ServerCopy
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import derive_seed, seed_streams
 
@@ -78,11 +81,13 @@ class Round:
     def __init__(self, federation: Federation, number: int) -> None:
         self._federation, self.number = federation, number
         server = federation.server
+        self._before = ServerCopy(federation)
         server.round = number
         server.chains = federation.sampler.draw(federation.active, server.seed, number)
         self._budget, self._worked = Counter[str](), set[int]()
         self.dropped: list[int] = []
         self._causes = Causes(federation.names, number, server.flat, federation.tensors)
+        self._norms = ReportNorms(federation.names, number)
         self._exchanges = 0
         self._waiting = Total()
         self.budget: dict[str, Tensor] = {}
@@ -149,10 +154,13 @@ class Round:
         self._worked.add(client)
         self._budget["steps"] += answer.steps
         self._budget["bytes_up"] += nbytes(answer.report)
-        if is_finite(answer.report):
+        of_buffers = {n: term for n, term in answer.report.items() if n.startswith(PREFIX)}
+        size = norm({n: term for n, term in answer.report.items() if n not in of_buffers})
+        if math.isfinite(size) and is_finite(of_buffers):
             federation.private.propose(name, answer.private)
             self._combination.add(client, answer.report)
             self._causes.finite()
+            self._norms.add(client, size)
         else:
             federation.private.forget(name, answer.private)
             self.dropped.append(client)
@@ -169,11 +177,26 @@ class Round:
         """All clients of the exchange have answered: combine over ranks, and let the algorithm go on.
 
         Raises:
-            UserError: if no client's update is finite, or their total is not.
+            UserError: if no client's update is finite, or their total is not, or the server's new model would not be
+                or would overflow; the server is what it was before the round then.
         """
+        try:
+            self._close()
+        except UserError:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Leave the round without a trace: the server is what it was before."""
+        self._generator.close()
+        self._before.restore()
+        self._federation.private.abandon()
+
+    def _close(self) -> None:
         assert self.exchange is not None
         federation, exchange = self._federation, self.exchange
         total = self._combination.close()
+        self._norms.close()
         last = exchange.training and exchange.merge and WEIGHT not in self._waiting
         if last and not total.sums and not total.each:
             dropped = all_gather({"dropped": {k: scalar(1) for k in self.dropped}}).get("dropped", {})
@@ -182,10 +205,7 @@ class Round:
             self._end()  # none of them had a batch
             return
         if not is_finite(total.sums):
-            raise UserError(
-                f"round {self.number}: the sum of the clients' updates overflows, though each is finite; lower "
-                "the learning rate. The last checkpoint holds the round before"
-            )
+            raise UserError(self._refused("the sum of the clients' updates would overflow, though each is finite"))
         if federation.mechanism is not None:
             total = federation.mechanism.at_server(total, len(federation.server.cohort))
         if exchange.training:
@@ -226,7 +246,32 @@ class Round:
         spent = all_reduce({name: scalar(self._budget[name]).to(device) for name in BUDGET})
         clients = spent["clients"].clamp(min=1)
         self.budget = {f"client/{name}": (spent[name] / clients).squeeze() for name in BUDGET[1:]}
+        self._check_server()
         self._federation.private.commit()
+
+    def _check_server(self) -> None:
+        """Refuse the round if what it made of the server must not be kept."""
+        federation, server = self._federation, self._federation.server
+        limit = largest_norm(server.parameters.dtype)
+        learnt = {"the server's model": server.parameters}
+        learnt |= {f"the algorithm's {name!r}": value for name, value in server.state.items()}
+        if federation.networks.server is not None:
+            learnt["the algorithm's networks"] = federation.networks.server
+        trouble = overflowing(learnt, limit)
+        for name, value in federation.tensors.server.items():
+            before = self._before.tensors.get(name)
+            if trouble is None and value is not before and value.is_floating_point():
+                was = torch.isfinite(before) if before is not None and before.shape == value.shape else True
+                if bool((~torch.isfinite(value) & was).any()):
+                    trouble = f"the buffer {name!r} would not be finite"
+        if trouble is not None:
+            raise UserError(self._refused(trouble))
+
+    def _refused(self, trouble: str) -> str:
+        return (
+            f"round {self.number} is refused: {trouble}; {self._norms.cause()}. The last checkpoint holds the round "
+            "before"
+        )
 
     def _nothing(self, dropped: list[int]) -> str:
         names = ", ".join(self._federation.names[k] for k in dropped)
