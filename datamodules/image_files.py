@@ -31,8 +31,10 @@ SOURCES: dict[str, type[CIFAR10] | type[FashionMNIST]] = {
 }
 FETCH = "let --data.download true fetch"
 # what reading anything else than the published files raises
-UNREADABLE = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, EOFError, AttributeError)
-UNREADABLE += (pickle.UnpicklingError, MemoryError, OSError)
+UNREADABLE = (
+    *(RuntimeError, ValueError, TypeError, AssertionError, LookupError, EOFError, AttributeError),
+    *(pickle.UnpicklingError, MemoryError, OSError),
+)
 
 
 def read_split(name: str, data_dir: str | Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,7 @@ def _network(state: dict[str, Tensor]) -> nn.Module:
     """torch-fidelity's network with these weights. Its own constructor unpickles a file, so it gets an empty one."""
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-    class Network(FeatureExtractorInceptionV3):
+    class Network(FeatureExtractorInceptionV3):  # type: ignore[misc]  # it has no types
         def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
             return super().load_state_dict(state)
 

@@ -1,6 +1,7 @@
 """How the Trainer writes and reads checkpoints: with a digest inside, and beside their place."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
@@ -16,9 +17,7 @@ class SealedCheckpointIO(TorchCheckpointIO):
     What has a URL, as in ``s3://``, is left to Lightning.
     """
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
-    ) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write the file in one step; when this returns, the disk holds it."""
         if storage_options is not None or not _is_local_file_protocol(os.fspath(path)):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -26,7 +25,7 @@ class SealedCheckpointIO(TorchCheckpointIO):
             tensor_file.save(checkpoint, path, durable=True)
 
     def load_checkpoint(
-        self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: bool | None = None
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
         """The checkpoint; only ``weights_only=False`` lets a file run code.
 
