@@ -92,6 +92,7 @@ class FederationCallback(Callback):
         self.buffers: BufferPolicy | Mapping[str, Merge] = buffers
         self.local = list(local)
         self.sampler, self.mechanism, self.aggregator = sampler, mechanism, aggregator
+        self.accept_changes = False  # the command line's: a resumed run's seed and data may differ
         self._state = FederationState(type(self.algorithm).__qualname__)
         self._federation: Federation | None = None
         self._place: Workplace | None = None
@@ -156,7 +157,8 @@ class FederationCallback(Callback):
             self.aggregator,
             self.mechanism,
         )
-        self._state.attach(self._federation)
+        data = {"seed": dm.seed, "records": [client.records for client in dm.clients]}
+        self._state.attach(self._federation, data, self.accept_changes)
         tensors.load({}, {})  # buffers that a checkpoint holds beside the module's own part
         algorithm.start(server)
         if (guarantee := algorithm.guarantee()) is not None:

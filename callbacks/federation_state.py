@@ -23,14 +23,22 @@ class FederationState:
         self.server_optimizers: dict[str, Any] | None = None  # None: they start afresh
         self.presented: dict[str, Any] = {}  # what all clients' training gathered in the module's attributes
         self._federation: Federation | None = None
+        self._data: dict[str, Any] = {}
         self._loaded: dict[str, Any] | None = None
 
-    def attach(self, federation: Federation) -> None:
+    def attach(self, federation: Federation, data: dict[str, Any], accept_changes: bool = False) -> None:
         """Meet the federation of this fit; a loaded checkpoint's state goes into it.
 
+        Args:
+            federation: this fit's.
+            data: what a checkpoint must agree with beside the clients' names: the data module's ``seed``, and
+                ``records``, each client's number of them.
+            accept_changes: whether ``data`` may differ.
+
         Raises:
-            UserError: the checkpoint is of other clients.
+            UserError: the checkpoint is of other clients or data.
         """
+        self._data = data
         self._federation, self.server_optimizers, self.presented = federation, None, {}
         loaded, self._loaded = self._loaded, None
         if loaded is None:
@@ -40,6 +48,8 @@ class FederationState:
                 f"the checkpoint's federation has the clients {_short(loaded['client_names'])}, this one "
                 f"{_short(federation.names)}: resume with the data settings that the run was started with"
             )
+        if not accept_changes:
+            _refuse_other_data(loaded, data, federation.names)
         device = federation.server.parameters.device
         federation.server.state.update({k: v.to(device) for k, v in loaded["server"].items()})
         if federation.networks.server is not None:
@@ -71,6 +81,7 @@ class FederationState:
         return {
             "algorithm": self.name,
             "client_names": list(federation.names),
+            **self._data,
             "server": {k: v.clone() for k, v in federation.server.state.items()},
             "networks": None if networks is None else networks.clone(),
             "server_optimizers": copy.deepcopy(self.server_optimizers),
@@ -105,6 +116,21 @@ class FederationState:
     def _is_own(self, name: str) -> bool:
         assert self._federation is not None
         return self._federation.names.index(name) % ranks() == rank()
+
+
+def _refuse_other_data(before: dict[str, Any], now: dict[str, Any], names: list[str]) -> None:
+    """Raise a UserError that names what differs; a checkpoint from before these entries has nothing to differ."""
+    if before.get("seed", now["seed"]) != now["seed"]:
+        raise UserError(
+            f"the checkpoint's run has the seed {before['seed']}, this one's data module {now['seed']}: "
+            "resume with the seed that the run was started with"
+        )
+    for name, old, new in zip(names, before.get("records", now["records"]), now["records"], strict=True):
+        if old != new:
+            raise UserError(
+                f"the checkpoint's client {name} has {old} records, this run's {new}: resume with the data and the "
+                "partition that the run was started with"
+            )
 
 
 def _to(value: Any, device: torch.device) -> Any:

@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks.model_checkpoint import ModelCheckpoint
 
 from lit_epgan.atomic import replacing
+from lit_epgan.runs.checkpoint_io import seal_checkpoints
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, newest_whole
 
 
@@ -26,6 +27,7 @@ class RoundCheckpoint(ModelCheckpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.dirpath = str(self._folder(trainer))
+        seal_checkpoints(trainer)
 
     def _folder(self, trainer: Trainer) -> Path:
         return Path(self.dirpath or os.path.join(trainer.default_root_dir, "checkpoints"))
@@ -68,7 +70,7 @@ class RoundCheckpoint(ModelCheckpoint):
                 os.replace(last, last.with_name(PREVIOUS))
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        return {str(newest_whole(self._folder(trainer)))}
+        return {str(newest_whole(self._folder(trainer), trusted=True))}  # Trainer.fit's weights_only decides
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the callback."""

@@ -80,6 +80,8 @@ class FolderDataModule(FederatedDataModule):
         on_error: an image that cannot be read is refused, or skipped with a warning that names it. To be sure, ``skip``
             decodes every image once at the start; ``refuse`` looks at the files' headers, and at the rest in use.
         cache: keep what was read: image_size^2 bytes per image and channel.
+        outside: whether a manifest may name files outside of its folder, by an absolute path, by ``..`` or by a link;
+            for manifests that you trust.
         federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
             ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
 
@@ -95,6 +97,7 @@ class FolderDataModule(FederatedDataModule):
         color: Literal["rgb", "grayscale"] = "rgb",
         on_error: Literal["refuse", "skip"] = "refuse",
         cache: bool = True,
+        outside: bool = False,
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
@@ -103,6 +106,7 @@ class FolderDataModule(FederatedDataModule):
         self.path = path
         self.on_error = on_error
         self.cache = cache
+        self.outside = outside
         self.shape = (3 if color == "rgb" else 1, image_size, image_size)
         self.label_names: list[str] = []
 
@@ -112,7 +116,7 @@ class FolderDataModule(FederatedDataModule):
         Raises:
             UserError: names the first mistake in the folder or manifest, see ``read_records``, or an unreadable image.
         """
-        records = self._readable(read_records(self.path))
+        records = self._readable(read_records(self.path, self.outside))
         self.label_names = sorted(set(records["label"]) - {""}, key=_numbers_first)
         train = self._by_client(records[records["split"] == "train"])
         val = self._by_client(records[records["split"] == "val"])

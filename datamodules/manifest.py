@@ -8,19 +8,21 @@ from pathlib import Path
 import pandas as pd
 
 from lit_epgan.errors import UserError
+from lit_epgan.named_files import named_file
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 COLUMNS = ("path", "client", "label", "split")
 
 
-def read_records(source: str | Path) -> pd.DataFrame:
+def read_records(source: str | Path, outside: bool = False) -> pd.DataFrame:
     """One row per image.
 
     Args:
         source: a folder, ``[SPLIT/]CLIENT/[LABEL/]IMAGE``, where SPLIT is train, val or test (without these folders all
             images are for training); or a CSV file with the columns ``path`` (relative to the file's folder) and
             ``client``, and if wanted ``label`` and ``split``. Test rows need no client.
+        outside: whether a CSV file may name files outside of its folder.
 
     Returns:
         Strings in the columns path, client, label (empty where there are none), split, and where: the row or file as a
@@ -28,13 +30,13 @@ def read_records(source: str | Path) -> pd.DataFrame:
 
     Raises:
         UserError: names the first mistake and its row: a missing column, file, client, label or split, an image listed
-            twice, a client without training images.
+            twice or outside of the manifest's folder, a client without training images.
     """
     path = Path(source).expanduser().absolute()
     if path.is_dir():
         records = pd.DataFrame(_scan(path), columns=[*COLUMNS, "where"], dtype=str)
     elif path.is_file():
-        records = _read_manifest(path)
+        records = _read_manifest(path, outside)
     else:
         raise UserError(f"There is no folder or CSV file at {path}: set --data.path to where your images are.")
     _check_labels(records)
@@ -78,7 +80,7 @@ def _images(entries: Iterable[Path]) -> list[Path]:
     return sorted(e for e in entries if e.suffix.lower() in SUFFIXES and not e.name.startswith(".") and e.is_file())
 
 
-def _read_manifest(file: Path) -> pd.DataFrame:
+def _read_manifest(file: Path, outside: bool) -> pd.DataFrame:
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
             header, *rows = list(csv.reader(text)) or [[]]
@@ -99,7 +101,8 @@ def _read_manifest(file: Path) -> pd.DataFrame:
         records.append({"label": "", "split": "train"} | dict(zip(columns, fields, strict=True)) | {"where": where})
     table = pd.DataFrame(records, columns=[*COLUMNS, "where"], dtype=str)
     _check_rows(table)
-    table["path"] = [os.path.normpath(file.parent / path) for path in table["path"]]
+    folder, named = Path(os.path.normpath(file.parent)), zip(table["path"], table["where"], strict=True)
+    table["path"] = [os.path.normpath(named_file(folder, path, where, outside)) for path, where in named]
     _check_files(table)
     return table
 

@@ -78,6 +78,8 @@ class SpeechDataModule(FederatedDataModule):
         partition: ``sessions``: each is a client; ``iid``: as many chunks, dealt at random, the control that shows
             what the sessions' differences cost; ``pooled``: one client has all.
         iterations, gaussians: of the training of the Gaussian mixtures that align the corpus; at least 8 iterations.
+        outside: whether a manifest may name audio outside of its folder, by an absolute path, by ``..`` or by a link;
+            for manifests that you trust.
         on_error: audio that cannot be used is refused, or skipped with a warning that names it.
         mask_bins, mask_frames, masks: of ``lit_epgan.speech.masking.SpectralMasking``, on what is trained on; by
             default nothing is masked. They depend on (seed, round, client) alone.
@@ -110,6 +112,7 @@ class SpeechDataModule(FederatedDataModule):
         iterations: int = 24,
         gaussians: int = 1000,
         on_error: OnError = "refuse",
+        outside: bool = False,
         mask_bins: int = 0,
         mask_frames: int = 0,
         masks: int = 1,
@@ -127,7 +130,7 @@ class SpeechDataModule(FederatedDataModule):
                                    ("gaussians", gaussians, 1), ("workers", workers, 1)):  # fmt: skip
             if value < least:
                 raise UserError(f"data.{name} is {value}; it must be at least {least}")
-        self.manifest, self.chime5 = manifest, chime5
+        self.manifest, self.chime5, self.outside = manifest, chime5, outside
         self.sessions: dict[Split, int] = {"train": train_sessions, "dev": dev_sessions, "eval": eval_sessions}
         self.minutes, self.words, self.heterogeneity, self.imbalance = minutes, words, heterogeneity, imbalance
         self.speakers, self.grammar, self.corpus_seed = speakers, grammar, corpus_seed
@@ -208,7 +211,7 @@ class SpeechDataModule(FederatedDataModule):
 
     def _corpus(self) -> Corpus:
         if self.manifest is not None:
-            return from_manifest(Path(self.manifest).expanduser())
+            return from_manifest(Path(self.manifest).expanduser(), self.outside)
         if self.chime5 is not None:
             return chime5(Path(self.chime5).expanduser())
         plans = plan_sessions(

@@ -105,6 +105,8 @@ class TinyImageNetDataModule(FederatedDataModule):
                 raise UserError(
                     f"{annotations} names the class {wnid!r}, which has no folder in {self.folder / 'train'}."
                 )
+            if Path(name).name != name:
+                raise UserError(f"{annotations} names the image {name!r}, which is not in its folder.")
             paths.append(str(annotations.parent / "images" / name))
             labels.append(number[wnid])
         return paths, torch.tensor(labels)

@@ -97,6 +97,39 @@ def test_a_manifest_needs_only_path_and_client(images: Path) -> None:
     assert data.labels is None
 
 
+@pytest.fixture
+def elsewhere(images: Path) -> Path:
+    """A manifest whose folder lacks the second image; a link in it leads there."""
+    own = images / "own"
+    save(own / "in.png")
+    (own / "link.png").symlink_to(images / "a.png")
+    (own / "folder").symlink_to(images)
+    (own / "1" / "2").mkdir(parents=True)
+    (own / "deep").symlink_to("1/2")  # from where ``../..`` is the manifest's folder; without the link, the one above
+    return own
+
+
+@pytest.mark.parametrize("name", ["../a.png", "{images}/a.png", "link.png", "folder/a.png", "deep/../../a.png"])
+def test_a_manifest_names_files_of_its_folder_unless_others_are_allowed(elsewhere: Path, name: str) -> None:
+    named = name.format(images=elsewhere.parent)
+    file = manifest(elsewhere, f"path,client\nin.png,x\n{named},y\n")
+    with pytest.raises(UserError, match=r"row 3: .*png lies outside of .*, or set --data\.outside"):
+        loaded(file)
+    assert counts(loaded(file, outside=True).data.train) == {"x": 1, "y": 1}
+
+
+def test_a_manifest_may_name_its_own_files_in_any_way(elsewhere: Path) -> None:
+    (elsewhere / "again.png").symlink_to("in.png")
+    file = manifest(elsewhere, f"path,client\n{elsewhere}/in.png,x\n../own/again.png,y\n")
+    assert counts(loaded(file).data.train) == {"x": 1, "y": 1}
+
+
+def test_a_link_in_a_circle_is_no_file(elsewhere: Path) -> None:
+    (elsewhere / "circle.png").symlink_to("circle.png")
+    with pytest.raises(UserError, match=r"row 2: 'circle\.png' is no name of a file"):
+        loaded(manifest(elsewhere, "path,client\ncircle.png,x\n"))
+
+
 # ------------------------------------------------------------------------------------------------------------- pixels
 
 

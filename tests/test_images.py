@@ -20,6 +20,7 @@ from lit_epgan.datamodules.images import ImageDataModule, digits_splits
 from lit_epgan.errors import UserError
 from tests.cifar_tree import write_cifar
 from tests.fashion_tree import write_fashion
+from tests.traps import Trap
 
 
 def loaded(**options: Any) -> ImageDataModule:
@@ -41,16 +42,6 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torchvision_files, "_get_redirect_url", refuse)
     monkeypatch.setattr(torchvision_files, "_urlretrieve", refuse)
-
-
-class Trap:
-    """Unpickling this creates a file."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.marker,)
 
 
 # ------------------------------------------------------------------------------------------------------------- digits

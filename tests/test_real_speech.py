@@ -54,7 +54,7 @@ def utterances(tmp_path_factory):
     quiet = [replace(plan, own=QUIET, heterogeneity=1.0) for plan in plans]
     spoken = embedded(quiet, stages, grammar=1, workers=1, seed=1).recordings
     write_manifest(folder / "manifest.csv", [*spoken, *recordings()])
-    prepared = prepare(from_manifest(folder / "manifest.csv"), stages, iterations=12, gaussians=400)
+    prepared = prepare(from_manifest(folder / "manifest.csv", outside=True), stages, iterations=12, gaussians=400)
     assert not prepared.skipped
     return [each for reader in READERS for each in prepared.utterances["eval"][reader]]
 

@@ -163,6 +163,19 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path):
     ]
 
 
+def test_a_manifest_names_audio_of_its_folder_unless_other_is_allowed(tmp_path):
+    audio = tone(tmp_path / "a.wav")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "link.wav").symlink_to(audio)
+    for name in ("../a.wav", str(audio), "link.wav"):
+        file = manifest(own, [f"S1,anna,two,{name},1.0,train"])
+        with pytest.raises(UserError, match=rf"row 2: {name} lies outside of {own}: .* --data\.outside true"):
+            read_manifest(file)
+        (recording,) = read_manifest(file, outside=True)
+        assert recording.audio.samefile(audio)
+
+
 @pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000])
 def test_audio_of_another_rate_is_resampled_and_begins_where_it_should(tmp_path, rate):
     """A tone of 500 Hz in the second half of the file: its part alone is read, and is 500 Hz at 16 kHz."""
@@ -226,6 +239,11 @@ def test_chime5s_published_layout(tmp_path):
     heard = read_audio(corpus.recordings[0])
     assert len(heard) == round(1.25 * RATE)
     np.testing.assert_allclose(heard, np.sin(np.arange(1.5 * RATE, 2.75 * RATE) / 9), atol=1e-3)  # left, from 1.5 s on
+
+    transcription = tmp_path / "transcriptions" / "eval" / "S01.json"
+    transcription.write_text(transcription.read_text().replace("P01", "/../../elsewhere"))
+    with pytest.raises(UserError, match=r"S01\.json: the speaker '/\.\./\.\./elsewhere' is no part of a file's name"):
+        chime5(tmp_path)
 
 
 def test_a_folder_that_is_not_chime5_is_refused(tmp_path):

@@ -1,8 +1,17 @@
 """A stage's result is made once for what it came from; one that is not whole is never taken for one that is."""
 
-import pytest
+import logging
+import pickle
+import resource
+from pathlib import Path
 
+import pytest
+import torch
+
+from lit_epgan import cache_faults
+from lit_epgan.errors import UserError
 from lit_epgan.speech.stages import CONTENTS, Stages, digest_of_result, is_whole
+from tests.traps import flipped
 
 
 @pytest.fixture
@@ -50,11 +59,13 @@ def test_what_breaks_off_leaves_nothing_behind_its_name(stages):
     assert (folder / "a.txt").read_text() == "whole"
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "no list", "torn list"])
-def test_a_damaged_result_is_made_anew(stages, damage):
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "no list", "torn list"])
+def test_a_damaged_result_is_named_set_aside_and_made_anew(stages, damage, caplog):
     folder = stages.result("stage", 1, Maker())
     if damage == "cut":
         (folder / "b.txt").write_text("who")
+    elif damage == "changed":  # of the same size
+        (folder / "b.txt").write_text("whale")
     elif damage == "missing":
         (folder / "b.txt").unlink()
     elif damage == "no list":
@@ -63,8 +74,13 @@ def test_a_damaged_result_is_made_anew(stages, damage):
         (folder / CONTENTS).write_text('{"a.txt": [5,')
     assert not is_whole(folder)
     make = Maker()
-    assert is_whole(stages.result("stage", 1, make))
+    with caplog.at_level(logging.WARNING):
+        assert is_whole(stages.result("stage", 1, make))
     assert make.calls == 1
+    assert f"{folder} is damaged" in caplog.text
+    assert sorted(path.name for path in stages.root.iterdir()) == [folder.name, f"{folder.name}.damaged"]
+    (folder / "a.txt").unlink()  # and once more
+    assert is_whole(stages.result("stage", 1, make))
 
 
 def test_what_another_process_has_finished_meanwhile_is_left_to_its_readers(stages, monkeypatch):
@@ -79,3 +95,64 @@ def test_what_another_process_has_finished_meanwhile_is_left_to_its_readers(stag
     folder = stages.result("stage", 1, make)
     assert [(folder / "a.txt").stat().st_ino] == kept
     assert [path.name for path in stages.root.iterdir()] == [folder.name]
+
+
+def test_a_single_changed_byte_never_reaches_who_reads(stages):
+    """In the tensors or in the list of their digests."""
+    tensors = {"mel": torch.randn(40, 5, generator=torch.Generator().manual_seed(0)), "rows": torch.arange(3)}
+    folder = stages.result("stage", 1, lambda beside: torch.save(tensors, beside / "features.pt"))
+    for name, count in (("features.pt", 50), (CONTENTS, 20)):
+        for damaged in flipped((folder / name).read_bytes(), count):
+            (folder / name).write_bytes(damaged)
+            again = stages.result("stage", 1, lambda beside: torch.save(tensors, beside / "features.pt"))
+            found = torch.load(again / "features.pt", weights_only=True)
+            assert all(torch.equal(found[key], tensors[key]) for key in tensors)
+
+
+@pytest.fixture
+def unsaid(monkeypatch):
+    monkeypatch.setattr(cache_faults, "_said", set())
+
+
+def test_without_a_place_results_are_kept_elsewhere_while_they_are_used(unsaid, caplog):
+    stages = Stages(Path("/proc/nowhere/cache"))
+    make = Maker()
+    with caplog.at_level(logging.WARNING):
+        folder = stages.result("stage", 1, make)
+        assert pickle.loads(pickle.dumps(stages)).result("stage", 1, make) == folder  # another process's copy finds it
+        stages.result("stage", 2, make)
+    assert make.calls == 2
+    assert (folder / "a.txt").read_text() == "whole"
+    assert caplog.text.count("Nothing can be kept in the cache /proc/nowhere/cache") == 1
+    del stages
+    assert not folder.exists()
+
+
+def test_a_full_disk_is_no_obstacle_and_a_mistake_is_still_one(tmp_path, unsaid, caplog):
+    """The limit of a file's size stands for the disk's; elsewhere the library that writes has to find room."""
+    stages, lengths = Stages(tmp_path / "cache"), [100_000, 10]
+
+    def make(beside):
+        torch.save(torch.zeros(lengths.pop(0)), beside / "a.pt")  # torch says RuntimeError where there is no room
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        folder = stages.result("stage", 1, make)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert torch.equal(torch.load(folder / "a.pt"), torch.zeros(10))
+    assert "Nothing can be kept in the cache" in caplog.text
+    assert not list((tmp_path / "cache").iterdir())
+
+    def fails(beside):
+        raise RuntimeError("a mistake of the program")
+
+    with pytest.raises(RuntimeError, match="a mistake of the program"):
+        stages.result("stage", 2, fails)
+
+    def refuses(beside):
+        raise UserError("a mistake of the user")
+
+    with pytest.raises(UserError, match="a mistake of the user"):
+        stages.result("stage", 3, refuses)

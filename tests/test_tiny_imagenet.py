@@ -76,3 +76,11 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         loaded(tmp_path).data  # noqa: B018
     with pytest.raises(UserError, match="image_size is 0"):
         TinyImageNetDataModule(image_size=0)
+
+
+def test_an_annotation_names_images_of_its_folder(tmp_path: Path) -> None:
+    write_tiny_imagenet(tmp_path)
+    annotations = tmp_path / "tiny-imagenet-200" / "val" / "val_annotations.txt"
+    annotations.write_text(annotations.read_text().replace("val_1.JPEG", "../../elsewhere.JPEG"))
+    with pytest.raises(UserError, match=r"names the image '\.\./\.\./elsewhere\.JPEG', which is not in its folder"):
+        TinyImageNetDataModule(str(tmp_path)).load()

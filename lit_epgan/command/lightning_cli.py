@@ -16,8 +16,10 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import FederationCallback
+from lit_epgan.command.deciding_settings import DecidingSettings, deciding_settings, refuse_changes
 from lit_epgan.command.parser_messages import parse_error
 from lit_epgan.errors import UserError
+from lit_epgan.runs.checkpoint_io import seal_checkpoints
 from lit_epgan.runs.checkpoints import newest_whole, require_whole
 from lit_epgan.runs.run_folder import (
     CHECKPOINTS,
@@ -72,6 +74,8 @@ class FederatedCLI(LightningCLI):
         """Add ``federation`` and ``base``, and let one seed drive everything."""
         starts_from = "A config that this config starts from, or a list of them."
         parser.add_argument("--base", type=str | list[str] | None, default=None, help=starts_from)
+        goes_on = "Go on from a checkpoint although settings that decide the numbers differ from its run's."
+        parser.add_argument("--accept_changes", type=bool, default=False, help=goes_on)
         parser.add_subclass_arguments(FederationCallback, "federation", required=False)
         parser.link_arguments("seed_everything", "data.init_args.seed")
 
@@ -104,6 +108,7 @@ class FederatedCLI(LightningCLI):
             trainer.default_root_dir = str(default_folder([str(path) for path in config.config or []]))
         folder = Path(trainer.default_root_dir)
         config.ckpt_path = self._checkpoint_for(folder, config.ckpt_path)
+        self._compare_settings(config)
         if self.subcommand == "fit" and config.ckpt_path is None and not trainer.fast_dev_run:
             _make_room(folder)
         _place_loggers(trainer, folder, str(self.subcommand))
@@ -112,18 +117,26 @@ class FederatedCLI(LightningCLI):
 
     def _checkpoint_for(self, folder: Path, asked: str | None) -> str | None:
         checkpoints = folder / CHECKPOINTS
+        trusted = self.config[self.subcommand].weights_only is False
+        demands = {"to_train": self.subcommand == "fit", "trusted": trusted}
         if asked is None and self.subcommand != "fit":
             if any(checkpoints.glob("*.ckpt")):
                 asked = "last"
             else:
                 _say(f"No checkpoint in {checkpoints}: this is the untrained model.")
         if asked == "last":
-            asked = str(newest_whole(checkpoints))
+            asked = str(newest_whole(checkpoints, **demands))
         elif asked in ("best", "hpc", "registry"):
             raise UserError(f"--ckpt_path {asked} is not supported here; name a file, or `last`.")
         elif asked is not None:
-            require_whole(asked)
+            require_whole(asked, **demands)
         return asked
+
+    def _compare_settings(self, config: Namespace) -> None:
+        self.settings = deciding_settings(config.as_dict())
+        self.accept_changes, config.accept_changes = config.accept_changes, False  # asked anew by every resume
+        if self.subcommand == "fit" and config.ckpt_path is not None and not self.accept_changes:
+            refuse_changes(config.ckpt_path, self.settings)
 
     # The classes
 
@@ -139,7 +152,13 @@ class FederatedCLI(LightningCLI):
         federation = self._get(self.config_init, "federation")
         callbacks = self._get(self.config_init, "trainer").get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        return super().instantiate_trainer(callbacks=[*([federation] if federation else []), *callbacks], **kwargs)
+        settings = DecidingSettings(self.settings)
+        if federation:
+            federation.accept_changes = self.accept_changes
+            callbacks = [federation, *callbacks]
+        trainer = super().instantiate_trainer(callbacks=[*callbacks, settings], **kwargs)
+        seal_checkpoints(trainer)
+        return trainer
 
 
 def _own(error: BaseException | None) -> UserError | None:

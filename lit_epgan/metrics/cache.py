@@ -1,11 +1,12 @@
-"""The user's cache folder, and a tensor file in it that is never seen half-written."""
+"""The user's cache folder, and the tensors kept there: what is damaged is made again, no room is no obstacle."""
 
 import os
-import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
+from lit_epgan import tensor_file
+from lit_epgan.cache_faults import set_aside, warn_unkept
 
 
 def cache_folder() -> Path:
@@ -13,21 +14,31 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_epgan"
 
 
-def load_tensors(path: Path) -> dict[str, Any] | None:
-    """The state dict at ``path``, or None where there is no readable one."""
+def load_tensors(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
+    """The tensors that ``save_tensors`` has kept at ``path``, or None where they have to be made.
+
+    A file that is not to the byte what was kept is named in a warning and set aside.
+
+    Args:
+        path: where.
+        names: theirs; what holds others is set aside, too.
+    """
+    if not os.path.lexists(path):
+        return None
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # whatever a torn file makes torch raise, the remedy is the same: make it anew
+        state = tensor_file.load(path, sealed=True)
+    except tensor_file.TensorFileError as error:
+        set_aside(path, error.fault)
+        return None
+    if not isinstance(state, dict) or set(state) != set(names):
+        set_aside(path, "holds something else than its name says")
         return None
     return state
 
 
 def save_tensors(state: dict[str, Any], path: Path) -> None:
-    """Write beside ``path``, then rename; a cache that cannot be written is no reason to stop."""
+    """Keep tensors at ``path``; a cache that cannot be written is no reason to stop."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-            torch.save(state, file)
-        os.replace(file.name, path)
-    except OSError:
-        return
+        tensor_file.save(state, path, shared=True)
+    except OSError as error:
+        warn_unkept(path.parent, error)

@@ -100,9 +100,12 @@ def trained(kind: type[T], data: LabelledImages) -> T:
 
 def _read(kind: type[T], path: Path) -> T | None:
     classifier = kind()
+    kept = load_tensors(path, classifier.state_dict())
+    if kept is None:
+        return None
     try:
-        classifier.load_state_dict(load_tensors(path) or {})
-    except RuntimeError:  # of another network, or none
+        classifier.load_state_dict(kept)
+    except RuntimeError:  # of another network
         return None
     return classifier
 

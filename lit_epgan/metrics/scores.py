@@ -88,7 +88,7 @@ def reference(extractor: FeatureExtractor, images: Parts) -> Reference:
         images: gives them from the beginning, in parts (m, channels, height, width) in [-1, 1].
     """
     path = cache_folder() / "reference" / f"{extractor.name}-{_fingerprint(extractor, images)}.pt"
-    kept = load_tensors(path)
+    kept = load_tensors(path, ("mean", "covariance", "features"))
     if kept is None:
         moments, features = FeatureMoments(), RandomRows(KEPT)
         for part in images():

@@ -1,95 +1,99 @@
-"""Checkpoints that survive a kill: saved in one step, checked before they are resumed from."""
+"""Which checkpoint to go on from: whole, a checkpoint indeed, and the newest of its folder."""
 
 import logging
 import os
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from lit_epgan.atomic import replacing
+from lit_epgan import tensor_file
 from lit_epgan.errors import UserError
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"
+TO_EVALUATE = {"state_dict": dict, "epoch": int, "global_step": int, "pytorch-lightning_version": str}
+TO_TRAIN = TO_EVALUATE | {"loops": dict, "callbacks": dict, "optimizer_states": list, "lr_schedulers": list}
 
 _log = logging.getLogger(__name__)
 
 
-def save_atomically(obj: Any, path: str | os.PathLike[str]) -> None:
-    """``torch.save(obj, path)`` in one step: after a kill ``path`` is the old file or the new one."""
-    with replacing(Path(path), durable=True) as beside:
-        torch.save(obj, beside)
+def fault(path: Path, to_train: bool = True, trusted: bool = False) -> str | None:
+    """What is wrong with a checkpoint, in a few words that follow its name; None if one can go on from it.
 
-
-def fault(path: Path) -> str | None:
-    """What is wrong with the file of a checkpoint, in a few words; None if every byte is as it was saved.
-
-    Reads the whole file: every record in it carries a checksum.
+    Args:
+        path: the file; all of it is read.
+        to_train: whether training goes on, which needs more than the model.
+        trusted: whether it may hold objects whose code is run; their file's content is not looked at.
     """
-    if not path.is_file():
-        return "does not exist"
+    trouble = tensor_file.fault(path)
+    if trouble is not None:
+        return trouble
     try:
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-        if bad is not None:
-            return f"is damaged (checksum of {bad})"
-        torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    except zipfile.BadZipFile:
-        return "is torn or no checkpoint at all"
-    except pickle.UnpicklingError as error:
-        # whole, but with objects in it that are no tensors: the caller decides whether to trust it
-        return None if "Weights only load failed" in str(error) else "is damaged"
-    except (RuntimeError, EOFError, OSError, KeyError):
-        return "is damaged"
-    return None
+        content = tensor_file.outline(path)
+    except tensor_file.CodeError as error:
+        return None if trusted else error.fault
+    except tensor_file.TensorFileError as error:
+        return error.fault
+    return _missing(content, TO_TRAIN if to_train else TO_EVALUATE)
 
 
-def newest_whole(folder: str | os.PathLike[str]) -> Path:
+def newest_whole(folder: str | os.PathLike[str], to_train: bool = True, trusted: bool = False) -> Path:
     """The newest whole checkpoint in ``folder``: ``last.ckpt``, else ``previous.ckpt``, else the newest other one.
 
-    One that is torn is named in a warning and passed over.
+    One that cannot be gone on from is named in a warning and passed over; nothing happens to it.
+
+    Args:
+        folder: where to look.
+        to_train, trusted: as ``fault``'s.
 
     Raises:
         UserError: There is none: begin a new run, or name another run's folder.
     """
     folder = Path(folder)
-    torn: list[str] = []
+    faulty: list[str] = []
     for path in _newest_first(folder):
-        trouble = fault(path)
+        trouble = fault(path, to_train, trusted)
         if trouble is None:
-            if torn:
-                _log.warning("%s; resuming from %s%s.", "; ".join(torn), path, _round_of(path))
+            if faulty:
+                _log.warning("%s; resuming from %s%s.", "; ".join(faulty), path, _round_of(path))
             return path
-        torn.append(f"{path} {trouble}")
-    if torn:
-        raise UserError(f"No whole checkpoint to resume from: {'; '.join(torn)}. Start again without --ckpt_path.")
+        faulty.append(f"{path} {trouble}")
+    if faulty:
+        raise UserError(f"No whole checkpoint to resume from: {'; '.join(faulty)}. Start again without --ckpt_path.")
     raise UserError(
         f"There is no checkpoint in {folder}. Start without --ckpt_path, "
         "or name the run's folder with --trainer.default_root_dir."
     )
 
 
-def require_whole(path: str | os.PathLike[str]) -> None:
-    """Raise a UserError unless the file is a whole checkpoint."""
-    trouble = fault(Path(path))
+def require_whole(path: str | os.PathLike[str], to_train: bool = True, trusted: bool = False) -> None:
+    """Raise a UserError unless one can go on from the checkpoint; the arguments are ``fault``'s."""
+    trouble = fault(Path(path), to_train, trusted)
     if trouble is not None:
         raise UserError(
             f"The checkpoint {path} {trouble}. Name another one, or --ckpt_path last for the newest whole one."
         )
 
 
+def _missing(content: Any, entries: dict[str, type]) -> str | None:
+    """What a checkpoint of these entries should hold and ``content`` does not."""
+    if not isinstance(content, dict):
+        return f"is no checkpoint: it holds a {type(content).__name__}"
+    for name, kind in entries.items():
+        if not isinstance(content.get(name), kind):
+            purpose = "" if name in TO_EVALUATE else " to train on from"
+            return f"is no checkpoint{purpose}: it has no {name}, as Lightning writes it"
+    return None
+
+
 def _newest_first(folder: Path) -> list[Path]:
-    named = [folder / name for name in (LAST, PREVIOUS) if (folder / name).is_file()]
+    """Every name of a checkpoint, a link that leads nowhere and a folder included."""
+    named = [folder / name for name in (LAST, PREVIOUS) if os.path.lexists(folder / name)]
     others = [path for path in folder.glob("*.ckpt") if path not in named]
-    return named + sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)
+    return named + sorted(others, key=lambda path: path.lstat().st_mtime, reverse=True)
 
 
 def _round_of(path: Path) -> str:
     try:
-        epoch = torch.load(path, map_location="meta", weights_only=True, mmap=True).get("epoch")
-    except (pickle.UnpicklingError, AttributeError):
+        return f" (round {tensor_file.outline(path)['epoch']})"
+    except tensor_file.TensorFileError:  # trusted with code that is not run here
         return ""
-    return "" if epoch is None else f" (round {epoch})"

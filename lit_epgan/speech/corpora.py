@@ -46,13 +46,17 @@ def embedded(plans: list[SessionPlan], stages: Stages, grammar: int, workers: in
     return Corpus(recordings_of(corpus(plans, stages, workers)), text, vocabulary())
 
 
-def from_manifest(path: Path) -> Corpus:
+def from_manifest(path: Path, outside: bool = False) -> Corpus:
     """A user's own corpus; the grammar is that of its training sessions.
+
+    Args:
+        path: the manifest.
+        outside: whether it may name audio outside of its folder.
 
     Raises:
         UserError: names the first mistake in the manifest.
     """
-    return _of_recordings(read_manifest(path), str(path))
+    return _of_recordings(read_manifest(path, outside), str(path))
 
 
 def chime5(root: Path) -> Corpus:
@@ -104,6 +108,8 @@ def _utterance(root: Path, split: Any, file: Path, entry: dict[str, Any]) -> Rec
     except (KeyError, ValueError, AttributeError) as error:
         raise UserError(f"{file}: an utterance has no start_time and end_time as h:mm:ss.ss ({error}).") from error
     session, speaker = file.stem, entry["speaker"]
+    if Path(speaker).name != speaker:
+        raise UserError(f"{file}: the speaker {speaker!r} is no part of a file's name.")
     audio = root / "audio" / split / f"{session}_{speaker}.wav"
     return Recording(session, speaker, text, audio, end - start, split, start) if end > start else None
 

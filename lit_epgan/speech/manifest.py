@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lit_epgan.atomic import write_text
 from lit_epgan.errors import UserError
+from lit_epgan.named_files import named_file
 from lit_epgan.speech.sessions import SPLITS, Split
 
 COLUMNS = ("session", "speaker", "text", "audio", "seconds")
@@ -37,11 +38,15 @@ class Recording:
     start: float = 0.0
 
 
-def read_manifest(path: Path) -> list[Recording]:
+def read_manifest(path: Path, outside: bool = False) -> list[Recording]:
     """The recordings of a CSV file.
 
     Its first row names the columns session, speaker, text, audio (relative to the manifest's folder) and seconds, and
     if wanted split (train, dev or eval; by default train) and start (seconds into the file, by default 0).
+
+    Args:
+        path: the file.
+        outside: whether it may name audio outside of its folder.
 
     Raises:
         UserError: names the first mistake and its row.
@@ -58,7 +63,7 @@ def read_manifest(path: Path) -> list[Recording]:
     missing = [column for column in COLUMNS if column not in rows[0]]
     if missing:
         raise UserError(f"{path} has no column {missing[0]!r}: its first row must name {', '.join(COLUMNS)}.")
-    return [_recording(path, number, row) for number, row in enumerate(rows, start=2)]
+    return [_recording(path, number, row, outside) for number, row in enumerate(rows, start=2)]
 
 
 def write_manifest(path: Path, recordings: Iterable[Recording]) -> None:
@@ -75,7 +80,7 @@ def write_manifest(path: Path, recordings: Iterable[Recording]) -> None:
     write_text(path, table.getvalue())
 
 
-def _recording(path: Path, number: int, row: dict[str, str | None]) -> Recording:
+def _recording(path: Path, number: int, row: dict[str, str | None], outside: bool) -> Recording:
     where = f"{path}, row {number}"
     values = {key: (value or "").strip() for key, value in row.items() if isinstance(key, str)}
     for column in COLUMNS:
@@ -90,7 +95,7 @@ def _recording(path: Path, number: int, row: dict[str, str | None]) -> Recording
         raise UserError(f"{where}: seconds and start must be numbers ({error}).") from error
     if not (0 < seconds < float("inf") and 0 <= start < float("inf")):
         raise UserError(f"{where}: seconds must be positive and start not negative.")
-    audio = path.parent / values["audio"]
+    audio = named_file(path.parent, values["audio"], where, outside)
     return Recording(values["session"], values["speaker"], plain_words(values["text"]), audio, seconds, split, start)
 
 

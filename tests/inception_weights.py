@@ -1,0 +1,15 @@
+"""Weights of Inception's layout that stand in for the published ones, which have to be fetched."""
+
+import hashlib
+from pathlib import Path
+
+from lit_epgan.metrics.inception import Inception
+
+
+def stand_in(weights: Path) -> Inception:
+    """The extractor that knows this file, and this file only, as its weights."""
+
+    class StandIn(Inception):
+        sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
+
+    return StandIn(weights)
