@@ -1,5 +1,6 @@
 """Checkpoints that survive a kill: saved in one step, checked before they are resumed from."""
 
+import contextlib
 import logging
 import os
 import pickle
@@ -79,6 +80,14 @@ def require_whole(path: str | os.PathLike[str]) -> None:
         raise UserError(
             f"The checkpoint {path} {trouble}. Name another one, or --ckpt_path last for the newest whole one."
         )
+
+
+def where_to_go_on(folder: Path) -> str:
+    """The sentence that says which checkpoint in ``folder`` a run that has ended goes on from; empty without one."""
+    for path in _newest_first(folder):
+        with contextlib.suppress(RuntimeError, OSError, pickle.UnpicklingError, EOFError):
+            return f"The last checkpoint is {path}{_round_of(path)}; --ckpt_path last goes on from it."
+    return ""
 
 
 def _newest_first(folder: Path) -> list[Path]:
