@@ -13,20 +13,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lit_epgan.callbacks.rank_line import Line, machine
 from lit_epgan.engine.collectives import gather_objects
 from lit_epgan.errors import UserError
 
 TICK = 0.25  # seconds between two looks
 GRACE = 2.0  # seconds for a rank's own error, once it knows that another one has ended
 SIGNALLED = 5.0  # seconds for the batch at hand, once the rank has been sent a signal
-CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
+CODES: dict[int, int] = {signal.SIGTERM: 143, signal.SIGINT: 130}
 HELLO = 10.0  # seconds for whoever connects to say who it is
-ELSEWHERE = 10  # times the patience for a rank on another machine, whose interpreter may be held by a library
 DONE = "done"
 
 
@@ -40,7 +39,8 @@ class End(NamedTuple):
     @classmethod
     def by(cls, rank: int, number: int) -> "End":
         """A signal has ended it."""
-        return cls(rank, f"was ended by {signal.Signals(number).name}", CODES.get(signal.Signals(number), 1))
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        return cls(rank, f"was ended by {name}", CODES.get(number, 1))
 
     @classmethod
     def of(cls, rank: int, error: BaseException) -> "End":
@@ -53,56 +53,6 @@ class End(NamedTuple):
         return cls(
             rank, f"stopped: {words}" if isinstance(error, UserError) else f"stopped: {type(error).__name__}: {words}"
         )
-
-
-class Line:
-    """The connection to another rank: lines of text, empty ones as signs of life. It breaks when the process ends.
-
-    Args:
-        connection: a socket.
-        pid: the rank's process id, if it can be looked at from here.
-
-    Attributes:
-        silent: seconds since the last sign of life.
-        done: whether the rank's run is over.
-    """
-
-    def __init__(self, connection: socket.socket, pid: int | None) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setblocking(False)
-        self._connection, self._pid = connection, pid
-        self._rest = b""
-        self.silent, self.done = 0.0, False
-
-    def send(self, message: str = "") -> None:
-        """Send a message, or a sign of life."""
-        with contextlib.suppress(OSError):
-            self._connection.send(message.encode() + b"\n")
-
-    def read(self) -> tuple[list[str], bool]:
-        """The messages that have come, and whether the line is broken."""
-        data, broken = self._rest, False
-        try:
-            while came := self._connection.recv(1 << 16):
-                data += came
-                self.silent = 0.0
-            broken = True
-        except BlockingIOError:
-            pass
-        except OSError:
-            broken = True
-        *lines, self._rest = data.split(b"\n")
-        return [line.decode() for line in lines if line], broken
-
-    def lost(self, patience: float) -> bool:
-        """Whether a silent rank is not merely busy: it is stopped, or on another machine and silent for very long."""
-        if self._pid is None:
-            return self.silent >= ELSEWHERE * patience
-        try:
-            state = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return False
-        return self.silent >= patience and state in "Tt"
 
 
 class RankWatch:
@@ -153,6 +103,8 @@ class RankWatch:
     def _forked(self) -> None:
         if not self._over.is_set():
             signal.set_wakeup_fd(-1)  # a signal to a loader's worker is not one to its rank
+            for line in self._lines.values():
+                line.close()  # it breaks with the rank, though a worker may live longer
 
     def meet(self) -> None:
         """Connect every two ranks; every rank calls it as soon as they have a process group."""
@@ -160,8 +112,8 @@ class RankWatch:
             host, family = there.getsockname()[0], there.family  # the address under which the others know this machine
         word = secrets.token_hex(8)  # a stranger at the port does not know it
         with socket.create_server((host, 0), family=family) as server:
-            addresses = gather_objects((server.getsockname()[:2], word, os.getpid(), _machine()))
-            pids = {k: pid if machine == _machine() else None for k, (_, _, pid, machine) in enumerate(addresses)}
+            addresses = gather_objects((server.getsockname()[:2], word, os.getpid(), machine()))
+            pids = {k: pid if where == machine() else None for k, (_, _, pid, where) in enumerate(addresses)}
             for k, (address, its_word, _, _) in enumerate(addresses[: self.rank]):
                 self._lines[k] = Line(socket.create_connection(address), pids[k])
                 self._lines[k].send(f"{its_word} {self.rank}")
@@ -178,8 +130,10 @@ class RankWatch:
         """An exception ends this rank: tell the others, unless it is only what another one's end has caused here."""
         if self._told.is_set() or self._over.is_set():
             return
-        if isinstance(error, RuntimeError) and self._known.wait(GRACE):
-            threading.Event().wait()  # a collective has failed: the watch ends this process
+        signalled = isinstance(error, SIGTERMException)
+        caused = signalled or isinstance(error, RuntimeError | OSError)  # of the launcher, or of a collective
+        if caused and self._known.wait(0 if signalled else GRACE):
+            threading.Event().wait()  # the watch ends this process
         if isinstance(error, SIGTERMException):
             error.code = CODES[signal.SIGTERM]
         end = End.of(self.rank, error)
@@ -202,10 +156,11 @@ class RankWatch:
 
     def _watch(self) -> None:
         while not self._over.wait(TICK):
-            if (number := self._signal()) is not None and not self._told.is_set():
-                self._end, self._left = End.by(self.rank, number), SIGNALLED
-            elif self._end is None and (end := self._news()) is not None:
+            number = self._signal()
+            if self._end is None and (end := self._news()) is not None:
                 self._end, self._left = end, GRACE
+            elif self._end is None and number is not None:
+                self._end, self._left = End.by(self.rank, number), SIGNALLED
             if self._end is not None:
                 self._left -= TICK
                 if self._end.rank != self.rank:
@@ -215,7 +170,7 @@ class RankWatch:
 
     def _signal(self) -> int | None:
         with contextlib.suppress(BlockingIOError):
-            return next((number for number in self._signals.recv(64) if number in set(CODES)), None)
+            return next((number for number in self._signals.recv(64) if number in CODES), None)
         return None
 
     def _news(self) -> End | None:
@@ -273,10 +228,3 @@ class RankWatch:
                 child.wait(seconds)
             except subprocess.TimeoutExpired:
                 child.kill()
-
-
-def _machine() -> tuple[str, str]:
-    """What two processes have in common that can look at each other by their process ids."""
-    with contextlib.suppress(OSError):
-        return socket.gethostname(), os.readlink("/proc/self/ns/pid")
-    return socket.gethostname(), str(os.getpid())
