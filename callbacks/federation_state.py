@@ -9,6 +9,7 @@ from lit_epgan.engine import Federation
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
 from lit_epgan.engine.private import Private
 from lit_epgan.errors import UserError
+from lit_epgan.listing import few
 
 
 class FederationState:
@@ -37,8 +38,8 @@ class FederationState:
             return
         if loaded["client_names"] != federation.names:
             raise UserError(
-                f"the checkpoint's federation has the clients {_short(loaded['client_names'])}, this one "
-                f"{_short(federation.names)}: resume with the data settings that the run was started with"
+                f"the checkpoint's federation has the clients {few(loaded['client_names'])}, this one "
+                f"{few(federation.names)}: resume with the data settings that the run was started with"
             )
         device = federation.server.parameters.device
         federation.server.state.update({k: v.to(device) for k, v in loaded["server"].items()})
@@ -110,7 +111,3 @@ class FederationState:
 def _to(value: Any, device: torch.device) -> Any:
     tensors = isinstance(value, dict) and all(isinstance(v, torch.Tensor) for v in value.values())
     return {k: v.to(device) for k, v in value.items()} if tensors else value
-
-
-def _short(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

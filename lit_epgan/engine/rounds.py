@@ -22,6 +22,7 @@ from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.samplers import Everyone, Sampler
 from lit_epgan.engine.seat import WEIGHT, Answer
 from lit_epgan.errors import UserError
+from lit_epgan.listing import few
 from lit_epgan.randomness import derive_seed, seed_streams
 
 BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
@@ -229,7 +230,7 @@ class Round:
         self._federation.private.commit()
 
     def _nothing(self, dropped: list[int]) -> str:
-        names = ", ".join(self._federation.names[k] for k in dropped)
+        names = few([self._federation.names[k] for k in dropped])
         return (
             f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {names}); "
             f"{self._causes.advice(dropped)}. The last checkpoint holds the round before"
