@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.federation_state import FederationState
-from lit_epgan.callbacks.lightning_internals import StepControl, leave_out_sigterm_broadcast, own_attributes
+from lit_epgan.callbacks.lightning_internals import StepControl, own_attributes
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
@@ -127,8 +127,6 @@ class FederationCallback(Callback):
         check_trainer(trainer)
         check_module(pl_module, trainer.world_size)
         save_between_rounds(trainer)
-        if trainer.world_size > 1:
-            leave_out_sigterm_broadcast(trainer)
         self._datamodule = datamodule
         sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)
         self._sampler = sampler
@@ -278,6 +276,7 @@ class FederationCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the module with the server's model of the last finished round."""
+        trainer.strategy.on_exception(exception)  # tells the other ranks, before another callback waits for them
         self._leave()
         if self._federation is not None:
             self._federation.server.flat.restore()

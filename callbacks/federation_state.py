@@ -9,6 +9,7 @@ from lit_epgan.engine import Federation
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
 from lit_epgan.engine.private import Private
 from lit_epgan.errors import UserError
+from lit_epgan.listing import few
 
 
 class FederationState:
@@ -45,8 +46,8 @@ class FederationState:
             return
         if loaded["client_names"] != federation.names:
             raise UserError(
-                f"the checkpoint's federation has the clients {_short(loaded['client_names'])}, this one "
-                f"{_short(federation.names)}: resume with the data settings that the run was started with"
+                f"the checkpoint's federation has the clients {few(loaded['client_names'])}, this one "
+                f"{few(federation.names)}: resume with the data settings that the run was started with"
             )
         if not accept_changes:
             _refuse_other_data(loaded, data, federation.names)
@@ -136,7 +137,3 @@ def _refuse_other_data(before: dict[str, Any], now: dict[str, Any], names: list[
 def _to(value: Any, device: torch.device) -> Any:
     tensors = isinstance(value, dict) and all(isinstance(v, torch.Tensor) for v in value.values())
     return {k: v.to(device) for k, v in value.items()} if tensors else value
-
-
-def _short(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

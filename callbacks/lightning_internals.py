@@ -3,16 +3,53 @@
 Each has a test in tests/test_lightning_internals.py whose name says what would break with a new Lightning.
 """
 
+import os
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 
 def leave_out_sigterm_broadcast(trainer: Trainer) -> None:
-    """On several ranks no rank waits for the others after each batch: they have different numbers of batches."""
+    """On several ranks no rank waits for the others: not after each batch, as they have different numbers of batches.
+
+    Nor where it is sent SIGTERM: they may be in a collective that is another one.
+    """
+    connector = trainer._signal_connector
+
+    def received(*_: Any) -> None:
+        connector.received_sigterm = True
+
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+    connector._sigterm_notifier_fn = received  # type: ignore[method-assign]
+
+
+class RankLauncher(_SubprocessScriptLauncher):
+    """Starts this node's other ranks as Lightning does, and leaves them to the strategy's watch.
+
+    Lightning's own observer would kill rank 0 without a word, and only where another one's exit code is not 0.
+
+    Attributes:
+        children: the processes started, ranks 1, 2, ... of the node.
+    """
+
+    STARTER = "LIT_EPGAN_STARTED_BY"
+
+    def _call_children_scripts(self) -> None:
+        os.environ[self.STARTER] = str(os.getpid())
+        super()._call_children_scripts()
+        del os.environ[self.STARTER]
+        self.children: list[subprocess.Popen[bytes]] = self.procs
+        self.procs = []
+
+    @classmethod
+    def starter(cls) -> int | None:
+        """The id of the process that has started this one, if it was a launcher."""
+        started_by = os.environ.get(cls.STARTER)
+        return int(started_by) if started_by else None
 
 
 def save_at_epoch_end(callback: ModelCheckpoint) -> None:

@@ -16,6 +16,7 @@ from lit_epgan.datamodules.clients import Client, client_of
 from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader
 from lit_epgan.engine.samplers import Everyone, FixedSize, Sampler, stages
 from lit_epgan.errors import UserError
+from lit_epgan.listing import few
 
 Collate = Callable[[list[Any]], Any]
 T = TypeVar("T")
@@ -128,7 +129,7 @@ class FederatedDataModule(LightningDataModule):
         if not isinstance(datasets, Mapping):
             names = [str(name) for name in client_names or [f"client-{k}" for k in range(len(datasets))]]
             if len(set(names)) != len(datasets):
-                raise UserError(f"{len(datasets)} data sets need as many different client names; got {names}")
+                raise UserError(f"{len(datasets)} data sets need as many different client names; got {few(names)}")
             datasets = dict(zip(names, datasets, strict=True))
         dm = FederatedDataModule(
             batch_size, local_steps, local_epochs, warmup_steps, clients_per_round, num_workers, seed, collate_fn
@@ -178,15 +179,15 @@ class FederatedDataModule(LightningDataModule):
         if not self.active:
             raise UserError("every client is empty: there is nothing to train on")
         if empty:
-            rank_zero_warn(f"clients without training data sit out: {', '.join(empty)}")
+            rank_zero_warn(f"clients without training data sit out: {few(empty)}")
         if batchless:
             rank_zero_warn(
-                f"clients whose loader gives no batch sit out: {', '.join(batchless)}; with drop_last a client needs a "
+                f"clients whose loader gives no batch sit out: {few(batchless)}; with drop_last a client needs a "
                 "whole batch of records"
             )
         if small:
             rank_zero_warn(
-                f"clients with fewer records than a batch ({self.batch_size}) train on smaller ones: {', '.join(small)}"
+                f"clients with fewer records than a batch ({self.batch_size}) train on smaller ones: {few(small)}"
             )
         self.sampler.check(len(self.active))
 
@@ -257,7 +258,7 @@ class FederatedDataModule(LightningDataModule):
             return PlainLoader(self._evaluation_loader(data))
         unknown = sorted(set(data) - set(self.client_names))
         if unknown:
-            raise UserError(f"held-out data of clients that do not exist: {', '.join(unknown)}")
+            raise UserError(f"held-out data of clients that do not exist: {few(unknown)}")
         held = {self.client_names.index(name): self._evaluation_loader(dataset) for name, dataset in data.items()}
         return ValidationLoader(held, self.validation_marks)
 

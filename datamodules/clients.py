@@ -38,6 +38,10 @@ class Client(Protocol):
         """The batches, drawn from the random stream that ``stream`` names."""
         ...
 
+    def culprits(self, number: int, local_steps: int | None, local_epochs: int, *stream: int | str) -> list[int]:
+        """Indices of the records that the batch of this number could not be made of, as far as they are known."""
+        ...
+
 
 def index_batches(
     records: int, batch_size: int, steps: int | None, epochs: int, *stream: int | str
@@ -100,6 +104,21 @@ class DatasetClient:
         )
         return from_stream(loader, *stream)
 
+    def culprits(self, number: int, local_steps: int | None, local_epochs: int, *stream: int | str) -> list[int]:
+        """The first of the batch's records that cannot be read; all of them where each one can."""
+        assert self.records is not None
+        batches = index_batches(self.records, self.batch_size, local_steps, local_epochs, *stream)
+        indices = next(islice(batches, number, None), [])
+        return next(([index] for index in indices if not self._can_read(index)), indices)
+
+    def _can_read(self, index: int) -> bool:
+        fetch = batch_fetcher(self.dataset)
+        try:
+            _ = self.dataset[index] if fetch is None else fetch([index])
+        except Exception:
+            return False
+        return True
+
 
 class LoaderClient:
     """A client whose batches come from a loader of its own: an institution's DataModule, or an iterable data set.
@@ -130,6 +149,10 @@ class LoaderClient:
             return self._epochs(local_epochs, local_epochs, *stream)
         passes = -(-local_steps // self._length) if self._length else 1
         return islice(self._epochs(None, passes, *stream), local_steps)
+
+    def culprits(self, number: int, local_steps: int | None, local_epochs: int, *stream: int | str) -> list[int]:
+        """None: the loader does not say which records its batches are made of."""
+        return []
 
     def _loader(self) -> Any:
         return one_loader(self._make_loader(), "training")

@@ -15,6 +15,7 @@ from lit_epgan.datamodules.base import ClientData, FederatedDataModule
 from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.datamodules.manifest import read_records
 from lit_epgan.errors import UserError
+from lit_epgan.listing import few
 
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises on broken files
 BYTES_OF_16_BITS = 257  # 65535 / 255
@@ -146,7 +147,7 @@ class FolderDataModule(FederatedDataModule):
                     raise _unreadable(path, error) from error
                 skipped.append(path)
         if skipped:
-            rank_zero_warn(f"left out {len(skipped)} unreadable images: {', '.join(skipped)}")
+            rank_zero_warn(f"left out {len(skipped)} unreadable images: {few(skipped)}")
         kept = records[~records["path"].isin(skipped)]
         for client in records["client"][records["split"] == "train"].unique():
             if client not in set(kept["client"][kept["split"] == "train"]):

@@ -9,6 +9,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
 
 from lit_epgan.datamodules.clients import Client, tell_epoch
+from lit_epgan.datamodules.unreadable import readable
 from lit_epgan.errors import UserError
 
 
@@ -81,7 +82,9 @@ class RoundLoader:
         client = federation.clients[index]
         local_steps = 1 if idle else federation.steps_of_round(round_)
         steps = client.steps(local_steps, federation.local_epochs)
-        batches = client.batches(local_steps, federation.local_epochs, federation.seed, round_, index)
+        batches = readable(
+            client, federation.client_names[index], local_steps, federation.local_epochs, federation.seed, round_, index
+        )
         rows = 0
         last = False
         for first, last, batch in _bounded(batches):

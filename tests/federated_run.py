@@ -6,6 +6,9 @@ Says on standard output where it is; ends with the server's model in FOLDER/mode
 """
 
 import argparse
+import ctypes
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch.utils.data import TensorDataset
 
-from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
+from lit_epgan.callbacks import FederatedStrategy, FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm
+from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FedSeq, TiltedExpectationPropagation
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.runs.metrics_file import MetricsFile
@@ -46,6 +50,32 @@ class Narrator(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.say(trainer, "ended")
+
+
+class Trouble(Callback):
+    """Lets ranks have trouble at round 2's batches.
+
+    Args:
+        kinds: by rank. ``stuck`` never comes back, ``slow`` takes half a second a batch, ``busy`` lets no other Python
+            thread run for as long as ``patience`` three times over, ``wrong`` finds an error in its data.
+    """
+
+    def __init__(self, kinds: dict[int, str], patience: float) -> None:
+        self.kinds, self.patience = kinds, patience
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        kind = self.kinds.get(trainer.global_rank)
+        if kind is None or trainer.current_epoch != 2:
+            return
+        print(f"rank {trainer.global_rank} is {kind}", flush=True)
+        if kind == "wrong":
+            raise UserError("client-1's records hold a text.")
+        while kind == "stuck":
+            time.sleep(1)
+        if kind == "slow":
+            time.sleep(0.5)
+        if kind == "busy" and args[-1] == 0:
+            ctypes.PyDLL(None).usleep(int(3e6 * self.patience))
 
 
 class SlowCheckpoint(RoundCheckpoint):
@@ -87,18 +117,22 @@ def main() -> None:
     parser.add_argument("--module", choices=["regression", "gan", "speech_gan"], default="regression")
     parser.add_argument("--algorithm", choices=sorted(ALGORITHMS), default="fedavg")
     parser.add_argument("--optimizer-state", default="reset")
+    parser.add_argument("--trouble", nargs="*", default=[], metavar="RANK=KIND")
+    parser.add_argument("--patience", type=float, default=30.0)
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
+    print(f"rank {os.environ.get('LOCAL_RANK', 0)} is process {os.getpid()}", flush=True)
     seed_everything(3, verbose=False)
     module, data = federated(args.module)
+    trouble = {int(rank): kind for rank, kind in (word.split("=") for word in args.trouble)}
     callback = FederationCallback(ALGORITHMS[args.algorithm], optimizer_state=args.optimizer_state)
     trainer = Trainer(
         max_epochs=5,
         accelerator="cpu",
-        strategy="federated" if args.devices > 1 else "auto",
+        strategy=FederatedStrategy(patience=args.patience) if args.devices > 1 else "auto",
         devices=args.devices,
         precision="64-true",
-        callbacks=[callback, Narrator(), SlowCheckpoint()],
+        callbacks=[callback, Narrator(), SlowCheckpoint(), Trouble(trouble, args.patience)],
         logger=MetricsFile(args.folder),
         default_root_dir=args.folder,
         enable_progress_bar=False,

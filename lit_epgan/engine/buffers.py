@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lit_epgan.engine.parameters import matches
 from lit_epgan.errors import UserError
+from lit_epgan.listing import few
 
 Merge = Literal["mean", "sum", "any", "unit", "min", "max", "server", "local"]
 MERGES: tuple[str, ...] = get_args(Merge)
@@ -61,7 +62,7 @@ def refuse_unmatched(policy: Any, buffers: Mapping[str, Tensor]) -> None:
     unmatched = [pattern for pattern in patterns if not any(matches(name, [pattern]) for name in buffers)]
     if unmatched:
         raise UserError(
-            f"FederationCallback's buffers: no buffer matches {', '.join(unmatched)}; there are {_few(list(buffers))}"
+            f"FederationCallback's buffers: no buffer matches {', '.join(unmatched)}; there are {few(buffers, 3)}"
         )
 
 
@@ -95,8 +96,4 @@ def partition(merges: Mapping[str, Merge]) -> str:
     groups: dict[str, list[str]] = {}
     for name, merge in merges.items():
         groups.setdefault(merge, []).append(name)
-    return "; ".join(f"{merge}: {_few(names)}" for merge, names in groups.items())
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return "; ".join(f"{merge}: {few(names, 3)}" for merge, names in groups.items())

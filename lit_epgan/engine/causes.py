@@ -9,6 +9,7 @@ from torch import Tensor
 from lit_epgan.engine.messages import Report, is_finite
 from lit_epgan.engine.module_state import AS, PREFIX, ModuleState
 from lit_epgan.engine.parameters import FlatParameters
+from lit_epgan.listing import few
 
 
 class Causes:
@@ -53,7 +54,11 @@ class Causes:
         """What to do when all of them were dropped; the learning rate where nothing else is known."""
         own = [f"{self._names[k]}: {cause}" for k, cause in self._own.items()]
         known = bool(self._common) or all(k in self._own for k in dropped)
-        parts = [*([self._common] if self._common else []), *own, *([] if known else ["lower the learning rate"])]
+        parts = [
+            *([self._common] if self._common else []),
+            *([few(own, between="; ")] if own else []),
+            *([] if known else ["lower the learning rate"]),
+        ]
         return "; ".join(parts)
 
     def _parameter(self, parameters: Tensor) -> str | None:

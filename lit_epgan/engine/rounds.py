@@ -25,6 +25,7 @@ from lit_epgan.engine.samplers import Everyone, Sampler
 from lit_epgan.engine.seat import WEIGHT, Answer
 from lit_epgan.engine.server_copy import ServerCopy
 from lit_epgan.errors import UserError
+from lit_epgan.listing import few
 from lit_epgan.randomness import derive_seed, seed_streams
 
 BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
@@ -274,7 +275,7 @@ class Round:
         )
 
     def _nothing(self, dropped: list[int]) -> str:
-        names = ", ".join(self._federation.names[k] for k in dropped)
+        names = few([self._federation.names[k] for k in dropped])
         return (
             f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {names}); "
             f"{self._causes.advice(dropped)}. The last checkpoint holds the round before"

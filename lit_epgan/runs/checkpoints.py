@@ -85,6 +85,14 @@ def _missing(content: Any, entries: dict[str, type]) -> str | None:
     return None
 
 
+def where_to_go_on(folder: Path) -> str:
+    """The sentence that says which checkpoint in ``folder`` a run that has ended goes on from; empty without one."""
+    for path in _newest_first(folder):
+        if fault(path, trusted=True) is None:
+            return f"The last checkpoint is {path}{_round_of(path)}; --ckpt_path last goes on from it."
+    return ""
+
+
 def _newest_first(folder: Path) -> list[Path]:
     """Every name of a checkpoint, a link that leads nowhere and a folder included."""
     named = [folder / name for name in (LAST, PREVIOUS) if os.path.lexists(folder / name)]

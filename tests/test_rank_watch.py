@@ -1,0 +1,167 @@
+"""When one of two ranks ends or hangs, the other one names it and ends too: real processes, real signals."""
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_epgan.runs.checkpoints import fault
+from tests.processes import command, model, run, started
+
+pytestmark = pytest.mark.slow
+
+DEADLINE = 60.0  # seconds from one rank's end to the other's
+
+
+class Ranks:
+    """Two ranks of one run, by their process ids, and what they have printed."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.process = started(command(folder, "--devices", "2", *options))
+        self.pids: dict[int, int] = {}
+        self.printed = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if found := re.match(r"rank (\d) is process (\d+)", line):
+                self.pids[int(found[1])] = int(found[2])
+            self.printed += line
+
+    def await_line(self, line: str) -> None:
+        poll(lambda: re.search(line, self.printed) is not None, f"no {line!r} in {self.printed}", 120)
+
+    def signal(self, rank: int, number: int) -> None:
+        os.kill(self.pids[rank], number)
+
+    def ended(self, rank: int) -> bool:
+        self.process.poll()
+        try:
+            state = Path(f"/proc/{self.pids[rank]}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        return state == "Z"
+
+    def await_end(self, *ranks: int) -> None:
+        poll(lambda: all(map(self.ended, ranks)), f"rank {ranks} is still there: {self.printed}", DEADLINE)
+
+    def code(self) -> int:
+        """Rank 0's exit code, when both have ended and all that they printed has been read."""
+        self.await_end(0, 1)
+        self._reader.join(DEADLINE)
+        return self.process.wait(DEADLINE)
+
+    def sentence(self, rank: int) -> str:
+        """The one sentence with which ``rank`` ended."""
+        said = re.findall(rf"^rank {rank} ends: (.*)$", self.printed, re.M)
+        assert len(said) == 1, self.printed
+        return said[0]
+
+
+def poll(condition: Any, message: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, message
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Any]:
+    """Begins a run of two ranks; nothing of it is left when the test is over."""
+    begun: list[Ranks] = []
+
+    def one(*options: str) -> Ranks:
+        begun.append(Ranks(tmp_path / "run", *options))
+        return begun[-1]
+
+    yield one
+    for ranks in begun:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(ranks.process.pid, signal.SIGKILL)
+        ranks.process.wait()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The final model of a run in which rank 1's interpreter is held three times longer than the watch has patience."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    printed = run(folder, "--devices", "2", "--trouble", "1=busy", "--patience", "1")
+    assert "rank 1 is busy" in printed
+    assert "ends:" not in printed
+    return model(folder)
+
+
+def whole_checkpoint(ranks: Ranks, said: str) -> None:
+    last = ranks.folder / "checkpoints" / "last.ckpt"
+    assert fault(last) is None
+    assert f"The last checkpoint is {last} (round 2)" in said
+
+
+def test_sigterm_ends_a_rank_after_its_batch(begin: Any, undisturbed: dict[str, Any]) -> None:
+    """It reaches rank 0 in mid-round, and rank 1 too; the run that is resumed ends with the same bits."""
+    ranks = begin("--trouble", "0=slow", "1=slow")
+    ranks.await_line("rank 0 is slow")
+    ranks.signal(0, signal.SIGTERM)
+    assert ranks.code() == 143
+    assert ranks.sentence(1).startswith("rank 0 was ended by SIGTERM. ")
+    whole_checkpoint(ranks, ranks.sentence(1))
+    run(ranks.folder, "--devices", "2", "--resume")
+    for name, value in model(ranks.folder).items():
+        assert torch.equal(value, undisturbed[name]), name
+
+
+def test_sigterm_ends_a_rank_that_waits_for_the_others(begin: Any) -> None:
+    ranks = begin("--trouble", "0=stuck")
+    ranks.await_line("rank 0 is stuck")
+    ranks.signal(1, signal.SIGTERM)
+    assert ranks.code() == 143
+    assert ranks.sentence(0).startswith("rank 1 was ended by SIGTERM. ")
+    whole_checkpoint(ranks, ranks.sentence(0))
+
+
+@pytest.mark.parametrize(("killed", "said"), [(0, "has ended without a word"), (1, "was ended by SIGKILL")])
+def test_a_killed_rank_ends_the_other(begin: Any, killed: int, said: str) -> None:
+    """Rank 0 is killed at its batch, rank 1 while it waits for rank 0 at the round's end."""
+    ranks = begin("--trouble", "0=stuck")
+    ranks.await_line("rank 0 is stuck")
+    ranks.signal(killed, signal.SIGKILL)
+    assert ranks.code() == (-signal.SIGKILL if killed == 0 else 1)
+    assert ranks.sentence(1 - killed).startswith(f"rank {killed} {said}. ")
+    whole_checkpoint(ranks, ranks.sentence(1 - killed))
+
+
+@pytest.mark.parametrize(("killed", "said"), [(0, "has ended without a word"), (1, "was ended by SIGKILL")])
+def test_a_rank_killed_before_they_meet_ends_the_other(begin: Any, killed: int, said: str) -> None:
+    ranks = begin()
+    ranks.await_line("rank 1 is process")
+    ranks.signal(killed, signal.SIGKILL)
+    assert ranks.code() == (-signal.SIGKILL if killed == 0 else 1)
+    assert ranks.sentence(1 - killed) == f"rank {killed} {said}."
+
+
+def test_a_mistake_in_one_ranks_data_is_told_by_the_other(begin: Any) -> None:
+    ranks = begin("--trouble", "1=wrong")
+    ranks.await_line("rank 1 is wrong")
+    assert ranks.code() == 1
+    assert ranks.sentence(0).startswith("rank 1 stopped: client-1's records hold a text. ")
+    whole_checkpoint(ranks, ranks.sentence(0))
+
+
+def test_a_rank_that_hangs_is_ended(begin: Any) -> None:
+    ranks = begin("--trouble", "0=stuck", "--patience", "3")
+    ranks.await_line("rank 0 is stuck")
+    ranks.signal(1, signal.SIGSTOP)
+    assert ranks.code() == 1
+    assert ranks.sentence(0).startswith("rank 1 has not answered for 3 s. ")
+    whole_checkpoint(ranks, ranks.sentence(0))
