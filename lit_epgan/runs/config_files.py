@@ -10,6 +10,7 @@ import yaml
 
 import lit_epgan
 from lit_epgan.errors import UserError
+from lit_epgan.runs.yaml_files import load_yaml
 
 ALGORITHMS = "algorithms"
 STUDIES = "studies"
@@ -73,12 +74,12 @@ def with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[Path]:
     """A configuration's files, the ones it starts from (its key ``base``, a name or a list of names) first.
 
     Raises:
-        UserError: a base does not exist, or leads back to itself.
+        UserError: a base does not exist, or leads back to itself; or a file's aliases stand for too much.
     """
     if path in seen:
         raise UserError(f"{path.name} starts from itself, by way of its `base`: leave one of them out.")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load_yaml(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return [path]  # the parser says what is wrong with it
     base = content.get("base") if isinstance(content, dict) else None
