@@ -122,8 +122,8 @@ def _without_seconds(path: Path) -> list[dict[str, str]]:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--disturbances", type=int, default=30)
-    parser.add_argument("--rounds", type=int, default=60, help="of each of the four runs")
-    parser.add_argument("--pause", type=float, default=12.0, help="most seconds between two disturbances")
+    parser.add_argument("--rounds", type=int, default=40, help="of each of the four runs")
+    parser.add_argument("--pause", type=float, default=9.0, help="most seconds between two disturbances")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     draw = random.Random(args.seed)

@@ -3,11 +3,14 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
+AGAIN_SECONDS = 0.05
 
 
 class Stopped(SystemExit):
@@ -28,7 +31,7 @@ _asked: Stopped | None = None
 
 
 def stop_if_asked() -> None:
-    """Raise ``Stopped`` if a signal has come: a library's callback from C may have lost the first one."""
+    """Raise ``Stopped`` if a signal has come: a library that calls Python from C may have lost the first one."""
     if _asked is not None:
         raise _asked
 
@@ -43,32 +46,65 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, handlers = _asked, {number: signal.getsignal(number) for number in ENDING}
-    owner = os.getpid()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        global _asked
-        if os.getpid() != owner:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        elif _asked is None:
-            _asked = Stopped(number)
-            raise _asked
-
-    for number, handler in handlers.items():
+    global _asked
+    before = _asked, sys.unraisablehook, {number: signal.getsignal(number) for number in ENDING}
+    stop = _Stop(sys.unraisablehook)
+    for number, handler in before[2].items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, stop)
+    sys.unraisablehook = stop.lost
     try:
         yield
     except BaseException:
         stop_if_asked()
         raise
     finally:
-        _set(before)
+        stop.end()
+        _asked, sys.unraisablehook, handlers = before
         for number, handler in handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def _set(asked: Stopped | None) -> None:
-    global _asked
-    _asked = asked
+class _Stop:
+    """The signals' handler.
+
+    Args:
+        unraisablehook: What is told of exceptions that nobody can catch.
+    """
+
+    def __init__(self, unraisablehook: Callable[["sys.UnraisableHookArgs"], Any]) -> None:
+        self._done = False
+        self._sending = threading.Lock()
+        self._owner = os.getpid()
+        self._raised = False
+        self._unraisablehook = unraisablehook
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        global _asked
+        if os.getpid() != self._owner:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif not self._raised:
+            self._raised = True
+            _asked = Stopped(number)
+            raise _asked
+
+    def lost(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Raise it once more in a moment, where it hit a destructor or the like, out of which no exception leads."""
+        if not isinstance(unraisable.exc_value, Stopped):
+            self._unraisablehook(unraisable)
+            return
+        self._raised = False
+        again = threading.Timer(AGAIN_SECONDS, self._again, [unraisable.exc_value.exit_code - 128])
+        again.daemon = True
+        again.start()
+
+    def end(self) -> None:
+        """Send no signal from now on: the handlers are to be those of before."""
+        with self._sending:
+            self._done = True
+
+    def _again(self, number: int) -> None:
+        with self._sending:
+            if not self._done:
+                signal.pthread_kill(threading.main_thread().ident or 0, number)

@@ -73,7 +73,7 @@ def _lock_file(folder: Path) -> Path:
         name = f".{hashlib.sha256(os.fsencode(name)).hexdigest()}.lock"
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = os.access(folder.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-    return folder.parent / name if beside else folder / ".lock"
+    return folder / ".lock" if folder.is_dir() and not beside else folder.parent / name
 
 
 def _wait_for(path: Path, patience: float) -> Release:

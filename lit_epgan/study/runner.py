@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lit_epgan.errors import UserError
 from lit_epgan.runs.lock import locked
-from lit_epgan.signals import stoppable
+from lit_epgan.signals import stop_if_asked, stoppable
 from lit_epgan.study.display import Display
 from lit_epgan.study.process import Process, start
 from lit_epgan.study.run import Command, Record, Run, cli_command
@@ -62,6 +62,7 @@ def run_all(
                 while waiting and len(jobs) < workers:
                     jobs.append(_start(waiting.pop(0), command, display))
                 time.sleep(poll_seconds)
+                stop_if_asked()
                 ended = [job for job in jobs if job.process.poll() is not None]
                 jobs = [job for job in jobs if job not in ended]
                 failed += [job.run for job in ended if not _end(job, display)]
