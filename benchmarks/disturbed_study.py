@@ -84,7 +84,7 @@ class Disturbed:
         else:
             process.send_signal(number)
             code = process.wait(120)
-            if code not in (-signal.SIGKILL, 128 + signal.SIGTERM, 0):
+            if code not in (-number, 128 + number, 0):  # the former also where Python itself was still starting
                 raise SystemExit(f"{kind}: exit code {code}, see {self.log}:\n{self.log.read_text()[-2000:]}")
         return True
 

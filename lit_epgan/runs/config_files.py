@@ -3,6 +3,7 @@
 An experiment is a file of ``configs/``; one of ``configs/algorithms/`` goes on top of it, by another ``--config``.
 """
 
+import contextlib
 import difflib
 from pathlib import Path
 
@@ -87,6 +88,13 @@ def with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[Path]:
     return [*(file for name in names for file in with_bases(find_config(str(name)), (*seen, path))), path]
 
 
+def _check_aliases(path: Path) -> None:
+    """Raise a UserError for a file of a part, as in ``--model NAME.yaml``, that the parser would never finish."""
+    if path.suffix in (".yaml", ".yml"):
+        with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # the parser says what is wrong with it
+            load_yaml(path)
+
+
 def resolve_configs(args: list[str]) -> list[str]:
     """Command-line words with every ``--config NAME`` (``-c``) replaced by the files it means, bases first."""
     resolved: list[str] = []
@@ -95,6 +103,7 @@ def resolve_configs(args: list[str]) -> list[str]:
         flag, equals, value = word.partition("=")
         name = value if equals else next(words, None) if flag in ("--config", "-c") else None
         if flag not in ("--config", "-c") or name is None:
+            _check_aliases(Path(value or word))
             resolved.append(word)
             continue
         for path in with_bases(find_config(name)):
