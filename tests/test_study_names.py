@@ -138,8 +138,8 @@ def test_a_name_that_a_spreadsheet_would_compute_is_text_in_every_csv_and_known_
 
 
 def test_names_and_logs_do_not_command_the_terminal(plan: Path, tmp_path: Path) -> None:
-    (trial,) = read_studies(changed(plan, lambda content: content["methods"].__setitem__("a [/] :x:", {})))
-    run = Run(trial.methods["a [/] :x:"], 0, tmp_path)
+    (trial,) = read_studies(changed(plan, lambda content: content["methods"].__setitem__("a [bold] :x:", {})))
+    run = Run(trial.methods["a [bold] :x:"], 0, tmp_path)
     now = {
         "done": 3,
         "round": 4,
@@ -158,7 +158,7 @@ def test_names_and_logs_do_not_command_the_terminal(plan: Path, tmp_path: Path) 
         display.failed(run.name, 1, 0, ["\x1b[2J out of luck"], run.log)
         display.end()
         shown = console.file.getvalue()  # type: ignore[attr-defined]
-        assert "a [/]" in shown
+        assert "a [bold]" in shown
         assert r"\x1b[2J out of luck" in shown
         assert "\x1b[2J" not in shown
 
