@@ -12,7 +12,7 @@ from lit_epgan.study import plots
 from lit_epgan.study.command import study
 from lit_epgan.study.plan import read_study
 from lit_epgan.study.report import print_table, write_report
-from lit_epgan.study.run import runs_of
+from lit_epgan.study.run import Run, runs_of
 from lit_epgan.study.table import best, cell_text, tabulate
 from tests.studies import run_quietly, write_plan, write_stand_in
 
@@ -105,8 +105,8 @@ def test_what_is_measured_once_is_not_drawn(plan: Path, tmp_path: Path, monkeypa
     trial = read_study(plan)
     runs = runs_of(trial, tmp_path / "out")
     run_quietly(runs, write_stand_in(tmp_path))
-    curve = plots.curve
-    monkeypatch.setattr(plots, "curve", lambda run, name: curve(run, name)[-1:])
+    curve = Run.curve
+    monkeypatch.setattr(Run, "curve", lambda run, name: curve(run, name)[-1:])
     write_report(trial, runs, tmp_path / "out", "study")
     assert not list((tmp_path / "out").glob("curve-*.png"))
 
@@ -215,7 +215,7 @@ def test_a_comment_changes_no_settings(plan: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "cannot be read"), ("", "it is empty"), ("method,seed\nplain,0\n", "it has no column variant")],
+    [(None, "cannot be read"), ("", "it is empty"), ("method,seed\nplain,0\n", "it has no column exit_code")],
 )
 def test_a_file_that_is_no_runs_csv_is_refused(plan: Path, tmp_path: Path, content: str | None, said: str) -> None:
     path = tmp_path / "known.csv"

@@ -6,6 +6,8 @@ import sys
 
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import ALGORITHMS, STUDIES, known_configs, resolve_configs
+from lit_epgan.runs.run_folder import is_first_rank
+from lit_epgan.signals import Stopped, stoppable
 
 HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml ... [--KEY VALUE ...]
 
@@ -38,7 +40,7 @@ def main(args: list[str] | None = None) -> int:
         args: Words after ``python -m lit_epgan``; by default the process's own.
 
     Returns:
-        The exit code: 0, 2 for a mistake of the user, or the study's own.
+        The exit code: 0, 2 for a mistake of the user, 130 for Ctrl-C, 143 for SIGTERM, or the study's own.
     """
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help"):
@@ -46,7 +48,12 @@ def main(args: list[str] | None = None) -> int:
         print(HELP.format(**{title: ", ".join(known_configs(kind)) for title, kind in kinds.items()}))
         return 0
     try:
-        return _run(args)
+        with stoppable():
+            return _run(args)
+    except Stopped as stopped:
+        if is_first_rank():
+            print(stopped.sentence, file=sys.stderr)
+        return stopped.exit_code
     except Exception as error:  # told in a sentence if it is a user's mistake, else raised again
         if os.environ.get("LIT_EPGAN_DEBUG"):
             raise

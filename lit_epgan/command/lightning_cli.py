@@ -1,5 +1,6 @@
 """LightningCLI as this package uses it: one seed, one folder a run, a federation beside the trainer."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -17,10 +18,12 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.command.deciding_settings import DecidingSettings, deciding_settings, refuse_changes
+from lit_epgan.command.ending import EndOfFit, StopAtBatch, stopped_in_a_sentence
 from lit_epgan.command.parser_messages import parse_error
 from lit_epgan.errors import UserError
 from lit_epgan.runs.checkpoint_io import seal_checkpoints
 from lit_epgan.runs.checkpoints import newest_whole, require_whole
+from lit_epgan.runs.lock import locked
 from lit_epgan.runs.run_folder import (
     CHECKPOINTS,
     CONFIG,
@@ -60,13 +63,14 @@ class FederatedCLI(LightningCLI):
 
     def __init__(self, args: list[str]) -> None:
         strict = {"exit_on_error": False, "allow_abbrev": False}
-        super().__init__(
-            args=args,
-            seed_everything_default=0,
-            save_config_callback=SaveRunConfig,
-            save_config_kwargs={"save_to_log_dir": False},
-            parser_kwargs={**strict, **{name: dict(strict) for name in SUBCOMMANDS}},
-        )
+        with contextlib.ExitStack() as self._lock:
+            super().__init__(
+                args=args,
+                seed_everything_default=0,
+                save_config_callback=SaveRunConfig,
+                save_config_kwargs={"save_to_log_dir": False},
+                parser_kwargs={**strict, **{name: dict(strict) for name in SUBCOMMANDS}},
+            )
 
     # Parsing
 
@@ -107,6 +111,8 @@ class FederatedCLI(LightningCLI):
         if trainer.default_root_dir is None:
             trainer.default_root_dir = str(default_folder([str(path) for path in config.config or []]))
         folder = Path(trainer.default_root_dir)
+        if self.subcommand == "fit" and is_first_rank() and not trainer.fast_dev_run:
+            self._lock.enter_context(locked(folder, "--trainer.default_root_dir"))
         config.ckpt_path = self._checkpoint_for(folder, config.ckpt_path)
         self._compare_settings(config)
         if self.subcommand == "fit" and config.ckpt_path is None and not trainer.fast_dev_run:
@@ -152,13 +158,19 @@ class FederatedCLI(LightningCLI):
         federation = self._get(self.config_init, "federation")
         callbacks = self._get(self.config_init, "trainer").get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        settings = DecidingSettings(self.settings)
+        callbacks = [*callbacks, DecidingSettings(self.settings), StopAtBatch()]
         if federation:
             federation.accept_changes = self.accept_changes
             callbacks = [federation, *callbacks]
-        trainer = super().instantiate_trainer(callbacks=[*callbacks, settings], **kwargs)
+        if self.subcommand == "fit":
+            callbacks.append(EndOfFit())
+        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         seal_checkpoints(trainer)
         return trainer
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with stopped_in_a_sentence(self.trainer, subcommand):
+            super()._run_subcommand(subcommand)
 
 
 def _own(error: BaseException | None) -> UserError | None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
+from lit_epgan.runs.yaml_files import load_yaml
 
 PARTS = ("model", "data", "federation", "trainer")
 
@@ -141,7 +141,7 @@ def _classes_of(args: list[str]) -> dict[str, str]:
         path = Path(value)
         if flag not in ("--config", "-c") or not path.is_file():
             continue
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        content = load_yaml(path) or {}
         found |= {part: content[part]["class_path"] for part in PARTS if "class_path" in (content.get(part) or {})}
     return found
 

@@ -8,11 +8,14 @@ from rich.console import Console
 
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import find_config
+from lit_epgan.runs.lock import locked
+from lit_epgan.signals import Stopped
 from lit_epgan.study.display import Display
 from lit_epgan.study.known import take_known
 from lit_epgan.study.plan import Study, read_studies
 from lit_epgan.study.run import Command, cli_command, runs_of
 from lit_epgan.study.runner import default_workers, run_all
+from lit_epgan.text import printable
 
 
 def study(args: list[str], command: Command = cli_command) -> int:
@@ -23,7 +26,10 @@ def study(args: list[str], command: Command = cli_command) -> int:
         command: What starts a run.
 
     Returns:
-        0; 1 if a run failed or logged no number for the table; 130 if it was stopped by Ctrl-C.
+        0; 1 if a run failed or logged no number for the table; 130 if it was stopped by Ctrl-C, 143 by SIGTERM.
+
+    Raises:
+        UserError: a mistake in the study's YAML or on the command line, or another study writes to the same folder.
     """
     options = _parser().parse_args(args)
     if options.workers < 1:
@@ -31,18 +37,23 @@ def study(args: list[str], command: Command = cli_command) -> int:
     path = find_config(options.config, studies=True)
     plans = _chosen(read_studies(path), options.variants, path)
     output = options.output or Path("runs") / "studies" / plans[0].name
+    try:
+        with locked(output, "--output"):
+            return _run(plans, options, output, command)
+    except Stopped as stopped:
+        print("Stopped. The same command goes on where it was.", file=sys.stderr)
+        return stopped.exit_code
+
+
+def _run(plans: list[Study], options: argparse.Namespace, output: Path, command: Command) -> int:
     runs = {plan.variant: runs_of(plan, output) for plan in plans}
     console = Console()
     for plan in plans:
         for known in options.known:
             taken, changed = take_known(plan, runs[plan.variant], known)
-            changes = f"; {changed} more were run with other settings, and run again" if changed else ""
-            console.print(f"{known}: {taken} runs are known{changes}.", markup=False, highlight=False, soft_wrap=True)
-    try:
-        failed = run_all([run for some in runs.values() for run in some], options.workers, Display(console), command)
-    except KeyboardInterrupt:
-        print("Stopped. The same command goes on where it was.", file=sys.stderr)
-        return 130
+            why = "were run with other settings or do not tell them, and are run again"
+            _say(console, f"{known}: {taken} runs are known{f'; {changed} more {why}' if changed else ''}.")
+    failed = run_all([run for some in runs.values() for run in some], options.workers, Display(console), command)
     from lit_epgan.study.report import (
         missing_metrics,
         print_table,
@@ -64,13 +75,17 @@ def study(args: list[str], command: Command = cli_command) -> int:
         trouble += missing_metrics(plan, rows)
     if failed:
         total = sum(len(some) for some in runs.values())
-        trouble.append(f"{len(failed)} of {total} runs failed: {', '.join(run.name for run in failed)}.")
+        names = ", ".join(run.name for run in failed)
+        trouble.append(f"{len(failed)} of {total} runs failed: {names}. The same command goes on with them.")
     for sentence in trouble:
-        print(f"error: {sentence}", file=sys.stderr)
+        print(f"error: {printable(sentence)}", file=sys.stderr)
     for plan in plans:
-        page = output / plan.variant / "index.html"
-        console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"page: {output / plan.variant / 'index.html'}")
     return 1 if trouble else 0
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(printable(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _chosen(plans: list[Study], names: list[str] | None, path: Path) -> list[Study]:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from lit_epgan.text import markup, printable
 
 LINE_SECONDS = 20.0
 
@@ -47,7 +48,7 @@ class Display:
     def started(self, name: str, goes_on: bool) -> None:
         """A run's process has begun."""
         if self._bars is not None:
-            self._tasks[name] = self._bars.add_task(name, total=None, where="goes on" if goes_on else "starts")
+            self._tasks[name] = self._bars.add_task(markup(name), total=None, where="goes on" if goes_on else "starts")
         else:
             self._say(f"{name}: {'goes on from its last checkpoint' if goes_on else 'starts'}")
 
@@ -57,7 +58,7 @@ class Display:
             for name, now in progress.items():
                 if now:
                     self._bars.update(
-                        self._tasks[name], completed=int(now["done"]), total=now["rounds"], where=escape(_where(now))
+                        self._tasks[name], completed=int(now["done"]), total=now["rounds"], where=markup(_where(now))
                     )
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
@@ -70,10 +71,11 @@ class Display:
         self._count(name)
         self._say(f"[{self._done}/{self._total}] {name}: done in {seconds:.0f} s")
 
-    def failed(self, name: str, code: int, lines: Sequence[str], log: Path) -> None:
-        """A run has ended badly; ``lines`` are the last of its log."""
+    def failed(self, name: str, code: int, rounds: int, lines: Sequence[str], log: Path) -> None:
+        """A run has ended before it was finished, after so many ``rounds``; ``lines`` are the last of its log."""
         self._count(name)
-        self._say(f"[{self._done}/{self._total}] {name}: FAILED with exit code {code}; the last lines of {log}:")
+        how = f"FAILED with exit code {code} after {rounds} rounds"
+        self._say(f"[{self._done}/{self._total}] {name}: {how}; the last lines of {log}:")
         for line in lines:
             self._say(f"    {line}")
 
@@ -89,7 +91,7 @@ class Display:
             self._bars.update(self._tasks[""], completed=self._done)
 
     def _say(self, line: str) -> None:
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _where(now: Mapping[str, Any]) -> str:

@@ -55,7 +55,7 @@ def page(
     environment = Environment(
         loader=PackageLoader("lit_epgan.study", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    return environment.get_template("study.html").render(
+    html = environment.get_template("study.html").render(
         study=study,
         test=TITLES[study.test],
         metrics=study.metrics,
@@ -68,6 +68,7 @@ def page(
         settings=[_settings(row) for row in rows if row.method.source is None],
         facts=_facts(study, runs),
     )
+    return html.encode(errors="backslashreplace").decode()  # a path may hold bytes that are not UTF-8
 
 
 def _row(study: Study, row: Row, rows: Sequence[Row]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from lit_epgan.study.plan import Metric, Study
 from lit_epgan.study.significance import p_value
 from lit_epgan.study.table import Row, p_text
+from lit_epgan.text import markdown as literal
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,10 @@ def markdown(pairs: Sequence[Pairs]) -> str:
     """A table for each metric."""
     lines = []
     for each in pairs:
-        lines += [f"{each.metric.title}:", "", f"| | {' | '.join(each.titles)} |"]
-        lines += [f"|{'---|' * (len(each.titles) + 1)}"]
-        lines += [f"| {' | '.join([title, *line])} |" for title, line in zip(each.titles, each.lines, strict=True)]
+        titles = [literal(title) for title in each.titles]
+        lines += [f"{literal(each.metric.title)}:", "", f"| | {' | '.join(titles)} |"]
+        lines += [f"|{'---|' * (len(titles) + 1)}"]
+        lines += [f"| {' | '.join([title, *line])} |" for title, line in zip(titles, each.lines, strict=True)]
         lines.append("")
     return "\n".join(lines)
 

@@ -9,6 +9,8 @@ import yaml
 
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import find_config
+from lit_epgan.runs.yaml_files import load_yaml
+from lit_epgan.study.names import check_file_name
 from lit_epgan.study.variants import variants
 
 Better = Literal["lower", "higher", "neither"]
@@ -134,13 +136,19 @@ def read_studies(path: Path) -> list[Study]:
         UserError: A key is missing or misspelt, or a name leads nowhere; the message says which.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        content = load_yaml(path)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     _check_keys(content, STUDY_KEYS, str(path))
     for key in ("config", "seeds", "baseline", "metrics", "methods"):
         if not content.get(key):
             raise UserError(f"{path}: {key} is missing.")
+    for key in ("metrics", "methods", "variants"):
+        named = content.get(key) or {}
+        if not isinstance(named, dict):
+            raise UserError(f"{path}: {key} is no mapping of names to what is said of them.")
+        for name in named:
+            check_file_name(name, f"{path}: {key}")
     return [_study(variant, one, path) for variant, one in variants(content, path)]
 
 
@@ -156,17 +164,18 @@ def _study(variant: str, content: dict[str, Any], path: Path) -> Study:
     study = Study(
         name=path.stem,
         title=str(content.get("title", path.stem)),
-        description=content.get("description", ""),
+        description=str(content.get("description") or ""),
         seeds=_seeds(content["seeds"], path),
         baseline=content["baseline"],
         metrics=metrics,
         methods=methods,
         partition=content.get("partition", "partition"),
-        published=content.get("published", ""),
+        published=str(content.get("published") or ""),
         pairwise=content.get("pairwise") or [],
         variant=variant,
         test=_test(content.get("test", "welch"), path),
     )
+    check_file_name(study.partition, f"{path}: partition")
     _check_names(study, path)
     return study
 
@@ -196,7 +205,9 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _method(name: str, entry: Any, config: str | list[str], path: Path) -> Method:
-    _check_keys(entry, METHOD_KEYS, f"{path}: methods.{name}")
+    where = f"{path}: methods.{name}"
+    _check_keys(entry, METHOD_KEYS, where)
+    check_file_name(entry.get("grid", "samples"), f"{where}.grid")
     return Method(
         name=name,
         title=str(entry.get("title", name)),

@@ -14,7 +14,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from lit_epgan.atomic import replacing
 from lit_epgan.study.plan import Method, Metric, Study
 from lit_epgan.study.run import Run
-from lit_epgan.study.table import Row, curve, number_text
+from lit_epgan.study.table import Row, number_text
+from lit_epgan.text import mathtext
 
 # Okabe and Ito's colours, distinct to colour-blind eyes as well
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -36,10 +37,10 @@ def curves(study: Study, metric: Metric, runs: Sequence[Run]) -> Figure:
     axes = figure.subplots()
     drawn = []
     for colour, method in zip(_colours(study), study.methods.values(), strict=True):
-        lines = [curve(run, method.metric(metric)) for run in runs if run.method.name == method.runs_of]
+        lines = [run.curve(method.metric(metric)) for run in runs if run.method.name == method.runs_of]
         lines = [line for line in lines if line]
         if lines:
-            drawn.append((colour, method.title, *_aligned(lines)))
+            drawn.append((colour, mathtext(method.title), *_aligned(lines)))
     alike = len({rounds[-1] for _, _, rounds, _ in drawn}) < 2
     for colour, title, rounds, values in drawn:
         x = rounds if alike else 100 * rounds / rounds[-1]
@@ -70,7 +71,7 @@ def grids(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> Figure | No
         if entry is not None:
             row, path = entry
             axes.imshow(imread(path), interpolation="antialiased")
-            axes.set_title(row.method.title, fontsize=14, fontweight="bold")
+            axes.set_title(mathtext(row.method.title), fontsize=14, fontweight="bold")
             axes.text(0.5, -0.02, _numbers(study, row), transform=axes.transAxes, ha="center", va="top", fontsize=11)
     return figure
 
@@ -90,7 +91,7 @@ def settings(studies: Sequence[Study], runs: Mapping[str, Sequence[Run]]) -> Fig
         for name, method in study.methods.items()
         if (path := grid_file(method, runs[study.variant])) is not None
     }
-    titles = {name: method.title for study in studies for name, method in study.methods.items()}
+    titles = {name: mathtext(method.title) for study in studies for name, method in study.methods.items()}
     methods = [name for name in titles if sum((name, study.variant) in found for study in studies) > 1]
     if not methods:
         return None
@@ -103,7 +104,7 @@ def settings(studies: Sequence[Study], runs: Mapping[str, Sequence[Run]]) -> Fig
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         if row == 0:
-            axes.set_title(study.title.split(": ", 1)[-1], fontsize=8, wrap=True)
+            axes.set_title(mathtext(study.title.split(": ", 1)[-1]), fontsize=8, wrap=True)
         if column == 0:
             axes.set_ylabel(titles[name], fontsize=8)
         if (name, study.variant) in found:
@@ -147,7 +148,7 @@ def _dress(axes: Axes, metric: Metric) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylabel(metric.title)
+    axes.set_ylabel(mathtext(metric.title))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -158,5 +159,5 @@ def _numbers(study: Study, row: Row) -> str:
         cell = row.cells[metric.name]
         if cell.n:
             spread = "" if math.isnan(cell.sd) else f" ± {number_text(cell.sd)}"
-            lines.append(f"{metric.title}: {number_text(cell.mean)}{spread}")
+            lines.append(f"{mathtext(metric.title)}: {number_text(cell.mean)}{spread}")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lit_epgan.atomic import replacing, write_text
@@ -15,6 +16,7 @@ from lit_epgan.study.pairwise import markdown, pairwise
 from lit_epgan.study.plan import Metric, Study
 from lit_epgan.study.run import Run
 from lit_epgan.study.table import Cell, Row, best, cell_text, seconds_text, tabulate, write_tables
+from lit_epgan.text import markup, printable
 
 
 def write_report(
@@ -72,14 +74,14 @@ def print_table(study: Study, rows: Sequence[Row], console: Console) -> None:
 
 def _table(study: Study, rows: Sequence[Row], metrics: Sequence[Metric]) -> Table:
     table = Table(
-        title=study.title,
+        title=markup(study.title),
         title_justify="left",
         title_style="bold",
         box=SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
     )
-    headings = [*(metric.heading for metric in metrics), "runs", "seconds"]
+    headings = [*(printable(metric.heading) for metric in metrics), "runs", "seconds"]
     lines = [
         [
             *(cell_text(Cell(row.cells[metric.name].values)) for metric in metrics),
@@ -92,11 +94,11 @@ def _table(study: Study, rows: Sequence[Row], metrics: Sequence[Metric]) -> Tabl
     table.add_column("method", vertical="bottom", min_width=18)
     for heading, *cells in zip(headings, *lines, strict=True):
         width = max(map(len, [*heading.split(), *cells]))
-        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True, min_width=width)
+        table.add_column(escape(heading.replace(" ", "\n")), justify="right", no_wrap=True, min_width=width)
     for row, cells in zip(rows, lines, strict=True):
         bold = [row.method.name in best(rows, metric) for metric in metrics] + [False, False]
         shown = [f"[bold green]{text}[/]" if mark else text for text, mark in zip(cells, bold, strict=True)]
-        table.add_row(row.method.title, *shown)
+        table.add_row(markup(row.method.title), *shown)
     return table
 
 

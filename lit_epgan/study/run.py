@@ -10,11 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_epgan.atomic import write_text
 from lit_epgan.runs.config_files import with_bases
+from lit_epgan.runs.curves import Curve, curve, rounds
+from lit_epgan.runs.end import read_end
 from lit_epgan.runs.run_folder import CHECKPOINTS, wandb_has_key
+from lit_epgan.runs.yaml_files import load_yaml
 from lit_epgan.study.plan import Method, Study
 
 PROGRESS = "progress.json"
@@ -83,9 +84,23 @@ class Run:
         return self.folder.with_name(f"seed-{self.seed}.json")
 
     def is_finished(self) -> bool:
-        """Whether it ended well with the settings of today."""
-        record = self.record()
-        return record.exit_code == 0 and record.settings == self.settings and self.folder.is_dir()
+        """Whether it ended by itself and well, with the settings of today, and its table has all of its rounds."""
+        record, end = self.record(), read_end(self.folder)
+        return (
+            record.exit_code == 0
+            and record.settings == self.settings
+            and end is not None
+            and end.finished
+            and self.rounds() == end.logged
+        )
+
+    def curve(self, metric: str) -> Curve:
+        """``(round, value)`` as its ``metrics.csv`` has them, rounds from 1; empty if it was never logged."""
+        return curve(self.folder, metric)
+
+    def rounds(self) -> int:
+        """How many rounds its ``metrics.csv`` tells of."""
+        return rounds(self.folder)
 
     def can_go_on(self) -> bool:
         """Whether there is a checkpoint to go on from, of a run with the settings of today."""
@@ -108,7 +123,7 @@ class Run:
 @lru_cache
 def _content(path: Path, modified: int) -> Any:
     """What a YAML file says, read once as long as it is not modified."""
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return load_yaml(path)
 
 
 Command = Callable[[Run], list[str]]

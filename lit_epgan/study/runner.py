@@ -5,16 +5,18 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
-from typing import NoReturn
 
+from lit_epgan.errors import UserError
+from lit_epgan.runs.lock import locked
+from lit_epgan.signals import stop_if_asked, stoppable
 from lit_epgan.study.display import Display
 from lit_epgan.study.process import Process, start
 from lit_epgan.study.run import Command, Record, Run, cli_command
 
 GRACE_SECONDS = 5.0
+ORPHAN_SECONDS = 30.0
 
 
 @dataclass
@@ -45,18 +47,22 @@ def run_all(
         poll_seconds: Time between two looks at the processes.
 
     Returns:
-        The runs that failed.
+        The runs that failed, or ended before they were finished.
+
+    Raises:
+        Stopped: by Ctrl-C or SIGTERM; its runs have been stopped.
     """
     waiting = _longest_first([run for run in runs if not run.is_finished()], runs)
     display.begin(total=len(runs), finished=len(runs) - len(waiting))
     jobs: list[Job] = []
     failed: list[Run] = []
-    with _sigterm_as_exit():
+    with stoppable():
         try:
             while waiting or jobs:
                 while waiting and len(jobs) < workers:
                     jobs.append(_start(waiting.pop(0), command, display))
                 time.sleep(poll_seconds)
+                stop_if_asked()
                 ended = [job for job in jobs if job.process.poll() is not None]
                 jobs = [job for job in jobs if job not in ended]
                 failed += [job.run for job in ended if not _end(job, display)]
@@ -79,6 +85,8 @@ def _start(run: Run, command: Command, display: Display) -> Job:
     before = run.record().seconds if goes_on else 0.0
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     run.write(Record(run.settings, None, before))
+    with contextlib.suppress(UserError), locked(run.folder, "", patience=ORPHAN_SECONDS):
+        pass  # what a killed study has left is about to end
     words = command(run) + (["--ckpt_path", "last"] if goes_on else [])
     process = start(words, run.log, append=goes_on)
     display.started(run.name, goes_on)
@@ -88,11 +96,12 @@ def _start(run: Run, command: Command, display: Display) -> Job:
 def _end(job: Job, display: Display) -> bool:
     code = job.process.wait()
     job.run.write(Record(job.run.settings, code, job.seconds))
-    if code == 0:
+    finished = job.run.is_finished()
+    if finished:
         display.finished(job.run.name, job.seconds)
     else:
-        display.failed(job.run.name, code, job.run.last_lines(), job.run.log)
-    return code == 0
+        display.failed(job.run.name, code, job.run.rounds(), job.run.last_lines(), job.run.log)
+    return finished
 
 
 def _stop(jobs: list[Job]) -> None:
@@ -111,20 +120,6 @@ def _stop(jobs: list[Job]) -> None:
 def _signal(job: Job, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(job.process.pid, number)
-
-
-@contextlib.contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    """Within, SIGTERM ends the study as Ctrl-C does: its runs are stopped."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def default_workers() -> int:

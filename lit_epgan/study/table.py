@@ -11,8 +11,8 @@ from lit_epgan.atomic import replacing, write_text
 from lit_epgan.study.plan import Method, Metric, Study
 from lit_epgan.study.run import Run
 from lit_epgan.study.significance import TITLES, p_value
-
-Curve = list[tuple[int, float]]
+from lit_epgan.text import csv_cell
+from lit_epgan.text import markdown as literal
 
 
 @dataclass(frozen=True)
@@ -74,28 +74,13 @@ class Row:
     round_seconds: float = math.nan
 
 
-def curve(run: Run, metric: str) -> Curve:
-    """``(round, value)`` as the run's ``metrics.csv`` has them, rounds from 1; empty if it was never logged."""
-    path = run.folder / "metrics.csv"
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row.get(metric) and row.get("epoch")]
-    return [(int(float(row["epoch"])) + 1, float(row[metric])) for row in rows]
-
-
 def value(run: Run, metric: Metric, source: str) -> float | None:
     """What of the metric counts, logged as ``source`` in the run; None if it was never logged."""
-    values = [value for round_, value in curve(run, source) if metric.after in (None, round_)]
+    values = [value for round_, value in run.curve(source) if metric.after in (None, round_)]
     if not values:
         return None
     of = {"last": values[-1], "mean": sum(values) / len(values), "sum": sum(values)}
     return of[metric.over_rounds] * metric.scale
-
-
-def rounds(run: Run) -> int:
-    """How many rounds the run's ``metrics.csv`` tells of."""
-    return max((point for point, _ in curve(run, "epoch")), default=0)
 
 
 def tabulate(study: Study, runs: Sequence[Run]) -> list[Row]:
@@ -112,7 +97,7 @@ def tabulate(study: Study, runs: Sequence[Run]) -> list[Row]:
         row = Row(method, runs=len(own))
         if own and method.source is None:
             row.seconds = sum(run.record().seconds for run in own) / len(own)
-            row.rounds = sum(rounds(run) for run in own) / len(own)
+            row.rounds = sum(run.rounds() for run in own) / len(own)
             row.round_seconds = row.seconds / max(1.0, row.rounds)
         for metric in study.metrics:
             cell, theirs = cells[method.name, metric.name], cells[baseline, metric.name]
@@ -144,18 +129,18 @@ def write_tables(study: Study, rows: Sequence[Row], runs: Sequence[Run], folder:
 def markdown(study: Study, rows: Sequence[Row]) -> str:
     """The table for a README."""
     printed = published_metrics(study)
-    heads = ["method", *(metric.title for metric in study.metrics)]
-    heads += [*(f"published {metric.title}" for metric in printed), "runs", "rounds", "seconds", "a round"]
+    heads = ["method", *(literal(metric.title) for metric in study.metrics)]
+    heads += [*(f"published {literal(metric.title)}" for metric in printed), "runs", "rounds", "seconds", "a round"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for row in rows:
         cells = [_in_bold(cell_text(row.cells[m.name]), row.method.name in best(rows, m)) for m in study.metrics]
-        cells += [row.method.published.get(metric.name, "") for metric in printed]
+        cells += [literal(row.method.published.get(metric.name, "")) for metric in printed]
         cells += [str(row.runs), rounds_text(row), seconds_text(row.seconds), seconds_text(row.round_seconds)]
-        lines.append(f"| {' | '.join([row.method.title, *cells])} |")
+        lines.append(f"| {' | '.join([literal(row.method.title), *cells])} |")
     one = len(study.seeds) == 1
-    test = "" if one else f"; p of {TITLES[study.test]} against {study.methods[study.baseline].title}"
+    test = "" if one else f"; p of {TITLES[study.test]} against {literal(study.methods[study.baseline].title)}"
     note = f"Seed{'' if one else 's'} {', '.join(map(str, study.seeds))}{test}."
-    source = [f"Published values: {study.published}."] if printed else []
+    source = [f"Published values: {literal(study.published)}."] if printed else []
     return "\n".join([*lines, "", note, *source, ""])
 
 
@@ -235,11 +220,12 @@ def _run_lines(study: Study, runs: Sequence[Run]) -> list[list[object]]:
             cells = ["" if v is None else v for v in values]
             ended = "" if record.exit_code is None else record.exit_code
             lines.append(
-                [study.variant, method.name, run.seed, *cells, ended, record.seconds, rounds(run), record.settings]
+                [study.variant, method.name, run.seed, *cells, ended, record.seconds, run.rounds(), record.settings]
             )
     return lines
 
 
 def _write_csv(path: Path, lines: list[list[object]]) -> None:
     with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(lines)
+        cells = ([csv_cell(cell) if isinstance(cell, str) else cell for cell in line] for line in lines)
+        csv.writer(file, lineterminator="\n").writerows(cells)

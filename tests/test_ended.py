@@ -1,0 +1,103 @@
+"""How a fit ended stands in its folder, and a study goes by that and by the rounds, not by exit codes."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_epgan.command.cli import main
+from lit_epgan.runs.end import END, End, read_end, write_end
+from lit_epgan.study.command import study
+from lit_epgan.study.plan import read_study
+from lit_epgan.study.run import runs_of
+from tests.studies import calls, run_quietly, write_plan, write_stand_in
+from tests.test_cli import TINY, folder, refusal
+
+__all__ = ["folder"]  # the fixture: an empty working directory
+
+
+class Fails(Callback):
+    """A mistake of the program in the second round."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            raise RuntimeError("out of luck")
+
+
+def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, resume = folder / "runs" / "toy", ["--ckpt_path", "last"]
+    assert main(["fit", *TINY]) == 0
+    assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
+    assert main(["fit", *TINY, *resume]) == 0  # nothing is left to do
+    assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
+    refusal(capsys, "fit", *TINY, "--data.clients", "3", "--trainer.max_epochs", "3", *resume)
+    assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        main(["fit", *TINY, "--trainer.callbacks+", "tests.test_ended.Fails"])
+    assert read_end(run) == End(rounds=1, of=2, finished=False, logged=1)
+
+
+def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, seen = folder / "runs" / "toy", []
+    assert main(["fit", *TINY]) == 0
+    monkeypatch.setattr(Fails, "on_train_epoch_start", lambda *args: seen.append((run / END).exists()))
+    more = ["--trainer.max_epochs", "3", "--trainer.callbacks+", "tests.test_ended.Fails"]
+    assert main(["fit", *TINY, *more, "--ckpt_path", "last"]) == 0
+    assert seen == [False]
+    assert read_end(run) == End(rounds=3, of=3, finished=True, logged=3)
+
+
+def test_early_stopping_is_an_end(folder: Path) -> None:
+    stop = {
+        "class_path": "lightning.pytorch.callbacks.EarlyStopping",
+        "init_args": {"monitor": "loss/generator", "mode": "max", "patience": 1, "min_delta": 1e9},
+    }
+    words = ["--trainer.max_epochs", "9", "--trainer.callbacks+", json.dumps(stop)]
+    assert main(["fit", *TINY, *words]) == 0
+    end = read_end(folder / "runs" / "toy")
+    assert end is not None
+    assert end.finished
+    assert end.rounds == end.logged < 9
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rounds": 3}'])
+def test_a_torn_file_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / END).write_text(text)
+    assert read_end(tmp_path) is None
+
+
+@pytest.mark.parametrize("fault", ["no end", "stopped", "a row is missing"])
+def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(
+    tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It counts in no table, and goes on from its checkpoint when the study does."""
+    plan, stand_in = write_plan(tmp_path), write_stand_in(tmp_path)
+    runs = runs_of(read_study(plan), tmp_path / "out")
+    assert run_quietly(runs, stand_in) == []
+    short = runs[0]
+    if fault == "no end":
+        (short.folder / END).unlink()
+    elif fault == "stopped":
+        write_end(short.folder, End(1, 3, finished=False, logged=1))
+    else:
+        table = short.folder / "metrics.csv"
+        table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    assert short.record().exit_code == 0
+    assert [run.is_finished() for run in runs] == [False, *[True] * 5]
+    assert study(["--config", str(plan), "--output", str(tmp_path / "out")], stand_in) == 0
+    assert [calls(run) for run in runs] == [["", "--ckpt_path last"], *[[""]] * 5]
+    with (tmp_path / "out" / "runs.csv").open() as file:
+        assert [line["rounds"] for line in csv.DictReader(file)] == ["3"] * 9
+
+
+def test_an_exit_code_of_0_alone_is_a_failure_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, stand_in = write_plan(tmp_path), write_stand_in(tmp_path)
+    script = tmp_path / "stand_in.py"
+    script.write_text(script.read_text().replace("rows = [", "sys.exit(0)\nrows = ["))
+    assert study(["--config", str(plan), "--output", str(tmp_path / "out")], stand_in) == 1
+    told = capsys.readouterr()
+    assert "plain/seed-0: FAILED with exit code 0 after 0 rounds; the last lines of" in told.out
+    assert "6 of 6 runs failed" in told.err
+    assert "The same command goes on with them." in told.err

@@ -1,0 +1,178 @@
+"""Names and titles of a study: none leads out of its folder, and each is shown as it is wherever it is shown."""
+
+import csv
+import io
+import warnings
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from lit_epgan.errors import UserError
+from lit_epgan.study import plots
+from lit_epgan.study.command import study
+from lit_epgan.study.display import Display
+from lit_epgan.study.plan import read_studies
+from lit_epgan.study.report import print_table, write_report
+from lit_epgan.study.run import Run, runs_of
+from lit_epgan.study.table import tabulate
+from tests.studies import run_quietly, write_plan, write_stand_in
+
+BAD = {
+    "../../../x": "has a slash",
+    "/tmp/x": "has a slash",
+    "a/b": "has a slash",
+    "a\\b": "has a slash",
+    "": "is empty",
+    " ": "is empty",
+    ".hidden": "begins with a dot",
+    "..": "begins with a dot",
+    "a\nb": "has control characters",
+    "a\x1b[31m": "has control characters",
+    "a\u2028b": "has control characters",
+    "a\ud800": "has control characters",
+    "n" * 201: "is longer than 200 bytes",
+    "é" * 101: "is longer than 200 bytes",
+    7: "is no text",
+    None: "is no text",
+}
+TITLES = ["[/] [bold]x", "_a | b `c`", r"$\frac$ and $x", "a\x1b[31mb\u2028c\ud800"]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    return write_plan(tmp_path)
+
+
+def changed(plan: Path, change) -> Path:  # type: ignore[no-untyped-def]
+    """The plan with its content changed in place."""
+    content = yaml.safe_load(plan.read_text())
+    change(content)
+    plan.write_text(yaml.safe_dump(content, sort_keys=False))
+    return plan
+
+
+@pytest.mark.parametrize(("name", "said"), BAD.items())
+def test_a_name_that_no_file_can_have_is_refused_with_its_key(plan: Path, name: object, said: str) -> None:
+    def method(content):  # type: ignore[no-untyped-def]
+        content["methods"][name] = {}
+
+    def metric(content):  # type: ignore[no-untyped-def]
+        content["metrics"][name] = {}
+
+    def variant(content):  # type: ignore[no-untyped-def]
+        content["variants"] = {name: {}}
+
+    text = plan.read_text()
+    for key, change in (("methods", method), ("metrics", metric), ("variants", variant)):
+        plan.write_text(text)
+        with pytest.raises(UserError, match=said) as refused:
+            read_studies(changed(plan, change))
+        assert str(refused.value).startswith(f"{plan}: {key}: ")
+        assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("key", ["partition", "methods.plain.grid"])
+def test_so_is_a_picture_from_elsewhere(plan: Path, key: str) -> None:
+    def change(content):  # type: ignore[no-untyped-def]
+        *path, last = key.split(".")
+        for word in path:
+            content = content[word]
+        content[last] = "../../../x"
+
+    with pytest.raises(UserError, match=f"{key}: '../../../x' has a slash"):
+        read_studies(changed(plan, change))
+
+
+@pytest.mark.parametrize("key", ["metrics", "methods", "variants"])
+def test_a_list_where_names_belong(plan: Path, key: str) -> None:
+    with pytest.raises(UserError, match=f"{key} is no mapping of names"):
+        read_studies(changed(plan, lambda content: content.__setitem__(key, ["x"])))
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_whatever_a_title_says_the_report_is_written_and_says_it(plan: Path, tmp_path: Path, title: str) -> None:
+    def change(content):  # type: ignore[no-untyped-def]
+        content |= {"title": title, "published": title, "pairwise": ["plain", "clever"], "description": title}
+        content["metrics"]["fd"]["title"] = title
+        content["methods"]["plain"] |= {"title": title, "note": title, "published": {"fd": title}}
+
+    (trial,) = read_studies(changed(plan, change))
+    runs, output = runs_of(trial, tmp_path / "out"), tmp_path / "out"
+    run_quietly(runs, write_stand_in(tmp_path))
+    console = Console(file=io.StringIO(), width=200)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # matplotlib's, of labels that it leaves out
+        rows = write_report(trial, runs, output, "command \udcff")
+    print_table(trial, rows, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in shown
+    assert shown.count("[/]") == title.count("[/]") * 3
+    for table in ("table.md", "pairwise.md"):
+        lines = [line.replace("\\|", "") for line in (output / table).read_text().splitlines() if line.startswith("|")]
+        widths = [line.count("|") for line in lines]
+        assert len(set(widths)) == 1, lines
+    (axes,) = plots.curves(trial, trial.metrics[0], runs).axes
+    assert axes.figure.legends[0].get_texts()[0].get_text().strip()  # type: ignore[union-attr]
+    assert len(axes.figure.legends[0].get_texts()) == 3  # type: ignore[union-attr]
+
+
+def test_a_name_that_a_spreadsheet_would_compute_is_text_in_every_csv_and_known_again(
+    plan: Path, tmp_path: Path
+) -> None:
+    text = plan.read_text().replace("plain", "=1+1").replace("fd:", "'@fd':").replace("{fd:", "{'@fd':")
+    plan.write_text(text)
+    out, stand_in = tmp_path / "out", write_stand_in(tmp_path)
+    assert study(["--config", str(plan), "--output", str(out)], stand_in) == 0
+    for name in ("runs.csv", "table.csv"):
+        with (out / name).open(newline="") as file:
+            cells = [cell for line in csv.reader(file) for cell in line]
+        assert "'=1+1" in cells
+        assert not [cell for cell in cells if cell.startswith(("=", "+", "@"))]
+        assert any(cell.startswith("'@fd") for cell in cells)
+    again = ["--config", str(plan), "--output", str(tmp_path / "again"), "--known", str(out / "runs.csv")]
+    assert study(again, stand_in) == 0
+    assert not list((tmp_path / "again").rglob("calls.txt"))
+    assert (out / "table.csv").read_text() == (tmp_path / "again" / "table.csv").read_text()
+
+
+def test_names_and_logs_do_not_command_the_terminal(plan: Path, tmp_path: Path) -> None:
+    (trial,) = read_studies(changed(plan, lambda content: content["methods"].__setitem__("a [bold] :x:", {})))
+    run = Run(trial.methods["a [bold] :x:"], 0, tmp_path)
+    now = {
+        "done": 3,
+        "round": 4,
+        "rounds": 9,
+        "client": "\x1b[2J[/]",
+        "client_position": 1,
+        "clients": 2,
+        "metrics": {},
+    }
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=120)
+        display = Display(console)
+        display.begin(6, 0)
+        display.started(run.name, goes_on=False)
+        display.show({run.name: now})
+        display.failed(run.name, 1, 0, ["\x1b[2J out of luck"], run.log)
+        display.end()
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "a [bold]" in shown
+        assert r"\x1b[2J out of luck" in shown
+        assert "\x1b[2J" not in shown
+
+
+def test_the_tables_are_those_of_the_rows(plan: Path, tmp_path: Path) -> None:
+    """Nothing is escaped in numbers: a spread below 0 or a difference stays one."""
+    (trial,) = read_studies(plan)
+    runs = runs_of(trial, tmp_path / "out")
+    run_quietly(runs, write_stand_in(tmp_path))
+    for run in runs:
+        table = run.folder / "metrics.csv"
+        table.write_text(table.read_text().replace("2,3,", "2,3,-"))
+    write_report(trial, runs, tmp_path / "out", "command")
+    with (tmp_path / "out" / "runs.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert {float(line["fd"]) < 0 for line in lines if line["method"] == "clever"} == {True}
+    assert tabulate(trial, runs)[1].cells["fd"].mean < 0
