@@ -72,6 +72,11 @@ def loops_state(trainer: Trainer) -> dict[str, Any]:
     return trainer._checkpoint_connector._get_loops_state_dict()
 
 
+def logged_step(trainer: Trainer) -> int:
+    """The step at which Lightning logs metrics now; optimizers of a module that steps by itself do not count in it."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
 def result_metrics(trainer: Trainer) -> list[Any]:
     """What the loop in progress has logged so far."""
     assert trainer._results is not None

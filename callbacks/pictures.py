@@ -15,6 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from lit_epgan.atomic import replacing
+from lit_epgan.callbacks.lightning_internals import logged_step
+from lit_epgan.runs.run_folder import PICTURES, round_picture
 
 TILE = 48  # least side of a tile in pixels: a person must see what an 8 x 8 image shows
 GAP, GREY = 2, 128
@@ -39,16 +41,17 @@ def publish(trainer: Trainer, name: str, pixels: Any) -> None:
     """
     if not trainer.is_global_zero:
         return
-    newest = Path(trainer.default_root_dir) / "pictures" / f"{name}.png"
+    folder = Path(trainer.default_root_dir)
+    newest = folder / PICTURES / f"{name}.png"
     with replacing(newest) as beside:
         Image.fromarray(pixels).save(beside, format="png")
     if trainer.state.fn == "fit":
-        shutil.copyfile(newest, newest.with_name(f"{name}-round-{trainer.current_epoch:04d}.png"))
+        shutil.copyfile(newest, round_picture(folder, name, trainer.current_epoch))
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
-            logger.log_image(f"pictures/{name}", [pixels], step=trainer.global_step)
+            logger.log_image(f"pictures/{name}", [pixels], step=logged_step(trainer))
         elif isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_image(f"pictures/{name}", pixels, trainer.global_step, dataformats="HWC")
+            logger.experiment.add_image(f"pictures/{name}", pixels, logged_step(trainer), dataformats="HWC")
 
 
 def to_pixels(images: Tensor) -> Any:

@@ -280,14 +280,15 @@ def test_two_ranks_from_the_command_line_give_the_same_metrics(folder):
     pd.testing.assert_frame_equal(one, two, rtol=1e-4)
 
 
-def test_wandb_is_offline_without_a_key_only(folder, monkeypatch):
+@pytest.mark.parametrize("class_path", ["lit_epgan.runs.WandbHistory", "lightning.pytorch.loggers.WandbLogger"])
+def test_wandb_is_offline_without_a_key_only(class_path, folder, monkeypatch):
     from jsonargparse import Namespace
 
     from lit_epgan.command.lightning_cli import _place_loggers
 
     def placed() -> Namespace:
         arguments = Namespace(save_dir=".", offline=False, id=None, name=None)
-        logger = Namespace(class_path="lightning.pytorch.loggers.WandbLogger", init_args=arguments)
+        logger = Namespace(class_path=class_path, init_args=arguments)
         _place_loggers(Namespace(logger=[logger]), Path("run"), "fit")
         return arguments
 

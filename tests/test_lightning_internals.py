@@ -17,11 +17,13 @@ from lit_epgan.callbacks.lightning_internals import (
     forward_value,
     hook_in_progress,
     leave_out_sigterm_broadcast,
+    logged_step,
     loops_state,
     own_attributes,
     result_metrics,
     save_at_epoch_end,
 )
+from lit_epgan.runs import MetricsFile
 from tests.federations import client_sets
 from tests.modules import Regression
 
@@ -49,6 +51,22 @@ class At(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if self.batch:
             self.batch(trainer, pl_module)
+
+
+def test_the_step_at_which_metrics_are_logged(tmp_path: Path) -> None:
+    """Else a picture would stand at another step than its round's numbers."""
+
+    class Steps(Callback):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            self.seen.append(logged_step(trainer))
+            pl_module.log("x", 1.0)
+
+    steps, table = Steps(), MetricsFile(str(tmp_path))
+    fit(Regression(), steps, epochs=2, logger=table)
+    assert steps.seen == [row["step"] for rows in table.finished(2).values() for row in rows if "x" in row] == [2, 5]
 
 
 def test_the_broadcast_after_each_batch_can_be_left_out() -> None:

@@ -1,5 +1,6 @@
 """metrics.csv: readable after a kill, and the same bytes after a resume as without one."""
 
+import math
 import random
 
 import pandas as pd
@@ -62,6 +63,21 @@ def test_values_read_back_exactly(tmp_path):
     for i, value in enumerate(values):
         logger.log_metrics({"x": value, "epoch": i}, i)
     assert pd.read_csv(tmp_path / "metrics.csv", float_precision="round_trip")["x"].tolist() == values
+
+
+def test_finished_rounds_come_back_as_they_were_logged(tmp_path):
+    logger = MetricsFile(str(tmp_path))
+    rows = [{"a": 1 / 3, "epoch": 0}, {"b": math.inf}, {"a": -math.inf, "c": 7, "epoch": 1}, {"a": 0.0, "epoch": 2}]
+    for step, row in enumerate(rows):
+        logger.log_metrics(row, step)
+    logger.log_metrics({"a": math.nan, "epoch": 2})
+    with_steps = [{**row, "step": step} for step, row in enumerate(rows)]
+    assert logger.finished(2) == {0: with_steps[:2], 1: with_steps[2:3]}
+    assert isinstance(logger.finished(2)[1][0]["c"], int)
+    last = logger.finished(3)[2][1]
+    assert last.keys() == {"a", "epoch"}
+    assert math.isnan(last["a"])
+    assert MetricsFile(str(tmp_path / "none")).finished(3) == {}
 
 
 def test_a_row_without_a_round_belongs_to_the_row_before(tmp_path):

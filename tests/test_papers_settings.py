@@ -30,7 +30,7 @@ def test_what_all_recognisers_share(config: str, capsys: pytest.CaptureFixture[s
     assert trainer["max_epochs"] == 12
     assert settings["model"]["init_args"]["network"]["init_args"]["dropout"] == 0.1
     loggers = {each["class_path"].split(".")[-1] for each in trainer["logger"]}
-    assert loggers == {"MetricsFile", "WandbLogger"}
+    assert loggers == {"MetricsFile", "WandbHistory"}
     rates = [each for each in trainer["callbacks"] if each["class_path"].endswith("WordErrorRate")]
     assert [each["init_args"]["every_n_epochs"] for each in rates] == [1]
 

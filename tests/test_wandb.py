@@ -1,76 +1,65 @@
 """Weights & Biases without a key: a real offline run, whose file is read back."""
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
+import signal
+import time
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-from wandb.proto import wandb_internal_pb2
 
-ROOT = Path(__file__).parent.parent
+from lit_epgan.runs import MetricsFile
+from lit_epgan.study.process import Process, start
+from lit_epgan.study.run import CLI
+from tests.wandb_history import history, offline_files
 
-
-def run_fit(folder: Path, *options: str) -> None:
-    command = [sys.executable, "-m", "lit_epgan", "fit", "--config", "digits.yaml"]
-    small = ["--data.clients", "2", "--data.warmup_steps", "2", "--data.local_steps", "2"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "PYTEST"))}
-    done = subprocess.run(
-        [*command, *small, "--trainer.default_root_dir", str(folder), *options],
-        cwd=folder.parent,
-        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "NETRC": str(folder.parent / "none")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+ROUNDS = 4
+FIT = [*CLI, "fit", "--config", "toy.yaml", "--data.points", "64", "--data.batch_size", "16", "--data.local_steps", "2"]
+FIT += ["--data.warmup_steps", "2", "--trainer.max_epochs", str(ROUNDS)]
 
 
-def records(file: Path) -> Iterator[bytes]:
-    """Records of a LevelDB log, W&B's format: blocks of 32 KiB; before each piece crc (4), length (2), type (1)."""
-    data, block, head = file.read_bytes(), 32768, 7
-    assert data[:4] == b":W&B"
-    position, pending = head, b""
-    while position + head <= len(data):
-        if block - position % block < head:
-            position += block - position % block
-            continue
-        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
-        pending += data[position + head : position + head + length]
-        position += head + length
-        if kind in (1, 4):  # the whole record, or its last piece
-            yield pending
-            pending = b""
+def fit(folder: Path, *options: str) -> Process:
+    log = folder.with_name(f"{folder.name}.log")
+    return start([*FIT, "--trainer.default_root_dir", str(folder), *options], log, append=True)
 
 
-def history(file: Path) -> list[dict[str, Any]]:
-    rows = []
-    for data in records(file):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item})
-    return rows
+def to_the_end(folder: Path, *options: str) -> None:
+    code = fit(folder, *options).wait(120)
+    assert code == 0, folder.with_name(f"{folder.name}.log").read_text()
+
+
+def killed_in_round(number: int, folder: Path, *options: str) -> None:
+    """Kill the process and all that it started as soon as ``metrics.csv`` tells of the round."""
+    process, table = fit(folder, *options), MetricsFile(str(folder))
+    deadline = time.monotonic() + 120
+    while number not in table.finished(number + 1):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
 
 
 @pytest.mark.slow
-def test_an_offline_run_holds_the_metrics_of_every_round_and_goes_on(tmp_path: Path) -> None:
-    """Two rounds, then resumed for two more: one run id, the numbers those of metrics.csv."""
-    folder = tmp_path / "run"
-    run_fit(folder, "--trainer.max_epochs", "2")
-    run_fit(folder, "--trainer.max_epochs", "4", "--ckpt_path", "last")
-    files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
-    assert len(files) == 2
-    assert len({file.name for file in files}) == 1, "the resumed run has another id"
-    rows = [row for file in files for row in history(file)]
-    logged = pd.read_csv(folder / "metrics.csv")
-    for name in ("loss/discriminator", "loss/generator", "fid_digits"):
-        expected = logged.dropna(subset=[name])[["epoch", name]].to_numpy().tolist()
-        found = [[row["epoch"], row[name]] for row in rows if name in row]
-        assert [epoch for epoch, _ in found] == [epoch for epoch, _ in expected]
-        assert [value for _, value in found] == pytest.approx([value for _, value in expected])
-    assert sorted({row["epoch"] for row in rows if "loss/generator" in row}) == [0, 1, 2, 3]
+def test_the_history_of_a_killed_run_is_that_of_one_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rows, in the same order, the pictures among them, in the one file that is uploaded."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    to_the_end(whole)
+    killed_in_round(1, killed)
+    to_the_end(killed, "--ckpt_path", "last")
+    ((expected,), (found,)) = offline_files(whole), offline_files(killed)
+    assert history(found) == history(expected)
+    pictures = [row for row in history(found) if any(name.startswith("pictures/density") for name in row)]
+    assert len(pictures) == ROUNDS
+    assert len(list(found.parent.glob("files/media/images/pictures/*.png"))) == ROUNDS
+    (aside,) = (killed / "wandb" / "superseded").glob("*/*.wandb")
+    assert aside.name == found.name, "the resumed run has another id"
+    rows = [row for row in history(found) if row not in pictures]
+    logged = pd.read_csv(killed / "metrics.csv", float_precision="round_trip").rename(
+        columns={"step": "trainer/global_step"}
+    )
+    in_table = [{name: value for name, value in row.items() if value == value} for row in logged.to_dict("records")]
+    assert [{name: value for name, value in row.items() if name != "_step"} for row in rows] == in_table

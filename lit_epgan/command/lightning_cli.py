@@ -207,7 +207,7 @@ def _place_loggers(trainer: Namespace, folder: Path, subcommand: str) -> None:
             arguments.save_dir = str(folder)
         if name == "MetricsFile" and subcommand != "fit":
             arguments.file = f"{subcommand}_{arguments.file}"
-        if name == "WandbLogger":
+        if name in ("WandbLogger", "WandbHistory"):
             _place_wandb(arguments, folder)
 
 
@@ -216,7 +216,7 @@ def _place_wandb(arguments: Namespace, folder: Path) -> None:
         arguments.offline = True
     arguments.name = arguments.get("name") or folder.name
     if is_first_rank():
-        arguments.id = arguments.get("id") or wandb_id(folder)  # WandbLogger resumes a known id
+        arguments.id = arguments.get("id") or wandb_id(folder)  # W&B resumes a known id
 
 
 def _place_checkpoints(trainer: Namespace, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The numbers of a run as one table in its folder."""
 
+import ast
 import csv
 import os
 from argparse import Namespace
@@ -84,6 +85,19 @@ class MetricsFile(Logger):
             self.path.unlink(missing_ok=True)
             self._columns = None
 
+    def finished(self, epoch: int) -> dict[int, list[dict[str, Any]]]:
+        """What was logged of the rounds before ``epoch``: round to its rows, each as ``log_metrics`` had it.
+
+        Args:
+            epoch: The number of finished rounds.
+        """
+        rounds: dict[int, list[dict[str, Any]]] = {}
+        number = 0
+        for row in _until(self._read()[1], epoch):
+            number = int(float(row["epoch"])) if row["epoch"] else number
+            rounds.setdefault(number, []).append({name: _value(cell) for name, cell in row.items() if cell})
+        return rounds
+
     def _take_up(self) -> list[str]:
         """Make an existing file end in a whole line; its columns."""
         columns, rows = self._read()
@@ -111,6 +125,13 @@ class MetricsFile(Logger):
 def _cell(value: Any) -> str:
     plain = value.item() if hasattr(value, "item") else value
     return repr(plain)
+
+
+def _value(cell: str) -> Any:
+    try:
+        return ast.literal_eval(cell)
+    except ValueError:
+        return float(cell)  # nan and inf are no literals
 
 
 def _until(rows: list[Row], epoch: int) -> list[Row]:

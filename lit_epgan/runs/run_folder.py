@@ -11,6 +11,7 @@ from lit_epgan.runs.config_files import ALGORITHMS
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
+PICTURES = "pictures"
 WANDB_ID = "wandb_id.txt"
 
 
@@ -40,6 +41,17 @@ def move_aside(folder: Path) -> Path:
         number += 1
     folder.rename(aside)
     return aside
+
+
+def round_picture(folder: Path, name: str, epoch: int) -> Path:
+    """Where the picture ``name`` of round ``epoch`` stands."""
+    return folder / PICTURES / f"{name}-round-{epoch:04d}.png"
+
+
+def pictures_of_round(folder: Path, epoch: int) -> dict[str, Path]:
+    """Name to file of all pictures of round ``epoch``, by name."""
+    end = round_picture(folder, "", epoch).name
+    return {path.name.removesuffix(end): path for path in sorted((folder / PICTURES).glob(f"*{end}"))}
 
 
 def wandb_id(folder: Path) -> str:
