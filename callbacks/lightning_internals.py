@@ -24,7 +24,7 @@ def leave_out_sigterm_broadcast(trainer: Trainer) -> None:
         connector.received_sigterm = True
 
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
-    connector._sigterm_notifier_fn = received  # type: ignore[method-assign]
+    connector._sigterm_notifier_fn = received  # type: ignore[method-assign, assignment]
 
 
 class RankLauncher(_SubprocessScriptLauncher):

@@ -121,9 +121,9 @@ class RankWatch:
                 connection, _ = server.accept()
                 connection.settimeout(HELLO)
                 with contextlib.suppress(OSError, ValueError):
-                    its_word, k = connection.makefile().readline().split()
+                    its_word, number = connection.makefile().readline().split()
                     if its_word == word:
-                        self._lines[int(k)] = Line(connection, pids[int(k)])
+                        self._lines[int(number)] = Line(connection, pids[int(number)])
         self._met.set()
 
     def failed(self, error: BaseException) -> None:
