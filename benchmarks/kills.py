@@ -1,8 +1,9 @@
 """Kills runs at random moments, resumes them, and compares what they leave with what a run never stopped leaves.
 
 Of each of ten small configurations one run is left alone. Then runs of it are killed by SIGKILL at moments drawn evenly
-over its duration, most of them over its training, up to three times each, and resumed to their end. The model's tensors, the bytes of metrics.csv and
-the rows of the offline Weights & Biases history, pictures among them, must be the same.
+over its duration, most of them over its training, up to three times each, and resumed to their end. The model's
+tensors, the bytes of metrics.csv and the rows of the offline Weights & Biases history, pictures among them, must be the
+same.
 
 PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/kills.py --output benchmarks/results/kills.md
 """
