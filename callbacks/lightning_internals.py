@@ -73,8 +73,12 @@ def loops_state(trainer: Trainer) -> dict[str, Any]:
 
 
 def logged_step(trainer: Trainer) -> int:
-    """The step at which Lightning logs metrics now; optimizers of a module that steps by itself do not count in it."""
-    return trainer.fit_loop.epoch_loop._batches_that_stepped
+    """The step at which Lightning logs the metrics of a round's end: batches before the last one, whatever is stepped.
+
+    To be asked in validation or at the epoch's end.
+    """
+    batches = trainer.fit_loop.epoch_loop._batches_that_stepped
+    return batches if trainer.validating else max(batches - 1, 0)
 
 
 def result_metrics(trainer: Trainer) -> list[Any]:

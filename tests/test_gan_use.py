@@ -15,6 +15,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from tests.gans import Batches, fit, gan
+from tests.generative import Images, trainer
 
 
 def test_checkpoint_round_trip(tmp_path: Path) -> None:
@@ -80,6 +81,16 @@ def test_statistics_are_recomputed_once_for_every_state(monkeypatch: pytest.Monk
     assert len(calls) == 3
     module.double().sample(5)
     assert len(calls) == 4
+
+
+def test_the_start_of_a_fit_leaves_every_tensor_as_it_is(tmp_path: Path) -> None:
+    """Else a resumed run's statistics would be those of the moment at which it was resumed."""
+    module = GAN(MLPGenerator(hidden=(16,), norm="batch"), MLPDiscriminator(hidden=(16,)))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert any("running_mean" in name for name in before)
+    trainer(tmp_path, max_epochs=0).fit(module, Images())
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
 
 
 def test_predict_gives_a_sample_for_every_row(tmp_path: Path) -> None:

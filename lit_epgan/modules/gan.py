@@ -165,7 +165,9 @@ class GAN(Sampling):
 
     def on_fit_start(self) -> None:
         """Refuse data of another shape than the generator's, where the data module says its ``shape``."""
-        check_shape(getattr(self.trainer.datamodule, "shape", None), self.sample(1, generator_for("shape")).shape[1:])  # type: ignore[attr-defined]
+        # without new BatchNorm statistics: a resumed run's would be those of another moment
+        drawn = self._draw(1, generator_for("shape"))
+        check_shape(getattr(self.trainer.datamodule, "shape", None), drawn.shape[1:])  # type: ignore[attr-defined]
 
     def on_train_epoch_start(self) -> None:
         """Begin the epoch's mean losses."""
