@@ -10,6 +10,7 @@ from torch import Tensor
 from lit_epgan.callbacks.lightning_internals import forward_value, result_metrics
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine.parameters import matches
+from lit_epgan.text import printable
 
 HIGHER_IS_BETTER = ("*acc*", "*auroc*", "*f1*", "*precision*", "*recall*", "*iou*", "*psnr*", "*ssim*")
 
@@ -86,7 +87,7 @@ class ClientMetrics(Callback):
         """Log every client's metrics and the worst client's."""
         if self._federation is not None:
             self._federation.load_server()
-        names = trainer.datamodule.client_names if self._sums else []  # type: ignore[attr-defined]
+        names = [printable(name) for name in trainer.datamodule.client_names] if self._sums else []  # type: ignore[attr-defined]
         for metric, sums in self._sums.items():
             values = {client: total / weight for client, (total, weight) in sums.items() if weight}
             if not values:

@@ -11,6 +11,7 @@ from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.errors import UserError
+from lit_epgan.text import mathtext
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 INK = "#333333"
@@ -99,15 +100,16 @@ def draw(
     axes = figure.subplots()
     x = line.flatten().numpy()
     y = torch.cat([y for _, y in points.values()])
+    legend = []
     for index, (name, (own_x, own_y)) in enumerate(points.items()):
         colour = COLOURS[index % len(COLOURS)]
         axes.plot(own_x.flatten().numpy(), own_y.flatten().numpy(), "x", color=colour, markersize=4)
         if name in local:
-            axes.plot(x, local[name].numpy(), color=colour, linewidth=1.2, label=name)
-    axes.plot(x, server.numpy(), color=INK, linewidth=2.2, label="server")
+            legend += axes.plot(x, local[name].numpy(), color=colour, linewidth=1.2, label=mathtext(name))
+    legend += axes.plot(x, server.numpy(), color=INK, linewidth=2.2, label="server")
     margin = 0.25 * float(y.max() - y.min())
     axes.set_ylim(float(y.min()) - margin, float(y.max()) + margin)
     axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
-    axes.legend(fontsize=8, frameon=False)
+    axes.legend(handles=legend, fontsize=8, frameon=False)
     axes.set_title(title, fontsize=10, color=INK)
     return pixels_of(figure)

@@ -10,6 +10,7 @@ from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation, sample_sets
 from lit_epgan.callbacks.toy_metrics import discriminator_map, mixture_of
 from lit_epgan.metrics.toy import HALF_WIDTH, SIDE, density_error, grid, kernel_density, unit_range
+from lit_epgan.text import mathtext
 
 INK = "#333333"
 
@@ -37,7 +38,7 @@ class DensityMap(RoundEvaluation):
         panels = [("truth", truth, False)]
         for name, points in sample_sets(trainer, pl_module, self.samples, "density map").items():
             points = points.detach().float().cpu()
-            title = f"{name or 'generated'},  $D_G$ = {density_error(points, truth):.3g}"
+            title = f"{mathtext(name) or 'generated'},  $D_G$ = {density_error(points, truth):.3g}"
             panels.append((title, kernel_density(points), False))
         if hasattr(pl_module, "discriminator"):
             panels.append(("discriminator", unit_range(discriminator_map(pl_module).flatten(1).mean(1)), True))

@@ -16,9 +16,11 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from lit_epgan.datamodules.partition import partition_table
+from lit_epgan.text import csv_cell, markup, mathtext, printable
 
 PRINTED_CLIENTS, PRINTED_CLASSES = 12, 12
 WRITTEN = 20  # clients and classes up to which every cell bears its count
+TICK = 30  # characters of a name beside the picture
 LETTERS = 50  # that fit side by side below the smallest picture
 UNBOUNDED = 1000  # characters: wider than any table that is printed
 RULED = 100  # up to which lines part the cells
@@ -39,7 +41,7 @@ class PartitionReport(Callback):
         table = partition_table(labels)
         run = Path(trainer.default_root_dir)
         (run / "pictures").mkdir(parents=True, exist_ok=True)
-        table.to_csv(run / "partition.csv")
+        table.rename(index=csv_cell).to_csv(run / "partition.csv")
         names = getattr(datamodule, "label_names", None)
         partition_picture(table, names).savefig(run / "pictures" / "partition.png", dpi=150)
         print_partition(table, run / "partition.csv", Console())
@@ -54,7 +56,8 @@ def print_partition(table: pd.DataFrame, file: Path, console: Console) -> None:
             return
     totals = table.sum(axis=1)
     size = f"{len(table)} clients hold {totals.sum():,} records of {len(table.columns)} classes"
-    console.print(f"{size}, {totals.min():,} to {totals.max():,} each; who holds what: {file}", highlight=False)
+    range_ = f"{totals.min():,} to {totals.max():,} each"
+    console.print(f"{size}, {range_}; who holds what: {markup(str(file))}", highlight=False)
 
 
 def _printed(table: pd.DataFrame) -> Table:
@@ -62,9 +65,9 @@ def _printed(table: pd.DataFrame) -> Table:
     printed = Table(title="Records by client and class", box=SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
     printed.add_column("client")
     for name in (*table.columns, "records"):
-        printed.add_column(str(name), justify="right")
+        printed.add_column(markup(str(name)), justify="right")
     for client, row in zip(table.index, table.to_numpy().tolist(), strict=True):
-        printed.add_row(str(client), *(f"{n:,}" if n else "·" for n in row), f"{sum(row):,}")
+        printed.add_row(markup(str(client)), *(f"{n:,}" if n else "·" for n in row), f"{sum(row):,}")
     return printed
 
 
@@ -108,10 +111,11 @@ def _draw_cells(axes: Axes, table: pd.DataFrame, class_names: list[str] | None) 
     classes, clients = counts.shape
     shown = np.ma.masked_equal(counts, 0)  # nothing held stays white
     image = axes.imshow(shown, cmap=CELLS, norm=PowerNorm(0.5, 0, counts.max()), aspect="auto", interpolation="nearest")
-    names = [class_names[int(c)] if class_names else str(c) for c in table.columns]
-    axes.set_xticks(*_ticks([str(name) for name in table.index], most=50))
+    names = [_tick(class_names[int(c)] if class_names else str(c)) for c in table.columns]
+    client_names = [_tick(str(name)) for name in table.index]
+    axes.set_xticks(*_ticks(client_names, most=50))
     axes.set_yticks(*_ticks(names, most=50))
-    longest = max(len(str(name)) for name in table.index)
+    longest = max(map(len, client_names))
     axes.tick_params(axis="x", rotation=90 if longest * clients > LETTERS else 0)
     axes.tick_params(length=0, colors=INK, labelsize=8 if max(clients, classes) > WRITTEN else 10)
     axes.set_ylabel("class", color=INK)
@@ -129,6 +133,11 @@ def _write_counts(axes: Axes, table: pd.DataFrame) -> None:
         count = counts[client, label]
         color = "white" if count > counts.max() / 3 else INK
         axes.text(client, label, f"{count:,}", ha="center", va="center", color=color, fontsize=8)
+
+
+def _tick(name: str) -> str:
+    shown = printable(name)
+    return mathtext(shown if len(shown) <= TICK else f"{shown[:TICK]}…")
 
 
 def _ticks(names: list[str], most: int) -> tuple[np.ndarray, list[str]]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lit_epgan.atomic import write_text
+from lit_epgan.text import printable
 
 FILE = "progress.json"
 
@@ -157,7 +158,8 @@ def describe(at: Position) -> str:
     """``round 3/25 · client 7 (4/10) · step 12/20``, as far as it is known."""
     words = [f"round {min(at.round, at.rounds)}/{at.rounds}"]
     if at.client:
-        name = at.client if at.client.startswith("client") else f"client {at.client}"
+        client = printable(at.client)
+        name = client if client.startswith("client") else f"client {client}"
         words.append(f"{name} ({at.client_position}/{at.clients})")
         words.append(f"step {at.step}" + (f"/{at.steps}" if at.steps else ""))
     return " · ".join(words)
@@ -165,12 +167,12 @@ def describe(at: Position) -> str:
 
 def _new_bar() -> Progress:
     return Progress(
-        TextColumn("{task.fields[where]}"),
+        TextColumn("{task.fields[where]}", markup=False),
         BarColumn(bar_width=24),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[losses]}"),
+        TextColumn("{task.fields[losses]}", style="dim", markup=False),
         console=Console(),
         auto_refresh=False,
         transient=False,
@@ -178,4 +180,4 @@ def _new_bar() -> Progress:
 
 
 def _losses(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    return "  ".join(f"{printable(name)} {value:.4g}" for name, value in metrics.items())

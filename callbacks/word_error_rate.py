@@ -19,6 +19,7 @@ from lit_epgan.speech.features import padded, with_future
 from lit_epgan.speech.preparation import Prepared, Utterance
 from lit_epgan.speech.windows import mean_of_windows, window_rows, windows
 from lit_epgan.speech.word_errors import WordErrors, interval, total, word_errors
+from lit_epgan.text import csv_cell
 
 Last = Literal["nothing", "dev", "test"]
 TOGETHER = 8  # utterances in one pass of the network
@@ -169,4 +170,4 @@ def write_report(folder: Path, utterances: Sequence[Utterance], decoded: Sequenc
 
 def _write_table(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *rows])
+        csv.writer(file).writerows([header, *([csv_cell(str(cell)) for cell in row] for row in rows)])

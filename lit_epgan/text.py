@@ -1,55 +1,59 @@
-"""Names and titles that people chose, made fit for where they are shown: one function for each such place."""
+"""Names from outside, such as a client's, a folder's or a file's, made safe for the place where they are shown.
+
+A name stays as it is inside the program. It passes through one of these functions where it leaves the program.
+"""
 
 import re
 import unicodedata
 
-from rich.markup import escape
-
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a cell that begins so
+HIDDEN = {"Cc", "Cs", "Zl", "Zp"}  # controls, lone surrogates, line and paragraph separators: Unicode's categories
+TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # bidirectional classes that reorder text
+NO_STYLE = "[none][/none]"  # nothing in Rich's markup, yet it parts what stands on either side
 
 
 def printable(text: str) -> str:
-    """``text`` on one line; what a terminal would obey, or a file could not hold, stands there as an escape.
+    """One line that a terminal, a file in UTF-8 and a person can take.
 
-    Control characters and escape sequences, line and paragraph separators, marks that turn the direction of writing,
-    and lone surrogates (bytes of a file's name that are not UTF-8) become ``\\n``, ``\\x1b``, ``\\u2028``, ``\\udcff``.
+    Control characters (terminal escape sequences begin with one), line separators, characters that reorder text, and
+    bytes of a file's name that are not UTF-8 become backslash escapes. Other Unicode stays as it is.
     """
-    return "".join(_visible(letter) for letter in text)
+    return text if text.isprintable() else "".join(map(_visible, text))
 
 
 def markup(text: str) -> str:
-    """``text`` for rich, which then takes none of it for markup."""
-    return escape(printable(text))
+    """``printable``, and shown as it is within Rich's markup, whatever stands around it."""
+    return re.sub(r"[\[:\\]", _apart, printable(text))
 
 
 def mathtext(text: str) -> str:
-    """``text`` for a label of matplotlib, which then draws every letter and leaves no label out of the legend."""
+    """``printable``, and drawn as it is by Matplotlib.
+
+    That takes what stands between dollar signs as a formula, and leaves a label that begins with ``_`` out of a legend.
+    """
     literal = printable(text).replace("$", r"\$")
     return f" {literal}" if literal.startswith("_") else literal
 
 
 def markdown(text: str) -> str:
-    """``text`` for a cell of a markdown table, or a line of text."""
-    return re.sub(r"([|`])", r"\\\1", printable(text))
+    """``printable``, and shown as it is in a cell of a Markdown table."""
+    return re.sub(r"([\\|<`])", r"\\\1", printable(text))
 
 
 def csv_cell(text: str) -> str:
-    """``text`` for a cell of a CSV file; one that a spreadsheet would compute gets an apostrophe before it.
-
-    A number stays as it is; so does what has the apostrophe already.
-    """
-    if text.startswith(FORMULA_STARTS) and not _is_number(text):
-        return f"'{printable(text)}"
-    return printable(text)
+    """``printable``, and with an apostrophe before what a spreadsheet would take as a formula; numbers stay numbers."""
+    shown = printable(text)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) and not _is_number(shown) else shown
 
 
-def _visible(letter: str) -> str:
-    if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") or unicodedata.bidirectional(letter) in DIRECTIONS:
-        return letter.encode("unicode_escape").decode("ascii")
-    return letter
+def _visible(character: str) -> str:
+    hidden = unicodedata.category(character) in HIDDEN or unicodedata.bidirectional(character) in TURNING
+    return character.encode("unicode_escape").decode() if hidden else character
 
 
-DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+def _apart(match: re.Match[str]) -> str:
+    """Brackets and backslashes part of no tag, colons part of no emoji's name."""
+    character = match[0]
+    return (r"\\" if character == "\\" else character) + NO_STYLE
 
 
 def _is_number(text: str) -> bool:

@@ -4,6 +4,7 @@ import difflib
 import os
 import sys
 
+from lit_epgan.command.messages import printable_messages
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import ALGORITHMS, STUDIES, known_configs, resolve_configs
 from lit_epgan.runs.run_folder import is_first_rank
@@ -48,7 +49,7 @@ def main(args: list[str] | None = None) -> int:
         print(HELP.format(**{title: ", ".join(known_configs(kind)) for title, kind in kinds.items()}))
         return 0
     try:
-        with stoppable():
+        with printable_messages(), stoppable():
             return _run(args)
     except Stopped as stopped:
         if is_first_rank():
@@ -66,6 +67,9 @@ def main(args: list[str] | None = None) -> int:
 
 def _run(args: list[str]) -> int:
     command = args[0]
+    for word in args:
+        if any(map(_is_no_text, word)):
+            raise UserError(f"{word} on the command line is not UTF-8: rename the file, or give a symbolic link to it.")
     if command == "study":
         from lit_epgan.study.command import study  # each command pays for its own imports only
 
@@ -85,6 +89,10 @@ def _unknown_command(word: str) -> str:
         f" Did you mean {close[0]}?" if close else " Put the command first: python -m lit_epgan fit --config NAME.yaml."
     )
     return f"There is no command {word!r}; there are {', '.join(COMMANDS)}.{hint}"
+
+
+def _is_no_text(character: str) -> bool:
+    return "\ud800" <= character <= "\udfff"  # which stands for a byte that is not UTF-8
 
 
 def _sentence(error: Exception) -> str | None:

@@ -34,6 +34,7 @@ from lit_epgan.runs.run_folder import (
     wandb_has_key,
     wandb_id,
 )
+from lit_epgan.text import printable
 
 logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
     lambda record: "litlogger" not in record.getMessage()
@@ -247,4 +248,4 @@ def _processes(trainer: Namespace) -> int:
 
 def _say(sentence: str) -> None:
     if is_first_rank():
-        print(sentence, file=sys.stderr, flush=True)
+        print(printable(sentence), file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import io
 import os
 from argparse import Namespace
 from pathlib import Path
@@ -11,6 +12,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_epgan.atomic import replacing
+from lit_epgan.text import printable
 
 Row = dict[str, str]
 
@@ -20,7 +22,8 @@ class MetricsFile(Logger):
 
     One row per call to ``log_metrics``, appended whole, so that a killed process leaves a readable file; a metric
     that appears later adds a column to the right. A run that was killed and resumed leaves the same bytes as one never
-    stopped, provided that ``rewind`` is called before it trains on (the federation callback does so).
+    stopped, provided that ``rewind`` is called before it trains on (the federation callback does so). A column bears
+    the metric's name as ``printable`` shows it.
 
     Args:
         save_dir: The run's folder. The command line fills in ``trainer.default_root_dir``.
@@ -60,7 +63,8 @@ class MetricsFile(Logger):
             metrics: Name to value; ``epoch`` (the round, from 0) is what ``rewind`` goes by.
             step: Optimizer steps so far, as Lightning counts them.
         """
-        row = {"epoch": "", "step": "" if step is None else str(step), **{k: _cell(v) for k, v in metrics.items()}}
+        values = {printable(name): _cell(value) for name, value in metrics.items()}
+        row = {"epoch": "", "step": "" if step is None else str(step), **values}
         columns = self._columns if self._columns is not None else self._take_up()
         new = [column for column in row if column not in columns]
         if new:
@@ -109,10 +113,11 @@ class MetricsFile(Logger):
         """Columns and rows of the file, without a last line that a kill left unfinished."""
         if not self.path.is_file():
             return [], []
-        text = self.path.read_text(encoding="utf-8")
-        lines = text[: text.rfind("\n") + 1].splitlines()
-        reader = csv.DictReader(lines, restval="")
-        return list(reader.fieldnames or []), list(reader)
+        text = _whole_lines(self.path.read_bytes()).decode()
+        reader = csv.DictReader(io.StringIO(text, newline=""), restval="")
+        columns = [printable(name) for name in reader.fieldnames or ()]
+        reader.fieldnames = columns
+        return columns, list(reader)
 
     def _rewrite(self, columns: list[str], rows: list[Row]) -> None:
         with replacing(self.path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
@@ -120,6 +125,14 @@ class MetricsFile(Logger):
             writer.writeheader()
             writer.writerows(rows)
         self._columns = columns
+
+
+def _whole_lines(content: bytes) -> bytes:
+    """Everything up to the last line end; one between quotes belongs to a cell."""
+    end = content.rfind(b"\n") + 1
+    while content.count(b'"', 0, end) % 2:
+        end = content.rfind(b"\n", 0, end - 1) + 1
+    return content[:end]
 
 
 def _cell(value: Any) -> str:
