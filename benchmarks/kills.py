@@ -127,11 +127,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100, help="in all")
     parser.add_argument("--two-ranks", type=int, default=20, help="so many of them with two ranks")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--configurations", type=int, default=len(CONFIGURATIONS), help="the first so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where the runs stay; by default they are deleted")
     args = parser.parse_args()
     os.environ["WANDB_MODE"] = "offline"
-    draw, names = random.Random(args.seed), list(CONFIGURATIONS)
+    draw, names = random.Random(args.seed), list(CONFIGURATIONS)[: args.configurations]
     rows, attacks = [], list[Attack]()
     with tempfile.TemporaryDirectory() as temporary:
         root = (args.folder or Path(temporary)).absolute()
