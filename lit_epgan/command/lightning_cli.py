@@ -16,7 +16,11 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import FederationCallback
+from lit_epgan.command.blame import blame
+from lit_epgan.command.given import given_by
+from lit_epgan.command.parsed_values import check_values
 from lit_epgan.command.parser_messages import parse_error
+from lit_epgan.command.quoting import quote_numbers
 from lit_epgan.errors import UserError
 from lit_epgan.runs.checkpoints import newest_whole, require_whole
 from lit_epgan.runs.run_folder import (
@@ -30,6 +34,7 @@ from lit_epgan.runs.run_folder import (
     wandb_id,
 )
 
+quote_numbers()
 logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
     lambda record: "litlogger" not in record.getMessage()
 )
@@ -84,12 +89,14 @@ class FederatedCLI(LightningCLI):
         """Parse ``args``, whatever ``sys.argv`` holds."""
         words = list(map(str, args or []))
         refuse_own_seed(words)
+        self._words = words
         try:
             self.config = parser.parse_args(words)
         except (ArgumentError, ArgumentTypeError) as error:
             command = self._subcommand_parsers.get(words[0], parser)
             keys = [action.dest for action in command._actions if "help" not in action.dest]
             raise UserError(parse_error(str(error), words, keys)) from error
+        check_values(self.config[words[0]])
 
     def _parse_ckpt_path(self) -> None:
         """Leave the configuration as the user wrote it; Lightning would overwrite it from the checkpoint."""
@@ -132,7 +139,8 @@ class FederatedCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (MisconfigurationException, ValueError, TypeError) as error:
-            raise _own(error) or UserError(f"The configuration cannot be built: {error}") from error
+            reason = blame(error, given_by(self._words)) or f"The configuration cannot be built: {error}"
+            raise _own(error) or UserError(reason) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with the federation first among its callbacks: metrics must see the merged model."""
