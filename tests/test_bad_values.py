@@ -93,7 +93,7 @@ def test_a_fault_in_the_user_s_own_code_stays_a_traceback(folder: Path, monkeypa
 def test_a_fault_of_the_package_stays_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     source = compile("def loss(self, outputs, targets):\n raise RuntimeError('a fault of the program')", OURS, "exec")
     names: dict[str, Any] = {}
-    exec(source, names)  # noqa: S102  # as if it stood in the package's own file
+    exec(source, names)  # as if it stood in the package's own file
     monkeypatch.setattr(Classifier, "loss", names["loss"])
     with pytest.raises(RuntimeError, match="a fault of the program"):
         main(["fit", *CLASSIFIER])
