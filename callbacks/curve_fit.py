@@ -7,6 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
@@ -34,6 +35,7 @@ class CurveFit(RoundEvaluation):
 
     def __init__(self, every_n_epochs: int = 1, points: int = 200) -> None:
         super().__init__(every_n_epochs)
+        at_least(2, self, points=points)
         self.points = points
         self._local: dict[str, Tensor] = {}
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lit_epgan.atomic import write_text
+from lit_epgan.bounds import at_least
 from lit_epgan.text import printable
 
 FILE = "progress.json"
@@ -47,10 +48,14 @@ class FederatedProgressBar(ProgressBar):
     Args:
         refresh_seconds: Least time between two refreshes of the terminal and of the file.
         line_seconds: Least time between two lines where the output is no terminal; there is one a round at most.
+
+    Raises:
+        UserError: one of them is below zero.
     """
 
     def __init__(self, refresh_seconds: float = 0.5, line_seconds: float = 2.0) -> None:
         super().__init__()
+        at_least(0, self, refresh_seconds=refresh_seconds, line_seconds=line_seconds)
         self.refresh_seconds = refresh_seconds
         self.line_seconds = line_seconds
         self._enabled = True

@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks.model_checkpoint import ModelCheckpoint
 
 from lit_epgan.atomic import replacing
+from lit_epgan.bounds import at_least
 from lit_epgan.runs.checkpoint_io import seal_checkpoints
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, newest_whole
 
@@ -18,10 +19,14 @@ class RoundCheckpoint(ModelCheckpoint):
     Args:
         dirpath: where to; by default ``checkpoints`` in the run's folder.
         every_n_rounds: how often; the last round is always saved.
+
+    Raises:
+        UserError: ``every_n_rounds`` is below one.
     """
 
     def __init__(self, dirpath: str | Path | None = None, every_n_rounds: int = 1) -> None:
         super().__init__(dirpath=dirpath, save_top_k=0)
+        at_least(1, self, every_n_rounds=every_n_rounds)
         self.every_n_rounds = every_n_rounds
         self._saved_round = -1
 

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from lit_epgan.atomic import replacing
+from lit_epgan.bounds import at_least
 from lit_epgan.callbacks.pictures import to_pixels
 from lit_epgan.errors import UserError
 
@@ -28,6 +29,7 @@ class SampleWriter(Callback):
     """
 
     def __init__(self, images: int = 1000) -> None:
+        at_least(0, self, images=images)
         self.images = images
         self._samples: list[Tensor] = []
 

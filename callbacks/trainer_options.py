@@ -53,6 +53,11 @@ def check_trainer(trainer: Trainer) -> None:
             trainer.reload_dataloaders_every_n_epochs != 0,  # type: ignore[attr-defined]
             "the round's loader draws anew each round by itself; leave it at 0",
         ),
+        "check_val_every_n_epoch": (
+            trainer.check_val_every_n_epoch is not None and trainer.check_val_every_n_epoch < 1,
+            "it is the number of rounds from one validation to the next, at least 1",
+        ),
+        "accumulate_grad_batches": (trainer.accumulate_grad_batches < 1, "a step takes at least 1 batch"),
     }
     for option, (given, instead) in refused.items():
         if given:

@@ -1,5 +1,6 @@
 """The data module of a federation: who the clients are, who takes part in a round, and the round's loader."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from lit_epgan.listing import few
 
 Collate = Callable[[list[Any]], Any]
 T = TypeVar("T")
+WORKERS_PER_CORE = 16  # more processes than that only wait for each other
 
 
 @dataclass
@@ -92,6 +94,9 @@ class FederatedDataModule(LightningDataModule):
                             ("warmup_steps", warmup_steps), ("clients_per_round", clients_per_round)):  # fmt: skip
             if value is not None and value < 1:
                 raise UserError(f"data.{name} is {value}; it must be at least 1")
+        most = WORKERS_PER_CORE * (os.cpu_count() or 1)
+        if not 0 <= num_workers <= most:
+            raise UserError(f"data.num_workers is {num_workers}; it must lie between 0 and {most} on this machine")
         self.batch_size = batch_size
         self.local_steps = local_steps
         self.local_epochs = local_epochs

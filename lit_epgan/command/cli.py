@@ -58,7 +58,7 @@ def main(args: list[str] | None = None) -> int:
     except Exception as error:  # told in a sentence if it is a user's mistake, else raised again
         if os.environ.get("LIT_EPGAN_DEBUG"):
             raise
-        sentence = _sentence(error)
+        sentence = _sentence(error, args)
         if sentence is None:
             raise
         print(f"error: {sentence}", file=sys.stderr)
@@ -78,7 +78,9 @@ def _run(args: list[str]) -> int:
         raise UserError(_unknown_command(command))
     resolved = resolve_configs(args)
     from lit_epgan.command.lightning_cli import FederatedCLI
+    from lit_epgan.command.memory import bound_memory
 
+    bound_memory()
     FederatedCLI(resolved)
     return 0
 
@@ -95,9 +97,11 @@ def _is_no_text(character: str) -> bool:
     return "\ud800" <= character <= "\udfff"  # which stands for a byte that is not UTF-8
 
 
-def _sentence(error: Exception) -> str | None:
-    if isinstance(error, UserError):
-        return str(error)
+def _sentence(error: Exception, args: list[str]) -> str | None:
+    from lit_epgan.command.blame import blame, with_key
+    from lit_epgan.command.given import given_by
     from lit_epgan.command.library_errors import explain
 
-    return explain(error)
+    sentence = str(error) if isinstance(error, UserError) else explain(error)
+    given = given_by(args)
+    return blame(error, given) if sentence is None else with_key(sentence, error, given)

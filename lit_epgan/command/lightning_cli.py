@@ -17,9 +17,13 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import FederationCallback
+from lit_epgan.command.blame import blame
 from lit_epgan.command.deciding_settings import DecidingSettings, deciding_settings, refuse_changes
 from lit_epgan.command.ending import EndOfFit, StopAtBatch, stopped_in_a_sentence
+from lit_epgan.command.given import given_by
+from lit_epgan.command.parsed_values import check_values
 from lit_epgan.command.parser_messages import parse_error
+from lit_epgan.command.quoting import quote_numbers
 from lit_epgan.errors import UserError
 from lit_epgan.runs.checkpoint_io import seal_checkpoints
 from lit_epgan.runs.checkpoints import newest_whole, require_whole
@@ -36,6 +40,7 @@ from lit_epgan.runs.run_folder import (
 )
 from lit_epgan.text import printable
 
+quote_numbers()
 logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
     lambda record: "litlogger" not in record.getMessage()
 )
@@ -93,12 +98,14 @@ class FederatedCLI(LightningCLI):
         """Parse ``args``, whatever ``sys.argv`` holds."""
         words = list(map(str, args or []))
         refuse_own_seed(words)
+        self._words = words
         try:
             self.config = parser.parse_args(words)
         except (ArgumentError, ArgumentTypeError) as error:
             command = self._subcommand_parsers.get(words[0], parser)
             keys = [action.dest for action in command._actions if "help" not in action.dest]
             raise UserError(parse_error(str(error), words, keys)) from error
+        check_values(self.config[words[0]])
 
     def _parse_ckpt_path(self) -> None:
         """Leave the configuration as the user wrote it; Lightning would overwrite it from the checkpoint."""
@@ -152,7 +159,8 @@ class FederatedCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (MisconfigurationException, ValueError, TypeError) as error:
-            raise _own(error) or UserError(f"The configuration cannot be built: {error}") from error
+            reason = blame(error, given_by(self._words)) or f"The configuration cannot be built: {error}"
+            raise _own(error) or UserError(reason) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with the federation first among its callbacks: metrics must see the merged model."""

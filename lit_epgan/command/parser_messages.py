@@ -86,9 +86,9 @@ def _cause(line: str, path: list[_Place]) -> str | None:
     if match := re.match(r"Option '([^']+)' is not accepted", line):
         return _unknown_argument(key, match[1], owner)
     if match := re.match(r"Expected an? (.+?)\.? Got value: (.*)", line):
-        return f"{key} is {match[2]!r}, but {_plain_type(match[1])} is expected."
+        return f"{key} is {_written(match[2])}, but {plain_type(match[1])} is expected."
     if (match := re.match(r"Given value: (.*)", line)) and path and path[-1].types:
-        return f"{key} is {match[1]!r}, but {' or '.join(map(_plain_type, path[-1].types))} is expected."
+        return f"{key} is {_written(match[1])}, but {' or '.join(map(plain_type, path[-1].types))} is expected."
     if match := re.match(r"module '([^']+)' has no attribute '([^']+)'", line):
         close = difflib.get_close_matches(match[2], _classes_in(match[1]), n=1, cutoff=0.5)
         return f"{key}: there is no class {match[1]}.{match[2]}" + (
@@ -117,7 +117,11 @@ def _unknown_argument(key: str, name: str, owner: str) -> str:
     return f"There is no key {key}.{name}; {hint}"
 
 
-def _plain_type(text: str) -> str:
+def _written(value: str) -> str:
+    return "null" if value == "None" else repr(value)
+
+
+def plain_type(text: str) -> str:
     """``<class 'float'>`` and ``typing.Literal['a', 'b']`` as a person says them."""
     if choices := re.search(r"Literal\[(.*)\]", text):
         return f"one of {choices[1]}"

@@ -79,5 +79,5 @@ def check_shape(data: Sequence[int] | None, generated: Sequence[int]) -> None:
     if data is not None and tuple(data) != tuple(generated):
         raise UserError(
             f"the data have the shape {tuple(data)}, the generator makes {tuple(generated)}: change the networks' "
-            "shape, or the data's (of a folder: --data.color and --data.image_size)."
+            "data_shape, or channels and image_size, or the data's (of a folder: --data.color and --data.image_size)."
         )

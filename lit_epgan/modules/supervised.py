@@ -8,6 +8,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from lit_epgan.errors import UserError
+
 
 class Supervised(LightningModule, ABC):
     """outputs = head(backbone(x)), trained by one optimizer on a batch's first two entries, x and targets.
@@ -19,10 +21,14 @@ class Supervised(LightningModule, ABC):
         backbone: x (rows, ...) -> features (rows, width).
         head: features -> outputs (rows, outputs).
         optimizer: of all parameters.
+
+    Raises:
+        UserError: both say their widths, and the head takes another than the backbone gives.
     """
 
     def __init__(self, backbone: nn.Module, head: nn.Module, optimizer: OptimizerCallable = torch.optim.SGD) -> None:
         super().__init__()
+        check_fit(backbone, head)
         self.backbone, self.head, self.optimizer = backbone, head, optimizer
 
     @abstractmethod
@@ -57,3 +63,14 @@ class Supervised(LightningModule, ABC):
     def _evaluate(self, batch: Any) -> None:
         scores = self.scores(self(batch[0]), batch[1])
         self.log_dict(scores, on_epoch=True, batch_size=len(batch[1]), sync_dist=True)
+
+
+def check_fit(backbone: nn.Module, head: nn.Module) -> None:
+    """Refuse a head that takes other features than the backbone gives, where both say how many.
+
+    Raises:
+        UserError: the two widths.
+    """
+    given, taken = getattr(backbone, "out_features", None), getattr(head, "in_features", None)
+    if isinstance(given, int) and isinstance(taken, int) and given != taken:
+        raise UserError(f"the backbone gives {given} features, the head takes {taken}: set its in_features to {given}.")

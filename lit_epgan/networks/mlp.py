@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
 from lit_epgan.networks.disjoint import DisjointLinear, DisjointNorm, check_blocks
+from lit_epgan.networks.sizes import check_positive
 
 Norm = Literal["layer", "batch", "none"]
 Init = Literal["he", "torch"]
@@ -53,6 +54,7 @@ class MLPGenerator(nn.Module):
         _check_sizes(sizes)
         if members < 1 or (members > 1 and not hidden):
             raise UserError(f"members={members} generators need members of at least 1 and, if several, a hidden layer.")
+        check_positive("a multilayer perceptron", members=members)
         layers: list[nn.Module] = []
         for position, (inputs, outputs) in enumerate(pairwise(sizes[:-1])):
             disjoint = members if position == 0 else 1
@@ -124,7 +126,7 @@ class MLPBackbone(nn.Module):
         sizes = [math.prod(data_shape), *hidden]
         _check_sizes(sizes)
         pairs = (nn.Sequential(_linear(i, o, "torch"), nn.ReLU()) for i, o in pairwise(sizes))
-        self.layers = nn.Sequential(nn.Flatten(), *pairs)
+        self.data_shape, self.layers = tuple(data_shape), nn.Sequential(nn.Flatten(), *pairs)
         self.out_features = sizes[-1]
 
     def forward(self, samples: Tensor) -> Tensor:

@@ -2,9 +2,11 @@
 
 from lit_epgan.errors import UserError
 
+MOST = 1_000_000
+
 
 def check_positive(network: str, **sizes: int) -> None:
-    """Refuse sizes below one.
+    """Refuse sizes below one, and those that no memory holds: a loop over as many would not end.
 
     Args:
         network: what is built, for the message.
@@ -16,3 +18,5 @@ def check_positive(network: str, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise UserError(f"{name}={size} cannot be: {network} needs {name} of at least 1.")
+        if size > MOST:
+            raise UserError(f"{name}={size} cannot be: {network} takes {name} of at most {MOST}.")
