@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from lit_epgan.atomic import replacing
+from lit_epgan.callbacks.dispensable import dispensable
 
 TILE = 48  # least side of a tile in pixels: a person must see what an 8 x 8 image shows
 GAP, GREY = 2, 128
@@ -40,15 +41,18 @@ def publish(trainer: Trainer, name: str, pixels: Any) -> None:
     if not trainer.is_global_zero:
         return
     newest = Path(trainer.default_root_dir) / "pictures" / f"{name}.png"
-    with replacing(newest) as beside:
-        Image.fromarray(pixels).save(beside, format="png")
-    if trainer.state.fn == "fit":
-        shutil.copyfile(newest, newest.with_name(f"{name}-round-{trainer.current_epoch:04d}.png"))
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            logger.log_image(f"pictures/{name}", [pixels], step=trainer.global_step)
-        elif isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_image(f"pictures/{name}", pixels, trainer.global_step, dataformats="HWC")
+    with dispensable(newest):
+        with replacing(newest) as beside:
+            Image.fromarray(pixels).save(beside, format="png")
+        if trainer.state.fn == "fit":
+            of_round = newest.with_name(f"{name}-round-{trainer.current_epoch:04d}.png")
+            with replacing(of_round) as beside:
+                shutil.copyfile(newest, beside)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_image(f"pictures/{name}", [pixels], step=trainer.global_step)
+            elif isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_image(f"pictures/{name}", pixels, trainer.global_step, dataformats="HWC")
 
 
 def to_pixels(images: Tensor) -> Any:

@@ -1,9 +1,12 @@
-"""Files that are either the old one or the new one, whenever the process dies."""
+"""Files that are either the old one or the new one, whenever the process dies or the disk refuses."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+PROBE = 1 << 20  # bytes
+TORCH_WRITES = ("PytorchStreamWriter", "unexpected pos", "iostream")  # in what it raises when a write fails
 
 
 @contextmanager
@@ -14,22 +17,70 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
         path: The file to create or replace; its folder is made if it is missing.
         durable: Also wait until the disk holds it, so that not even a power cut leaves a torn file under the name.
 
-    The name is the same every time, so what a killed process leaves behind is overwritten by the next one.
+    The name is the same every time, so what a killed process leaves behind is overwritten by the next one. Where the
+    block fails, the file beside is removed: a full disk needs the room.
+
+    Raises:
+        OSError: As ``naming`` does.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.part")
-    yield beside
-    if durable:
-        _flush_to_disk(beside)
-    os.replace(beside, path)
-    if durable:
-        _flush_to_disk(path.parent)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with _with_errno(beside):
+                yield beside
+            if durable:
+                _flush_to_disk(beside)
+            os.replace(beside, path)
+        except BaseException:
+            _remove(beside)
+            raise
+        if durable:
+            _flush_to_disk(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within, ``path`` is written: an error that does not say which file it is about names this one.
+
+    Raises:
+        OSError: With ``filename``; what the system refused, such as no space left.
+    """
+    try:
+        yield
+    except OSError as error:
+        beside = str(path.with_name(f".{path.name}.part"))
+        if isinstance(error.filename, str) and beside not in (error.filename, error.filename2):
+            raise
+        raise OSError(error.errno or 0, error.strerror or str(error), str(path)) from error
 
 
 def write_text(path: Path, text: str, durable: bool = False) -> None:
     """Replace ``path``'s content by ``text`` in one step."""
     with replacing(path, durable) as beside:
         beside.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _with_errno(path: Path) -> Iterator[None]:
+    """Within, an error of a library that hides what the system said is that of the system, asked once more."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in TORCH_WRITES):
+            raise
+        with path.open("ab") as file:
+            file.write(bytes(PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+        raise OSError(0, str(error).splitlines()[0], str(path)) from error
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # what happened before is what counts
+        return
 
 
 def _flush_to_disk(path: Path) -> None:

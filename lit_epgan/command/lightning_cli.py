@@ -16,7 +16,9 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import FederationCallback
+from lit_epgan.command.disk_errors import disk_error, what_is_safe
 from lit_epgan.command.parser_messages import parse_error
+from lit_epgan.command.predicting import say_what_was_written, with_writer
 from lit_epgan.errors import UserError
 from lit_epgan.runs.checkpoints import newest_whole, require_whole
 from lit_epgan.runs.run_folder import (
@@ -51,6 +53,7 @@ class SaveRunConfig(SaveConfigCallback):
         """Replace the file in one step; a resumed run writes what it runs with now."""
         if stage == "fit":
             with replacing(Path(trainer.default_root_dir) / CONFIG) as beside:
+                beside.touch()  # the parser would not say what the system says of a disk that is read-only
                 self.parser.save(self.config, str(beside), skip_none=False, overwrite=True)
 
 
@@ -140,7 +143,30 @@ class FederatedCLI(LightningCLI):
         federation = self._get(self.config_init, "federation")
         callbacks = self._get(self.config_init, "trainer").get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        if self.subcommand == "predict":
+            callbacks = with_writer(callbacks, self.model)
         return super().instantiate_trainer(callbacks=[*([federation] if federation else []), *callbacks], **kwargs)
+
+    # The run
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run it; where the disk ends it, say what of a fit is safe."""
+        try:
+            super()._run_subcommand(subcommand)
+        except (OSError, RuntimeError) as error:
+            sentence = disk_error(error)
+            if sentence is None:
+                raise
+            folder = Path(self.trainer.default_root_dir)
+            raise UserError(sentence + (what_is_safe(folder / CHECKPOINTS) if subcommand == "fit" else "")) from error
+
+    def after_predict(self) -> None:
+        """Say what was written.
+
+        Raises:
+            UserError: nothing was.
+        """
+        _say(say_what_was_written(self.trainer))
 
 
 def _own(error: BaseException | None) -> UserError | None:

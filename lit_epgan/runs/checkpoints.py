@@ -61,7 +61,7 @@ def newest_whole(folder: str | os.PathLike[str]) -> Path:
         trouble = fault(path)
         if trouble is None:
             if torn:
-                _log.warning("%s; resuming from %s%s.", "; ".join(torn), path, _round_of(path))
+                _log.warning("%s; resuming from %s%s.", "; ".join(torn), path, round_of(path))
             return path
         torn.append(f"{path} {trouble}")
     if torn:
@@ -87,7 +87,8 @@ def _newest_first(folder: Path) -> list[Path]:
     return named + sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def _round_of(path: Path) -> str:
+def round_of(path: Path) -> str:
+    """`` (round 3)``, the number of rounds that a checkpoint's run had finished; empty where it does not say."""
     try:
         epoch = torch.load(path, map_location="meta", weights_only=True, mmap=True).get("epoch")
     except (pickle.UnpicklingError, AttributeError):
