@@ -8,6 +8,7 @@ from lit_epgan.callbacks.federated_strategy import FederatedStrategy
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.generative_metrics import GenerativeMetrics
 from lit_epgan.callbacks.partition_report import PartitionReport
+from lit_epgan.callbacks.prediction_writer import PredictionWriter
 from lit_epgan.callbacks.progress import FederatedProgressBar
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.callbacks.rounds_to_target import RoundsToTarget
@@ -26,6 +27,7 @@ __all__ = [
     "FederationCallback",
     "GenerativeMetrics",
     "PartitionReport",
+    "PredictionWriter",
     "RoundCheckpoint",
     "RoundsToTarget",
     "SampleGrid",

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from lit_epgan.atomic import replacing
+from lit_epgan.callbacks.dispensable import dispensable
 from lit_epgan.datamodules.partition import partition_table
 from lit_epgan.text import csv_cell, markup, mathtext, printable
 
@@ -40,10 +42,12 @@ class PartitionReport(Callback):
             return
         table = partition_table(labels)
         run = Path(trainer.default_root_dir)
-        (run / "pictures").mkdir(parents=True, exist_ok=True)
-        table.rename(index=csv_cell).to_csv(run / "partition.csv")
+        with replacing(run / "partition.csv") as beside:
+            table.rename(index=csv_cell).to_csv(beside)
         names = getattr(datamodule, "label_names", None)
-        partition_picture(table, names).savefig(run / "pictures" / "partition.png", dpi=150)
+        picture = run / "pictures" / "partition.png"
+        with dispensable(picture), replacing(picture) as beside:
+            partition_picture(table, names).savefig(beside, dpi=150, format="png")
         print_partition(table, run / "partition.csv", Console())
 
 

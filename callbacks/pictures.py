@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from lit_epgan.atomic import replacing
+from lit_epgan.callbacks.dispensable import dispensable
 from lit_epgan.callbacks.lightning_internals import logged_step
 from lit_epgan.runs.run_folder import PICTURES, round_picture
 
@@ -43,15 +44,17 @@ def publish(trainer: Trainer, name: str, pixels: Any) -> None:
         return
     folder = Path(trainer.default_root_dir)
     newest = folder / PICTURES / f"{name}.png"
-    with replacing(newest) as beside:
-        Image.fromarray(pixels).save(beside, format="png")
-    if trainer.state.fn == "fit":
-        shutil.copyfile(newest, round_picture(folder, name, trainer.current_epoch))
-    for logger in trainer.loggers:
-        if isinstance(logger, WandbLogger):
-            logger.log_image(f"pictures/{name}", [pixels], step=logged_step(trainer))
-        elif isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_image(f"pictures/{name}", pixels, logged_step(trainer), dataformats="HWC")
+    with dispensable(newest):
+        with replacing(newest) as beside:
+            Image.fromarray(pixels).save(beside, format="png")
+        if trainer.state.fn == "fit":
+            with replacing(round_picture(folder, name, trainer.current_epoch)) as beside:
+                shutil.copyfile(newest, beside)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_image(f"pictures/{name}", [pixels], step=logged_step(trainer))
+            elif isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_image(f"pictures/{name}", pixels, logged_step(trainer), dataformats="HWC")
 
 
 def to_pixels(images: Tensor) -> Any:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from lit_epgan.atomic import write_text
 from lit_epgan.bounds import at_least
+from lit_epgan.callbacks.dispensable import dispensable
 from lit_epgan.text import printable
 
 FILE = "progress.json"
@@ -137,7 +138,9 @@ class FederatedProgressBar(ProgressBar):
     def _refresh(self, trainer: Trainer, at: Position) -> None:
         metrics = self._shown(trainer)
         record = {**at._asdict(), "done": at.done, "metrics": metrics}
-        write_text(Path(trainer.default_root_dir) / FILE, json.dumps(record))
+        file = Path(trainer.default_root_dir) / FILE
+        with dispensable(file):
+            write_text(file, json.dumps(record))
         if self._bar is not None:
             self._bar.update(
                 self._task,

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image
 from torch import Tensor
 
-from lit_epgan.atomic import replacing
+from lit_epgan.atomic import naming, replacing
 from lit_epgan.bounds import at_least
 from lit_epgan.callbacks.pictures import to_pixels
 from lit_epgan.errors import UserError
@@ -24,6 +24,9 @@ class SampleWriter(Callback):
     Args:
         images: at most so many PNG files.
 
+    Attributes:
+        written: the folder, once it holds the samples.
+
     Raises:
         UserError: several devices predict.
     """
@@ -31,13 +34,14 @@ class SampleWriter(Callback):
     def __init__(self, images: int = 1000) -> None:
         at_least(0, self, images=images)
         self.images = images
+        self.written: Path | None = None
         self._samples: list[Tensor] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin anew."""
         if trainer.world_size > 1:
             raise UserError("samples are written by one device: run predict with --trainer.devices 1.")
-        self._samples = []
+        self.written, self._samples = None, []
 
     def on_predict_batch_end(
         self,
@@ -63,4 +67,6 @@ class SampleWriter(Callback):
             stale.unlink()
         if samples.dim() == 4:
             for number, pixels in enumerate(to_pixels(samples[: self.images])):
-                Image.fromarray(pixels).save(folder / f"{number:05d}.png")
+                with naming(picture := folder / f"{number:05d}.png"):
+                    Image.fromarray(pixels).save(picture)
+        self.written = folder

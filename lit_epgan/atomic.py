@@ -1,10 +1,13 @@
-"""Files that are either the old one or the new one, whenever the process dies."""
+"""Files that are either the old one or the new one, whenever the process dies or the disk refuses."""
 
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+PROBE = 1 << 20  # bytes
+TORCH_WRITES = ("PytorchStreamWriter", "unexpected pos", "iostream")  # in what it raises when a write fails
 
 
 @contextmanager
@@ -17,27 +20,73 @@ def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterat
         shared: Several processes may write it at a time: each has a name of its own to write to.
 
     Otherwise the name is the same every time, so what a killed process leaves behind is overwritten by the next one.
-    What a failed block has written is removed.
+    Where the block fails, the file beside is removed: a full disk needs the room.
+
+    Raises:
+        OSError: As ``naming`` does.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     own = f".{socket.gethostname()}.{os.getpid()}" if shared else ""
     beside = path.with_name(f".{path.name}{own}.part")
+    with naming(path, beside):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with _with_errno(beside):
+                yield beside
+            if durable:
+                _flush_to_disk(beside)
+            os.replace(beside, path)
+        except BaseException:
+            _remove(beside)
+            raise
+        if durable:
+            _flush_to_disk(path.parent)
+
+
+@contextmanager
+def naming(path: Path, beside: Path | None = None) -> Iterator[None]:
+    """Within, ``path`` is written: an error that does not say which file it is about names this one.
+
+    Args:
+        path: The file.
+        beside: The file that is written to take its place, if there is one.
+
+    Raises:
+        OSError: With ``filename``; what the system refused, such as no space left.
+    """
     try:
-        yield beside
-    except BaseException:
-        beside.unlink(missing_ok=True)  # on a full disk it is in the way of everything else
-        raise
-    if durable:
-        _flush_to_disk(beside)
-    os.replace(beside, path)
-    if durable:
-        _flush_to_disk(path.parent)
+        yield
+    except OSError as error:
+        if isinstance(error.filename, str) and str(beside) not in (error.filename, error.filename2):
+            raise
+        raise OSError(error.errno or 0, error.strerror or str(error), str(path)) from error
 
 
 def write_text(path: Path, text: str, durable: bool = False) -> None:
     """Replace ``path``'s content by ``text`` in one step."""
     with replacing(path, durable) as beside:
         beside.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _with_errno(path: Path) -> Iterator[None]:
+    """Within, an error of a library that hides what the system said is that of the system, asked once more."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in TORCH_WRITES):
+            raise
+        with path.open("ab") as file:
+            file.write(bytes(PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+        raise OSError(0, str(error).splitlines()[0], str(path)) from error
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # what happened before is what counts
+        return
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -3,6 +3,8 @@
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from lit_epgan.command.disk_errors import disk_error
+
 
 def explain(error: Exception) -> str | None:
     """One sentence for a mistake of the user; None where the exception is nobody's mistake but the program's."""
@@ -15,9 +17,7 @@ def explain(error: Exception) -> str | None:
         return " ".join(text.split())
     if isinstance(error, torch.OutOfMemoryError):
         return "The device's memory is full: lower --data.batch_size, or use more devices."
-    if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError) and error.filename:
-        return f"{error.filename}: {error.strerror}."
-    return None
+    return disk_error(error)
 
 
 def _first_difference(text: str) -> str:

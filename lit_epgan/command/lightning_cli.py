@@ -19,14 +19,16 @@ from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.command.blame import blame
 from lit_epgan.command.deciding_settings import DecidingSettings, deciding_settings, refuse_changes
+from lit_epgan.command.disk_errors import disk_error
 from lit_epgan.command.ending import EndOfFit, StopAtBatch, stopped_in_a_sentence
 from lit_epgan.command.given import given_by
 from lit_epgan.command.parsed_values import check_values
 from lit_epgan.command.parser_messages import parse_error
+from lit_epgan.command.predicting import say_what_was_written, with_writer
 from lit_epgan.command.quoting import quote_numbers
 from lit_epgan.errors import UserError
 from lit_epgan.runs.checkpoint_io import seal_checkpoints
-from lit_epgan.runs.checkpoints import newest_whole, require_whole
+from lit_epgan.runs.checkpoints import newest_whole, require_whole, where_to_go_on
 from lit_epgan.runs.lock import locked
 from lit_epgan.runs.run_folder import (
     CHECKPOINTS,
@@ -61,6 +63,7 @@ class SaveRunConfig(SaveConfigCallback):
         """Replace the file in one step; a resumed run writes what it runs with now."""
         if stage == "fit":
             with replacing(Path(trainer.default_root_dir) / CONFIG) as beside:
+                beside.touch()  # the parser would not say what the system says of a disk that is read-only
                 self.parser.save(self.config, str(beside), skip_none=False, overwrite=True)
 
 
@@ -173,13 +176,34 @@ class FederatedCLI(LightningCLI):
             callbacks = [federation, *callbacks]
         if self.subcommand == "fit":
             callbacks.append(EndOfFit())
+        if self.subcommand == "predict":
+            callbacks = with_writer(callbacks, self.model)
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         seal_checkpoints(trainer)
         return trainer
 
+    # The run
+
     def _run_subcommand(self, subcommand: str) -> None:
-        with stopped_in_a_sentence(self.trainer, subcommand):
-            super()._run_subcommand(subcommand)
+        """Run it; where the disk ends it, say what of a fit is safe."""
+        try:
+            with stopped_in_a_sentence(self.trainer, subcommand):
+                super()._run_subcommand(subcommand)
+        except (OSError, RuntimeError) as error:
+            sentence = disk_error(error)
+            if sentence is None:
+                raise
+            checkpoints = Path(self.trainer.default_root_dir) / CHECKPOINTS
+            go_on = where_to_go_on(checkpoints) if subcommand == "fit" else ""
+            raise UserError(f"{sentence} {go_on}".rstrip()) from error
+
+    def after_predict(self) -> None:
+        """Say what was written.
+
+        Raises:
+            UserError: nothing was.
+        """
+        _say(say_what_was_written(self.trainer))
 
 
 def _own(error: BaseException | None) -> UserError | None:

@@ -30,6 +30,11 @@ class Classifier(Supervised):
         """The cross-entropy of logits (rows, classes) and labels, int64 (rows,)."""
         return F.cross_entropy(outputs, targets)
 
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Of logits (rows, classes) the most probable ``class``, int64 (rows,), and its ``probability``, in [0, 1]."""
+        probability, label = outputs.softmax(1).max(1)
+        return {"class": label, "probability": probability}
+
     def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """``accuracy``, in [0, 1], and ``cross_entropy``."""
         accuracy = (outputs.argmax(1) == targets).to(outputs.dtype).mean()

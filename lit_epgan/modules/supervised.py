@@ -44,6 +44,10 @@ class Supervised(LightningModule, ABC):
         outputs: Tensor = self.head(self.backbone(x))
         return outputs
 
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        """What is predicted of outputs (rows, outputs), as columns (rows,) by name."""
+        return {f"output_{k}": column for k, column in enumerate(outputs.flatten(1).unbind(1))}
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
         return self.loss(self(batch[0]), batch[1])
@@ -55,6 +59,10 @@ class Supervised(LightningModule, ABC):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """As in validation."""
         self._evaluate(batch)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        """What is predicted of a batch, as columns (rows,) by name."""
+        return self.predictions(self(batch[0]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The one optimizer of backbone and head."""

@@ -54,7 +54,7 @@ def newest_whole(folder: str | os.PathLike[str], to_train: bool = True, trusted:
         trouble = fault(path, to_train, trusted)
         if trouble is None:
             if faulty:
-                _log.warning("%s; resuming from %s%s.", "; ".join(faulty), path, _round_of(path))
+                _log.warning("%s; resuming from %s%s.", "; ".join(faulty), path, round_of(path))
             return path
         faulty.append(f"{path} {trouble}")
     if faulty:
@@ -89,7 +89,7 @@ def where_to_go_on(folder: Path) -> str:
     """The sentence that says which checkpoint in ``folder`` a run that has ended goes on from; empty without one."""
     for path in _newest_first(folder):
         if fault(path, trusted=True) is None:
-            return f"The last checkpoint is {path}{_round_of(path)}; --ckpt_path last goes on from it."
+            return f"The last checkpoint is {path}{round_of(path)}; --ckpt_path last goes on from it."
     return ""
 
 
@@ -100,7 +100,8 @@ def _newest_first(folder: Path) -> list[Path]:
     return named + sorted(others, key=lambda path: path.lstat().st_mtime, reverse=True)
 
 
-def _round_of(path: Path) -> str:
+def round_of(path: Path) -> str:
+    """`` (round 3)``, the number of rounds that a checkpoint's run had finished; empty where it does not say."""
     try:
         return f" (round {tensor_file.outline(path)['epoch']})"
     except tensor_file.TensorFileError:  # trusted with code that is not run here

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_epgan.atomic import replacing
+from lit_epgan.atomic import naming, replacing
 from lit_epgan.text import printable
 
 Row = dict[str, str]
@@ -70,7 +70,7 @@ class MetricsFile(Logger):
         if new:
             columns = [*columns, *new]
             self._rewrite(columns, self._read()[1])
-        with self.path.open("a", newline="", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
 
     @rank_zero_only

@@ -1,0 +1,105 @@
+"""What ``predict`` leaves behind of a model that answers records: a table."""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_epgan.atomic import replacing
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.errors import UserError
+from lit_epgan.text import csv_cell
+
+CLASS = "class"
+
+
+class PredictionWriter(Callback):
+    """Writes what ``predict_step`` returns to the run's ``predictions.csv``, one row a record, in the data's order.
+
+    The first columns are ``record``, its number from 0; where they are known, ``split``, test or val, and ``client``.
+    The others are what ``predict_step`` returns: tensors (rows,) by the columns' names, or one tensor (rows,) or
+    (rows, outputs), whose columns are ``output_0``, ``output_1``, ... Where classes have names, ``name`` follows
+    ``class``.
+
+    Attributes:
+        written: the file, once it is there.
+
+    Raises:
+        UserError: several devices predict, or ``predict_step`` returns something else.
+    """
+
+    def __init__(self) -> None:
+        self.written: Path | None = None
+        self._rows: list[dict[str, Any]] = []
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin anew."""
+        if trainer.world_size > 1:
+            raise UserError("predictions are written by one device: run predict with --trainer.devices 1.")
+        self.written, self._rows = None, []
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Collect."""
+        known = _origin(getattr(trainer, "datamodule", None))
+        columns = {name: column.tolist() for name, column in _columns(outputs, pl_module).items()}
+        for values in zip(*columns.values(), strict=True):
+            self._rows.append({"record": len(self._rows), **known, **dict(zip(columns, values, strict=True))})
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the file."""
+        if not self._rows:
+            return
+        names = getattr(getattr(trainer, "datamodule", None), "label_names", None)
+        rows = [_with_name(row, names) if names and CLASS in row else row for row in self._rows]
+        path = Path(trainer.default_root_dir) / "predictions.csv"
+        with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        self.written = path
+
+
+def _origin(datamodule: Any) -> dict[str, str]:
+    """The split and the client of the batch that comes next, as far as they are known; the client's mark is used up."""
+    if not isinstance(datamodule, FederatedDataModule):
+        return {}
+    known = {}
+    if datamodule.data.test is not None or datamodule.data.val is not None:
+        known["split"] = "val" if datamodule.data.test is None else "test"
+    if datamodule.validation_marks:
+        known["client"] = csv_cell(datamodule.client_names[datamodule.validation_marks.popleft().client])
+    return known
+
+
+def _columns(outputs: Any, module: LightningModule) -> dict[str, Tensor]:
+    if isinstance(outputs, Tensor) and outputs.dim() in (1, 2):
+        outputs = {f"output_{k}": column for k, column in enumerate(outputs.reshape(len(outputs), -1).unbind(1))}
+    columns = outputs if isinstance(outputs, Mapping) else {"": outputs}
+    if not columns or any(not isinstance(column, Tensor) or column.dim() != 1 for column in columns.values()):
+        given = ", ".join(
+            f"a tensor {tuple(each.shape)}" if isinstance(each, Tensor) else f"a {type(each).__name__}"
+            for each in columns.values()
+        )
+        raise UserError(
+            f"{type(module).__name__}'s predict_step returns {given or 'nothing'} for a batch, which is no table of a "
+            "row for each record: evaluate the model with test instead, or add a callback that writes what it predicts."
+        )
+    return dict(columns)
+
+
+def _with_name(row: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The row with the class's name behind its number."""
+    places = list(row.items())
+    after = list(row).index(CLASS) + 1
+    return dict([*places[:after], ("name", csv_cell(names[row[CLASS]])), *places[after:]])
