@@ -108,7 +108,9 @@ def test_a_checkpoint_that_is_refused_ends_the_run_and_it_resumes_to_the_same_bi
     with files_up_to(size - 1000), pytest.warns(UserWarning, match=r"partition\.png could not be written"):
         told = refusal(capsys, "fit", *parts, "--ckpt_path", "last")
     assert "parts/checkpoints/last.ckpt could not be written: File too large." in told
-    assert told.endswith("The run is safe in parts/checkpoints/last.ckpt (round 1): then go on with --ckpt_path last.")
+    assert told.endswith(
+        "The last checkpoint is parts/checkpoints/last.ckpt (round 1); --ckpt_path last goes on from it."
+    )
     assert main(["fit", *parts, "--ckpt_path", "last"]) == 0
     assert (folder / "parts" / "metrics.csv").read_bytes() == (folder / "whole" / "metrics.csv").read_bytes()
     ours, theirs = (torch.load(Path(n) / "checkpoints" / "last.ckpt")["state_dict"] for n in ("parts", "whole"))
