@@ -8,6 +8,13 @@ settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
+def classifier_cache(tmp_path_factory):
+    """Where the classifiers that judge samples are kept, so that all processes together train each of them once."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if own.name.startswith("popen-") else own) / "classifiers"
+
+
+@pytest.fixture(scope="session")
 def speech_cache(tmp_path_factory):
     """Where the miniature speech corpus is kept, so that a process speaks it once."""
     return tmp_path_factory.mktemp("speech")

@@ -122,7 +122,7 @@ evaluate = GenerativeMetrics.evaluate
 
 
 @pytest.fixture(autouse=True)
-def no_network(tmp_path, monkeypatch):
+def no_network(tmp_path, classifier_cache, monkeypatch):
     """An empty working directory, no W&B, no big data and no downloaded weights."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -130,7 +130,7 @@ def no_network(tmp_path, monkeypatch):
     monkeypatch.setattr("lit_epgan.callbacks.generative_metrics.feature_extractor", lambda name, data_dir="": StandIn())
     monkeypatch.setattr("lit_epgan.callbacks.sample_grid.feature_extractor", by_class)
     monkeypatch.setattr(GenerativeMetrics, "evaluate", few_samples)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(classifier_cache))
     seal(monkeypatch)  # a client's work that reads the server raises, in every configuration
 
 
