@@ -269,16 +269,17 @@ class Round:
             raise UserError(self._refused(trouble))
 
     def _refused(self, trouble: str) -> str:
-        return (
-            f"round {self.number} is refused: {trouble}; {self._norms.cause()}. The last checkpoint holds the round "
-            "before"
-        )
+        return f"round {self.number} is refused: {trouble}; {self._norms.cause()}{self._safe}"
+
+    @property
+    def _safe(self) -> str:
+        return ". The last checkpoint holds the round before" if self.number else ""
 
     def _nothing(self, dropped: list[int]) -> str:
         names = few([self._federation.names[k] for k in dropped])
         return (
             f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {names}); "
-            f"{self._causes.advice(dropped)}. The last checkpoint holds the round before"
+            f"{self._causes.advice(dropped)}{self._safe}"
         )
 
     def _seed(self, *words: int | str) -> None:
