@@ -26,12 +26,8 @@ def markup(text: str) -> str:
 
 
 def mathtext(text: str) -> str:
-    """``printable``, and drawn as it is by Matplotlib.
-
-    That takes what stands between dollar signs as a formula, and leaves a label that begins with ``_`` out of a legend.
-    """
-    literal = printable(text).replace("$", r"\$")
-    return f" {literal}" if literal.startswith("_") else literal
+    """``printable``, and drawn as it is by Matplotlib, which takes what stands between dollar signs as a formula."""
+    return printable(text).replace("$", r"\$")
 
 
 def markdown(text: str) -> str:

@@ -9,6 +9,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import ALGORITHMS, STUDIES, known_configs, resolve_configs
 from lit_epgan.runs.run_folder import is_first_rank
 from lit_epgan.signals import Stopped, stoppable
+from lit_epgan.text import printable
 
 HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml ... [--KEY VALUE ...]
 
@@ -61,7 +62,7 @@ def main(args: list[str] | None = None) -> int:
         sentence = _sentence(error, args)
         if sentence is None:
             raise
-        print(f"error: {sentence}", file=sys.stderr)
+        print(f"error: {printable(sentence)}", file=sys.stderr)
         return 2
 
 

@@ -24,6 +24,8 @@ class WandbHistory(WandbLogger):
     that the server knows are logged again, and what it knows of an unfinished round stays beside that round's new rows.
     """
 
+    _whole: tuple[Path, str] | None = None  # the folder that holds the whole history, and the run's id
+
     @rank_zero_only
     def rewind(self, epoch: int) -> None:
         """Log the rounds before ``epoch`` again, unless this process has logged them; set older offline files aside.
@@ -46,7 +48,15 @@ class WandbHistory(WandbLogger):
         for number, rows in rounds.items():
             if number > known:
                 self._log_round(number, rows)
-        _set_aside(Path(run.dir).parent, run.id)
+        self._whole = Path(run.dir).parent, run.id
+        _set_aside(*self._whole)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Set aside what the W&B service of a killed process has still written, which outlives it by a moment."""
+        super().finalize(status)
+        if self._whole is not None:
+            _set_aside(*self._whole)
 
     def _log_round(self, number: int, rows: list[dict[str, Any]]) -> None:
         """A round's pictures and then its numbers, in the order in which a round's end logs them."""

@@ -42,16 +42,19 @@ def curves(study: Study, metric: Metric, runs: Sequence[Run]) -> Figure:
         if lines:
             drawn.append((colour, mathtext(method.title), *_aligned(lines)))
     alike = len({rounds[-1] for _, _, rounds, _ in drawn}) < 2
+    legend = []  # told which lines it holds: it leaves out those whose name begins with an underscore
     for colour, title, rounds, values in drawn:
         x = rounds if alike else 100 * rounds / rounds[-1]
         label = title if alike else f"{title} ({rounds[-1]:.0f} rounds)"
-        axes.plot(x, values.mean(0), color=colour, label=label, marker="o" if len(rounds) < 3 else None, lw=1.8)
+        legend += axes.plot(
+            x, values.mean(0), color=colour, label=label, marker="o" if len(rounds) < 3 else None, lw=1.8
+        )
         if len(values) > 1:
             axes.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
     _dress(axes, metric)
     axes.set_xlabel("rounds" if alike else "share of the run's rounds (%)")
-    if axes.lines:
-        figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
+    if legend:
+        figure.legend(handles=legend, frameon=False, fontsize=9, loc="outside lower center", ncols=2)
     return figure
 
 
