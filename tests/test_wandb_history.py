@@ -79,6 +79,17 @@ def test_finished_rounds_are_logged_again_and_older_files_set_aside(tmp_path: Pa
     assert len(list(newest.parent.glob("files/media/images/pictures/*.png"))) == 1
 
 
+def test_what_a_killed_runs_service_writes_late_is_set_aside_at_the_end(tmp_path: Path) -> None:
+    table_of(tmp_path, 1)
+    one = logger(tmp_path)
+    one.rewind(1)
+    late = older_file(tmp_path)
+    one.finalize("success")
+    close()
+    assert not late.exists()
+    assert [file.parent.name for file in offline_files(tmp_path)] == [Path(one.experiment.dir).parent.name]
+
+
 def test_without_a_table_older_files_stay(tmp_path: Path) -> None:
     older = older_file(tmp_path)
     one = logger(tmp_path)
