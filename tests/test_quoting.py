@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from jsonargparse import Namespace, get_loader
 
 from lit_epgan.command.cli import main
-from lit_epgan.command.lightning_cli import FederatedCLI
 from lit_epgan.command.quoting import quoted
-from lit_epgan.runs.config_files import resolve_configs
+from tests.parsed import Parsed
 
 DIGIT_LIKE = st.text(alphabet="0123456789abcdefox_.:+-eEnNiI", min_size=1, max_size=10)
 NUMBER_LIKE = (
@@ -22,19 +21,9 @@ ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 STRINGS = st.one_of(DIGIT_LIKE, st.sampled_from(NUMBER_LIKE), ANY_TEXT)
 
 
-class Parsed(FederatedCLI):
-    """Parses, and neither builds nor runs anything."""
-
-    def before_instantiate_classes(self) -> None: ...
-
-    def instantiate_classes(self) -> None: ...
-
-    def _run_subcommand(self, subcommand: str) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def cli() -> Parsed:
-    return Parsed(resolve_configs(["fit", "--config", "toy.yaml"]))
+    return Parsed()
 
 
 @settings(max_examples=50, deadline=None)
@@ -48,7 +37,7 @@ def test_whatever_is_dumped_is_loaded_by_the_parser_s_own_reader(data: Any) -> N
 @given(st.lists(STRINGS.filter(lambda text: text != "null"), min_size=6, max_size=50))
 @example([*NUMBER_LIKE, *NUMBER_LIKE])
 def test_a_configuration_is_parsed_as_it_was(cli: Parsed, strings: list[str]) -> None:
-    parser = cli._subcommand_parsers["fit"]
+    parser = cli.parser_of_fit
     config = cli.config.fit.clone()
     config.data.init_args.data_dir, config.trainer.default_root_dir = strings[:2]
     config.federation.init_args.local = strings
