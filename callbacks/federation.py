@@ -205,9 +205,18 @@ class FederationCallback(Callback):
         )
         self._min_epochs = trainer.fit_loop.min_epochs or 0
         dm.on_train_batch = driver.take_up
+        self._rewind_loggers(trainer)
+
+    @staticmethod
+    def _rewind_loggers(trainer: Trainer) -> None:
         for logger in trainer.loggers:
             if hasattr(logger, "rewind"):
                 logger.rewind(trainer.current_epoch)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Where a resumed run had no round left, training has not begun: its loggers go on with what they have."""
+        if self._place is None:
+            self._rewind_loggers(trainer)
 
     def _watch(self, optimized: OptimizedParameters) -> Any:
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

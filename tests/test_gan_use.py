@@ -12,6 +12,7 @@ from torch import nn
 
 import lit_epgan.modules.sampling
 from lit_epgan.errors import UserError
+from lit_epgan.federated.sample_shape import sample_shape
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from tests.gans import Batches, fit, gan
@@ -91,6 +92,17 @@ def test_the_start_of_a_fit_leaves_every_tensor_as_it_is(tmp_path: Path) -> None
     trainer(tmp_path, max_epochs=0).fit(module, Images())
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+
+
+def test_a_look_at_the_shape_of_samples_leaves_every_tensor_as_it_is() -> None:
+    """Embedding sites take it at the start of a fit, and so once more where a run is resumed."""
+    module = GAN(MLPGenerator(hidden=(16,), norm="batch"), MLPDiscriminator(hidden=(16,)))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert sample_shape(module) == module._draw(1, None).shape[1:]
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    module.sample(1)
+    assert not all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
 def test_predict_gives_a_sample_for_every_row(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from lit_epgan.embedding.feature_maps import FlatFeatures
 from lit_epgan.engine import Broadcast, Client, Server, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.shared_features import SharedFeatures
+from lit_epgan.federated.sample_shape import sample_shape
 from lit_epgan.randomness import generator_for
 
 TOTAL, CODES, OWN, NETWORK = "embedding", "embedding.codes", "embedding", "embedding.network"
@@ -118,7 +119,7 @@ class EmbeddingRelease:
                 f"{type(module).__name__} has no sample(n, generator), by which the shape of its data is known: "
                 "mean embeddings are for generative modules"
             )
-        shape: torch.Size = module.sample(1, generator_for("shape")).shape[1:]  # type: ignore[operator]
+        shape = sample_shape(module)
         image = len(shape) == 3 or self.stacked is not None
         code, self._seed = self._code(shape), seed
         h = self._feature_map(module, shape, network)
