@@ -141,13 +141,12 @@ def test_a_killed_rank_ends_the_other(begin: Any, killed: int, said: str) -> Non
     whole_checkpoint(ranks, ranks.sentence(1 - killed))
 
 
-@pytest.mark.parametrize(("killed", "said"), [(0, "has ended without a word"), (1, "was ended by SIGKILL")])
-def test_a_rank_killed_before_they_meet_ends_the_other(begin: Any, killed: int, said: str) -> None:
+def test_a_rank_killed_before_they_meet_leaves_no_orphan(begin: Any) -> None:
     ranks = begin()
     ranks.await_line("rank 1 is process")
-    ranks.signal(killed, signal.SIGKILL)
-    assert ranks.code() == (-signal.SIGKILL if killed == 0 else 1)
-    assert ranks.sentence(1 - killed) == f"rank {killed} {said}."
+    ranks.signal(0, signal.SIGKILL)
+    assert ranks.code() == -signal.SIGKILL
+    assert ranks.sentence(1) == "rank 0 has ended without a word."
 
 
 def test_a_mistake_in_one_ranks_data_is_told_by_the_other(begin: Any) -> None:
