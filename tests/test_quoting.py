@@ -32,25 +32,25 @@ def test_whatever_is_dumped_is_loaded_by_the_parser_s_own_reader(data: Any) -> N
     assert get_loader("yaml")(quoted({"key": data})) == {"key": data}
 
 
-# where a key may be none, the parser takes the text null, however it is quoted, for none
-@settings(max_examples=4, deadline=None)
-@given(st.lists(STRINGS.filter(lambda text: text != "null"), min_size=6, max_size=50))
-@example([*NUMBER_LIKE, *NUMBER_LIKE])
+@settings(max_examples=4)
+@given(st.lists(STRINGS, min_size=2, max_size=50))
+@example([*NUMBER_LIKE])
 def test_a_configuration_is_parsed_as_it_was(cli: Parsed, strings: list[str]) -> None:
+    """Of keys that are texts: where one may be none, the parser takes some texts for that, however they are quoted."""
     parser = cli.parser_of_fit
     config = cli.config.fit.clone()
-    config.data.init_args.data_dir, config.trainer.default_root_dir = strings[:2]
+    config.data.init_args.data_dir, config.trainer.logger[0].init_args.file = strings[:2]
     config.federation.init_args.local = strings
-    file, wandb = (logger.init_args for logger in config.trainer.logger)
-    file.file, wandb.id, wandb.project, wandb.name = strings[2:6]
     again = parser.parse_string(parser.dump(config, skip_validation=True))
     assert values(again) == values(config)
 
 
 def values(config: Namespace) -> list[Any]:
-    file, wandb = (logger.init_args for logger in config.trainer.logger)
-    own = [config.data.init_args.data_dir, config.trainer.default_root_dir, config.federation.init_args.local]
-    return [*own, file.file, wandb.id, wandb.project, wandb.name]
+    return [
+        config.data.init_args.data_dir,
+        config.trainer.logger[0].init_args.file,
+        config.federation.init_args.local,
+    ]
 
 
 def test_a_run_named_like_a_number_is_printed_in_quotes(capsys: pytest.CaptureFixture[str]) -> None:
