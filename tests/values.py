@@ -184,7 +184,7 @@ def one(name: str, config: dict[str, Any], path: tuple[Any, ...], value: str) ->
 # A fit of one draw
 
 
-def attempt(draw: Draw, folder: Path, seconds: int = 20, bytes_: int = 12 * 2**30) -> BaseProcess:
+def attempt(draw: Draw, folder: Path, seconds: int = 10, bytes_: int = 12 * 2**30) -> BaseProcess:
     """Start it, in an empty ``folder``, whose file ``log`` holds what it prints."""
     folder.mkdir(parents=True)
     if draw.configuration == "folder":
