@@ -47,7 +47,8 @@ def locked(folder: str | os.PathLike[str], option: str, patience: float = 0.0) -
         key = os.getpid(), path
         release = _wait_for(path, patience) if key not in _held else None
     except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror}. Give another folder ({option}).") from error
+        why = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise UserError(f"{folder} cannot be written: {why}. Give another folder ({option}).") from error
     except _TakenError as error:
         raise UserError(
             f"{folder} is being written by {error}: wait for it, or give another folder ({option})."
