@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 from lit_epgan.callbacks.generative_metrics import GenerativeMetrics
@@ -22,6 +21,7 @@ from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command
 from tests.cifar_tree import write_cifar
 from tests.parsed import Parsed
+from tests.photographs import write_images
 from tests.sealed import seal
 from tests.speech import words_of_miniature
 from tests.tiny_imagenet_tree import write_tiny_imagenet
@@ -101,16 +101,6 @@ def miniature(name: str, data_dir: str, train: bool, download: bool) -> tuple[Te
     labels = torch.arange(10).repeat(8 if train else 4)
     generator = torch.Generator().manual_seed(int(train))
     return torch.randint(0, 256, (len(labels), *SHAPES[name]), generator=generator).byte(), labels
-
-
-def write_images(folder: Path) -> Path:
-    """Colour photographs of two owners, which have no labels."""
-    for number in range(12):
-        path = folder / ("anna", "bert")[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = torch.randint(0, 256, (40, 30, 3), generator=torch.Generator().manual_seed(number))
-        Image.fromarray(pixels.byte().numpy()).save(path)
-    return folder
 
 
 def few_samples(metrics, trainer, module):

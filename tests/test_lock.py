@@ -73,9 +73,11 @@ def test_another_process_is_refused_by_the_holders_number_host_and_time(tmp_path
 def test_it_goes_with_a_killed_process(tmp_path: Path, kind: str) -> None:
     with held_by_another(tmp_path / "digits", kind) as holder:
         holder.send_signal(signal.SIGKILL)
-        holder.wait()
+        assert holder.wait() == -signal.SIGKILL
+        left = sorted(path.name for path in tmp_path.iterdir())
+        assert left  # the file is still there: it is the lock on it that went
         with locked(tmp_path / "digits", "--output"):
-            pass
+            assert str(os.getpid()) in "".join(path.read_text() for path in tmp_path.iterdir() if path.is_file())
 
 
 def test_whoever_waits_gets_it_when_the_holder_ends(tmp_path: Path, kind: str) -> None:
@@ -175,3 +177,5 @@ def test_where_nothing_can_be_written_beside_the_folder_the_lock_lies_in_it(powe
 def test_a_folder_whose_name_is_as_long_as_names_get(tmp_path: Path) -> None:
     with locked(tmp_path / ("n" * 255), "--output"):
         (tmp_path / ("n" * 255)).mkdir()
+        assert len(list(tmp_path.iterdir())) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["n" * 255]

@@ -173,5 +173,6 @@ def test_sites_by_embedding_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sites_of_generators_around_a_prior_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    seal(monkeypatch)
+    calls = seal(monkeypatch)
     half("generator_sites", GeneratorSites("average", 3, 20, 0.5, ExpectationPropagation())).run(3)
+    assert calls.count("open") == 12

@@ -19,12 +19,12 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer
-from PIL import Image
 
 from lit_epgan.command import lightning_cli
 from lit_epgan.command.cli import main
 from lit_epgan.study.process import IMPORTS, _run
 from lit_epgan.study.run import environment
+from tests.photographs import write_images
 
 FIT = {"fit": lightning_cli.FederatedCLI.subcommands()["fit"]}
 VALUES = ["0", "-1", "1", "2", "1e12", str(10**12), "1e-12", "-0.5", "nan", "inf", "null", str(2**63), "0.5", '""']
@@ -81,15 +81,6 @@ class Draw:
     @property
     def name(self) -> str:
         return self.key.rsplit(".", 1)[-1]
-
-
-def write_images(folder: Path) -> None:
-    """Photographs of two owners."""
-    for number in range(12):
-        path = folder / ("anna", "bert")[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = torch.randint(0, 256, (40, 30, 3), generator=torch.Generator().manual_seed(number))
-        Image.fromarray(pixels.byte().numpy()).save(path)
 
 
 def words_of(configuration: str) -> list[str]:
