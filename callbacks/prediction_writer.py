@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_epgan.atomic import replacing
+from lit_epgan.callbacks.one_writer import OneWriter
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.text import csv_cell
@@ -16,7 +17,7 @@ from lit_epgan.text import csv_cell
 CLASS = "class"
 
 
-class PredictionWriter(Callback):
+class PredictionWriter(OneWriter):
     """Writes what ``predict_step`` returns to the run's ``predictions.csv``, one row a record, in the data's order.
 
     The first columns are ``record``, its number from 0; where they are known, ``split``, test or val, and ``client``.
@@ -24,22 +25,9 @@ class PredictionWriter(Callback):
     (rows, outputs), whose columns are ``output_0``, ``output_1``, ... Where classes have names, ``name`` follows
     ``class``.
 
-    Attributes:
-        written: the file, once it is there.
-
     Raises:
         UserError: several devices predict, or ``predict_step`` returns something else.
     """
-
-    def __init__(self) -> None:
-        self.written: Path | None = None
-        self._rows: list[dict[str, Any]] = []
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew."""
-        if trainer.world_size > 1:
-            raise UserError("predictions are written by one device: run predict with --trainer.devices 1.")
-        self.written, self._rows = None, []
 
     def on_predict_batch_end(
         self,
@@ -54,14 +42,14 @@ class PredictionWriter(Callback):
         known = _origin(getattr(trainer, "datamodule", None))
         columns = {name: column.tolist() for name, column in _columns(outputs, pl_module).items()}
         for values in zip(*columns.values(), strict=True):
-            self._rows.append({"record": len(self._rows), **known, **dict(zip(columns, values, strict=True))})
+            self.collected.append({"record": len(self.collected), **known, **dict(zip(columns, values, strict=True))})
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file."""
-        if not self._rows:
+        if not self.collected:
             return
         names = getattr(getattr(trainer, "datamodule", None), "label_names", None)
-        rows = [_with_name(row, names) if names and CLASS in row else row for row in self._rows]
+        rows = [_with_name(row, names) if names and CLASS in row else row for row in self.collected]
         path = Path(trainer.default_root_dir) / "predictions.csv"
         with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

@@ -5,17 +5,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
-from torch import Tensor
 
 from lit_epgan.atomic import naming, replacing
 from lit_epgan.bounds import at_least
+from lit_epgan.callbacks.one_writer import OneWriter
 from lit_epgan.callbacks.pictures import to_pixels
-from lit_epgan.errors import UserError
 
 
-class SampleWriter(Callback):
+class SampleWriter(OneWriter):
     """Writes what ``predict_step`` returns to the run's ``samples/samples.npy``, and images also as PNG files.
 
     The array holds the samples as the generator gave them, float32 (n, *data_shape); ``00000.png`` and so on are
@@ -24,24 +23,14 @@ class SampleWriter(Callback):
     Args:
         images: at most so many PNG files.
 
-    Attributes:
-        written: the folder, once it holds the samples.
-
     Raises:
         UserError: several devices predict.
     """
 
     def __init__(self, images: int = 1000) -> None:
+        super().__init__()
         at_least(0, self, images=images)
         self.images = images
-        self.written: Path | None = None
-        self._samples: list[Tensor] = []
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew."""
-        if trainer.world_size > 1:
-            raise UserError("samples are written by one device: run predict with --trainer.devices 1.")
-        self.written, self._samples = None, []
 
     def on_predict_batch_end(
         self,
@@ -53,13 +42,13 @@ class SampleWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Collect."""
-        self._samples.append(outputs.detach().float().cpu())
+        self.collected.append(outputs.detach().float().cpu())
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the files."""
-        if not self._samples:
+        if not self.collected:
             return
-        samples = torch.cat(self._samples)
+        samples = torch.cat(self.collected)
         folder = Path(trainer.default_root_dir) / "samples"
         with replacing(folder / "samples.npy") as beside, beside.open("wb") as file:
             np.save(file, samples.numpy())
