@@ -10,13 +10,14 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from side_by_side import markdown, options, publish
+
+from lit_epgan.study.process import Process, start
+from lit_epgan.study.run import CLI
 
 PLAN = """
 title: Two methods, two seeds
@@ -48,16 +49,15 @@ class Disturbed:
     """
 
     def __init__(self, plan: Path, output: Path) -> None:
-        self.words = [sys.executable, "-m", "lit_epgan", "study", "--config", str(plan), "--output", str(output)]
+        self.words = [*CLI, "study", "--config", str(plan), "--output", str(output)]
         self.output = output
         self.log = output.with_suffix(".log")
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> Process:
         """The study's process: the one at work, else a new one."""
         if self.process is None or self.process.poll() is not None:
-            with self.log.open("ab") as log:
-                self.process = subprocess.Popen([*self.words, "--workers", "2"], stdout=log, stderr=log)
+            self.process = start([*self.words, "--workers", "2"], self.log, append=True)
         return self.process
 
     def is_over(self) -> bool:
@@ -71,10 +71,10 @@ class Disturbed:
         if kind == "a second study":
             if process.poll() is not None or not self._lock(self.output).is_file():
                 return False
-            second = subprocess.run(self.words, capture_output=True, text=True, timeout=300)
-            told = second.stderr.strip()
-            if second.returncode != 2 or f"is being written by process {process.pid} " not in told:
-                raise SystemExit(f"A second study was not refused, but ended with {second.returncode}: {told}")
+            log = self.output.with_suffix(".second.log")
+            code, told = start(self.words, log, append=False).wait(300), log.read_text(encoding="utf-8").strip()
+            if code != 2 or f"is being written by process {process.pid} " not in told:
+                raise SystemExit(f"A second study was not refused, but ended with {code}: {told}")
         elif kind.endswith("a run"):
             runs = self._processes_of_runs()
             if not runs:
@@ -82,7 +82,7 @@ class Disturbed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(draw.choice(runs), number)
         else:
-            process.send_signal(number)
+            os.kill(process.pid, number)
             code = process.wait(120)
             if code not in (-number, 128 + number, 0):  # the former also where Python itself was still starting
                 raise SystemExit(f"{kind}: exit code {code}, see {self.log}:\n{self.log.read_text()[-2000:]}")

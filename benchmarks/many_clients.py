@@ -6,6 +6,7 @@ OMP_NUM_THREADS=1 python benchmarks/many_clients.py --output benchmarks/results/
 import gc
 import logging
 import multiprocessing
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -88,7 +89,10 @@ def measure(setting: str, clients: int, rounds: int) -> tuple[float, float, floa
 
 def in_a_process(setting: str, clients: int, rounds: int) -> tuple[float, float, float]:
     """``measure`` in a process of its own, because memory is a process's."""
-    with multiprocessing.get_context("spawn").Pool(1) as fresh:
+    context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    if sys.platform == "linux":
+        context.set_forkserver_preload(["lightning.pytorch", "lit_epgan.callbacks", "lit_epgan.federated"])
+    with context.Pool(1) as fresh:
         return fresh.apply(measure, (setting, clients, rounds))
 
 

@@ -1,6 +1,6 @@
 """A site: all clients' seat, in a process of its own. It reads tasks from standard input and writes answers.
 
-python -m tests.pipe_site fedavg
+A federation begins with its name and ends with ``END``; the site serves one after another.
 """
 
 import sys
@@ -12,6 +12,8 @@ from torch import Tensor
 from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.wire import decode_task, encode_answer
 from tests.pipe_federations import half
+
+END = b"end"
 
 
 def send(stream: BinaryIO, data: bytes) -> None:
@@ -28,11 +30,11 @@ def receive(stream: BinaryIO) -> bytes | None:
 
 @torch.no_grad()
 def serve(name: str) -> None:
-    """Answer tasks until there are no more; an empty message ends a round."""
+    """Answer a federation's tasks until its end; an empty message ends a round."""
     federation, states = half(name), PrivateStates()
     caches: dict[int, dict[str, Tensor]] = {}
     federation.place.optimizers.round_begins()
-    while (data := receive(sys.stdin.buffer)) is not None:
+    while (data := receive(sys.stdin.buffer)) not in (None, END):
         if not data:
             states.commit()
             continue
@@ -44,4 +46,5 @@ def serve(name: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    while (name := receive(sys.stdin.buffer)) is not None:
+        serve(name.decode())

@@ -1,13 +1,20 @@
 """Runs ``tests.federated_run`` as real processes, to the end or to a kill."""
 
+import contextlib
 import os
 import signal
-import subprocess
+import socket
 import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+
+from lit_epgan.study.process import Process, start
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,40 +28,86 @@ def environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-def run(folder: Path, *options: str) -> str:
-    """Run to the end; returns what was printed."""
-    done = subprocess.run(
-        command(folder, *options), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+class Started:
+    """A process in a session of its own, so that it can be killed with all it starts.
+
+    It is forked from one that has imported everything, where the system allows it.
+    """
+
+    def __init__(self, words: Sequence[str], **variables: str) -> None:
+        descriptor, log = tempfile.mkstemp()
+        os.close(descriptor)
+        self._log = Path(log)
+        with mock.patch.dict(os.environ, environment() | variables, clear=True):
+            self._process: Process = start(list(words), self._log, append=False)
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, timeout: float = 300) -> int:
+        return self._process.wait(timeout)
+
+    def lines(self) -> Iterator[str]:
+        """Every line, as it is printed, until the process ends."""
+        with self._log.open() as log:
+            line, last = "", False
+            while True:
+                line += log.readline()
+                if line.endswith("\n") or (last and line):
+                    yield line
+                    line = ""
+                elif last:
+                    return
+                else:
+                    last = self.poll() is not None
+                    time.sleep(0.001)
+
+    def printed(self) -> str:
+        """What has been printed so far."""
+        return self._log.read_text()
+
+    def kill(self) -> None:
+        """Kill it with all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
 
 
-def started(words: list[str]) -> subprocess.Popen[str]:
-    """A process in a session of its own, so that it can be killed with all it starts."""
-    return subprocess.Popen(
-        words,
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def run_words(words: Sequence[str]) -> str:
+    """Run a command to its end; returns what it printed."""
+    process = Started(words)
+    code = process.wait()
+    assert code == 0, process.printed()
+    return process.printed()
+
+
+def run(folder: Path, *options: str, devices: int = 1) -> str:
+    """Run to the end; returns what was printed, rank by rank.
+
+    The ranks are started one by one, as a cluster's launcher does it, so that no new interpreter is needed.
+    """
+    if devices == 1:
+        return run_words(command(folder, *options))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "NODE_RANK": "0"}
+    words = command(folder, "--devices", str(devices), *options)
+    ranks = [Started(words, LOCAL_RANK=str(k), WORLD_SIZE=str(devices), **common) for k in range(devices)]
+    codes = [rank.wait() for rank in ranks]
+    printed = "".join(rank.printed() for rank in ranks)
+    assert not any(codes), printed
+    return printed
 
 
 def run_until(folder: Path, line: str, *options: str) -> None:
     """Run until ``line`` is printed, and kill every process of the run with SIGKILL at that moment."""
-    process = started(command(folder, *options))
-    assert process.stdout is not None
-    seen = []
-    for printed in process.stdout:
-        seen.append(printed)
+    process = Started(command(folder, *options))
+    for printed in process.lines():
         if printed.strip() == line:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.kill()
             return
-    raise AssertionError(f"never printed {line!r}:\n" + "".join(seen))
+    raise AssertionError(f"never printed {line!r}:\n{process.printed()}")
 
 
 def model(folder: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The command line: where configs are found, what a mistake is answered with, and what a run's folder holds."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 
 from lit_epgan.command.cli import main
 from lit_epgan.runs.config_files import known_configs
+from tests.processes import run_words
 
 TINY = [
     *("--config", "toy.yaml", "--trainer.max_epochs", "2", "--trainer.enable_progress_bar", "true"),
@@ -224,14 +224,14 @@ def test_a_new_run_moves_the_old_one_aside(folder, capsys):
 
 
 def test_another_rank_moves_nothing(folder, monkeypatch):
-    from lit_epgan.command.lightning_cli import _make_room
+    from lit_epgan.command.placing import make_room
 
     (folder / "run" / "checkpoints").mkdir(parents=True)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    _make_room(folder / "run")
+    make_room(folder / "run")
     assert (folder / "run").is_dir()
     monkeypatch.setenv("LOCAL_RANK", "0")
-    _make_room(folder / "run")
+    make_room(folder / "run")
     assert not (folder / "run").exists()
 
 
@@ -263,10 +263,10 @@ def test_the_seed_decides_everything_and_reaches_the_data(folder):
 def test_several_processes_get_the_federations_strategy(devices, nodes, federated, expected):
     from jsonargparse import Namespace
 
-    from lit_epgan.command.lightning_cli import _choose_strategy
+    from lit_epgan.command.placing import choose_strategy
 
     trainer = Namespace(accelerator="cpu", devices=devices, num_nodes=nodes, strategy="auto")
-    _choose_strategy(trainer, federated)
+    choose_strategy(trainer, federated)
     assert trainer.strategy == expected
 
 
@@ -275,7 +275,7 @@ def test_two_ranks_from_the_command_line_give_the_same_metrics(folder):
     words = [sys.executable, "-m", "lit_epgan", "fit", *TINY, "--trainer.accelerator", "cpu"]
     for devices in ("1", "2"):
         extra = ["--trainer.devices", devices, "--trainer.default_root_dir", f"ranks-{devices}"]
-        subprocess.run([*words, *extra], check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        run_words([*words, *extra])
     one, two = (pd.read_csv(folder / f"ranks-{n}" / "metrics.csv").drop(columns="step") for n in (1, 2))
     pd.testing.assert_frame_equal(one, two, rtol=1e-4)
 
@@ -284,12 +284,12 @@ def test_two_ranks_from_the_command_line_give_the_same_metrics(folder):
 def test_wandb_is_offline_without_a_key_only(class_path, folder, monkeypatch):
     from jsonargparse import Namespace
 
-    from lit_epgan.command.lightning_cli import _place_loggers
+    from lit_epgan.command.placing import place_loggers
 
     def placed() -> Namespace:
         arguments = Namespace(save_dir=".", offline=False, id=None, name=None)
         logger = Namespace(class_path=class_path, init_args=arguments)
-        _place_loggers(Namespace(logger=[logger]), Path("run"), "fit")
+        place_loggers(Namespace(logger=[logger]), Path("run"), "fit")
         return arguments
 
     monkeypatch.setenv("NETRC", str(folder / "netrc"))

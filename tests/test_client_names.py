@@ -92,7 +92,7 @@ def stopped(module: LightningModule, data: FederatedDataModule, **options: Any) 
 def test_numbered_clients_without_a_finite_update() -> None:
     poison = Poison(*((k, 0) for k in range(4)))
     message = stopped(Regression(), numbered(), callbacks=[poison])
-    assert "left out: 0, 1, 2, 3); lower the learning rate." in message
+    assert "left out: 0, 1, 2, 3); lower the learning rate" in message
     with pytest.warns(UserWarning, match=r"round 1: the update of client '2' is not finite and is left out$"):
         fit(Regression(), numbered(), rounds=2, callbacks=[Poison((2, 1))])
 

@@ -1,7 +1,6 @@
 """IS and FID of the same images equal those of torch-fidelity's own command, which reads them from folders."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorIncepti
 
 from lit_epgan.metrics.scores import Scores, reference
 from tests.inception_weights import stand_in
+from tests.processes import run_words
 
 pytestmark = pytest.mark.slow
 
@@ -61,8 +61,7 @@ def command(weights: Path, first: Path, second: Path) -> dict[str, float]:
     words = [sys.executable, "-m", "torch_fidelity.fidelity", "--cpu", "--json", "--isc", "--fid"]
     words += ["--input1", str(first), "--input2", str(second), "--feature-extractor-weights-path", str(weights)]
     words += ["--no-cache", "--save-cpu-ram", "--silent"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(run_words(words))
 
 
 def test_is_and_fid_are_the_commands(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

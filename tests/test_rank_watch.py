@@ -1,10 +1,8 @@
 """When one of two ranks ends or hangs, the other one names it and ends too: real processes, real signals."""
 
-import contextlib
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 import torch
 
 from lit_epgan.runs.checkpoints import fault
-from tests.processes import command, model, run, started
+from tests.processes import Started, command, model, run
 
 pytestmark = pytest.mark.slow
 
@@ -26,18 +24,15 @@ class Ranks:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
-        self.process = started(command(folder, "--devices", "2", *options))
-        self.pids: dict[int, int] = {}
-        self.printed = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self.process = Started(command(folder, "--devices", "2", *options))
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if found := re.match(r"rank (\d) is process (\d+)", line):
-                self.pids[int(found[1])] = int(found[2])
-            self.printed += line
+    @property
+    def printed(self) -> str:
+        return self.process.printed()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return {int(rank): int(pid) for rank, pid in re.findall(r"^rank (\d) is process (\d+)$", self.printed, re.M)}
 
     def await_line(self, line: str) -> None:
         poll(lambda: re.search(line, self.printed) is not None, f"no {line!r} in {self.printed}", 120)
@@ -57,9 +52,8 @@ class Ranks:
         poll(lambda: all(map(self.ended, ranks)), f"rank {ranks} is still there: {self.printed}", DEADLINE)
 
     def code(self) -> int:
-        """Rank 0's exit code, when both have ended and all that they printed has been read."""
+        """Rank 0's exit code, when both have ended."""
         self.await_end(0, 1)
-        self._reader.join(DEADLINE)
         return self.process.wait(DEADLINE)
 
     def sentence(self, rank: int) -> str:
@@ -87,16 +81,14 @@ def begin(tmp_path: Path) -> Iterator[Any]:
 
     yield one
     for ranks in begun:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(ranks.process.pid, signal.SIGKILL)
-        ranks.process.wait()
+        ranks.process.kill()
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The final model of a run in which rank 1's interpreter is held three times longer than the watch has patience."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    printed = run(folder, "--devices", "2", "--trouble", "1=busy", "--patience", "1")
+    printed = run(folder, "--trouble", "1=busy", "--patience", "1", devices=2)
     assert "rank 1 is busy" in printed
     assert "ends:" not in printed
     return model(folder)
@@ -116,7 +108,7 @@ def test_sigterm_ends_a_rank_after_its_batch(begin: Any, undisturbed: dict[str, 
     assert ranks.code() == 143
     assert ranks.sentence(1).startswith("rank 0 was ended by SIGTERM. ")
     whole_checkpoint(ranks, ranks.sentence(1))
-    run(ranks.folder, "--devices", "2", "--resume")
+    run(ranks.folder, "--resume", devices=2)
     for name, value in model(ranks.folder).items():
         assert torch.equal(value, undisturbed[name]), name
 

@@ -26,7 +26,7 @@ def test_ranks_agree(tmp_path: Path, options: tuple[str, ...]) -> None:
     run(tmp_path / "1", *options)
     expected = model(tmp_path / "1")
     for ranks in (2, 3, 4):
-        run(tmp_path / str(ranks), "--devices", str(ranks), *options)
+        run(tmp_path / str(ranks), *options, devices=ranks)
         for name, value in model(tmp_path / str(ranks)).items():
             torch.testing.assert_close(
                 value, expected[name], rtol=1e-6, atol=1e-6 * float(expected[name].abs().max()), msg=f"{ranks}: {name}"
@@ -38,7 +38,7 @@ def test_a_chain_of_clients_runs_over_ranks(tmp_path: Path, ranks: int) -> None:
     """A model that another rank's client has trained comes by the server."""
     options = ("--module", "regression", "--algorithm", "fedseq")
     run(tmp_path / "1", *options)
-    run(tmp_path / "several", "--devices", str(ranks), *options)
+    run(tmp_path / "several", *options, devices=ranks)
     expected = model(tmp_path / "1")
     for name, value in model(tmp_path / "several").items():
         torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-9, msg=name)

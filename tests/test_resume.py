@@ -60,10 +60,9 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, untouched: Path) -> No
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    options = (*OPTIONS, "--devices", "2")
-    run(tmp_path / "whole", *options)
-    run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *options)
-    run(tmp_path / "killed", *options, "--resume")
+    run(tmp_path / "whole", *OPTIONS, devices=2)
+    run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *OPTIONS, "--devices", "2")
+    run(tmp_path / "killed", *OPTIONS, "--resume", devices=2)
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
 
 

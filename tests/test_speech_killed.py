@@ -12,21 +12,10 @@ import pytest
 from lit_epgan.datamodules.speech import SpeechDataModule
 from lit_epgan.speech.audio import read_audio
 from lit_epgan.speech.stages import CONTENTS, PART, Stages, _mine, is_whole
-from tests.processes import started
+from tests.processes import Started
 from tests.speech import MAKERS, MINIATURE
 
 pytestmark = pytest.mark.slow
-
-BUILD = """
-import sys, time
-from pathlib import Path
-from lit_epgan.datamodules.speech import SpeechDataModule
-from tests.speech import MINIATURE
-
-rename = Path.rename  # lingers between a whole folder and its name
-Path.rename = lambda self, target: (time.sleep(float(sys.argv[2])), rename(self, target))[1]
-SpeechDataModule(**MINIATURE, cache_dir=sys.argv[1]).prepare_data()
-"""
 
 # patterns of what must be new in the cache; in the order in which a build comes by
 MOMENTS = {
@@ -40,7 +29,7 @@ MOMENTS = {
 
 
 def build(cache, linger=0.0):
-    return started([sys.executable, "-c", BUILD, str(cache), str(linger)])
+    return Started([sys.executable, "-m", "tests.speech_build", str(cache), str(linger)])
 
 
 def killed_when(cache, patterns, linger):
@@ -56,12 +45,11 @@ def killed_when(cache, patterns, linger):
     process = build(cache, linger)
     until = time.monotonic() + 120
     while not all(any(map(is_new, cache.glob(pattern))) for pattern in patterns):
-        assert process.poll() is None, f"ended before {patterns}: {process.communicate()[0]}"
+        assert process.poll() is None, f"ended before {patterns}: {process.printed()}"
         assert time.monotonic() < until, f"never came to {patterns}"
         time.sleep(0.001)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    process.kill()
+    assert process.poll() == -signal.SIGKILL
 
 
 def finished(cache):
@@ -83,8 +71,7 @@ def test_a_build_that_is_killed_again_and_again(tmp_path, monkeypatch):
         kept = now
     assert {name.split("-")[0] for name in kept} == {"session", "features", "alignment"}
     last = build(cache)
-    printed, _ = last.communicate(timeout=120)
-    assert last.returncode == 0, printed
+    assert last.wait() == 0, last.printed()
     now = finished(cache)
     assert kept.items() <= now.items()
     assert sorted(name.split("-")[0] for name in now) == ["alignment", *["features"] * 6, "graph", *["session"] * 6]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import wandb
 
 from lit_epgan.runs import MetricsFile
 from lit_epgan.study.process import Process, start
@@ -46,6 +47,7 @@ def test_the_history_of_a_killed_run_is_that_of_one_never_stopped(
 ) -> None:
     """The same rows, in the same order, the pictures among them, in the one file that is uploaded."""
     monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb.setup().ensure_service()  # as a test before this one may have left it
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     to_the_end(whole)
     killed_in_round(1, killed)

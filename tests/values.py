@@ -195,7 +195,7 @@ def _limited(words: list[str], folder: str, seconds: int, bytes_: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     lightning_cli.SUBCOMMANDS = ("fit",)  # the other commands' parsers take most of a refusal's time
     lightning_cli.FederatedCLI.subcommands = staticmethod(lambda: FIT)  # type: ignore[method-assign]
-    _run(words, {**environment(), "WANDB_MODE": "disabled"}, folder, os.path.join(folder, "log"), False)
+    _run("lit_epgan", words, {**environment(), "WANDB_MODE": "disabled"}, folder, os.path.join(folder, "log"), False)
 
 
 def kind_of(draw: Draw, code: int | None, log: str) -> str:

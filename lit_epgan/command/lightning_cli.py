@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import sys
 import warnings
 from argparse import ArgumentError, ArgumentTypeError
 from pathlib import Path
@@ -24,23 +23,14 @@ from lit_epgan.command.ending import EndOfFit, StopAtBatch, stopped_in_a_sentenc
 from lit_epgan.command.given import given_by
 from lit_epgan.command.parsed_values import check_values
 from lit_epgan.command.parser_messages import parse_error
+from lit_epgan.command.placing import choose_strategy, make_room, place_checkpoints, place_loggers, say
 from lit_epgan.command.predicting import say_what_was_written, with_writer
 from lit_epgan.command.quoting import quote_numbers
 from lit_epgan.errors import UserError
 from lit_epgan.runs.checkpoint_io import seal_checkpoints
 from lit_epgan.runs.checkpoints import newest_whole, require_whole, where_to_go_on
 from lit_epgan.runs.lock import locked
-from lit_epgan.runs.run_folder import (
-    CHECKPOINTS,
-    CONFIG,
-    default_folder,
-    holds_a_run,
-    is_first_rank,
-    move_aside,
-    wandb_has_key,
-    wandb_id,
-)
-from lit_epgan.text import printable
+from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG, default_folder, is_first_rank
 
 quote_numbers()
 logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
@@ -127,10 +117,10 @@ class FederatedCLI(LightningCLI):
         config.ckpt_path = self._checkpoint_for(folder, config.ckpt_path)
         self._compare_settings(config)
         if self.subcommand == "fit" and config.ckpt_path is None and not trainer.fast_dev_run:
-            _make_room(folder)
-        _place_loggers(trainer, folder, str(self.subcommand))
-        _place_checkpoints(trainer, folder)
-        _choose_strategy(trainer, federated=config.get("federation") is not None)
+            make_room(folder)
+        place_loggers(trainer, folder, str(self.subcommand))
+        place_checkpoints(trainer, folder)
+        choose_strategy(trainer, federated=config.get("federation") is not None)
 
     def _checkpoint_for(self, folder: Path, asked: str | None) -> str | None:
         checkpoints = folder / CHECKPOINTS
@@ -140,7 +130,7 @@ class FederatedCLI(LightningCLI):
             if any(checkpoints.glob("*.ckpt")):
                 asked = "last"
             else:
-                _say(f"No checkpoint in {checkpoints}: this is the untrained model.")
+                say(f"No checkpoint in {checkpoints}: this is the untrained model.")
         if asked == "last":
             asked = str(newest_whole(checkpoints, **demands))
         elif asked in ("best", "hpc", "registry"):
@@ -203,7 +193,7 @@ class FederatedCLI(LightningCLI):
         Raises:
             UserError: nothing was.
         """
-        _say(say_what_was_written(self.trainer))
+        say(say_what_was_written(self.trainer))
 
 
 def _own(error: BaseException | None) -> UserError | None:
@@ -218,66 +208,3 @@ def refuse_own_seed(args: list[str]) -> None:
     for word in args:
         if word.split("=")[0] in ("--data.seed", "--data.init_args.seed"):
             raise UserError("data.seed follows the run's one seed: give --seed_everything instead.")
-
-
-def _make_room(folder: Path) -> None:
-    if holds_a_run(folder) and is_first_rank():
-        aside = move_aside(folder)
-        _say(
-            f"{folder} held a run; it is now {aside}. "
-            f"To continue it: --trainer.default_root_dir {aside} --ckpt_path last"
-        )
-
-
-def _place_loggers(trainer: Namespace, folder: Path, subcommand: str) -> None:
-    loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
-    for logger in loggers:
-        if not isinstance(logger, Namespace):  # None, True or False
-            continue
-        arguments = logger.init_args
-        name = logger.class_path.rsplit(".", 1)[-1]
-        if arguments.get("save_dir") in (None, "."):
-            arguments.save_dir = str(folder)
-        if name == "MetricsFile" and subcommand != "fit":
-            arguments.file = f"{subcommand}_{arguments.file}"
-        if name in ("WandbLogger", "WandbHistory"):
-            _place_wandb(arguments, folder)
-
-
-def _place_wandb(arguments: Namespace, folder: Path) -> None:
-    if "WANDB_MODE" not in os.environ and not wandb_has_key():
-        arguments.offline = True
-    arguments.name = arguments.get("name") or folder.name
-    if is_first_rank():
-        arguments.id = arguments.get("id") or wandb_id(folder)  # W&B resumes a known id
-
-
-def _place_checkpoints(trainer: Namespace, folder: Path) -> None:
-    for callback in trainer.callbacks or []:
-        if "dirpath" in callback.get("init_args", {}) and callback.init_args.dirpath is None:
-            callback.init_args.dirpath = str(folder / CHECKPOINTS)
-
-
-def _choose_strategy(trainer: Namespace, federated: bool) -> None:
-    """With several processes a federation needs the strategy that leaves clients' gradients alone."""
-    if federated and trainer.strategy == "auto" and _processes(trainer) > 1:
-        trainer.strategy = "federated"
-
-
-def _processes(trainer: Namespace) -> int:
-    on_gpu = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    devices = trainer.devices
-    if devices in ("auto", -1, "-1"):
-        count = torch.cuda.device_count() if on_gpu else 1
-    elif isinstance(devices, str) and "," in devices:
-        count = len([d for d in devices.split(",") if d.strip()])
-    elif isinstance(devices, list):
-        count = len(devices)
-    else:
-        count = int(devices) if str(devices).isdigit() else 1
-    return count * int(trainer.num_nodes)
-
-
-def _say(sentence: str) -> None:
-    if is_first_rank():
-        print(printable(sentence), file=sys.stderr, flush=True)

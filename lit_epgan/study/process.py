@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
-from lit_epgan.study.run import CLI, environment
+from lit_epgan.study.run import environment
 
 PR_SET_PDEATHSIG = 1
 LINUX = sys.platform == "linux"  # elsewhere libraries may not survive a fork
@@ -38,13 +38,13 @@ def start(words: list[str], log: Path, append: bool) -> Process:
     """Start a run.
 
     Args:
-        words: of the command; those of ``python -m lit_epgan`` need no new interpreter on Linux, which saves them
-            the seconds of its imports.
+        words: of the command; ``python -m MODULE`` needs no new interpreter on Linux, which saves the seconds of
+            the imports.
         log: file for what it prints.
         append: whether the log goes on.
     """
-    if LINUX and words[: len(CLI)] == CLI:
-        return Fork(words[len(CLI) :], log, append)
+    if LINUX and words[:2] == [sys.executable, "-m"]:
+        return Fork(words[2], words[3:], log, append)
     with log.open("ab" if append else "wb") as file:
         return subprocess.Popen(
             words,
@@ -58,13 +58,15 @@ def start(words: list[str], log: Path, append: bool) -> Process:
 
 
 class Fork:
-    """``python -m lit_epgan`` in a fork of a process that has loaded ``IMPORTS``."""
+    """``python -m MODULE WORD ...`` in a fork of a process that has loaded ``IMPORTS``."""
 
-    def __init__(self, words: list[str], log: Path, append: bool) -> None:
+    def __init__(self, module: str, words: list[str], log: Path, append: bool) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTS)
         self._process = context.Process(
-            target=_run, args=(words, environment(), os.getcwd(), os.fspath(log), append), name=" ".join(words[:3])
+            target=_run,
+            args=(module, words, environment(), os.getcwd(), os.fspath(log), append),
+            name=" ".join([module, *words[:3]]),
         )
         self._process.start()
         assert self._process.pid is not None
@@ -83,7 +85,7 @@ class Fork:
         return code
 
 
-def _run(words: list[str], variables: dict[str, str], folder: str, log: str, append: bool) -> NoReturn:
+def _run(module: str, words: list[str], variables: dict[str, str], folder: str, log: str, append: bool) -> None:
     os.setsid()
     threading.Thread(target=_die_with_study, daemon=True).start()
     atexit._clear()  # what the imports registered is for their own process to do, once
@@ -95,10 +97,9 @@ def _run(words: list[str], variables: dict[str, str], folder: str, log: str, app
         os.dup2(file, stream.fileno())
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.close(file)
-    sys.argv = ["lit_epgan", *words]
+    sys.argv = [module, *words]
     try:
-        runpy.run_module("lit_epgan", run_name="__main__", alter_sys=True)
-        raise AssertionError("lit_epgan.__main__ exits")
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         atexit._run_exitfuncs()  # multiprocessing leaves them out; W&B closes a run's file so
 

@@ -147,6 +147,10 @@ def cli_command(run: Run) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """One thread a run, since the runs themselves fill the cores; no W&B files where nobody could upload them."""
+    """One thread a run, since the runs themselves fill the cores; no W&B files where nobody could upload them.
+
+    A run talks to a W&B service of its own: this process's would still hold the id of a run that was killed.
+    """
     wandb = {} if wandb_has_key() else {"WANDB_MODE": "disabled"}
-    return {**wandb, **os.environ, **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
+    own = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    return {**wandb, **own, **ONE_THREAD, "PYTHONUNBUFFERED": "1"}
