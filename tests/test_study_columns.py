@@ -8,8 +8,10 @@ from rich.console import Console
 from scipy import stats
 
 from lit_epgan.errors import UserError
+from lit_epgan.runs.config_files import find_config
 from lit_epgan.study import plots
 from lit_epgan.study.command import study
+from lit_epgan.study.known import take_known
 from lit_epgan.study.plan import read_study
 from lit_epgan.study.report import print_table, write_report
 from lit_epgan.study.run import Run, runs_of
@@ -202,6 +204,26 @@ def test_known_runs_of_other_settings_are_run_again(
     study(["--config", str(plan), "--output", str(tmp_path / "second"), "--known", str(known)], stand_in)
     assert "3 runs are known; 3 more were run with other settings" in capsys.readouterr().out
     assert (tmp_path / "second" / "runs" / "clever" / "seed-0" / "calls.txt").exists()
+
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+WITHOUT_SETTINGS = ("digits_family_tuning", "digits_tuning", "toy_tuning")
+
+
+@pytest.mark.parametrize("name", WITHOUT_SETTINGS)
+def test_tables_of_before_runs_told_their_settings_are_read_and_not_trusted(name: str, tmp_path: Path) -> None:
+    trial = read_study(find_config(f"{name}.yaml", studies=True))
+    assert take_known(trial, runs_of(trial, tmp_path), RESULTS / f"{name}.csv") == (0, lines_of(name))
+
+
+def lines_of(name: str) -> int:
+    return len((RESULTS / f"{name}.csv").read_text().splitlines()) - 1
+
+
+def test_all_other_published_tables_tell_them() -> None:
+    tables = {path.stem: path.read_text().splitlines()[0].split(",") for path in RESULTS.glob("*.csv")}
+    assert {name for name, columns in tables.items() if "settings" not in columns} == set(WITHOUT_SETTINGS)
+    assert all({"method", "seed", "exit_code", "seconds"} <= set(columns) for columns in tables.values())
 
 
 def test_a_comment_changes_no_settings(plan: Path, tmp_path: Path) -> None:
