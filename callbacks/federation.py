@@ -1,6 +1,7 @@
 """The callback that federates any LightningModule: one epoch is one round, clients are segments of its loader."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.lightning_internals import StepControl, own_attributes
+from lit_epgan.callbacks.private_run import refuse_what_tells, without_callbacks_that_tell, without_training_logs
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
@@ -25,6 +27,7 @@ from lit_epgan.engine import (
     FlatParameters,
     Mechanism,
     OptimizedParameters,
+    Plan,
     Sampler,
     Seat,
     Server,
@@ -101,6 +104,10 @@ class FederationCallback(Callback):
         self._step_hooks: list[Any] = []
         self._checkpoint: dict[str, Any] | None = None
 
+    @property
+    def _is_private(self) -> bool:
+        return self.mechanism is not None and self.mechanism.private
+
     # Set-up -----------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -126,6 +133,9 @@ class FederationCallback(Callback):
             )
         check_trainer(trainer)
         check_module(pl_module, trainer.world_size)
+        if self._is_private:
+            without_callbacks_that_tell(trainer)
+            without_training_logs(pl_module)
         save_between_rounds(trainer)
         self._datamodule = datamodule
         sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)
@@ -161,9 +171,14 @@ class FederationCallback(Callback):
         algorithm.start(server)
         if (guarantee := algorithm.guarantee()) is not None:
             rank_zero_info(f"{type(algorithm).__name__}: {guarantee}")
-        promised = self.mechanism.guarantee(trainer.max_epochs or 0) if self.mechanism is not None else None
-        if promised is not None:
-            rank_zero_info(f"{type(self.mechanism).__name__}: {promised}")
+        if self._is_private:
+            refuse_what_tells(dm, tensors, self.optimizer_state)
+        if self.mechanism is not None:
+            exchanges = algorithm.exchanges(trainer.current_epoch, trainer.max_epochs or 0)
+            folder, resumed = Path(trainer.default_root_dir), trainer.current_epoch > 0
+            self.mechanism.begin(Plan(self._sampler, len(dm.active), exchanges, folder, resumed))
+            if (promised := self.mechanism.guarantee()) is not None:
+                rank_zero_info(f"{type(self.mechanism).__name__}: {promised}")
         if any(merge != "mean" for merge in tensors.merges.values()):
             rank_zero_info(f"buffers are merged as follows. {partition(tensors.merges)}")
 
@@ -282,6 +297,8 @@ class FederationCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the module with the server's model."""
         self._leave()
+        if self.mechanism is not None:
+            self.mechanism.end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the module with the server's model of the last finished round."""

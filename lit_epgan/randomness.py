@@ -1,6 +1,7 @@
 """Randomness belongs to (seed, round, client): a stream is derived from what it is for, never from a running one."""
 
 import hashlib
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,3 +85,14 @@ def isolated() -> Iterator[None]:
         yield
     finally:
         set_host_state(state)
+
+
+def secure_normal(n: int) -> torch.Tensor:
+    """n standard normal numbers (n,), float64, from the operating system's cryptographic source.
+
+    torch's generators are predictable from a few hundred of their outputs; here 52 bits of each number's own go through
+    the inverse of the normal distribution function.
+    """
+    words = torch.frombuffer(bytearray(os.urandom(8 * n)), dtype=torch.int64)
+    uniform = ((words & (2**52 - 1)).double() + 0.5) / 2**52
+    return torch.special.ndtri(uniform)

@@ -22,6 +22,7 @@ from lit_epgan.engine import Algorithm
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FedSeq, TiltedExpectationPropagation
 from lit_epgan.modules.priors import HistoryPrior
+from lit_epgan.privacy import CentralNoise
 from lit_epgan.runs.metrics_file import MetricsFile
 from tests.federations import client_sets, federation
 from tests.modules import Regression, TwoOptimizers
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--module", choices=["regression", "gan", "speech_gan"], default="regression")
     parser.add_argument("--algorithm", choices=sorted(ALGORITHMS), default="fedavg")
     parser.add_argument("--optimizer-state", default="reset")
+    parser.add_argument("--noise-seed", type=int, help="a private run, whose noise repeats")
     parser.add_argument("--trouble", nargs="*", default=[], metavar="RANK=KIND")
     parser.add_argument("--patience", type=float, default=30.0)
     parser.add_argument("--resume", action="store_true")
@@ -125,7 +127,8 @@ def main() -> None:
     seed_everything(3, verbose=False)
     module, data = federated(args.module)
     trouble = {int(rank): kind for rank, kind in (word.split("=") for word in args.trouble)}
-    callback = FederationCallback(ALGORITHMS[args.algorithm], optimizer_state=args.optimizer_state)
+    noise = CentralNoise(0.5, 4.0, noise_seed=args.noise_seed) if args.noise_seed is not None else None
+    callback = FederationCallback(ALGORITHMS[args.algorithm], optimizer_state=args.optimizer_state, mechanism=noise)
     trainer = Trainer(
         max_epochs=5,
         accelerator="cpu",

@@ -38,7 +38,8 @@ def fit(
     **options: Any,
 ) -> Trainer:
     """Federate ``module`` in double precision on the CPU; options for the Trainer or, by name, for the callback."""
-    ours = {k: options.pop(k) for k in ("algorithm", "optimizer_state", "buffers", "local") if k in options}
+    names = ("algorithm", "optimizer_state", "buffers", "local", "mechanism", "sampler", "aggregator")
+    ours = {k: options.pop(k) for k in names if k in options}
     ckpt_path = options.pop("ckpt_path", None)
     callbacks = [*options.pop("callbacks", []), FederationCallback(**ours)]
     defaults: dict[str, Any] = {

@@ -84,7 +84,7 @@ def test_this_test_sees_the_project() -> None:
     assert "lit_epgan.engine.samplers" in imports(ROOT / "datamodules/base.py")
 
 
-@pytest.mark.parametrize("room", [*MATHEMATICS, ENGINE, SNAPSHOTS, "lit_epgan.federated"])
+@pytest.mark.parametrize("room", [*MATHEMATICS, ENGINE, SNAPSHOTS, "lit_epgan.federated", "lit_epgan.privacy"])
 def test_mathematics_needs_no_lightning(room: str) -> None:
     for name, path in modules(room):
         assert not any(within(i, "lightning", "pytorch_lightning") for i in imports(path)), name
@@ -97,6 +97,7 @@ def test_rooms_import_one_way() -> None:
     assert_imports_only(ENGINE, allowed=(ENGINE, SNAPSHOTS))
     assert_imports_only("lit_epgan.federated", allowed=("lit_epgan.federated", ENGINE, *MATHEMATICS))
     assert_imports_only("lit_epgan.speech", allowed=("lit_epgan.speech",))
+    assert_imports_only("lit_epgan.privacy", allowed=("lit_epgan.privacy", ENGINE))
     data = "lit_epgan.datamodules"
     assert_imports_only(data, allowed=(data, "lit_epgan.speech", "lit_epgan.metrics.cache", f"{ENGINE}.samplers"))
 

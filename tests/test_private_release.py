@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism, RandomFourierFeatures
 from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
-from lit_epgan.embedding.gaussian_mechanism import secure_normal
 from lit_epgan.errors import UserError
+from lit_epgan.randomness import secure_normal
 from tests.test_embedding import rows, stream
 
 

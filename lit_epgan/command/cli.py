@@ -12,12 +12,14 @@ from lit_epgan.signals import Stopped, stoppable
 from lit_epgan.text import printable
 
 HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml ... [--KEY VALUE ...]
+       python -m lit_epgan privacy show LEDGER
 
   fit        train; everything goes to one folder, runs/NAME (or --trainer.default_root_dir DIR)
   validate   evaluate the newest checkpoint of the run (or --ckpt_path FILE) on the validation data
   test       evaluate it on the test data
   predict    write samples of it to the run's folder
   study      methods x seeds in parallel: a table with t-tests, plots and one HTML page
+  privacy    show what runs on a private data set have spent of its budget
 
   --config NAME.yaml         looked up in the working directory, then in configs/
     --config algorithms/NAME.yaml   another algorithm on top of it; everything goes to runs/NAME_ALGORITHM
@@ -32,7 +34,7 @@ studies: {studies}
 
 LIT_EPGAN_DEBUG=1 shows the traceback behind an error.
 """
-COMMANDS = ("fit", "validate", "test", "predict", "study")
+COMMANDS = ("fit", "validate", "test", "predict", "study", "privacy")
 
 
 def main(args: list[str] | None = None) -> int:
@@ -75,6 +77,10 @@ def _run(args: list[str]) -> int:
         from lit_epgan.study.command import study  # each command pays for its own imports only
 
         return study(args[1:])
+    if command == "privacy":
+        from lit_epgan.command.privacy import privacy
+
+        return privacy(args[1:])
     if command not in COMMANDS:
         raise UserError(_unknown_command(command))
     resolved = resolve_configs(args)

@@ -1,13 +1,12 @@
 """The Gaussian mechanism for one release of sums over records, and what it guarantees."""
 
-import os
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
+from lit_epgan.randomness import generator_for, secure_normal
 
 UNIT = "one record added to or removed from one client's data"
 
@@ -92,14 +91,3 @@ class GaussianMechanism:
         assert self.noise_seed is not None
         generator = generator_for(self.noise_seed, "privacy", *stream)
         return torch.randn(n, generator=generator, dtype=torch.float64)
-
-
-def secure_normal(n: int) -> Tensor:
-    """n standard normal numbers (n,), float64, from the operating system's cryptographic source.
-
-    torch's generators are predictable from a few hundred of their outputs; here 52 bits of each number's own go through
-    the inverse of the normal distribution function.
-    """
-    words = torch.frombuffer(bytearray(os.urandom(8 * n)), dtype=torch.int64)
-    uniform = ((words & (2**52 - 1)).double() + 0.5) / 2**52
-    return torch.special.ndtri(uniform)

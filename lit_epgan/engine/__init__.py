@@ -10,7 +10,7 @@ from lit_epgan.engine.algorithm import (
     check_server_training,
     passing,
 )
-from lit_epgan.engine.mechanisms import Mechanism, NormClipping
+from lit_epgan.engine.mechanisms import Mechanism, NormClipping, Plan
 from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, Weighted, scalar
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.plain_loop import PlainFederation
@@ -38,6 +38,7 @@ __all__ = [
     "NormClipping",
     "OptimizedParameters",
     "PlainFederation",
+    "Plan",
     "Poisson",
     "Report",
     "Robust",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.collectives import all_gather, all_reduce
+from lit_epgan.engine.collectives import all_gather, all_reduce, gather_objects
 from lit_epgan.engine.messages import Count, Report, Term, Weighted, tensor_of
 from lit_epgan.errors import UserError
 
@@ -22,10 +22,12 @@ class Total:
     Attributes:
         sums: by name, the sum over clients (float64), or what stands for it.
         each: by name, every client's own tensor, by its index: the entries that were asked for one by one.
+        counts: names of the sums that say nothing of what was learnt.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     each: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    counts: frozenset[str] = frozenset()
 
     def __getitem__(self, name: str) -> Tensor:
         return self.sums[name]
@@ -223,9 +225,11 @@ class Combination:
         self._named = named
         self._sum = Sum(device)
         self._changes = changes
+        self._counts: set[str] = set()
 
     def add(self, client: int, report: Report) -> None:
         """Take in one client's report."""
+        self._counts.update(name for name, term in report.items() if isinstance(term, Count))
         for name, term in report.items():
             if name in self._named:
                 self._named[name].add(client, name, term)
@@ -244,6 +248,7 @@ class Combination:
         chosen = {id(a): a for a in (self._sum, self._changes, *self._named.values()) if a is not None}
         for aggregator in chosen.values():
             aggregator.close(total)
+        total.counts = frozenset().union(*gather_objects(self._counts))
         return total
 
 

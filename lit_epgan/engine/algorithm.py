@@ -138,6 +138,10 @@ class Algorithm:
         """Whether an exchange of the round is answered by training; otherwise no client reads a batch."""
         return True
 
+    def exchanges(self, start: int, stop: int) -> int:
+        """How many exchanges rounds ``start`` to ``stop`` - 1 have at most; an accountant reads it."""
+        return max(0, stop - start)
+
     def start(self, server: Server) -> None:
         """Before the first round (and after a resume, with ``server.state`` as it was): check settings, add state."""
 
@@ -201,6 +205,10 @@ class Around(Algorithm):
     def trains(self, round_: int) -> bool:
         """As the inner algorithm."""
         return self.inner.trains(round_)
+
+    def exchanges(self, start: int, stop: int) -> int:
+        """The inner algorithm's."""
+        return self.inner.exchanges(start, stop)
 
     def start(self, server: Server) -> None:
         """As the inner algorithm."""

@@ -1,18 +1,55 @@
 """What is done to whole reports, around any algorithm: clipping here, noise in a privacy mechanism."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import Total
+from lit_epgan.engine.aggregation import Aggregator, Total
 from lit_epgan.engine.messages import Count, Report, Term, Weighted, tensor_of
+from lit_epgan.engine.samplers import Sampler
 from lit_epgan.errors import UserError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fit is about to do, as far as it is public.
+
+    Attributes:
+        sampler: draws the cohorts.
+        clients: how many clients hold data.
+        exchanges: that are still to come, over all rounds.
+        folder: the run's own; None where it keeps nothing.
+        resumed: whether a run goes on that has begun before.
+    """
+
+    sampler: Sampler
+    clients: int
+    exchanges: int
+    folder: Path | None = None
+    resumed: bool = False
 
 
 class Mechanism:
     """Base of what is done to whole reports; by itself it does nothing.
 
     It sees what the federation adds to a report (buffers, the algorithm's networks), too.
+
+    Attributes:
+        private: whether it promises differential privacy. Then the server names no client and warns of none, and
+            aggregators that look at single reports are refused.
     """
+
+    private = False
+
+    def begin(self, plan: Plan) -> None:
+        """Before a fit's first round, on every rank.
+
+        Raises:
+            UserError: what is planned must not be done.
+        """
 
     def at_client(self, report: Report) -> Report:
         """What leaves the client in place of ``report``."""
@@ -22,9 +59,12 @@ class Mechanism:
         """What the algorithm gets in place of ``total``; ``cohort``: how many clients were asked, a public number."""
         return total
 
-    def guarantee(self, rounds: int) -> str | None:
-        """What holds after so many rounds, in a sentence; None if nothing is promised."""
+    def guarantee(self) -> str | None:
+        """What holds when all that is planned has been done, in a sentence; None if nothing is promised."""
         return None
+
+    def end(self) -> None:
+        """After the fit's last round, on every rank."""
 
 
 class NormClipping(Mechanism):
@@ -76,3 +116,27 @@ def flat_norm(report: Report) -> Tensor:
         if not isinstance(term, Count)
     ]
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+
+
+def refuse_single_reports(owner: object, named: Mapping[str, Aggregator], changes: Aggregator | None) -> None:
+    """Refuse aggregators that a private mechanism does not admit.
+
+    Args:
+        owner: the algorithm, for the message.
+        named: the aggregators of single entries.
+        changes: that of all other changes; None for the sum.
+
+    Raises:
+        UserError: naming the entry, or the aggregator.
+    """
+    if changes is not None and not changes.private:
+        raise UserError(
+            f"{type(changes).__name__} looks at every client's report by itself, which no noise on a sum covers: leave "
+            "the aggregator out, or the private mechanism"
+        )
+    wrong = [name for name, each in named.items() if not each.private]
+    if wrong:
+        raise UserError(
+            f"{type(owner).__name__} wants every client's {wrong[0]!r} by itself, which no noise on a sum covers: take "
+            "an algorithm whose reports sum, such as FedAvg, or leave the private mechanism out"
+        )

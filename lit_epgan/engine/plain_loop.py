@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lit_epgan.engine.aggregation import Aggregator
 from lit_epgan.engine.algorithm import Algorithm, Server
 from lit_epgan.engine.attributes import Attributes
-from lit_epgan.engine.mechanisms import Mechanism
+from lit_epgan.engine.mechanisms import Mechanism, Plan
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.module_state import ModuleState
 from lit_epgan.engine.networks import AlgorithmNetworks
@@ -88,8 +88,13 @@ class PlainFederation:
     @torch.no_grad()
     def run(self, rounds: int) -> Tensor:
         """The server's parameters (d,) after so many rounds."""
+        mechanism, clients = self.federation.mechanism, len(self.federation.active)
+        if mechanism is not None:
+            mechanism.begin(Plan(self.federation.sampler, clients, self.federation.algorithm.exchanges(0, rounds)))
         for number in range(rounds):
             self.round(number)
+        if mechanism is not None:
+            mechanism.end()
         return self.server.parameters
 
     @torch.no_grad()

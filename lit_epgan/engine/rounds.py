@@ -15,7 +15,7 @@ from lit_epgan.engine.algorithm import Algorithm, Exchange, Server
 from lit_epgan.engine.causes import Causes
 from lit_epgan.engine.collectives import all_gather, all_reduce, rank, ranks
 from lit_epgan.engine.divergence import ReportNorms, largest_norm, overflowing
-from lit_epgan.engine.mechanisms import Mechanism
+from lit_epgan.engine.mechanisms import Mechanism, refuse_single_reports
 from lit_epgan.engine.messages import Task, is_finite, nbytes, norm, scalar
 from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.networks import NAME as NETWORKS
@@ -83,6 +83,7 @@ class Round:
         self._federation, self.number = federation, number
         server = federation.server
         self._before = ServerCopy(federation)
+        self._private = federation.mechanism is not None and federation.mechanism.private
         server.round = number
         server.chains = federation.sampler.draw(federation.active, server.seed, number)
         self._budget, self._worked = Counter[str](), set[int]()
@@ -110,6 +111,8 @@ class Round:
             return
         self.asked = [k for k in to if k % ranks() == rank() and k not in self.dropped]
         named = {**exchange.combine, **(federation.tensors.combine() if exchange.training else {})}
+        if self._private:
+            refuse_single_reports(federation.algorithm, named, federation.aggregator)
         aggregator = copy.deepcopy(federation.aggregator)
         self._combination = Combination(named, aggregator, federation.server.parameters.device)
 
@@ -161,7 +164,8 @@ class Round:
             federation.private.propose(name, answer.private)
             self._combination.add(client, answer.report)
             self._causes.finite()
-            self._norms.add(client, size)
+            if not self._private:  # whose report is large is nobody's business then
+                self._norms.add(client, size)
         else:
             federation.private.forget(name, answer.private)
             self.dropped.append(client)
@@ -246,7 +250,8 @@ class Round:
         self._budget["clients"] = len(self._worked)
         spent = all_reduce({name: scalar(self._budget[name]).to(device) for name in BUDGET})
         clients = spent["clients"].clamp(min=1)
-        self.budget = {f"client/{name}": (spent[name] / clients).squeeze() for name in BUDGET[1:]}
+        told = [name for name in BUDGET[1:] if name != "steps" or not self._private]  # steps tell of records
+        self.budget = {f"client/{name}": (spent[name] / clients).squeeze() for name in told}
         self._check_server()
         self._federation.private.commit()
 

@@ -99,6 +99,10 @@ class ExpectationPropagation(Algorithm):
         mean = tensors["prior_precision_mean"]
         return GaussianFactor(torch.full_like(mean, self.prior_precision), mean)
 
+    def exchanges(self, start: int, stop: int) -> int:
+        """One a round, and that of the normalisers in the first."""
+        return super().exchanges(start, stop) + (start == 0)
+
     def round(self, server: Server) -> Rounds:
         """q out, the sites' changes back; in the first round the normalisers before them."""
         state = server.state

@@ -252,7 +252,7 @@ class TiltedPrior(Training):
         """
         if self.client.step == 0:
             change = GaussianFactor.uniform(self.received[Q.precision].flatten())
-            counts = {LEFT_OUT: Count(0), "tilted.clients": Count(0)}
+            counts: Report = {LEFT_OUT: scalar(0), "tilted.clients": Count(0)}
             return {**super().report(), **Q.report(change), **counts}
         state, dtype, old = self.client.state, self.client.flat.dtype, self.site()
         new, left_out = tilted_sites(Q.of(self.received) / old, self._f, self.settings.moments)
@@ -261,7 +261,7 @@ class TiltedPrior(Training):
         return {
             **super().report(),
             **Q.report(GaussianFactor(change.precision.flatten(), change.precision_mean.flatten())),
-            LEFT_OUT: Count(left_out / new.precision.numel()),
+            LEFT_OUT: scalar(left_out / new.precision.numel()),
             "tilted.clients": Count(1),
         }
 

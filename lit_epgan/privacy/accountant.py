@@ -1,0 +1,136 @@
+"""Epsilon of releases that add up, by Google's dp-accounting; nothing is accounted for by code of our own.
+
+Two users' data sets are neighbours by one of two relations. ``zero_out``: one user's data set is emptied, as if the
+user had taken part with nothing to tell; the sum moves by S. ``replace_one``: it is replaced by any other; the sum
+moves by 2 S. Sampling without replacement is accounted for by Renyi divergences (Wang, Balle and Kasiviswanathan 2019),
+sampling by coins by the distribution of the privacy loss (Koskela, Jalko and Honkela 2020).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.releases import RELATIONS, Relation, Releases
+
+MOVES: dict[Relation, float] = {"zero_out": 1.0, "replace_one": 2.0}  # how far one user moves the sum, in S
+ORDERS = [1.25, 1.5, 1.75, *map(float, range(2, 21)), 24.0, 28.0, 32.0, 40.0, 48.0, 64.0, 128.0]  # of Renyi divergences
+LARGEST = 1e4  # noise multipliers that are tried
+
+
+@dataclass(frozen=True)
+class Spent:
+    """An epsilon with all that it takes to understand it; as text one clause.
+
+    Attributes:
+        epsilon, delta: of (epsilon, delta)-differential privacy at the level of users.
+        relation: which data sets are neighbours.
+        accountant: how releases were added up.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    accountant: str
+
+    def __str__(self) -> str:
+        return (
+            f"({self.epsilon:.3g}, {self.delta:g})-differential privacy for users ({RELATIONS[self.relation]}; "
+            f"{self.accountant})"
+        )
+
+
+def spent(releases: Sequence[Releases], delta: float, relation: Relation = "zero_out") -> Spent:
+    """What all ``releases`` together cost at ``delta``.
+
+    Raises:
+        UserError: ``delta`` is not between 0 and 1, or the relation is unknown.
+    """
+    if not 0 < delta < 1:
+        raise UserError(f"delta is {delta}; it must lie between 0 and 1, below one over the number of users")
+    if relation not in RELATIONS:
+        raise UserError(f"relation is {relation!r}; there are {', '.join(RELATIONS)}")
+    made = [each for each in releases if each.count]
+    fixed, others = [r for r in made if r.sampling == "fixed"], [r for r in made if r.sampling != "fixed"]
+    if not made:
+        return Spent(0.0, delta, relation, "nothing was released")
+    if all(each.sampling == "everyone" for each in made):
+        return Spent(_gaussian(made, delta, relation), delta, relation, "Gaussian mechanism, exactly")
+    if not fixed:
+        return Spent(_by_losses(made, delta, relation), delta, relation, "privacy loss distributions")
+    if relation == "zero_out" or not others:
+        return Spent(_by_renyi(fixed, others, delta, relation), delta, relation, "Renyi divergences")
+    parts = [spent(each, delta / 2, relation).epsilon for each in (fixed, others)]
+    return Spent(sum(parts), delta, relation, "Renyi divergences and privacy loss distributions, half of delta each")
+
+
+def noise_multiplier_for(
+    epsilon: float, delta: float, releases: Callable[[float], Sequence[Releases]], relation: Relation = "zero_out"
+) -> float:
+    """The smallest z, to 0.1 %, at which ``releases(z)`` cost at most ``epsilon``.
+
+    Raises:
+        UserError: no noise is enough, or ``epsilon`` is not above 0.
+    """
+    if not epsilon > 0:
+        raise UserError(f"target_epsilon is {epsilon}; it must be above 0")
+
+    def cost(z: float) -> float:
+        return spent(releases(z), delta, relation).epsilon
+
+    high = 1.0
+    while cost(high) > epsilon:
+        high *= 2
+        if high > LARGEST:
+            raise UserError(f"no noise multiplier below {LARGEST:g} reaches epsilon {epsilon} at delta {delta:g}")
+    low = high / 2
+    while cost(low) <= epsilon:
+        low, high = low / 2, low
+    while high / low > 1.001:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
+    return high
+
+
+def _gaussian(releases: Sequence[Releases], delta: float, relation: Relation) -> float:
+    from dp_accounting import get_epsilon_gaussian  # nearly a second to import
+
+    precision = sum(each.count * (MOVES[relation] / each.noise_multiplier) ** 2 for each in releases)
+    return float(get_epsilon_gaussian(precision**-0.5, delta))
+
+
+def _by_losses(releases: Sequence[Releases], delta: float, relation: Relation) -> float:
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import PLDAccountant
+
+    kind = {"zero_out": NeighboringRelation.REPLACE_SPECIAL, "replace_one": NeighboringRelation.REPLACE_ONE}
+    accountant = PLDAccountant(neighboring_relation=kind[relation])
+    for each in releases:
+        accountant.compose(_event(each, each.noise_multiplier), each.count)
+    return float(accountant.get_epsilon(delta))
+
+
+def _by_renyi(fixed: Sequence[Releases], others: Sequence[Releases], delta: float, relation: Relation) -> float:
+    """Both kinds' divergences hold for one user's data, and add up; the library has them under relations of its own.
+
+    Its bound on sampling without replacement takes the noise in units of how far one user moves the sum.
+    """
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant, compute_epsilon
+
+    sampled = RdpAccountant(ORDERS, NeighboringRelation.REPLACE_ONE)
+    for each in fixed:
+        sampled.compose(_event(each, each.noise_multiplier / MOVES[relation]), each.count)
+    beside = RdpAccountant(ORDERS, NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for each in others:
+        beside.compose(_event(each, each.noise_multiplier), each.count)
+    return float(compute_epsilon(sampled.orders, sampled.rdp + beside.rdp, delta)[0])
+
+
+def _event(each: Releases, noise_multiplier: float) -> Any:
+    import dp_accounting as dp
+
+    gaussian = dp.GaussianDpEvent(noise_multiplier)
+    if each.sampling == "fixed":
+        return dp.SampledWithoutReplacementDpEvent(each.population, each.cohort, gaussian)
+    return dp.PoissonSampledDpEvent(each.rate, gaussian) if each.sampling == "poisson" else gaussian

@@ -1,0 +1,218 @@
+"""Differential privacy for users around any algorithm, by a server that is trusted to add the noise."""
+
+import math
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lit_epgan.engine.aggregation import Total
+from lit_epgan.engine.collectives import all_reduce, gather_objects, rank
+from lit_epgan.engine.mechanisms import Mechanism, Plan, flat_norm
+from lit_epgan.engine.messages import Count, Report, Term, Weighted, tensor_of
+from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
+from lit_epgan.privacy.ledger import EVERYONE, Budget, Ledger
+from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.randomness import generator_for, secure_normal
+
+FILE = "privacy.jsonl"
+
+
+class CentralNoise(Mechanism):
+    """The Gaussian mechanism on the sum of clipped reports: what leaves the server hides each client's whole data set.
+
+        report <- report min(1, S / ||report||),   n_k <- 1,   sum <- sum + N(0, (z S)^2 I)
+
+    The norm is that of all of a report's entries as one flat vector: parameters, buffers, the algorithm's networks. The
+    divisor is the cohort's size, a public number. A report that is not finite counts as zero. The noise is drawn once
+    an exchange, from the operating system's secure source, on one rank. Every release is written to a ledger before it
+    is made, so that a killed run that repeats a round pays for both.
+
+    McMahan, Ramage, Talwar and Zhang 2018, algorithm 1; Augenstein et al. 2020, algorithms 1 and 2.
+
+    Args:
+        bound: S, the largest norm of a report.
+        noise_multiplier: z; give it or ``target_epsilon``.
+        target_epsilon: the smallest z is taken at which all planned rounds cost at most this.
+        delta: for which epsilon is stated; below one over the number of clients.
+        relation: which data sets are neighbours: ``zero_out`` empties one client's, ``replace_one`` replaces it.
+        ledger: the data set's own file, which all runs on it share; by default one in the run's folder.
+        budget: the largest epsilon that the ledger allows; None for no limit.
+        group: the users that this run looks at; what is spent on disjoint groups does not add up.
+        noise_seed: makes a study repeatable, and the noise predictable to whoever knows it: then there is no guarantee
+            in real use.
+
+    Raises:
+        UserError: an argument is out of its range.
+    """
+
+    private = True
+
+    def __init__(
+        self,
+        bound: float,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        delta: float = 1e-5,
+        relation: Relation = "zero_out",
+        ledger: str | None = None,
+        budget: float | None = None,
+        group: str = EVERYONE,
+        noise_seed: int | None = None,
+    ) -> None:
+        if not 0 < bound < math.inf:
+            raise UserError(f"CentralNoise's bound is {bound}; give a number above 0")
+        if (noise_multiplier is None) == (target_epsilon is None):
+            raise UserError("CentralNoise takes a noise_multiplier or a target_epsilon: give one of them")
+        if noise_multiplier is not None and not 0 < noise_multiplier < math.inf:
+            raise UserError(f"CentralNoise's noise_multiplier is {noise_multiplier}; without noise use NormClipping")
+        if budget is not None and not budget > 0:
+            raise UserError(f"CentralNoise's budget is {budget}; give an epsilon above 0")
+        self.bound, self.target_epsilon, self.delta, self.relation = bound, target_epsilon, delta, relation
+        self.noise_multiplier, self.budget, self.group, self.noise_seed = noise_multiplier, budget, group, noise_seed
+        self._path = ledger
+        self._ledger: Ledger | None = None
+        self._account = ""
+        self._planned: Releases | None = None
+        self._expected: float | None = None
+        self._made = 0
+        spent([], delta, relation)  # refuses both before anything begins
+
+    # The client -------------------------------------------------------------------------------------------------------
+
+    def at_client(self, report: Report) -> Report:
+        """The report, clipped to a norm of ``bound``; all zeros where it is not finite. Weights are 1."""
+        size = float(flat_norm(report))
+        scale = min(1.0, self.bound / size) if math.isfinite(size) and size > 0 else 0.0
+        return {name: self._bounded(term, scale) for name, term in report.items()}
+
+    @staticmethod
+    def _bounded(term: Term, scale: float) -> Term:
+        if isinstance(term, Count):
+            return Count(float(term.number > 0), True) if term.of_records else term
+        tensor = tensor_of(term)
+        if scale == 0:
+            tensor = torch.zeros_like(tensor)
+        elif scale < 1:
+            tensor = (tensor if tensor.is_floating_point() else tensor.double()) * scale
+        return Weighted(tensor) if isinstance(term, Weighted) else tensor
+
+    # The server -------------------------------------------------------------------------------------------------------
+
+    def begin(self, plan: Plan) -> None:
+        """Settle z, and announce all releases in the ledger; before any client's data are read.
+
+        Raises:
+            UserError: the ledger's budget would be passed, or the sampler's rate is not known to the accountant.
+        """
+        kind = _kind(plan.sampler, plan.clients)
+        self._expected = plan.sampler.rate(plan.clients) * plan.clients if kind.sampling == "poisson" else None
+        _refuse_empty_cohorts(kind, plan, self.delta)
+        if rank() == 0:
+            where = Path(self._path) if self._path is not None else plan.folder and plan.folder / FILE
+            self._ledger = Ledger(where) if where is not None else None
+            self._planned = self._settled(kind, plan)
+        self._planned = gather_objects(self._planned)[0]  # one reads the ledger, all know
+
+    def _settled(self, kind: Releases, plan: Plan) -> Releases:
+        what = str(plan.folder.resolve()) if plan.folder is not None else f"a run of process {os.getpid()}"
+        before = self._ledger.resumed(what) if self._ledger is not None and plan.resumed else None
+        z = self.noise_multiplier
+        if before is not None and z is None:
+            z = before.planned.noise_multiplier  # as it was settled for the whole run
+        if z is None:
+            assert self.target_epsilon is not None
+            asked, exchanges = self.target_epsilon, plan.exchanges
+            z = noise_multiplier_for(asked, self.delta, lambda z: [kind.with_noise(z, exchanges)], self.relation)
+        planned = kind.with_noise(z, plan.exchanges)
+        if self._ledger is not None:
+            budget = Budget(self.budget, self.delta, self.relation)
+            self._account = self._ledger.begin(what, planned, self.group, budget, before)
+        return planned
+
+    def at_server(self, total: Total, cohort: int) -> Total:
+        """The sums with noise, counts as they are; the release stands in the ledger before the noise is drawn.
+
+        Raises:
+            UserError: nothing of the ledger can be written, or its budget would be passed.
+        """
+        assert self._planned is not None, "begin comes first"
+        if rank() == 0 and self._ledger is not None:
+            self._ledger.release(self._account)
+        self._made += 1
+        learnt = sorted(name for name in total.sums if name not in total.counts)
+        deviation = self._planned.noise_multiplier * self.bound
+        noise = {name: self._normal(total[name], name) * deviation for name in learnt} if rank() == 0 else {}
+        for name, value in all_reduce(noise).items():
+            total.sums[name] = total[name] + value.to(total[name].device)
+        if self._expected is not None:
+            self._hide_size(total, cohort)
+        return total
+
+    def _normal(self, like: Tensor, name: str) -> Tensor:
+        if self.noise_seed is None:
+            return secure_normal(like.numel()).view(like.shape)
+        generator = generator_for(self.noise_seed, "central noise", self._made, name)
+        return torch.randn(like.shape, generator=generator, dtype=torch.float64)
+
+    def _hide_size(self, total: Total, cohort: int) -> None:
+        """How many coins said yes is not public: the number that is expected takes its place.
+
+        Raises:
+            UserError: the algorithm counts more than who takes part.
+        """
+        for name in total.counts:
+            if float(total[name]) != cohort:
+                raise UserError(
+                    f"the algorithm counts {name!r} among those who take part, which a random cohort would give away: "
+                    "take a sampler of fixed size (data.clients_per_round)"
+                )
+            total.sums[name] = torch.full_like(total[name], self._expected or 0.0)
+
+    def end(self) -> None:
+        """Tell the ledger that nothing more is released."""
+        if rank() == 0 and self._ledger is not None:
+            self._ledger.end(self._account)
+
+    def spent(self) -> Spent:
+        """What this run has released so far."""
+        made = [self._planned.times(self._made)] if self._planned is not None else []
+        return spent(made, self.delta, self.relation)
+
+    def guarantee(self) -> str | None:
+        """What all planned releases guarantee together, for the model and for nothing beside it."""
+        if self._planned is None:
+            return None
+        price = spent([self._planned], self.delta, self.relation)
+        seeded = "" if self.noise_seed is None else " The noise is a study's: whoever knows noise_seed can take it off."
+        where = f" The ledger is {self._ledger.path}." if self._ledger is not None else ""
+        return (
+            f"the server's model after all rounds has {price}: {self._planned}, each report clipped to {self.bound:g}, "
+            f"noise of standard deviation {self._planned.noise_multiplier * self.bound:.4g} on each sum.{where}{seeded}"
+        )
+
+
+def _kind(sampler: Sampler, clients: int) -> Releases:
+    """One release under the sampler, with a noise multiplier of 1."""
+    if isinstance(sampler, Everyone):
+        return Releases(1.0)
+    if isinstance(sampler, FixedSize):
+        return Releases(1.0, 1, "fixed", sampler.rate(clients), clients)
+    if isinstance(sampler, Poisson):
+        return Releases(1.0, 1, "poisson", sampler.rate(clients))
+    raise UserError(
+        f"the cohorts of {type(sampler).__name__} have no accountant: take everyone, a fixed size "
+        "(data.clients_per_round) or Poisson"
+    )
+
+
+def _refuse_empty_cohorts(kind: Releases, plan: Plan, delta: float) -> None:
+    """A round that nobody takes part in releases nothing, and so tells that nobody took part."""
+    if kind.sampling == "poisson" and (1 - kind.rate) ** plan.clients * plan.exchanges > delta / 100:
+        raise UserError(
+            f"Poisson's probability {kind.rate:g} leaves a round of {plan.clients} clients empty too often for delta "
+            f"{delta:g}: raise it"
+        )

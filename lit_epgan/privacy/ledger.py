@@ -1,0 +1,256 @@
+"""What a private data set has paid: one file, to which every release is written before it is made.
+
+A line is one JSON object. ``budget`` says what may be spent; ``begin`` what a run plans; ``release`` that it is about
+to make one; ``end`` that it makes no more. A run's price is that of its plan until it ends, and never less than that of
+its releases: a run that was killed, and repeats a round, pays twice for it.
+"""
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.accountant import Spent, spent
+from lit_epgan.privacy.releases import Relation, Releases
+
+try:
+    import fcntl
+except ImportError:  # a system without POSIX locks
+    fcntl = None  # type: ignore[assignment]
+
+EVERYONE = "all users"
+
+
+@dataclass
+class Account:
+    """One run's, query's or rerun's lines.
+
+    Attributes:
+        name: its id.
+        what: where it is, for people.
+        group: the users that it looks at; disjoint groups have different names.
+        planned: what it has announced.
+        made: how many of these releases have been made.
+        ended: whether it makes no more.
+        since: when it began, in local time.
+    """
+
+    name: str
+    what: str
+    group: str
+    planned: Releases
+    made: int = 0
+    ended: bool = False
+    since: str = ""
+
+    @property
+    def releases(self) -> Releases:
+        """What it has to pay for."""
+        return self.planned.times(self.made if self.ended else max(self.made, self.planned.count))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent on one user's data; ``epsilon`` None: no limit was set."""
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    relation: Relation = "zero_out"
+
+
+@dataclass
+class Book:
+    """A ledger as it was read."""
+
+    budget: Budget = field(default_factory=Budget)
+    accounts: dict[str, Account] = field(default_factory=dict)
+
+    def groups(self) -> list[str]:
+        """Groups of users that somebody has looked at."""
+        named = sorted({a.group for a in self.accounts.values()} - {EVERYONE})
+        return named or [EVERYONE]
+
+    def spent(self, group: str = EVERYONE) -> Spent:
+        """What was spent on a user of ``group``: by runs on the group, and by runs on all users."""
+        own = [a.releases for a in self.accounts.values() if a.group in (group, EVERYONE)]
+        return spent(own, self.budget.delta, self.budget.relation)
+
+    def total(self) -> Spent:
+        """What was spent on the user who has paid most; groups are disjoint, and so do not add up."""
+        return max((self.spent(group) for group in self.groups()), key=lambda each: each.epsilon)
+
+
+class Ledger:
+    """The file. Appends are atomic: under a lock that dies with its process, and on the disk before they count.
+
+    Args:
+        path: of the file; it need not exist yet.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def read(self) -> Book:
+        """All that stands in it.
+
+        Raises:
+            UserError: it cannot be read, or a line is not one of a ledger.
+        """
+        if not self.path.exists():
+            return Book()
+        with self._open("rb") as file:
+            return self._book(file)
+
+    def resumed(self, what: str) -> Account | None:
+        """The newest account of a run that goes on; None if it has none."""
+        return next((a for a in reversed(self.read().accounts.values()) if a.what == what), None)
+
+    def begin(
+        self,
+        what: str,
+        planned: Releases,
+        group: str = EVERYONE,
+        budget: Budget | None = None,
+        before: Account | None = None,
+    ) -> str:
+        """Announce releases, before any data are read; returns the account's id.
+
+        Accounts of the same ``what`` that have not ended are ended: a run holds its folder, so their process is dead.
+
+        Args:
+            what: where the run is.
+            planned: all that it will release.
+            group: the users that it looks at.
+            budget: what may be spent, where the ledger has none yet.
+            before: the account that a resumed run goes on with, if its releases are of the same kind.
+
+        Raises:
+            UserError: the budget would be passed, or is another than the ledger's.
+        """
+        goes_on = before is not None and before.planned.times(0) == planned.times(0) and before.group == group
+        name = before.name if before is not None and goes_on else uuid.uuid4().hex[:12]
+        with self._open("a+b") as file:
+            book = self._book(file)
+            lines: list[dict[str, Any]] = []
+            if budget is not None and self._is_new(book):
+                lines.append({"kind": "budget", **vars(budget)})
+                book.budget = budget
+            elif budget is not None and budget != book.budget:
+                raise UserError(
+                    f"the ledger {self.path} has the budget {_told(book.budget)}, not {_told(budget)}: give that one"
+                )
+            for account in book.accounts.values():
+                if account.what == what and not account.ended:
+                    account.ended = True
+                    lines.append({"kind": "end", "run": account.name})
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            made = book.accounts[name].made if name in book.accounts else 0
+            planned = planned.times(made + planned.count)
+            book.accounts[name] = Account(name, what, group, planned, made, since=since)
+            self._refuse_more_than_the_budget(book, planned, group)
+            begin = {"kind": "begin", "run": name, "what": what, "group": group, "since": since}
+            self._append(file, [*lines, {**begin, "planned": planned.as_dict()}])
+        return name
+
+    def release(self, name: str) -> None:
+        """Write that the account is about to make a release; it counts from now on.
+
+        Raises:
+            UserError: more was made than planned, and the budget would be passed.
+        """
+        with self._open("a+b") as file:
+            book = self._book(file)
+            account = book.accounts[name]
+            account.made += 1
+            if account.made > account.planned.count:
+                self._refuse_more_than_the_budget(book, account.planned.times(1), account.group)
+            self._append(file, [{"kind": "release", "run": name}])
+
+    def end(self, name: str) -> None:
+        """The account makes no more releases: what it planned and did not make is free again."""
+        with self._open("a+b") as file:
+            if not self._book(file).accounts[name].ended:
+                self._append(file, [{"kind": "end", "run": name}])
+
+    def _refuse_more_than_the_budget(self, book: Book, planned: Releases, group: str) -> None:
+        if book.budget.epsilon is None:
+            return
+        with_it = book.spent(group) if group != EVERYONE else book.total()
+        if with_it.epsilon > book.budget.epsilon:
+            raise UserError(
+                f"the ledger {self.path} allows epsilon {book.budget.epsilon:g} at delta {book.budget.delta:g}, and "
+                f"with {planned} it would be {with_it.epsilon:.3g}: nothing was read; take more noise or fewer rounds, "
+                f"or see what was spent: python -m lit_epgan privacy show {self.path}"
+            )
+
+    @staticmethod
+    def _is_new(book: Book) -> bool:
+        return not book.accounts and book.budget == Budget()
+
+    @contextlib.contextmanager
+    def _open(self, mode: str) -> Iterator[IO[bytes]]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open(mode) as file:
+                if fcntl is not None:
+                    fcntl.lockf(file, fcntl.LOCK_EX if mode != "rb" else fcntl.LOCK_SH)
+                file.seek(0)
+                yield file
+        except OSError as error:
+            raise UserError(f"the ledger {self.path} cannot be used: {error.strerror or error}") from error
+
+    def _append(self, file: IO[bytes], lines: Sequence[Mapping[str, Any]]) -> None:
+        file.seek(0)
+        torn = b"" if file.read()[-1:] in (b"", b"\n") else b"\n"  # a line whose process was killed as it wrote
+        file.write(torn + b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        file.flush()
+        os.fsync(file.fileno())
+
+    def _book(self, file: IO[bytes]) -> Book:
+        book = Book()
+        for number, raw in enumerate(file.read().split(b"\n"), start=1):
+            if not raw.strip():
+                continue
+            try:
+                self._take(json.loads(raw), book)
+            except (ValueError, KeyError, TypeError, UserError) as error:
+                if _is_torn(raw):
+                    continue
+                raise UserError(
+                    f"line {number} of {self.path} is not one of a ledger ({error}): what was spent cannot be told, so "
+                    "nothing more is released; restore the file"
+                ) from error
+        return book
+
+    @staticmethod
+    def _take(line: dict[str, Any], book: Book) -> None:
+        kind = line.pop("kind")
+        if kind == "budget":
+            book.budget = Budget(**line)
+        elif kind == "begin":
+            planned = Releases(**line.pop("planned"))
+            name = line.pop("run")
+            made = book.accounts[name].made if name in book.accounts else 0  # a resumed run's
+            book.accounts[name] = Account(name, planned=planned, made=made, **line)
+        elif kind == "release":
+            book.accounts[line["run"]].made += 1
+        elif kind == "end":
+            book.accounts[line["run"]].ended = True
+        else:
+            raise ValueError(f"kind {kind!r}")
+
+
+def _is_torn(raw: bytes) -> bool:
+    """Whether a line ends in the middle, as one does whose process was killed while it wrote."""
+    return not raw.rstrip().endswith(b"}")
+
+
+def _told(budget: Budget) -> str:
+    limit = "without a limit" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
+    return f"{limit} at delta {budget.delta:g}, {budget.relation}"

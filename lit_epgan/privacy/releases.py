@@ -1,0 +1,68 @@
+"""What a private run has released, as numbers that an accountant can add up."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from lit_epgan.errors import UserError
+
+Sampling = Literal["everyone", "fixed", "poisson"]
+Relation = Literal["zero_out", "replace_one"]
+
+RELATIONS: dict[Relation, str] = {
+    "zero_out": "one user's whole data set emptied",
+    "replace_one": "one user's whole data set replaced by another",
+}
+
+
+@dataclass(frozen=True)
+class Releases:
+    """``count`` releases of one kind: a sum over users, each of a norm of at most S, plus N(0, (z S)^2 I).
+
+    Attributes:
+        noise_multiplier: z.
+        count: how many.
+        sampling: ``everyone`` takes part in each; a cohort of ``fixed`` size is drawn without replacement; or each user
+            by a coin of its own (``poisson``).
+        rate: the probability of a user to take part.
+        population: how many users there are, where the cohort's size is fixed.
+    """
+
+    noise_multiplier: float
+    count: int = 1
+    sampling: Sampling = "everyone"
+    rate: float = 1.0
+    population: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.noise_multiplier > 0:
+            raise UserError(f"a noise multiplier is {self.noise_multiplier}; without noise nothing is private")
+        if self.count < 0 or not 0 < self.rate <= 1:
+            raise UserError(f"{self.count} releases at a rate of {self.rate}: a rate lies in (0, 1]")
+        if self.sampling == "fixed" and self.population < 1:
+            raise UserError("a cohort of fixed size is drawn out of a population; its size is missing")
+
+    @property
+    def cohort(self) -> int:
+        """The size of a fixed cohort."""
+        return round(self.rate * self.population)
+
+    def times(self, count: int) -> "Releases":
+        """As many of the same kind."""
+        return replace(self, count=count)
+
+    def with_noise(self, noise_multiplier: float, count: int) -> "Releases":
+        """As many of them with another noise multiplier."""
+        return replace(self, noise_multiplier=noise_multiplier, count=count)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a file."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        who = {
+            "everyone": "all users take part",
+            "fixed": f"{self.cohort} of {self.population} users, drawn without replacement",
+            "poisson": f"each user with probability {self.rate:g}",
+        }
+        times = "one release" if self.count == 1 else f"{self.count} releases"
+        return f"{times} with noise multiplier {self.noise_multiplier:g}, {who[self.sampling]}"

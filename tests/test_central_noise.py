@@ -1,0 +1,152 @@
+"""Noise on the sum of clipped reports: how much, how often, and what one client can move at most."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lit_epgan.engine import Everyone, FixedSize, Poisson
+from lit_epgan.engine.aggregation import Combination, Total
+from lit_epgan.engine.mechanisms import Plan, flat_norm
+from lit_epgan.engine.messages import Count, Report, Weighted
+from lit_epgan.engine.samplers import Chains, Sampler
+from lit_epgan.errors import UserError
+from lit_epgan.privacy import CentralNoise, Ledger, Releases, spent
+
+NUMBERS = st.one_of(
+    st.floats(-1e3, 1e3), st.sampled_from([0.0, 1e38, -1e38, float("nan"), float("inf"), -float("inf"), 1e-45])
+)
+
+
+def begun(mechanism: CentralNoise, exchanges: int = 1, sampler: Sampler | None = None, **more: Any) -> CentralNoise:
+    mechanism.begin(Plan(sampler if sampler is not None else Everyone(), 100, exchanges, **more))
+    return mechanism
+
+
+def summed(*reports: Report) -> Total:
+    combination = Combination({}, None, torch.device("cpu"))
+    for client, report in enumerate(reports):
+        combination.add(client, report)
+    return combination.close()
+
+
+@given(
+    st.lists(NUMBERS, min_size=1, max_size=20),
+    st.lists(NUMBERS, min_size=1, max_size=5),
+    st.floats(0, 1e6),
+    st.floats(1e-3, 1e3),
+)
+def test_no_report_moves_a_sum_by_more_than_the_bound(change, factor, weight, bound) -> None:
+    """Huge, sparse, not finite, heavy: the report of an honest client's mechanism has weight 1 and a norm of S."""
+    origin = torch.linspace(-1, 1, len(change))
+    report = {
+        "parameters": Weighted(torch.tensor(change), weight, origin),
+        "site": torch.tensor(factor, dtype=torch.float64),
+        "weight": Count(weight, True),
+    }
+    bounded = CentralNoise(bound, 1.0).at_client(report)
+    assert float(flat_norm(bounded)) <= bound * (1 + 1e-6)
+    total = summed(bounded)
+    moved = math.hypot(*(float(total[name].norm()) for name in ("parameters", "site")))
+    assert moved <= bound * (1 + 1e-6)
+    assert float(total["weight"]) in (0.0, 1.0)
+
+
+def test_what_is_smaller_stays_as_it_is() -> None:
+    report = {"parameters": Weighted(torch.tensor([0.3, 0.4]), 7.0), "weight": Count(7.0, True)}
+    bounded = CentralNoise(0.6, 1.0).at_client(report)
+    assert bounded["parameters"].tensor.tolist() == report["parameters"].tensor.tolist()
+    assert bounded["weight"] == Count(1.0, True)
+
+
+def test_the_noise_is_as_large_as_it_is_said_to_be() -> None:
+    """z S on every coordinate of the sum, whatever the cohort; counts have none."""
+    mechanism = begun(CentralNoise(0.5, 3.0))
+    total = summed(*({"parameters": Weighted(torch.zeros(200_000)), "weight": Count(1.0, True)} for _ in range(4)))
+    noised = mechanism.at_server(total, 4)
+    assert float(noised["parameters"].std()) == pytest.approx(1.5, rel=0.01)
+    assert abs(float(noised["parameters"].mean())) < 0.02
+    assert float(noised["weight"]) == 4
+    again = mechanism.at_server(summed({"parameters": Weighted(torch.zeros(200_000))}), 4)["parameters"]
+    assert abs(float(torch.corrcoef(torch.stack([again, noised["parameters"]]))[0, 1])) < 0.02
+
+
+def test_noise_with_a_seed_repeats_and_says_so() -> None:
+    first, second = (
+        begun(CentralNoise(1.0, 1.0, noise_seed=3)).at_server(summed({"x": torch.zeros(9)}), 1)["x"] for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    assert "whoever knows noise_seed can take it off" in str(begun(CentralNoise(1.0, 1.0, noise_seed=3)).guarantee())
+
+
+def test_all_that_is_planned_is_promised_and_what_is_made_is_counted() -> None:
+    mechanism = begun(CentralNoise(1.0, 4.0), 10, FixedSize(10))
+    planned = Releases(4.0, 10, "fixed", 0.1, 100)
+    assert str(spent([planned], 1e-5)) in str(mechanism.guarantee())
+    assert mechanism.spent().epsilon == 0
+    for _ in range(3):
+        mechanism.at_server(summed({"x": torch.zeros(2)}), 10)
+    assert mechanism.spent().epsilon == spent([planned.times(3)], 1e-5).epsilon
+
+
+def test_the_noise_multiplier_follows_from_a_target() -> None:
+    mechanism = begun(CentralNoise(1.0, target_epsilon=2.0), 20)
+    noised = mechanism.at_server(summed({"x": torch.zeros(100_000)}), 1)["x"]
+    z = float(noised.std())
+    assert spent([Releases(z, 20)], 1e-5).epsilon == pytest.approx(2.0, rel=0.03)
+
+
+def test_how_many_coins_said_yes_is_not_given_away() -> None:
+    mechanism = begun(CentralNoise(1.0, 1.0), 1, Poisson(0.3))
+    report = {"parameters": Weighted(torch.ones(2)), "weight": Count(1.0, True)}
+    assert float(mechanism.at_server(summed(report, report), 2)["weight"]) == pytest.approx(30)
+    with pytest.raises(UserError, match="counts 'known' among those who take part"):
+        mechanism.at_server(summed(report, {**report, "known": Count(1.0)}), 2)
+    with pytest.raises(UserError, match="too often"):
+        begun(CentralNoise(1.0, 1.0), 1, Poisson(0.01))
+
+
+def test_cohorts_that_nobody_can_account_for_are_refused() -> None:
+    with pytest.raises(UserError, match="Chains have no accountant"):
+        begun(CentralNoise(1.0, 1.0), 1, Chains(2))
+
+
+def test_a_release_is_in_the_ledger_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism = begun(CentralNoise(1.0, 1.0), 2, folder=tmp_path)
+    monkeypatch.setattr("lit_epgan.privacy.central.secure_normal", lambda n: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mechanism.at_server(summed({"x": torch.zeros(2)}), 1)
+    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    assert (account.made, account.planned.count) == (1, 2)
+
+
+def test_a_resumed_run_keeps_its_noise_and_pays_for_both(tmp_path: Path) -> None:
+    first = begun(CentralNoise(1.0, target_epsilon=2.0), 10, folder=tmp_path)
+    for _ in range(4):
+        first.at_server(summed({"x": torch.zeros(2)}), 1)
+    before = Ledger(tmp_path / "privacy.jsonl").read()
+    begun(CentralNoise(1.0, target_epsilon=2.0), 7, folder=tmp_path, resumed=True)  # the fourth round is lost
+    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    assert account.planned.noise_multiplier == next(iter(before.accounts.values())).planned.noise_multiplier
+    assert (account.made, account.planned.count) == (4, 11)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"bound": 0.0, "noise_multiplier": 1.0}, "bound"),
+        ({"bound": 1.0}, "give one of them"),
+        ({"bound": 1.0, "noise_multiplier": 1.0, "target_epsilon": 1.0}, "give one of them"),
+        ({"bound": 1.0, "noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"bound": 1.0, "noise_multiplier": 1.0, "delta": 0.0}, "delta"),
+        ({"bound": 1.0, "noise_multiplier": 1.0, "relation": "other"}, "relation"),
+        ({"bound": 1.0, "noise_multiplier": 1.0, "budget": 0.0}, "budget"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings, named) -> None:
+    with pytest.raises(UserError, match=named):
+        CentralNoise(**settings)

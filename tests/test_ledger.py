@@ -1,0 +1,129 @@
+"""What is written to a ledger counts, whoever writes at the same time and whoever is killed."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lit_epgan.command.cli import main
+from lit_epgan.command.privacy import show
+from lit_epgan.errors import UserError
+from lit_epgan.privacy import Budget, Ledger, Releases, spent
+
+ONE = Releases(4.0, 1)
+
+
+def test_a_run_pays_for_its_plan_until_it_ends_and_then_for_what_it_made(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    name = ledger.begin("run", ONE.times(10))
+    ledger.release(name)
+    assert ledger.read().spent().epsilon == spent([ONE.times(10)], 1e-5).epsilon
+    ledger.end(name)
+    ledger.end(name)
+    assert ledger.read().spent().epsilon == spent([ONE], 1e-5).epsilon
+    other = ledger.begin("another", ONE.times(3))
+    ledger.end(other)
+    assert ledger.read().spent().epsilon == spent([ONE], 1e-5).epsilon
+
+
+def test_a_dead_run_in_the_same_folder_keeps_what_it_made_and_frees_the_rest(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    dead = ledger.begin("run", ONE.times(10))
+    ledger.release(dead)
+    ledger.begin("run", ONE.times(2))
+    assert ledger.read().spent().epsilon == spent([ONE.times(3)], 1e-5).epsilon
+
+
+def test_a_resumed_run_goes_on_with_its_account(tmp_path: Path) -> None:
+    """Of ten rounds two were released, the second one after the last checkpoint: nine are still to come."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    name = ledger.begin("run", ONE.times(10))
+    ledger.release(name)
+    ledger.release(name)
+    assert ledger.begin("run", ONE.times(9), before=ledger.resumed("run")) == name
+    (account,) = ledger.read().accounts.values()
+    assert (account.made, account.planned.count, account.ended) == (2, 11, False)
+    with_more_noise = ledger.begin("run", Releases(5.0, 1), before=ledger.resumed("run"))
+    assert with_more_noise != name
+    assert ledger.read().accounts[name].ended
+
+
+def test_the_budget_is_kept_before_anything_is_released(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    budget = Budget(spent([ONE.times(5)], 1e-5).epsilon, 1e-5)
+    ledger.begin("first", ONE.times(4), budget=budget)
+    before = ledger.path.read_bytes()
+    with pytest.raises(UserError, match=r"allows epsilon 2\.258.* it would be 2\.5: nothing was read"):
+        ledger.begin("second", ONE.times(2), budget=budget)
+    assert ledger.path.read_bytes() == before
+    name = ledger.begin("second", ONE, budget=budget)
+    ledger.release(name)
+    with pytest.raises(UserError, match="allows epsilon"):
+        ledger.release(name)
+    with pytest.raises(UserError, match="has the budget"):
+        ledger.begin("third", ONE, budget=Budget(100.0, 1e-5))
+
+
+def test_disjoint_groups_do_not_add_up_and_all_users_count_for_each(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for group, count in (("low accuracy", 3), ("high accuracy", 2), ("all users", 1)):
+        ledger.begin(group, ONE.times(count), group=group)
+    book = ledger.read()
+    assert book.spent("low accuracy").epsilon == spent([ONE.times(4)], 1e-5).epsilon
+    assert book.spent("high accuracy").epsilon == spent([ONE.times(3)], 1e-5).epsilon
+    assert book.total().epsilon == book.spent("low accuracy").epsilon
+
+
+def _begin_and_release(path: Path, number: int) -> None:
+    ledger = Ledger(path)
+    name = ledger.begin(f"run {number}", ONE.times(20))
+    for _ in range(20):
+        ledger.release(name)
+
+
+def test_concurrent_runs_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    context = multiprocessing.get_context("fork")
+    runs = [context.Process(target=_begin_and_release, args=(path, number)) for number in range(4)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+    assert sorted(a.made for a in Ledger(path).read().accounts.values()) == [20] * 4
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_line_cut_off_by_a_kill_was_no_release_and_any_other_damage_is_named(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    name = ledger.begin("run", ONE.times(2))
+    with ledger.path.open("ab") as file:
+        file.write(b'{"kind": "rele')
+    ledger.release(name)
+    assert ledger.read().accounts[name].made == 1
+    ledger.path.write_text(ledger.path.read_text().replace('"begin"', '"bogus"'))
+    with pytest.raises(UserError, match=r"line 1 of .* is not one of a ledger .*: what was spent cannot be told"):
+        ledger.read()
+    with pytest.raises(UserError, match=r"ledger .* cannot be used: Is a directory"):
+        Ledger(tmp_path).read()
+
+
+def test_it_is_shown_as_a_table_with_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.end(ledger.begin("runs/[/]", ONE.times(4), budget=Budget(3.0, 1e-5)))
+    ledger.release(ledger.begin("runs/digits", ONE.times(2), budget=Budget(3.0, 1e-5)))
+    console = Console(width=200, record=True)
+    show(ledger.read(), console)
+    shown = console.export_text()
+    assert "runs/[/]" in shown
+    assert "1 of 2 made, all reserved" in shown
+    price = spent([ONE.times(2)], 1e-5)
+    assert f"all together: {price}" in shown
+    assert f"{3 - price.epsilon:.3g} is left" in shown
+    capsys.readouterr()
+    assert main(["privacy", "show", str(ledger.path)]) == 0
+    assert "is left" in capsys.readouterr().out
+    assert main(["privacy", "show", str(tmp_path / "none")]) == 2
+    assert main(["privacy"]) == 2
+    assert main(["privacy", "--help"]) == 0

@@ -1,0 +1,141 @@
+"""A private run: only the protected model leaves, and it is trained as it is said to be."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+
+from lit_epgan.callbacks import PartitionReport
+from lit_epgan.engine import Median, NormClipping
+from lit_epgan.errors import UserError
+from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedSeq
+from lit_epgan.privacy import CentralNoise, Ledger
+from tests.federations import client_sets, federation, fit
+from tests.modules import Regression
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Telling(Regression):
+    """Logs in its training step and in validation."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, prog_bar=True)
+        self.log_dict({"double": 2 * loss})
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", super().training_step(batch, batch_idx))
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), SCAFFOLD()], ids=lambda a: type(a).__name__)
+def test_almost_no_noise_is_plain_clipping_by_equal_weights(algorithm: Any) -> None:
+    """The noise goes on the sum of clipped reports, and the mean is over the cohort."""
+    models = []
+    for mechanism in (CentralNoise(0.5, 1e-9), NormClipping(0.5)):
+        torch.manual_seed(0)
+        module = Regression().double()
+        fit(module, federation(), algorithm=algorithm, mechanism=mechanism)
+        models.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    torch.testing.assert_close(models[0], models[1], rtol=1e-6, atol=1e-7)
+
+
+def test_expectation_propagation_counts_its_second_exchange(tmp_path: Path) -> None:
+    fit(
+        Regression(),
+        federation(),
+        algorithm=ExpectationPropagation(),
+        mechanism=CentralNoise(1.0, 1e-3),
+        folder=tmp_path,
+    )
+    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    assert (account.made, account.planned.count, account.ended) == (4, 4, True)
+
+
+def test_a_client_with_poison_counts_as_zero_and_is_not_named(recwarn: pytest.WarningsRecorder) -> None:
+    class Poisoned(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return super().training_step(batch, batch_idx) * float("nan")
+
+    module = Poisoned().double()
+    before = torch.cat([p.detach().flatten() for p in module.parameters()])
+    fit(module, federation(), rounds=1, mechanism=CentralNoise(0.1, 1e-6))
+    after = torch.cat([p.detach().flatten() for p in module.parameters()])
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
+    assert not [w for w in recwarn if "client" in str(w.message) and "finite" in str(w.message)]
+
+
+def test_training_logs_and_clients_own_metrics_are_left_out(tmp_path: Path) -> None:
+    data = federation(val_dataset=dict.fromkeys(("client-0", "client-3"), client_sets()[0]))
+    trainer = fit(
+        Telling(),
+        data,
+        mechanism=CentralNoise(0.5, 1.0),
+        callbacks=[PartitionReport()],
+        logger=CSVLogger(tmp_path),
+        log_every_n_steps=1,
+    )
+    names = set(trainer.logged_metrics) | set(trainer.callback_metrics) | set(trainer.progress_bar_metrics)
+    assert "val_loss" in names
+    assert not names & {"loss", "double", "client/steps"}
+    assert not [name for name in names if "client-" in name or "worst" in name]
+    header = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()[0].split(",")
+    assert not set(header) & {"loss", "double", "loss_step", "client/steps"}
+    assert not list(tmp_path.rglob("partition*"))
+
+
+class Normalised(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return (self.layers(batch[0]) - batch[1]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"optimizer_state": "keep"}, "optimizer_state keep"),
+        ({"local": ["*bias"]}, "personal layers"),
+        ({"aggregator": Median()}, "Median looks at every client's report"),
+        ({"algorithm": FedSeq(length=2)}, "Chains have no accountant"),
+    ],
+)
+def test_settings_that_would_tell_more_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        fit(Regression(), federation(), mechanism=CentralNoise(0.5, 1.0), **options)
+
+
+def test_running_statistics_are_refused_with_the_remedy() -> None:
+    with pytest.raises(UserError, match=r"layers\.1\.running_mean.*use GroupNorm"):
+        fit(Normalised(), federation(), mechanism=CentralNoise(0.5, 1.0))
+    fit(Normalised(), federation(), mechanism=CentralNoise(0.5, 1.0), buffers="exclude", rounds=1)
+
+
+def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path: Path) -> None:
+    class Unread(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            raise AssertionError("data are read")
+
+    with pytest.raises(UserError, match="nothing was read"):
+        fit(Unread(), federation(), folder=tmp_path, mechanism=CentralNoise(0.5, 1.0, budget=1.0))
+
+
+def test_what_is_promised_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        fit(Regression(), federation(), mechanism=CentralNoise(0.5, 8.0))
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert "CentralNoise: the server's model after all rounds has (" in said
+    assert "what the module logs in training_step is left out" in said
