@@ -111,7 +111,7 @@ def test_what_cannot_be_kept_is_said_once(
 
 
 def test_two_processes_that_keep_the_same_do_not_write_to_one_file(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The second finishes while the first is in the middle of its save."""
     path, save = cache / "x.pt", torch.save
@@ -125,6 +125,7 @@ def test_two_processes_that_keep_the_same_do_not_write_to_one_file(
 
     monkeypatch.setattr(torch, "save", interrupted)
     save_tensors(TENSORS, path)
+    assert not caplog.records  # the first has found its own file where it left it
     found = load_tensors(path, TENSORS)
     assert found is not None
     assert torch.equal(found["b"], TENSORS["b"])

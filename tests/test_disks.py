@@ -1,15 +1,16 @@
 """A disk that refuses: one sentence, exit code 2, and the last round is safe."""
 
 import errno
+import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from lit_epgan import tensor_file
+from lit_epgan import atomic, tensor_file
 from lit_epgan.atomic import naming, replacing, write_text
 from lit_epgan.command.cli import main
 from lit_epgan.command.disk_errors import disk_error
@@ -45,14 +46,40 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path: 
     assert path.read_text() == "old"
 
 
-def test_torch_tells_no_cause_and_the_system_is_asked_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("save", [torch.save, tensor_file.save])
+def test_torch_tells_no_cause_and_the_system_is_asked_again(
+    tmp_path: Path, save: Callable[[object, Path], None]
+) -> None:
     path = tmp_path / "last.ckpt"
     tensor_file.save({"x": torch.ones(3)}, path)
-    with pytest.raises(OSError, match=r"last\.ckpt") as caught, files_up_to(1000):
-        tensor_file.save({"x": torch.zeros(10_000)}, path)
+    with pytest.raises(OSError, match=r"last\.ckpt") as caught, files_up_to(1000), replacing(path) as beside:
+        save({"x": torch.zeros(10_000)}, beside)
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
     assert torch.load(path)["x"].sum() == 3
     assert [each.name for each in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_cause_that_is_known_is_told_though_the_disk_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "PROBE", 0)  # bytes that are written to ask again
+    with pytest.raises(OSError, match=r"last\.ckpt") as caught, files_up_to(1000):
+        tensor_file.save({"x": torch.zeros(10_000)}, tmp_path / "last.ckpt")
+    assert caught.value.errno == errno.EFBIG
+
+
+def test_a_file_that_must_outlast_a_power_cut_is_on_the_disk_before_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = []
+
+    def fsync(handle: int) -> None:
+        flushed.append((os.readlink(f"/proc/self/fd/{handle}"), path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = tmp_path / "end.json"
+    write_text(path, "new", durable=True)
+    assert flushed == [(str(tmp_path / ".end.json.part"), False), (str(tmp_path), True)]
 
 
 def test_what_is_no_error_of_the_disk_passes(tmp_path: Path) -> None:
@@ -83,13 +110,13 @@ def test_every_refusal_is_a_sentence_even_without_a_name(number: int, words: str
 
 def test_a_row_of_metrics_that_was_refused_leaves_a_file_to_go_on_with(tmp_path: Path) -> None:
     logger = MetricsFile(str(tmp_path))
-    logger.log_metrics({"loss": 0.5, "epoch": 0}, 1)
+    logger.log_metrics({"loss": 0.5, "epoch": 9}, 1)
     whole = logger.path.read_bytes()
-    with pytest.raises(OSError, match=r"metrics\.csv") as caught, files_up_to(len(whole) + 3):
-        logger.log_metrics({"loss": 0.25, "epoch": 1}, 2)
+    with pytest.raises(OSError, match=r"metrics\.csv") as caught, files_up_to(len(whole) + 1):
+        logger.log_metrics({"loss": 0.25, "epoch": 10}, 2)  # of which "1" is written, another round's number
     assert caught.value.filename == str(logger.path)
     resumed = MetricsFile(str(tmp_path))
-    resumed.rewind(1)
+    resumed.rewind(10)
     assert logger.path.read_bytes() == whole
 
 

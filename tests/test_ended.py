@@ -8,6 +8,7 @@ import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_epgan.command.cli import main
+from lit_epgan.errors import UserError
 from lit_epgan.runs.end import END, End, read_end, write_end
 from lit_epgan.study.command import study
 from lit_epgan.study.plan import read_study
@@ -26,13 +27,21 @@ class Fails(Callback):
             raise RuntimeError("out of luck")
 
 
+class Refuses(Callback):
+    """A mistake of the user that is found before the first round."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        raise UserError("out of order")
+
+
 def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, resume = folder / "runs" / "toy", ["--ckpt_path", "last"]
     assert main(["fit", *TINY]) == 0
     assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
     assert main(["fit", *TINY, *resume]) == 0  # nothing is left to do
     assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
-    refusal(capsys, "fit", *TINY, "--data.clients", "3", "--trainer.max_epochs", "3", *resume)
+    more = ["--trainer.max_epochs", "3", "--trainer.callbacks+", "tests.test_ended.Refuses"]
+    assert "out of order" in refusal(capsys, "fit", *TINY, *more, *resume)
     assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
     with pytest.raises(RuntimeError, match="out of luck"):
         main(["fit", *TINY, "--trainer.callbacks+", "tests.test_ended.Fails"])
@@ -80,7 +89,7 @@ def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(
     if fault == "no end":
         (short.folder / END).unlink()
     elif fault == "stopped":
-        write_end(short.folder, End(1, 3, finished=False, logged=1))
+        write_end(short.folder, End(3, 5, finished=False, logged=3))
     else:
         table = short.folder / "metrics.csv"
         table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))

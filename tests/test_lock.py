@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,14 @@ from lit_epgan.runs.lock import locked
 from tests.processes import environment
 
 HOLD = """
-import sys, time
+import os, sys, time
 from lit_epgan.runs import lock
 if sys.argv[2] == "without":
     lock.fcntl = None
 with lock.locked(sys.argv[1], "--output"):
+    if os.fork() == 0:  # as the worker of a DataLoader, which outlives its killed run by a moment
+        sys.stdin.read()
+        os._exit(0)
     print("held", flush=True)
     time.sleep(600)
 """
@@ -35,16 +39,16 @@ with lock.locked(sys.argv[1], "--output"):
 
 @contextmanager
 def held_by_another(folder: Path, kind: str = "locks") -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the folder's lock, and is killed in the end at the latest."""
+    """A process that holds the folder's lock, and is killed in the end at the latest; its child lives until then."""
     words = [sys.executable, "-c", HOLD, str(folder), kind]
-    process = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(words, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.communicate()  # closes what its child waits for, and waits for both
 
 
 @pytest.fixture(params=["locks", "without"])
@@ -82,17 +86,18 @@ def test_it_goes_with_a_killed_process(tmp_path: Path, kind: str) -> None:
 
 def test_whoever_waits_gets_it_when_the_holder_ends(tmp_path: Path, kind: str) -> None:
     with held_by_another(tmp_path / "digits", kind) as holder:
-        holder.terminate()
+        threading.Timer(0.3, holder.terminate).start()
         with locked(tmp_path / "digits", "--output", patience=30):
             assert holder.wait() == -signal.SIGTERM
 
 
 def test_the_same_process_may_enter_again_and_leaves_nothing_behind(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "digits"
-    with locked(folder, "--output"), locked(folder, "--output"):
-        pass
-    with locked(folder, "--output"), pytest.raises(UserError, match=f"process {os.getpid()} "):
-        in_another_process(folder, kind)
+    with locked(folder, "--output"):
+        with locked(folder, "--output"):
+            pass
+        with pytest.raises(UserError, match=f"process {os.getpid()} "):
+            in_another_process(folder, kind)
     in_another_process(folder, kind)
     assert list(tmp_path.iterdir()) == []
 
@@ -101,7 +106,7 @@ def in_another_process(folder: Path, kind: str) -> None:
     """Take the lock there, and give it back."""
     script = HOLD.replace("time.sleep(600)", "pass")
     words = [sys.executable, "-c", script, str(folder), kind]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(words, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise UserError(done.stderr.splitlines()[-1])
 
@@ -121,14 +126,29 @@ def test_it_stays_when_the_folder_is_renamed(tmp_path: Path) -> None:
 def test_a_forked_child_neither_holds_it_nor_gives_it_back(tmp_path: Path) -> None:
     """As the workers of a DataLoader, which close all they have inherited when they end."""
     folder = tmp_path / "digits"
-    with locked(folder, "--output"):
+    with ExitStack() as block:
+        block.enter_context(locked(folder, "--output"))
         child = os.fork()
         if child == 0:
-            os.closerange(3, 256)
-            os._exit(0)
-        os.waitpid(child, 0)
+            code = 2
+            try:
+                code = end_as_a_child(folder, block)
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         with pytest.raises(UserError, match="is being written"):
             in_another_process(folder, "locks")
+
+
+def end_as_a_child(folder: Path, block: ExitStack) -> int:
+    """Ask for the lock, leave the parent's block and close all files; 0 if the lock was refused."""
+    try:
+        with locked(folder, "--output"):
+            return 1
+    except UserError:
+        block.close()
+        os.closerange(3, 256)
+        return 0
 
 
 def test_what_another_hosts_process_left_is_refused_with_the_file_to_remove(

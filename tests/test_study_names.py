@@ -37,7 +37,7 @@ BAD = {
     7: "is no text",
     None: "is no text",
 }
-TITLES = ["[/] [bold]x", "_a | b `c`", r"$\frac$ and $x", "a\x1b[31mb\u2028c\ud800"]
+TITLES = ["[/] [bold]x", "_a | b `c`", r"$\frac$ and $x$", "a\x1b[31mb\u2028c\ud800"]
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_name_that_a_spreadsheet_would_compute_is_text_in_every_csv_and_known_
 
 def test_names_and_logs_do_not_command_the_terminal(plan: Path, tmp_path: Path) -> None:
     (trial,) = read_studies(changed(plan, lambda content: content["methods"].__setitem__("a [bold] :x:", {})))
-    run = Run(trial.methods["a [bold] :x:"], 0, tmp_path)
+    run, other = (Run(trial.methods["a [bold] :x:"], seed, tmp_path) for seed in (0, 1))
     now = {
         "done": 3,
         "round": 4,
@@ -154,12 +154,15 @@ def test_names_and_logs_do_not_command_the_terminal(plan: Path, tmp_path: Path) 
         display = Display(console)
         display.begin(6, 0)
         display.started(run.name, goes_on=False)
-        display.show({run.name: now})
+        display.started(other.name, goes_on=False)
+        display.show({run.name: now, other.name: now})
         display.failed(run.name, 1, 0, ["\x1b[2J out of luck"], run.log)
-        display.end()
+        display.end()  # and draws the other's bar
         shown = console.file.getvalue()  # type: ignore[attr-defined]
-        assert "a [bold]" in shown
+        assert "a [bold] :x:/seed-0: FAILED" in shown
+        assert "a [bold] :x:/seed-1" in shown
         assert r"\x1b[2J out of luck" in shown
+        assert (r"\x1b[2J[/] (1/2)" in shown) == terminal
         assert "\x1b[2J" not in shown
 
 
