@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_epgan.command import lightning_cli
 from lit_epgan.command.cli import main
+from lit_epgan.errors import UserError
 from lit_epgan.modules import Classifier
 from tests.test_cli import folder, refusal
 from tests.values import FIT, SMALL_IMAGES, words_of
@@ -88,6 +90,17 @@ def test_a_fault_in_the_user_s_own_code_stays_a_traceback(folder: Path, monkeypa
     (folder / "own.yaml").write_text("model: {class_path: own_module.Own}")
     with pytest.raises(ValueError, match="a fault of -1"):
         main(["fit", *CLASSIFIER, "--config", "own.yaml", "--trainer.max_time", "null", "--data.split_seed", "-1"])
+
+
+class OutOfOrder(Callback):
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        raise UserError("The reader is out of order.")
+
+
+def test_a_key_that_has_nothing_to_do_with_it_is_not_blamed(capsys: pytest.CaptureFixture[str]) -> None:
+    """null is what a network has of much that it was not given."""
+    words = ["--model.lr_decay", "null", "--trainer.callbacks+", "tests.test_bad_values.OutOfOrder"]
+    assert refusal(capsys, "fit", *TOY, *words) == "The reader is out of order."
 
 
 def test_a_fault_of_the_package_stays_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

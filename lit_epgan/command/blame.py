@@ -94,6 +94,8 @@ def _has(frame: FrameType, one: Given) -> bool:
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     if one.name in arguments and _same(frame.f_locals.get(one.name), one.value):
         return True
+    if one.value is None:
+        return False  # where nothing was given, much is None by itself
     # a data module has many keys as attributes: an ordinary value says something only of what a network is made of
     any_owner = one.is_absurd and _is_within(frame, OURS)
     found = [frame.f_locals.get(name) for name in arguments]
