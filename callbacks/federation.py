@@ -14,10 +14,11 @@ from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.lightning_internals import StepControl, own_attributes
-from lit_epgan.callbacks.private_run import refuse_what_tells, without_callbacks_that_tell, without_training_logs
+from lit_epgan.callbacks.private_run import refuse_what_tells, without_callbacks_that_tell
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
+from lit_epgan.callbacks.silence import public, without_training_logs
 from lit_epgan.callbacks.trainer_options import check_module, check_schedules, check_trainer, save_between_rounds
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import (
@@ -173,18 +174,13 @@ class FederationCallback(Callback):
             rank_zero_info(f"{type(algorithm).__name__}: {guarantee}")
         if self._is_private:
             refuse_what_tells(dm, tensors, self.optimizer_state)
-        if self.mechanism is not None:
-            exchanges = algorithm.exchanges(trainer.current_epoch, trainer.max_epochs or 0)
-            folder, resumed = Path(trainer.default_root_dir), trainer.current_epoch > 0
-            self.mechanism.begin(Plan(self._sampler, len(dm.active), exchanges, folder, resumed))
-            if (promised := self.mechanism.guarantee()) is not None:
-                rank_zero_info(f"{type(self.mechanism).__name__}: {promised}")
         if any(merge != "mean" for merge in tensors.merges.values()):
             rank_zero_info(f"buffers are merged as follows. {partition(tensors.merges)}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The seat at which clients work; optimizers and schedulers have been restored by now."""
         federation, dm = self.federation, self._datamodule
+        self._begin_mechanism(trainer)  # which round comes next is known by now
         check_schedules(trainer)
         flat, optimizers = federation.server.flat, list(trainer.optimizers)
         schedules, automatic = trainer.lr_scheduler_configs, pl_module.automatic_optimization
@@ -221,6 +217,16 @@ class FederationCallback(Callback):
         self._min_epochs = trainer.fit_loop.min_epochs or 0
         dm.on_train_batch = driver.take_up
         self._rewind_loggers(trainer)
+
+    def _begin_mechanism(self, trainer: Trainer) -> None:
+        if self.mechanism is None:
+            return
+        exchanges = self.algorithm.exchanges(trainer.current_epoch, trainer.max_epochs or 0)
+        folder, resumed = Path(trainer.default_root_dir), trainer.current_epoch > 0
+        clients, state = len(self._datamodule.active), self.server.state
+        self.mechanism.begin(Plan(self._sampler, clients, exchanges, folder, resumed, state))
+        if (promised := self.mechanism.guarantee()) is not None:
+            rank_zero_info(f"{type(self.mechanism).__name__}: {promised}")
 
     @staticmethod
     def _rewind_loggers(trainer: Trainer) -> None:
@@ -268,7 +274,8 @@ class FederationCallback(Callback):
         """Finish the round, and log what it cost."""
         self._finish_round()
         if self._driver is not None:
-            pl_module.log_dict(self._driver.budget)
+            with public(pl_module):
+                pl_module.log_dict(self._driver.budget)
 
     # A local step -----------------------------------------------------------------------------------------------------
     # a module that steps its optimizers by itself does so under autocast, which algorithms must not see

@@ -1,18 +1,16 @@
 """What a private run keeps to itself: only the model that the mechanism protects may leave it."""
 
-from typing import Any
-
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lit_epgan.callbacks.client_metrics import ClientMetrics
-from lit_epgan.callbacks.lightning_internals import hook_in_progress
 from lit_epgan.callbacks.partition_report import PartitionReport
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine.module_state import ModuleState
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 
+STATISTICS = ("running_mean", "running_var")
 LEFT_OUT: tuple[type[Callback], ...] = (ClientMetrics, PartitionReport)
 
 
@@ -22,10 +20,10 @@ def refuse_what_tells(datamodule: FederatedDataModule, tensors: ModuleState, opt
     Raises:
         UserError: naming the setting, and what to use instead.
     """
-    merged = [name for name, merge in tensors.merges.items() if merge not in ("server", "local")]
-    if merged:
+    statistics = [n for n, merge in tensors.merges.items() if merge == "mean" and n.endswith(STATISTICS)]
+    if statistics:
         raise UserError(
-            f"the buffers {few(merged)} would be merged under noise, which running statistics do not survive: use "
+            f"the buffers {few(statistics)} would be merged under noise, which running statistics do not survive: use "
             "GroupNorm for BatchNorm, or leave them the server's with federation.buffers exclude"
         )
     if optimizer_state == "keep":
@@ -50,15 +48,4 @@ def without_callbacks_that_tell(trainer: Trainer) -> None:
     gone = [type(c).__name__ for c in callbacks if isinstance(c, LEFT_OUT)]
     trainer.callbacks = [c for c in callbacks if not isinstance(c, LEFT_OUT)]  # type: ignore[attr-defined]
     told = "" if not gone else f", and so are {few(gone)}"
-    rank_zero_info(f"a private run: what the module logs in training_step is left out{told}")
-
-
-def without_training_logs(module: LightningModule) -> None:
-    """What the module logs in its training step comes from the clients' records: it is dropped."""
-    log = module.log  # of the class, or a guard around it
-
-    def dropping(name: str, value: Any, *args: Any, **options: Any) -> None:
-        if hook_in_progress(module) != "training_step":
-            log(name, value, *args, **options)
-
-    module.log = dropping  # type: ignore[method-assign]
+    rank_zero_info(f"a private run: what the module logs in training is left out{told}")

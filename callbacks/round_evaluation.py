@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lit_epgan.callbacks.silence import public
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
@@ -48,7 +49,8 @@ class RoundEvaluation(Callback):
 
     @torch.no_grad()
     def _look(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.evaluate(trainer, pl_module)
+        with public(pl_module):
+            self.evaluate(trainer, pl_module)
 
     def _due(self, trainer: Trainer) -> bool:
         finished = trainer.current_epoch + 1

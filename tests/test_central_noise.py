@@ -15,7 +15,7 @@ from lit_epgan.engine.mechanisms import Plan, flat_norm
 from lit_epgan.engine.messages import Count, Report, Weighted
 from lit_epgan.engine.samplers import Chains, Sampler
 from lit_epgan.errors import UserError
-from lit_epgan.privacy import CentralNoise, Ledger, Releases, spent
+from lit_epgan.privacy import AdaptiveNoise, CentralNoise, DistributedNoise, Ledger, Releases, spent
 
 NUMBERS = st.one_of(
     st.floats(-1e3, 1e3), st.sampled_from([0.0, 1e38, -1e38, float("nan"), float("inf"), -float("inf"), 1e-45])
@@ -48,7 +48,7 @@ def test_no_report_moves_a_sum_by_more_than_the_bound(change, factor, weight, bo
         "site": torch.tensor(factor, dtype=torch.float64),
         "weight": Count(weight, True),
     }
-    bounded = CentralNoise(bound, 1.0).at_client(report)
+    bounded = CentralNoise(bound, 1.0).at_client(report, {})
     assert float(flat_norm(bounded)) <= bound * (1 + 1e-6)
     total = summed(bounded)
     moved = math.hypot(*(float(total[name].norm()) for name in ("parameters", "site")))
@@ -58,7 +58,7 @@ def test_no_report_moves_a_sum_by_more_than_the_bound(change, factor, weight, bo
 
 def test_what_is_smaller_stays_as_it_is() -> None:
     report = {"parameters": Weighted(torch.tensor([0.3, 0.4]), 7.0), "weight": Count(7.0, True)}
-    bounded = CentralNoise(0.6, 1.0).at_client(report)
+    bounded = CentralNoise(0.6, 1.0).at_client(report, {})
     assert bounded["parameters"].tensor.tolist() == report["parameters"].tensor.tolist()
     assert bounded["weight"] == Count(1.0, True)
 
@@ -150,3 +150,66 @@ def test_a_resumed_run_keeps_its_noise_and_pays_for_both(tmp_path: Path) -> None
 def test_what_cannot_be_is_refused(settings, named) -> None:
     with pytest.raises(UserError, match=named):
         CentralNoise(**settings)
+
+
+# The clients' own noise -----------------------------------------------------------------------------------------------
+
+
+def test_shares_of_the_noise_add_up() -> None:
+    """Of 100 clients 50 are counted on; ten shares have a fifth of the variance of what fifty promise."""
+    mechanism = begun(DistributedNoise(0.5, 3.0, honest=0.5))
+    report = {"parameters": Weighted(torch.zeros(50_000)), "weight": Count(1.0, True)}
+    sent = [mechanism.at_client(report, mechanism.broadcast()) for _ in range(50)]
+    assert float(sent[0]["parameters"].tensor.std()) == pytest.approx(1.5 / 50**0.5, rel=0.02)
+    total = mechanism.at_server(summed(*sent), 100)
+    assert float(total["parameters"].std()) == pytest.approx(1.5, rel=0.02)
+    assert float(total["weight"]) == 50
+    with pytest.raises(UserError, match="only 49 of 100 clients have answered, and 50 shares"):
+        mechanism.at_server(summed(*sent[:49]), 100)
+    with pytest.raises(UserError, match="known size"):
+        begun(DistributedNoise(0.5, 3.0), 1, Poisson(0.5))
+    assert "for whoever sees sums only" in str(mechanism.guarantee())
+
+
+# A bound that moves ---------------------------------------------------------------------------------------------------
+
+
+def test_the_bound_goes_to_the_quantile_of_the_norms() -> None:
+    """Norms are 1 to 100: from either side S comes to the median, and to the ninetieth."""
+    reports = [{"x": torch.tensor([float(k)]), "weight": Count(1.0, True)} for k in range(1, 101)]
+    for start, quantile in ((1.0, 0.5), (1000.0, 0.5), (10.0, 0.9)):
+        state: dict[str, torch.Tensor] = {}
+        mechanism = begun(AdaptiveNoise(start, 8.0, quantile=quantile, noise_seed=0), 60, state=state)
+        for _ in range(60):
+            sent = [mechanism.at_client(report, mechanism.broadcast()) for report in reports]
+            total = mechanism.at_server(summed(*sent), 100)
+        assert float(state["privacy.bound"]) == pytest.approx(100 * quantile, rel=0.15)
+        assert set(total.sums) == {"x", "weight"}
+
+
+def test_both_noises_together_are_one_release() -> None:
+    """(z_sum^-2 + (2 s_b)^-2)^(-1/2) = z, read off the noises themselves."""
+    state = {"privacy.bound": torch.tensor([2.0], dtype=torch.float64)}
+    mechanism = begun(AdaptiveNoise(1.0, 3.0, count_noise=2.0), state=state)
+    assert float(mechanism.broadcast()["privacy.bound"]) == 2  # a resumed run's goes on
+    deviation = mechanism.deviations(["x", "privacy/below"])
+    noised = mechanism.at_server(summed({"x": torch.zeros(100_000), "privacy/below": torch.zeros(1)}), 100)["x"]
+    assert float(noised.std()) == pytest.approx(deviation["x"], rel=0.02)
+    assert ((deviation["x"] / 2) ** -2 + (deviation["privacy/below"] / 0.5) ** -2) ** -0.5 == pytest.approx(3.0)
+
+
+def test_a_report_that_is_not_finite_is_above_the_bound() -> None:
+    mechanism = begun(AdaptiveNoise(1.0, 3.0))
+    sent = mechanism.at_client({"x": torch.tensor([float("nan"), 1.0])}, mechanism.broadcast())
+    assert sent["x"].tolist() == [0, 0]
+    assert sent["privacy/below"].tolist() == [-0.5]
+
+
+def test_too_little_noise_on_the_count_is_refused() -> None:
+    with pytest.raises(UserError, match="must be above half of that"):
+        begun(AdaptiveNoise(1.0, 3.0, count_noise=1.0))
+    for settings in ({"quantile": 1.0}, {"rate": 0.0}, {"count_noise": 0.0}):
+        with pytest.raises(UserError, match="quantile, rate and count_noise"):
+            AdaptiveNoise(1.0, 3.0, **settings)
+    with pytest.raises(UserError, match="honest"):
+        DistributedNoise(1.0, 3.0, honest=0.0)

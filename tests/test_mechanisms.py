@@ -93,7 +93,7 @@ def test_generator_sites_are_clipped_with_the_rest() -> None:
 
 def test_a_report_within_the_bound_passes_as_it_is() -> None:
     report = {"parameters": Weighted(torch.tensor([0.3, 0.4]), 1.0), "weight": Count(1)}
-    clipped = NormClipping(1.0).at_client(report)
+    clipped = NormClipping(1.0).at_client(report, {})
     assert clipped["parameters"] == report["parameters"]
 
 
@@ -106,7 +106,7 @@ def test_clipping_by_hand() -> None:
         "weight": Count(20, True),
     }
     assert float(flat_norm(report)) == pytest.approx(13)
-    clipped = NormClipping(6.5, max_weight=5.0).at_client(report)
+    clipped = NormClipping(6.5, max_weight=5.0).at_client(report, {})
     assert isinstance(clipped["a"], Weighted)
     assert clipped["a"].tensor.tolist() == [1.5, 2.0]
     assert clipped["a"].weight == 5.0

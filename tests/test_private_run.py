@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lit_epgan.callbacks import PartitionReport
+from lit_epgan.callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.engine import Median, NormClipping
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedSeq
@@ -30,7 +31,11 @@ class Telling(Regression):
         loss = super().training_step(batch, batch_idx)
         self.log("loss", loss, prog_bar=True)
         self.log_dict({"double": 2 * loss})
+        self.last = float(loss)
         return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("last", self.last)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", super().training_step(batch, batch_idx))
@@ -85,10 +90,10 @@ def test_training_logs_and_clients_own_metrics_are_left_out(tmp_path: Path) -> N
     )
     names = set(trainer.logged_metrics) | set(trainer.callback_metrics) | set(trainer.progress_bar_metrics)
     assert "val_loss" in names
-    assert not names & {"loss", "double", "client/steps"}
+    assert not names & {"loss", "double", "last", "client/steps"}
     assert not [name for name in names if "client-" in name or "worst" in name]
     header = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()[0].split(",")
-    assert not set(header) & {"loss", "double", "loss_step", "client/steps"}
+    assert not set(header) & {"loss", "double", "last", "loss_step", "client/steps"}
     assert not list(tmp_path.rglob("partition*"))
 
 
@@ -102,6 +107,17 @@ class Normalised(LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Look(RoundEvaluation):
+    def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.log("distance", 1.0)
+
+
+def test_what_is_measured_of_the_servers_model_is_kept(tmp_path: Path) -> None:
+    """Without validation, too, where the round's own end is the time to look; the price of a round is public."""
+    trainer = fit(Regression(), federation(), mechanism=CentralNoise(0.5, 1.0), callbacks=[Look()])
+    assert {"distance", "client/bytes_up", "client/bytes_down"} <= set(trainer.callback_metrics)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +140,23 @@ def test_running_statistics_are_refused_with_the_remedy() -> None:
     fit(Normalised(), federation(), mechanism=CentralNoise(0.5, 1.0), buffers="exclude", rounds=1)
 
 
+class Counting(Regression):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.seen += len(batch[0])
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_counter_of_records_is_refused_before_anything_is_released(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="clients have changed 'seen'"):
+        fit(Counting(), federation(), mechanism=CentralNoise(0.5, 1.0), folder=tmp_path)
+    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    assert account.made == 0
+
+
 def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path: Path) -> None:
     class Unread(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -138,4 +171,4 @@ def test_what_is_promised_is_said(caplog: pytest.LogCaptureFixture) -> None:
         fit(Regression(), federation(), mechanism=CentralNoise(0.5, 8.0))
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "CentralNoise: the server's model after all rounds has (" in said
-    assert "what the module logs in training_step is left out" in said
+    assert "what the module logs in training is left out" in said

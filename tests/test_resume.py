@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_epgan.privacy import Ledger
 from tests.processes import model, run, run_until
 
 pytestmark = pytest.mark.slow
@@ -57,6 +58,18 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, untouched: Path) -> No
     assert "last.ckpt is torn" in printed
     assert "previous.ckpt" in printed
     assert_same_run(tmp_path, untouched)
+
+
+def test_a_private_run_pays_for_the_round_that_it_repeats(tmp_path: Path) -> None:
+    """Killed after round 3's noise was drawn, before its checkpoint: the round is released again, and counts twice."""
+    options = ("--noise-seed", "1")
+    run_until(tmp_path, "rank 0 round 3 ended", *options)
+    ledger = Ledger(tmp_path / "privacy.jsonl")
+    (account,) = ledger.read().accounts.values()
+    assert (account.made, account.planned.count, account.ended) == (4, 5, False)
+    run(tmp_path, *options, "--resume")
+    (account,) = ledger.read().accounts.values()
+    assert (account.made, account.planned.count, account.ended) == (6, 6, True)
 
 
 def test_two_ranks(tmp_path: Path) -> None:

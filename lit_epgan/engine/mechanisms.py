@@ -1,14 +1,14 @@
 """What is done to whole reports, around any algorithm: clipping here, noise in a privacy mechanism."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import Aggregator, Total
-from lit_epgan.engine.messages import Count, Report, Term, Weighted, tensor_of
+from lit_epgan.engine.aggregation import SUMMED, Aggregator, Total
+from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
 from lit_epgan.engine.samplers import Sampler
 from lit_epgan.errors import UserError
 
@@ -23,6 +23,7 @@ class Plan:
         exchanges: that are still to come, over all rounds.
         folder: the run's own; None where it keeps nothing.
         resumed: whether a run goes on that has begun before.
+        state: the server's tensors, by name, which checkpoints hold; a mechanism keeps what moves there.
     """
 
     sampler: Sampler
@@ -30,6 +31,7 @@ class Plan:
     exchanges: int
     folder: Path | None = None
     resumed: bool = False
+    state: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Mechanism:
@@ -51,8 +53,12 @@ class Mechanism:
             UserError: what is planned must not be done.
         """
 
-    def at_client(self, report: Report) -> Report:
-        """What leaves the client in place of ``report``."""
+    def broadcast(self) -> Broadcast:
+        """What every client has to know of it, such as a bound that moves; sent with each task."""
+        return {}
+
+    def at_client(self, report: Report, received: Broadcast) -> Report:
+        """What leaves the client in place of ``report``; ``received``: what it was sent, ``broadcast`` included."""
         return report
 
     def at_server(self, total: Total, cohort: int) -> Total:
@@ -93,7 +99,7 @@ class NormClipping(Mechanism):
         self.bound = bound
         self.max_weight = max_weight
 
-    def at_client(self, report: Report) -> Report:
+    def at_client(self, report: Report, received: Broadcast) -> Report:
         """The report, clipped, its weights bounded; tensors that need no scaling are passed on as they are."""
         norm = flat_norm(report)
         scale = (self.bound / norm.clamp(min=self.bound)).item()
@@ -139,4 +145,18 @@ def refuse_single_reports(owner: object, named: Mapping[str, Aggregator], change
         raise UserError(
             f"{type(owner).__name__} wants every client's {wrong[0]!r} by itself, which no noise on a sum covers: take "
             "an algorithm whose reports sum, such as FedAvg, or leave the private mechanism out"
+        )
+
+
+def refuse_buffers(total: Total) -> None:
+    """Refuse what clients changed outside the flat vector: noise would make nonsense of statistics and counters.
+
+    Raises:
+        UserError: naming one of them.
+    """
+    changed = sorted(name for name in total.sums if name.startswith(SUMMED) and name not in total.counts)
+    if changed:
+        raise UserError(
+            f"the clients have changed {changed[0].removeprefix(SUMMED)!r}, which would be merged under noise: leave "
+            "buffers the server's with federation.buffers exclude, and frozen parameters alone"
         )

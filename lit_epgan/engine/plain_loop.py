@@ -89,8 +89,9 @@ class PlainFederation:
     def run(self, rounds: int) -> Tensor:
         """The server's parameters (d,) after so many rounds."""
         mechanism, clients = self.federation.mechanism, len(self.federation.active)
+        exchanges = self.federation.algorithm.exchanges(0, rounds)
         if mechanism is not None:
-            mechanism.begin(Plan(self.federation.sampler, clients, self.federation.algorithm.exchanges(0, rounds)))
+            mechanism.begin(Plan(self.federation.sampler, clients, exchanges, state=self.server.state))
         for number in range(rounds):
             self.round(number)
         if mechanism is not None:

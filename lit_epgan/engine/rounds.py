@@ -15,7 +15,7 @@ from lit_epgan.engine.algorithm import Algorithm, Exchange, Server
 from lit_epgan.engine.causes import Causes
 from lit_epgan.engine.collectives import all_gather, all_reduce, rank, ranks
 from lit_epgan.engine.divergence import ReportNorms, largest_norm, overflowing
-from lit_epgan.engine.mechanisms import Mechanism, refuse_single_reports
+from lit_epgan.engine.mechanisms import Mechanism, refuse_buffers, refuse_single_reports
 from lit_epgan.engine.messages import Task, is_finite, nbytes, norm, scalar
 from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.networks import NAME as NETWORKS
@@ -137,6 +137,8 @@ class Round:
         if exchange.training:
             received |= {**federation.tensors.broadcast(), **federation.networks.broadcast()}
             kept |= federation.tensors.kept()
+        if federation.mechanism is not None:
+            received |= federation.mechanism.broadcast()
         kept = {name: version for name, version in kept.items() if name in received}
         delivered = delivered if delivered is not None else {}
         known = frozenset(name for name, version in kept.items() if delivered.get(name) == version)
@@ -211,6 +213,8 @@ class Round:
             return
         if not is_finite(total.sums):
             raise UserError(self._refused("the sum of the clients' updates would overflow, though each is finite"))
+        if self._private:
+            refuse_buffers(total)
         if federation.mechanism is not None:
             total = federation.mechanism.at_server(total, len(federation.server.cohort))
         if exchange.training:

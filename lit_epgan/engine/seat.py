@@ -321,7 +321,7 @@ class Seat:
             report |= place.tensors.changes(client.weight)
             report |= place.networks.changes(client.weight)
             report[WEIGHT] = Count(client.weight, True)
-        sent: Report = self.mechanism.at_client(report) if self.mechanism is not None else report
+        sent: Report = report if self.mechanism is None else self.mechanism.at_client(report, at.task.received)
         return Answer(sent, at.private, client.step)
 
 

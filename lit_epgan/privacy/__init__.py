@@ -1,8 +1,20 @@
 """Differential privacy: mechanisms around any algorithm, what they cost, and the ledger of a data set."""
 
 from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
+from lit_epgan.privacy.adaptive import AdaptiveNoise
 from lit_epgan.privacy.central import CentralNoise
+from lit_epgan.privacy.distributed import DistributedNoise
 from lit_epgan.privacy.ledger import Budget, Ledger
 from lit_epgan.privacy.releases import Releases
 
-__all__ = ["Budget", "CentralNoise", "Ledger", "Releases", "Spent", "noise_multiplier_for", "spent"]
+__all__ = [
+    "AdaptiveNoise",
+    "Budget",
+    "CentralNoise",
+    "DistributedNoise",
+    "Ledger",
+    "Releases",
+    "Spent",
+    "noise_multiplier_for",
+    "spent",
+]

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.collectives import all_reduce, gather_objects, rank
 from lit_epgan.engine.mechanisms import Mechanism, Plan, flat_norm
-from lit_epgan.engine.messages import Count, Report, Term, Weighted, tensor_of
+from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
 from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
@@ -83,10 +84,12 @@ class CentralNoise(Mechanism):
 
     # The client -------------------------------------------------------------------------------------------------------
 
-    def at_client(self, report: Report) -> Report:
+    def at_client(self, report: Report, received: Broadcast) -> Report:
         """The report, clipped to a norm of ``bound``; all zeros where it is not finite. Weights are 1."""
-        size = float(flat_norm(report))
-        scale = min(1.0, self.bound / size) if math.isfinite(size) and size > 0 else 0.0
+        return self._clipped(report, float(flat_norm(report)), self.bound)
+
+    def _clipped(self, report: Report, size: float, bound: float) -> dict[str, Term]:
+        scale = min(1.0, bound / size) if math.isfinite(size) and size > 0 else 0.0
         return {name: self._bounded(term, scale) for name, term in report.items()}
 
     @staticmethod
@@ -144,13 +147,18 @@ class CentralNoise(Mechanism):
             self._ledger.release(self._account)
         self._made += 1
         learnt = sorted(name for name in total.sums if name not in total.counts)
-        deviation = self._planned.noise_multiplier * self.bound
-        noise = {name: self._normal(total[name], name) * deviation for name in learnt} if rank() == 0 else {}
+        deviation = self.deviations(learnt)
+        noise = {name: self._normal(total[name], name) * deviation[name] for name in learnt} if rank() == 0 else {}
         for name, value in all_reduce(noise).items():
             total.sums[name] = total[name] + value.to(total[name].device)
         if self._expected is not None:
             self._hide_size(total, cohort)
         return total
+
+    def deviations(self, names: Sequence[str]) -> dict[str, float]:
+        """By name, the standard deviation of the noise on each coordinate of a sum: z S."""
+        assert self._planned is not None, "begin comes first"
+        return dict.fromkeys(names, self._planned.noise_multiplier * self.bound)
 
     def _normal(self, like: Tensor, name: str) -> Tensor:
         if self.noise_seed is None:
@@ -189,10 +197,12 @@ class CentralNoise(Mechanism):
         price = spent([self._planned], self.delta, self.relation)
         seeded = "" if self.noise_seed is None else " The noise is a study's: whoever knows noise_seed can take it off."
         where = f" The ledger is {self._ledger.path}." if self._ledger is not None else ""
-        return (
-            f"the server's model after all rounds has {price}: {self._planned}, each report clipped to {self.bound:g}, "
-            f"noise of standard deviation {self._planned.noise_multiplier * self.bound:.4g} on each sum.{where}{seeded}"
-        )
+        return f"the server's model after all rounds has {price}: {self._planned}, {self._how()}.{where}{seeded}"
+
+    def _how(self) -> str:
+        assert self._planned is not None
+        deviation = self._planned.noise_multiplier * self.bound
+        return f"each report clipped to {self.bound:g}, noise of standard deviation {deviation:.4g} on each sum"
 
 
 def _kind(sampler: Sampler, clients: int) -> Releases:

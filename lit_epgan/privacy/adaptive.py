@@ -1,0 +1,112 @@
+"""A clipping bound that follows the clients' norms, at a price that is part of the guarantee."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lit_epgan.engine.aggregation import Total
+from lit_epgan.engine.mechanisms import Plan, flat_norm
+from lit_epgan.engine.messages import Broadcast, Report
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.central import CentralNoise
+from lit_epgan.privacy.ledger import EVERYONE
+from lit_epgan.privacy.releases import Relation
+
+BOUND, BELOW = "privacy.bound", "privacy/below"
+
+
+class AdaptiveNoise(CentralNoise):
+    """``CentralNoise`` whose bound S moves to a quantile of the reports' norms.
+
+        b_k = 1[||report_k|| <= S] - 1/2,   b = (sum_k b_k + N(0, s_b^2)) / cohort + 1/2,
+        S <- S exp(-rate (b - quantile)),   z_sum = (z^-2 - (2 s_b)^-2)^(-1/2)
+
+    A client moves the sum of b_k by 1/2, so that both noises together are one release with noise multiplier z: the
+    report's part takes a little more noise, z_sum S. Andrew, Thakkar, McMahan and Ramaswamy 2021, algorithm 1 and
+    theorem 1.
+
+    Args:
+        bound: S before the first round.
+        noise_multiplier, target_epsilon, delta, relation, ledger, budget, group, noise_seed: as for ``CentralNoise``.
+        quantile: share of the reports that S leaves as they are.
+        rate: by how much S moves a round.
+        count_noise: s_b; by default a twentieth of the cohort that is expected.
+
+    Raises:
+        UserError: an argument is out of its range; ``count_noise`` is too small for z.
+    """
+
+    def __init__(
+        self,
+        bound: float,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        delta: float = 1e-5,
+        relation: Relation = "zero_out",
+        ledger: str | None = None,
+        budget: float | None = None,
+        group: str = EVERYONE,
+        noise_seed: int | None = None,
+        quantile: float = 0.5,
+        rate: float = 0.2,
+        count_noise: float | None = None,
+    ) -> None:
+        super().__init__(bound, noise_multiplier, target_epsilon, delta, relation, ledger, budget, group, noise_seed)
+        if not 0 < quantile < 1 or not rate > 0 or (count_noise is not None and not count_noise > 0):
+            raise UserError(
+                f"AdaptiveNoise's quantile, rate and count_noise are {quantile}, {rate} and {count_noise}: a quantile "
+                "lies between 0 and 1, the others are above 0"
+            )
+        self.quantile, self.rate, self.count_noise = quantile, rate, count_noise
+        self._state: dict[str, Tensor] = {}
+
+    def begin(self, plan: Plan) -> None:
+        """As for ``CentralNoise``; S goes on where a checkpoint has it.
+
+        Raises:
+            UserError: also where the count's noise is too small.
+        """
+        super().begin(plan)
+        self._state = plan.state
+        self._state.setdefault(BOUND, torch.tensor([self.bound], dtype=torch.float64))
+        cohort = plan.sampler.rate(plan.clients) * plan.clients
+        self._of_count = self.count_noise if self.count_noise is not None else cohort / 20
+        assert self._planned is not None
+        left = self._planned.noise_multiplier**-2 - (2 * self._of_count) ** -2
+        if left <= 0:
+            raise UserError(
+                f"AdaptiveNoise's count_noise is {self._of_count:g}: with noise multiplier "
+                f"{self._planned.noise_multiplier:g} it must be above half of that"
+            )
+        self._of_sum = left**-0.5
+
+    def broadcast(self) -> Broadcast:
+        """The bound of this round."""
+        return {BOUND: self._state[BOUND]}
+
+    def at_client(self, report: Report, received: Broadcast) -> Report:
+        """The report, clipped to the bound that was sent, and whether it was below it."""
+        size, bound = float(flat_norm(report)), float(received[BOUND])
+        below = math.isfinite(size) and size <= bound
+        return {**self._clipped(report, size, bound), BELOW: torch.full((1,), below - 0.5, dtype=torch.float64)}
+
+    def at_server(self, total: Total, cohort: int) -> Total:
+        """The sums with noise, the bound moved."""
+        total = super().at_server(total, cohort)
+        members = self._expected if self._expected is not None else cohort
+        share = float(total.sums.pop(BELOW)) / members + 0.5
+        self._state[BOUND] = self._state[BOUND] * math.exp(-self.rate * (share - self.quantile))
+        return total
+
+    def deviations(self, names: Sequence[str]) -> dict[str, float]:
+        """z_sum S for what was learnt, s_b for how many were below S."""
+        learnt = self._of_sum * float(self._state[BOUND])
+        return {name: self._of_count if name == BELOW else learnt for name in names}
+
+    def _how(self) -> str:
+        return (
+            f"each report clipped to a norm that begins at {self.bound:g} and follows the {self.quantile:g} quantile "
+            f"of all norms; noise of {self._of_sum:.4g} times that on each sum, of {self._of_count:.4g} on the count"
+        )

@@ -1,0 +1,114 @@
+"""Noise that the clients add themselves, each a share, so that a server which sees only sums sees no exact one."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from lit_epgan.engine.aggregation import Total
+from lit_epgan.engine.mechanisms import Plan
+from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
+from lit_epgan.engine.samplers import Poisson
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.central import CentralNoise
+from lit_epgan.privacy.ledger import EVERYONE
+from lit_epgan.privacy.releases import Relation
+from lit_epgan.randomness import secure_normal
+
+HONEST = "privacy.honest"
+
+
+class DistributedNoise(CentralNoise):
+    """``CentralNoise`` without a trusted server: each client adds N(0, (z S)^2 / h) to its clipped report.
+
+    The sum of h such reports has the noise N(0, (z S)^2). h is how many of the cohort are honest at least; what others
+    add is not counted on. The guarantee is for whoever sees sums only: it takes secure aggregation, which hides the
+    single reports. Their noise alone protects them less, z / sqrt(h).
+
+    Kairouz, Liu and Steinke 2021, "The distributed discrete Gaussian mechanism", section 1, with real numbers for
+    discrete ones.
+
+    Args:
+        bound, noise_multiplier, target_epsilon, delta, relation, ledger, budget, group: as for ``CentralNoise``.
+        honest: share of a cohort that adds its noise and does not drop out; the rest is not counted on.
+
+    Raises:
+        UserError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        bound: float,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        delta: float = 1e-5,
+        relation: Relation = "zero_out",
+        ledger: str | None = None,
+        budget: float | None = None,
+        group: str = EVERYONE,
+        honest: float = 0.8,
+    ) -> None:
+        super().__init__(bound, noise_multiplier, target_epsilon, delta, relation, ledger, budget, group)
+        if not 0 < honest <= 1:
+            raise UserError(
+                f"DistributedNoise's honest is {honest}; it is a share of the cohort, above 0 and at most 1"
+            )
+        self.honest = honest
+        self._shares = 1
+
+    def begin(self, plan: Plan) -> None:
+        """As for ``CentralNoise``.
+
+        Raises:
+            UserError: also where the cohort's size is random, so that nobody knows how large a share has to be.
+        """
+        if isinstance(plan.sampler, Poisson):
+            raise UserError(
+                "DistributedNoise deals the noise to a cohort of known size: take a fixed size "
+                "(data.clients_per_round) in place of Poisson"
+            )
+        super().begin(plan)
+        self._shares = max(1, math.floor(self.honest * plan.sampler.rate(plan.clients) * plan.clients))
+
+    def broadcast(self) -> Broadcast:
+        """The standard deviation of a client's share."""
+        assert self._planned is not None, "begin comes first"
+        deviation = self._planned.noise_multiplier * self.bound / math.sqrt(self._shares)
+        return {HONEST: torch.tensor([deviation], dtype=torch.float64)}
+
+    def at_client(self, report: Report, received: Broadcast) -> Report:
+        """The clipped report with the client's share of the noise, in float64."""
+        deviation = float(received[HONEST])
+        return {name: _noised(term, deviation) for name, term in super().at_client(report, received).items()}
+
+    def at_server(self, total: Total, cohort: int) -> Total:
+        """The sums as they are: their noise has come with them.
+
+        Raises:
+            UserError: so many clients have dropped out that the noise is less than was promised.
+        """
+        members = max((float(total[name]) for name in total.counts), default=float(cohort))
+        if members < self._shares:
+            raise UserError(
+                f"only {members:g} of {cohort} clients have answered, and {self._shares} shares of the noise were "
+                "promised: the sum is not used; run the round again, or expect less of DistributedNoise's honest"
+            )
+        return super().at_server(total, cohort)
+
+    def deviations(self, names: Sequence[str]) -> dict[str, float]:
+        """None is added here."""
+        return dict.fromkeys(names, 0.0)
+
+    def _how(self) -> str:
+        return (
+            f"each report clipped to {self.bound:g} by its client, which adds one of {self._shares} shares of the "
+            "noise; for whoever sees sums only, as under secure aggregation"
+        )
+
+
+def _noised(term: Term, deviation: float) -> Term:
+    if isinstance(term, Count):
+        return term
+    tensor = tensor_of(term).double()
+    noised = tensor + deviation * secure_normal(tensor.numel()).view(tensor.shape).to(tensor.device)
+    return Weighted(noised) if isinstance(term, Weighted) else noised
