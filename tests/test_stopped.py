@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ __all__ = ["folder"]  # the fixture: an empty working directory
 
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
 ENDLESS = [*TINY, "--trainer.max_epochs", "100000"]
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Whoever runs the tests in the background ignores Ctrl-C, and a fit would do so too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class Signals(Callback):
