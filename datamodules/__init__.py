@@ -8,6 +8,7 @@ from lit_epgan.datamodules.polynomial import PolynomialDataModule
 from lit_epgan.datamodules.speech import SpeechDataModule
 from lit_epgan.datamodules.tiny_imagenet import TinyImageNetDataModule
 from lit_epgan.datamodules.toy import ToyDataModule
+from lit_epgan.datamodules.writers import WritersDataModule
 
 __all__ = [
     "ClientData",
@@ -19,4 +20,5 @@ __all__ = [
     "SpeechDataModule",
     "TinyImageNetDataModule",
     "ToyDataModule",
+    "WritersDataModule",
 ]

@@ -1,8 +1,10 @@
 """What is written to a ledger counts, whoever writes at the same time and whoever is killed."""
 
+import contextlib
 import json
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -30,9 +32,10 @@ def test_a_run_pays_for_its_plan_until_it_ends_and_then_for_what_it_made(tmp_pat
 
 def test_a_dead_run_in_the_same_folder_keeps_what_it_made_and_frees_the_rest(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    dead = ledger.begin("run", ONE.times(10))
+    budget = Budget(spent([ONE.times(3)], 1e-5).epsilon, 1e-5)
+    dead = ledger.begin("run", ONE.times(3), budget=budget)
     ledger.release(dead)
-    ledger.begin("run", ONE.times(2))
+    ledger.begin("run", ONE.times(2), budget=budget)
     assert ledger.read().spent().epsilon == spent([ONE.times(3)], 1e-5).epsilon
 
 
@@ -93,6 +96,24 @@ def test_concurrent_runs_lose_nothing(tmp_path: Path) -> None:
         run.join(60)
     assert sorted(a.made for a in Ledger(path).read().accounts.values()) == [20] * 4
     assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def _begin_within(path: Path, number: int, together: Any, budget: Budget) -> None:
+    together.wait()
+    with contextlib.suppress(UserError):
+        Ledger(path).begin(f"run {number}", ONE, budget=budget)
+
+
+def test_runs_that_begin_at_the_same_moment_do_not_pass_the_budget_together(tmp_path: Path) -> None:
+    path, budget = tmp_path / "ledger.jsonl", Budget(spent([ONE.times(3)], 1e-5).epsilon, 1e-5)
+    context = multiprocessing.get_context("fork")
+    together = context.Barrier(8)
+    runs = [context.Process(target=_begin_within, args=(path, number, together, budget)) for number in range(8)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+    assert len(Ledger(path).read().accounts) == 3
 
 
 def test_a_line_cut_off_by_a_kill_was_no_release_and_any_other_damage_is_named(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class CentralNoise(Mechanism):
         return self._clipped(report, float(flat_norm(report)), self.bound)
 
     def _clipped(self, report: Report, size: float, bound: float) -> dict[str, Term]:
-        scale = min(1.0, bound / size) if math.isfinite(size) and size > 0 else 0.0
+        scale = min(1.0, bound / size) if size > 0 else 0.0  # 0, too, where a number is infinite or none
         return {name: self._bounded(term, scale) for name, term in report.items()}
 
     @staticmethod

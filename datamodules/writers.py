@@ -1,0 +1,106 @@
+"""Simulated writers: digits by hands that differ, a client each, for methods that protect or look at whole users."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.images import digits_splits
+from lit_epgan.errors import UserError
+from lit_epgan.randomness import generator_for
+
+HAND = (0.25, 0.15, 0.08, 0.08)  # standard deviations of slant, weight, and shifts in halves of the image
+
+
+class WritersDataModule(FederatedDataModule):
+    """Scikit-learn's 8 x 8 digits, as if many people had written them.
+
+    Every writer is a client. A writer's images are drawn from the digits' training split (80 %), and go through the
+    writer's own hand: a slant, a weight of the pen and a shift. Held out are further writers, who take part in nothing
+    and whose images come from the test split. ``inverted`` is the fault of Augenstein et al. 2020, section 5: all
+    images of some writers have their pixels multiplied by -1.
+
+    Args:
+        writers: number of clients.
+        images: of each writer.
+        held_out_writers: whose images are the validation and test data.
+        inverted: share of the clients whose pixels are inverted; of those held out none are.
+        split_seed: decides who writes what, by which hand, and whose pixels are inverted.
+        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``clients_per_round``, ``num_workers``, ``seed``
+            and ``collate_fn`` of FederatedDataModule.
+
+    Attributes:
+        shape: (C, H, W) of an image.
+
+    Raises:
+        UserError: a number is below 1, or ``inverted`` is no share.
+    """
+
+    shape = (1, 8, 8)
+
+    def __init__(
+        self,
+        writers: int = 340,
+        images: int = 20,
+        held_out_writers: int = 60,
+        inverted: float = 0.0,
+        split_seed: int = 7,
+        **federated: Any,
+    ) -> None:
+        super().__init__(**federated)
+        if min(writers, images, held_out_writers) < 1:
+            raise UserError(
+                f"data.writers, data.images and data.held_out_writers are {writers}, {images} and {held_out_writers}; "
+                "each must be at least 1"
+            )
+        if not 0 <= inverted <= 1:
+            raise UserError(f"data.inverted is {inverted}; it is a share of the writers, from 0 to 1")
+        self.writers, self.images, self.held_out_writers = writers, images, held_out_writers
+        self.inverted = inverted
+        self.split_seed = split_seed
+
+    def load(self) -> ClientData:
+        """Let everybody write: images, float tensors (n, 1, 8, 8) in [-1, 1], and labels, int64 tensors (n,)."""
+        train, test = digits_splits(self.split_seed)
+        digits = len(str(self.writers - 1))
+        names = [f"writer-{k:0{digits}d}" for k in range(self.writers)]
+        order = torch.randperm(self.writers, generator=generator_for(self.split_seed, "inverted")).tolist()
+        inverted = {names[k] for k in order[: round(self.inverted * self.writers)]}
+        written = {name: self._written(name, *train) for name in names}
+        written = {name: (-x if name in inverted else x, y) for name, (x, y) in written.items()}
+        others = [self._written(f"held out {k}", *test) for k in range(self.held_out_writers)]
+        held_out = TensorDataset(*map(torch.cat, zip(*others, strict=True)))
+        return ClientData(
+            train={name: TensorDataset(*own) for name, own in written.items()},
+            val=held_out,
+            test=held_out,
+            labels={name: y for name, (_, y) in written.items()},
+        )
+
+    def _written(self, name: str, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """One writer's images and their labels."""
+        generator = generator_for(self.split_seed, name)
+        rows = torch.randint(len(pixels), (self.images,), generator=generator)
+        hand = torch.randn(4, generator=generator) * torch.tensor(HAND)
+        return by_hand(pixels[rows].float() / 16, *hand.tolist()), labels[rows]
+
+
+def by_hand(ink: Tensor, slant: float, weight: float, right: float, down: float) -> Tensor:
+    """Digits as one hand writes them.
+
+    Args:
+        ink: images (n, 1, H, W) in [0, 1].
+        slant: shear, in widths of half an image.
+        weight: of the pen; ink becomes ink^(1 + weight), so that below 0 it is bolder.
+        right, down: shift, in halves of the image.
+
+    Returns:
+        Images (n, 1, H, W) in [-1, 1], background -1.
+    """
+    affine = torch.tensor([[1.0, slant, right], [0.0, 1.0, down]]).repeat(len(ink), 1, 1)
+    grid = F.affine_grid(affine, list(ink.shape), align_corners=False)
+    moved = F.grid_sample(ink, grid, align_corners=False, padding_mode="zeros")
+    return 2 * moved.clamp(0, 1) ** (1 + weight) - 1
