@@ -24,7 +24,7 @@ class WritersDataModule(FederatedDataModule):
     images of some writers have their pixels multiplied by -1.
 
     Args:
-        writers: number of clients.
+        clients: number of writers.
         images: of each writer.
         held_out_writers: whose images are the validation and test data.
         inverted: share of the clients whose pixels are inverted; of those held out none are.
@@ -43,7 +43,7 @@ class WritersDataModule(FederatedDataModule):
 
     def __init__(
         self,
-        writers: int = 340,
+        clients: int = 340,
         images: int = 20,
         held_out_writers: int = 60,
         inverted: float = 0.0,
@@ -51,24 +51,24 @@ class WritersDataModule(FederatedDataModule):
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
-        if min(writers, images, held_out_writers) < 1:
+        if min(clients, images, held_out_writers) < 1:
             raise UserError(
-                f"data.writers, data.images and data.held_out_writers are {writers}, {images} and {held_out_writers}; "
+                f"data.clients, data.images and data.held_out_writers are {clients}, {images} and {held_out_writers}; "
                 "each must be at least 1"
             )
         if not 0 <= inverted <= 1:
             raise UserError(f"data.inverted is {inverted}; it is a share of the writers, from 0 to 1")
-        self.writers, self.images, self.held_out_writers = writers, images, held_out_writers
+        self.clients_wanted, self.images, self.held_out_writers = clients, images, held_out_writers
         self.inverted = inverted
         self.split_seed = split_seed
 
     def load(self) -> ClientData:
         """Let everybody write: images, float tensors (n, 1, 8, 8) in [-1, 1], and labels, int64 tensors (n,)."""
         train, test = digits_splits(self.split_seed)
-        digits = len(str(self.writers - 1))
-        names = [f"writer-{k:0{digits}d}" for k in range(self.writers)]
-        order = torch.randperm(self.writers, generator=generator_for(self.split_seed, "inverted")).tolist()
-        inverted = {names[k] for k in order[: round(self.inverted * self.writers)]}
+        digits = len(str(self.clients_wanted - 1))
+        names = [f"writer-{k:0{digits}d}" for k in range(self.clients_wanted)]
+        order = torch.randperm(self.clients_wanted, generator=generator_for(self.split_seed, "inverted")).tolist()
+        inverted = {names[k] for k in order[: round(self.inverted * self.clients_wanted)]}
         written = {name: self._written(name, *train) for name in names}
         written = {name: (-x if name in inverted else x, y) for name, (x, y) in written.items()}
         others = [self._written(f"held out {k}", *test) for k in range(self.held_out_writers)]

@@ -11,7 +11,7 @@ from lit_epgan.errors import UserError
 
 
 def written(**settings: Any) -> dict[str, tuple[torch.Tensor, ...]]:
-    data = WritersDataModule(writers=12, images=5, held_out_writers=3, batch_size=5, **settings)
+    data = WritersDataModule(clients=12, images=5, held_out_writers=3, batch_size=5, **settings)
     return {name: each.tensors for name, each in data.load().train.items()}
 
 
@@ -28,7 +28,7 @@ def test_everybody_writes_by_a_hand_of_their_own() -> None:
 
 
 def test_those_held_out_take_part_in_nothing() -> None:
-    data = WritersDataModule(writers=4, images=5, held_out_writers=3, batch_size=5, inverted=1.0).load()
+    data = WritersDataModule(clients=4, images=5, held_out_writers=3, batch_size=5, inverted=1.0).load()
     x, _ = data.test.tensors
     assert len(x) == 15
     assert float(x.mean()) < 0  # dark, as none of them is inverted
@@ -58,7 +58,7 @@ def test_a_hand_shifts_thickens_and_slants() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({"writers": 0}, r"data\.writers"), ({"images": 0}, r"data\.images"), ({"inverted": 1.5}, r"data\.inverted")],
+    [({"clients": 0}, r"data\.clients"), ({"images": 0}, r"data\.images"), ({"inverted": 1.5}, r"data\.inverted")],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
