@@ -60,6 +60,7 @@ NARROW = {
     "fashion.yaml": NARROW_DCGAN,
     "fashion_conditional.yaml": NARROW_CONDITIONAL,
     "folder.yaml": NARROW_DCGAN,
+    "writers_classifier.yaml": ["--data.clients_per_round", "2"],
 }
 CHEAPER = {
     "embedding_sites.yaml": FEW_FEATURES,
