@@ -73,6 +73,8 @@ class Disturbed:
                 return False
             log = self.output.with_suffix(".second.log")
             code, told = start(self.words, log, append=False).wait(300), log.read_text(encoding="utf-8").strip()
+            if code == 0 and process.poll() is not None:
+                return False  # the first had ended before the second began
             if code != 2 or f"is being written by process {process.pid} " not in told:
                 raise SystemExit(f"A second study was not refused, but ended with {code}: {told}")
         elif kind.endswith("a run"):
