@@ -196,8 +196,12 @@ class CentralNoise(Mechanism):
             return None
         price = spent([self._planned], self.delta, self.relation)
         seeded = "" if self.noise_seed is None else " The noise is a study's: whoever knows noise_seed can take it off."
+        drawn = self._planned.sampling != "everyone"
+        secret = " The cohorts follow from seed_everything: it must stay a secret, config.yaml too." if drawn else ""
         where = f" The ledger is {self._ledger.path}." if self._ledger is not None else ""
-        return f"the server's model after all rounds has {price}: {self._planned}, {self._how()}.{where}{seeded}"
+        return (
+            f"the server's model after all rounds has {price}: {self._planned}, {self._how()}.{where}{secret}{seeded}"
+        )
 
     def _how(self) -> str:
         assert self._planned is not None
