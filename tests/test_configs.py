@@ -26,6 +26,8 @@ from tests.sealed import seal
 from tests.speech import words_of_miniature
 from tests.tiny_imagenet_tree import write_tiny_imagenet
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent.parent / "configs"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
 ALGORITHMS = sorted((FOLDER / "algorithms").glob("*.yaml"))

@@ -45,6 +45,7 @@ def transformer() -> LightningTransformer:
     return LightningTransformer(vocab_size=VOCABULARY)
 
 
+@pytest.mark.slow
 def test_the_example_in_docs_runs_and_the_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     before, after = runpy.run_path(str(ROOT / "docs" / "foreign_module.py"))["main"]()

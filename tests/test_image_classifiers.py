@@ -55,6 +55,7 @@ def _sorted(images: Tensor) -> Tensor:
     return rows[(rows.double() @ weights).argsort()]
 
 
+@pytest.mark.slow
 def test_digits_classifier_recognises_digits_and_scales_its_features(classifier: FeatureExtractor) -> None:
     data = digits.digits_split()
     images, test_images, test_labels = data.train, data.test, data.test_labels

@@ -14,6 +14,8 @@ from lit_epgan.engine.wire import decode_answer, encode_task
 from tests.pipe_federations import ALGORITHMS, half
 from tests.pipe_site import END, receive, send
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 3
 ROOT = Path(__file__).parent.parent
 

@@ -96,6 +96,7 @@ def test_a_setting_that_cannot_be(folder, capsys, words, said):
     assert said in told(capsys, *words)
 
 
+@pytest.mark.slow
 def test_a_network_that_does_not_fit_the_data(folder, capsys, speech_cache):
     words = words_of_miniature(speech_cache)
     assert "the network 7: set its pdfs to 123" in told(capsys, *words, "--model.network.pdfs", "7")

@@ -121,6 +121,7 @@ def test_what_is_unknown_and_what_cannot_be_is_said(settings, speech_cache, monk
         SpeechDataModule(**settings).prepare_data()
 
 
+@pytest.mark.slow
 def test_features_of_two_processes_are_those_of_one(settings, tmp_path):
     """With the features removed they are computed again, and what was made of them is found under their digest."""
     SpeechDataModule(**settings).prepare_data()

@@ -27,6 +27,7 @@ def command(tmp_path, monkeypatch, speech_cache):
     return ["--config", "speech.yaml", *words_of_miniature(speech_cache), *SMALL, "--trainer.accelerator", "cpu"]
 
 
+@pytest.mark.slow
 def test_fit_then_test(command, tmp_path):
     assert main(["fit", *command, "--trainer.max_epochs", "2", "--data.batch_size", "8"]) == 0
     rounds = pd.read_csv(tmp_path / "runs" / "speech" / "metrics.csv")

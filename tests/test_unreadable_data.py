@@ -65,6 +65,7 @@ def test_an_institutions_loader_that_raises_is_named() -> None:
         fit(Regression(), institutions(Raising))
 
 
+@pytest.mark.slow
 def test_many_small_clients_do_not_make_a_long_warning() -> None:
     one = client_sets((1,))[0]
     data = FederatedDataModule.from_datasets({f"client-{k:05d}": one for k in range(10_000)}, batch_size=8)
