@@ -1,6 +1,6 @@
 """Whatever number a key is given, a fit runs, or one sentence names the key: draws over every numeric key.
 
-DRAWS=200 tries more of them than the suite has time for.
+DRAWS=1000 tries more of them than the suite has time for.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from tests.values import Draw, attempt, draws, kind_of
 
-COUNT, SEED = int(os.environ.get("DRAWS", "60")), 29
+COUNT, SEED = int(os.environ.get("DRAWS", "200")), 29
 AT_ONCE = os.cpu_count() or 1
 SECONDS = 90  # for one that its limit of ten seconds of a processor does not end
 
