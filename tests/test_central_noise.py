@@ -215,3 +215,5 @@ def test_too_little_noise_on_the_count_is_refused() -> None:
             AdaptiveNoise(1.0, 3.0, **settings)
     with pytest.raises(UserError, match="honest"):
         DistributedNoise(1.0, 3.0, honest=0.0)
+    with pytest.raises(UserError, match="noise_seed"):
+        DistributedNoise(1.0, 3.0, noise_seed=1)

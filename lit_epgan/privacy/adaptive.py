@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,6 @@ from lit_epgan.engine.mechanisms import Plan, flat_norm
 from lit_epgan.engine.messages import Broadcast, Report
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.central import CentralNoise
-from lit_epgan.privacy.ledger import EVERYONE
-from lit_epgan.privacy.releases import Relation
 
 BOUND, BELOW = "privacy.bound", "privacy/below"
 
@@ -29,10 +28,11 @@ class AdaptiveNoise(CentralNoise):
 
     Args:
         bound: S before the first round.
-        noise_multiplier, target_epsilon, delta, relation, ledger, budget, group, noise_seed: as for ``CentralNoise``.
+        noise_multiplier: z, of both noises together.
         quantile: share of the reports that S leaves as they are.
         rate: by how much S moves a round.
         count_noise: s_b; by default a twentieth of the cohort that is expected.
+        central: ``CentralNoise``'s other settings.
 
     Raises:
         UserError: an argument is out of its range; ``count_noise`` is too small for z.
@@ -42,18 +42,12 @@ class AdaptiveNoise(CentralNoise):
         self,
         bound: float,
         noise_multiplier: float | None = None,
-        target_epsilon: float | None = None,
-        delta: float = 1e-5,
-        relation: Relation = "zero_out",
-        ledger: str | None = None,
-        budget: float | None = None,
-        group: str = EVERYONE,
-        noise_seed: int | None = None,
         quantile: float = 0.5,
         rate: float = 0.2,
         count_noise: float | None = None,
+        **central: Any,
     ) -> None:
-        super().__init__(bound, noise_multiplier, target_epsilon, delta, relation, ledger, budget, group, noise_seed)
+        super().__init__(bound, noise_multiplier, **central)
         if not 0 < quantile < 1 or not rate > 0 or (count_noise is not None and not count_noise > 0):
             raise UserError(
                 f"AdaptiveNoise's quantile, rate and count_noise are {quantile}, {rate} and {count_noise}: a quantile "

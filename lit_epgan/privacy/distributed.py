@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -11,8 +12,6 @@ from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, 
 from lit_epgan.engine.samplers import Poisson
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.central import CentralNoise
-from lit_epgan.privacy.ledger import EVERYONE
-from lit_epgan.privacy.releases import Relation
 from lit_epgan.randomness import secure_normal
 
 HONEST = "privacy.honest"
@@ -29,26 +28,20 @@ class DistributedNoise(CentralNoise):
     discrete ones.
 
     Args:
-        bound, noise_multiplier, target_epsilon, delta, relation, ledger, budget, group: as for ``CentralNoise``.
+        bound, noise_multiplier: S and z, as for ``CentralNoise``.
         honest: share of a cohort that adds its noise and does not drop out; the rest is not counted on.
+        central: ``CentralNoise``'s other settings, without ``noise_seed``.
 
     Raises:
         UserError: an argument is out of its range.
     """
 
     def __init__(
-        self,
-        bound: float,
-        noise_multiplier: float | None = None,
-        target_epsilon: float | None = None,
-        delta: float = 1e-5,
-        relation: Relation = "zero_out",
-        ledger: str | None = None,
-        budget: float | None = None,
-        group: str = EVERYONE,
-        honest: float = 0.8,
+        self, bound: float, noise_multiplier: float | None = None, honest: float = 0.8, **central: Any
     ) -> None:
-        super().__init__(bound, noise_multiplier, target_epsilon, delta, relation, ledger, budget, group)
+        super().__init__(bound, noise_multiplier, **central)
+        if self.noise_seed is not None:
+            raise UserError("DistributedNoise takes no noise_seed: every client draws its own share in secret")
         if not 0 < honest <= 1:
             raise UserError(
                 f"DistributedNoise's honest is {honest}; it is a share of the cohort, above 0 and at most 1"
