@@ -1,5 +1,6 @@
 """Simulated writers: digits by hands that differ, a client each, for methods that protect or look at whole users."""
 
+import math
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ class WritersDataModule(FederatedDataModule):
         images: of each writer.
         held_out_writers: whose images are the validation and test data.
         inverted: share of the clients whose pixels are inverted; of those held out none are.
+        val_fraction: share of the training split that the held-out writers draw their validation images from; with 0
+            the test images are the validation images, too.
         split_seed: decides who writes what, by which hand, and whose pixels are inverted.
         federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``clients_per_round``, ``num_workers``, ``seed``
             and ``collate_fn`` of FederatedDataModule.
@@ -36,7 +39,7 @@ class WritersDataModule(FederatedDataModule):
         shape: (C, H, W) of an image.
 
     Raises:
-        UserError: a number is below 1, or ``inverted`` is no share.
+        UserError: a number is below 1, ``inverted`` is no share, or ``val_fraction`` leaves nobody an image.
     """
 
     shape = (1, 8, 8)
@@ -47,6 +50,7 @@ class WritersDataModule(FederatedDataModule):
         images: int = 20,
         held_out_writers: int = 60,
         inverted: float = 0.0,
+        val_fraction: float = 0.0,
         split_seed: int = 7,
         **federated: Any,
     ) -> None:
@@ -58,27 +62,42 @@ class WritersDataModule(FederatedDataModule):
             )
         if not 0 <= inverted <= 1:
             raise UserError(f"data.inverted is {inverted}; it is a share of the writers, from 0 to 1")
+        if not 0 <= val_fraction < 1:
+            raise UserError(f"data.val_fraction is {val_fraction}; it is a share of the training images, below 1")
         self.clients_wanted, self.images, self.held_out_writers = clients, images, held_out_writers
         self.inverted = inverted
+        self.val_fraction = val_fraction
         self.split_seed = split_seed
 
     def load(self) -> ClientData:
         """Let everybody write: images, float tensors (n, 1, 8, 8) in [-1, 1], and labels, int64 tensors (n,)."""
         train, test = digits_splits(self.split_seed)
+        train, tuning = self._set_aside(*train)
         digits = len(str(self.clients_wanted - 1))
         names = [f"writer-{k:0{digits}d}" for k in range(self.clients_wanted)]
         order = torch.randperm(self.clients_wanted, generator=generator_for(self.split_seed, "inverted")).tolist()
         inverted = {names[k] for k in order[: round(self.inverted * self.clients_wanted)]}
         written = {name: self._written(name, *train) for name in names}
         written = {name: (-x if name in inverted else x, y) for name, (x, y) in written.items()}
-        others = [self._written(f"held out {k}", *test) for k in range(self.held_out_writers)]
-        held_out = TensorDataset(*map(torch.cat, zip(*others, strict=True)))
+        held_out = self._by_others(*test)
         return ClientData(
             train={name: TensorDataset(*own) for name, own in written.items()},
-            val=held_out,
+            val=self._by_others(*tuning) if self.val_fraction else held_out,
             test=held_out,
             labels={name: y for name, (_, y) in written.items()},
         )
+
+    def _set_aside(self, pixels: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The images that clients draw from, and those for validation."""
+        order = torch.randperm(len(pixels), generator=generator_for(self.split_seed, "validation"))
+        n = math.ceil(self.val_fraction * len(pixels))
+        clients, aside = (order[n:], order[:n]) if n else (torch.arange(len(pixels)), order[:0])
+        return (pixels[clients], labels[clients]), (pixels[aside], labels[aside])
+
+    def _by_others(self, pixels: Tensor, labels: Tensor) -> TensorDataset:
+        """Held-out writers' images of what they draw from."""
+        others = [self._written(f"held out {k}", pixels, labels) for k in range(self.held_out_writers)]
+        return TensorDataset(*map(torch.cat, zip(*others, strict=True)))
 
     def _written(self, name: str, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """One writer's images and their labels."""

@@ -34,6 +34,21 @@ def test_those_held_out_take_part_in_nothing() -> None:
     assert float(x.mean()) < 0  # dark, as none of them is inverted
 
 
+def test_what_is_validated_on_is_no_clients_and_not_tested_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no hand at all an image shows which one it is; the digits have hardly any twice."""
+    monkeypatch.setattr("lit_epgan.datamodules.writers.HAND", (0.0, 0.0, 0.0, 0.0))
+    settings = {"clients": 100, "images": 40, "held_out_writers": 40, "batch_size": 5}
+    data = WritersDataModule(val_fraction=0.5, **settings).load()
+    clients = {image.numpy().tobytes() for each in data.train.values() for image in each.tensors[0]}
+    val, test = ({image.numpy().tobytes() for image in each.tensors[0]} for each in (data.val, data.test))
+    assert not clients & val
+    assert not clients & test
+    assert not val & test
+    assert 700 < len(clients) < 719  # half of 1,437
+    without = WritersDataModule(**settings).load()
+    assert without.val is without.test
+
+
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.5, 6), (1.0, 12)])
 def test_the_fault_inverts_all_images_of_a_share_of_the_writers(share: float, count: int) -> None:
     clean, faulty = written(), written(inverted=share)
@@ -58,7 +73,12 @@ def test_a_hand_shifts_thickens_and_slants() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({"clients": 0}, r"data\.clients"), ({"images": 0}, r"data\.images"), ({"inverted": 1.5}, r"data\.inverted")],
+    [
+        ({"clients": 0}, r"data\.clients"),
+        ({"images": 0}, r"data\.images"),
+        ({"inverted": 1.5}, r"data\.inverted"),
+        ({"val_fraction": 1.0}, r"data\.val_fraction"),
+    ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
