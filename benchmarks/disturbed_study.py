@@ -60,6 +60,12 @@ class Disturbed:
             self.process = start([*self.words, "--workers", "2"], self.log, append=True)
         return self.process
 
+    def wait_for_a_run(self) -> None:
+        """Until one of its runs is at work, or it has ended; its start takes longer than most pauses."""
+        process = self.start()
+        while process.poll() is None and not self._processes_of_runs():
+            time.sleep(0.05)
+
     def is_over(self) -> bool:
         """Whether it has ended well."""
         return self.process is not None and self.process.poll() == 0
@@ -143,9 +149,11 @@ def main() -> None:
             study = Disturbed(plan, Path(folder) / f"disturbed-{len(studies)}")
             studies.append(study)
             while done.total() < args.disturbances and not study.is_over():
+                kind = KINDS[done.total() % len(KINDS)]
                 study.start()
+                if kind.endswith("a run") or draw.random() < 0.5:  # the others also while it starts
+                    study.wait_for_a_run()
                 time.sleep(draw.uniform(0, args.pause))
-                kind = draw.choice(KINDS)
                 done[kind] += study.disturb(kind, draw)
             study.finish()
             if study.numbers() != alone.numbers():
@@ -154,7 +162,7 @@ def main() -> None:
     rows.append(["**all**, each study's tables equal to those of one left alone", f"**{done.total()}**"])
     notes = (
         f"Two methods x two seeds of {args.rounds} rounds, {seconds:.0f} s left alone; disturbed at random moments, "
-        f"0 to {args.pause:g} s apart, and started again until it ends: {len(studies)} studies in turn. Equal are "
+        f"0 to {args.pause:g} s apart, and started again until it ends; studies begun: {len(studies)}. Equal are "
         "table.csv and runs.csv but for the seconds, and every run's metrics.csv byte for byte. A second study in the "
         "same folder was refused each time with the number of the first one's process."
     )
