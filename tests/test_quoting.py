@@ -59,3 +59,14 @@ def test_a_run_named_like_a_number_is_printed_in_quotes(capsys: pytest.CaptureFi
     printed = capsys.readouterr().out
     assert 'data_dir: "7876e627"' in printed
     assert yaml.safe_load(printed)["data"]["init_args"]["data_dir"] == "7876e627"
+
+
+@pytest.mark.parametrize("null", ["null", "None", "~"])
+def test_null_reaches_a_class_within_a_class(capsys: pytest.CaptureFixture[str], null: str) -> None:
+    words = ["--config", "polynomial.yaml", "--config", "algorithms/central_noise.yaml"]
+    words += ["--federation.mechanism.noise_multiplier", null, "--federation.mechanism.target_epsilon", "2"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", *words, "--print_config"])
+    mechanism = yaml.safe_load(capsys.readouterr().out)["federation"]["init_args"]["mechanism"]["init_args"]
+    assert mechanism["noise_multiplier"] is None
+    assert mechanism["target_epsilon"] == 2

@@ -25,7 +25,7 @@ from lit_epgan.command.parsed_values import check_values
 from lit_epgan.command.parser_messages import parse_error
 from lit_epgan.command.placing import choose_strategy, make_room, place_checkpoints, place_loggers, say
 from lit_epgan.command.predicting import say_what_was_written, with_writer
-from lit_epgan.command.quoting import quote_numbers
+from lit_epgan.command.quoting import quote_numbers, read_null
 from lit_epgan.errors import UserError
 from lit_epgan.runs.checkpoint_io import seal_checkpoints
 from lit_epgan.runs.checkpoints import newest_whole, require_whole, where_to_go_on
@@ -33,6 +33,7 @@ from lit_epgan.runs.lock import locked
 from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG, default_folder, is_first_rank
 
 quote_numbers()
+read_null()
 logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
     lambda record: "litlogger" not in record.getMessage()
 )

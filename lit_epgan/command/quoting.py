@@ -1,9 +1,9 @@
-"""YAML whose strings are read back as strings: the parser takes more for numbers than PyYAML's writer quotes."""
+"""YAML that is read back as it was: strings that the parser takes for numbers, and null, which it writes as a string."""
 
 from typing import Any
 
 import yaml
-from jsonargparse import get_loader, set_dumper
+from jsonargparse import get_loader, set_dumper, set_loader
 
 
 class _Dumper(yaml.SafeDumper):
@@ -32,3 +32,16 @@ def quoted(data: Any) -> str:
 def quote_numbers() -> None:
     """Let the strings of what the parser prints and saves be read back as they were."""
     set_dumper("yaml", quoted)
+
+
+def read_null() -> None:
+    """Let ``--a.b.c null`` set c to null where a and b are classes.
+
+    The parser gives the value of a key within a class within a class to a parser of its own as Python's text: None.
+    """
+    read = get_loader("yaml")
+
+    def read_with_none(text: str) -> Any:
+        return None if text.strip() == "None" else read(text)
+
+    set_loader("yaml", read_with_none, (yaml.YAMLError,))
