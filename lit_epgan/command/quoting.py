@@ -1,4 +1,4 @@
-"""YAML that is read back as it was: strings that the parser takes for numbers, and null, which it writes as a string."""
+"""YAML that is read back as it was: strings that look like numbers, and the null that the parser writes as a text."""
 
 from typing import Any
 
