@@ -5,6 +5,7 @@ from lit_epgan.privacy.adaptive import AdaptiveNoise
 from lit_epgan.privacy.central import CentralNoise
 from lit_epgan.privacy.distributed import DistributedNoise
 from lit_epgan.privacy.ledger import Budget, Ledger
+from lit_epgan.privacy.queries import Queries
 from lit_epgan.privacy.releases import Releases
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "CentralNoise",
     "DistributedNoise",
     "Ledger",
+    "Queries",
     "Releases",
     "Spent",
     "noise_multiplier_for",

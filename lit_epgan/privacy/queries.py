@@ -1,0 +1,89 @@
+"""One question about users, answered once: a sum of their vectors with noise, paid for in the ledger first."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.accountant import Spent, spent
+from lit_epgan.privacy.ledger import EVERYONE, Budget, Ledger
+from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.randomness import generator_for, secure_normal
+
+
+class Queries:
+    """Answers sums over users, each by one release of the Gaussian mechanism.
+
+        answer = sum_u v_u min(1, 1 / ||v_u||) + N(0, z^2 I)
+
+    One user moves the sum by at most 1, whatever the vectors' entries mean: scale them so. A vector that is not finite
+    counts as zero.
+
+    Args:
+        ledger: every answer is written to it before the noise is drawn.
+        delta: for which epsilon is stated; below one over the number of users.
+        relation: which data sets are neighbours.
+        budget: the largest epsilon that the ledger allows; None for no limit.
+        noise_seed: makes a study repeatable, and the noise predictable to whoever knows it: then there is no guarantee
+            in real use. None: the operating system's secure source.
+
+    Raises:
+        UserError: delta or the relation is out of its range.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        delta: float = 1e-5,
+        relation: Relation = "zero_out",
+        budget: float | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        spent([], delta, relation)
+        self.ledger, self.delta, self.relation, self.noise_seed = ledger, delta, relation, noise_seed
+        self._budget = Budget(budget, delta, relation)
+        self._answered = 0
+
+    def sum(self, vectors: Iterable[Tensor], noise_multiplier: float, what: str, group: str = EVERYONE) -> Tensor:
+        """The noised sum (d,), float64, of ``vectors``, one (d,) for each user.
+
+        They are asked for only after the ledger has allowed it: give a generator, and nothing is read before.
+
+        Args:
+            vectors: one for each user of the group; at least one.
+            noise_multiplier: z.
+            what: what is asked, for whoever reads the ledger.
+            group: the users that are asked; what is spent on disjoint groups does not add up.
+
+        Raises:
+            UserError: the budget would be passed, there is no user, or the ledger cannot be written.
+        """
+        account = self.ledger.begin(what, Releases(noise_multiplier), group, self._budget)
+        total: Tensor | None = None
+        for vector in vectors:
+            clipped = _clipped(vector.double())
+            total = clipped if total is None else total.add_(clipped)
+        if total is None:
+            self.ledger.end(account)
+            raise UserError(f"{what}: there is no user to ask")
+        self.ledger.release(account)
+        self._answered += 1
+        noise = self._normal(len(total), what, group).to(total.device)
+        self.ledger.end(account)
+        return total + noise_multiplier * noise
+
+    def price(self, noise_multiplier: float, count: int = 1) -> Spent:
+        """What ``count`` answers about the same users cost together."""
+        return spent([Releases(noise_multiplier, count)], self.delta, self.relation)
+
+    def _normal(self, size: int, what: str, group: str) -> Tensor:
+        if self.noise_seed is None:
+            return secure_normal(size)
+        generator = generator_for(self.noise_seed, "query", self._answered, what, group)
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+def _clipped(vector: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(vector)
+    return vector / norm.clamp(min=1) if bool(norm.isfinite()) else torch.zeros_like(vector)
