@@ -94,7 +94,7 @@ NOTES = (
     "Standard deviation of the noise on the model at equal epsilon, in units of rounds z S / clients: z is the noise "
     "multiplier of one Gaussian release of that epsilon, S the bound, and each round moves the model by the mean of "
     "those who take part. *all*: everybody in every round. *in turn*: {groups} groups, one a round, so that a client "
-    "takes part {times} times. *final*: after the last round. *mean*: the quadratic mean over the models after every round. "
+    "takes part {times} times. *final*: after the last round. *mean*: the quadratic mean over all rounds' models. "
     "*measured*: the final model's, of what `CorrelatedNoise` adds in a run, by the deviation of 20,000 coordinates, "
     "where it takes such a C. The binary tree uses all nodes that are complete (Honaker 2015)."
 )

@@ -123,7 +123,7 @@ def test_a_run_that_resumes_keeps_its_noise_multiplier_and_pays_for_nothing_twic
 HISTORIES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=4)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(HISTORIES, st.integers(1, 4), st.booleans())
 def test_whatever_is_killed_and_resumed_no_client_takes_part_more_often_than_was_paid_for(
     tmp_path_factory: pytest.TempPathFactory, kills: list[tuple[int, int, bool]], groups: int, twice: bool
@@ -143,11 +143,11 @@ def test_whatever_is_killed_and_resumed_no_client_takes_part_more_often_than_was
             for _ in range(1 + int(twice and t == 0)):
                 released(mechanism, t)
                 part.update(k for chain in sampler.draw(list(range(12)), 0, t) for k in chain)
+                assert max(part.values()) <= account(folder).made
             if not unwritten:
                 checkpoints.append((t + 1, dict(state)))
         lost |= unwritten and runs > 0
     made = sum(a.made for a in Ledger(folder / "privacy.jsonl").read().accounts.values())
-    assert max(part.values()) <= made
     if not lost and not twice:
         assert made == math.ceil(9 / groups)
     assert all(a.made <= a.planned.count for a in Ledger(folder / "privacy.jsonl").read().accounts.values())

@@ -32,9 +32,9 @@ class CorrelatedNoise(CentralNoise):
     payment covers ``separation`` rounds, in which every client takes part at most once.
 
     **Where all take part in every round** the separation is 1, and the noise is independent. No correlation lowers the
-    error of the final model then: for every C of which no entry is below 0, the noise on the sum of n rounds has a
-    standard deviation of || 1' C^-1 || and a client moves C X by || C 1 ||, whose product is at least 1' C^-1 C 1 = n
-    (Cauchy and Schwarz), and C = I has just that.
+    error of the final model then: for every C, the noise on the sum of n rounds has a standard deviation of
+    || 1' C^-1 ||, and a client that reports the same each time moves C X by || C 1 ||. Their product is at least
+    1' C^-1 C 1 = n (Cauchy and Schwarz), and C = I has just that.
 
     **A run that ends early or goes on longer.** Neither z nor C depends on how many rounds are planned. The ledger has
     the payments that were made.
@@ -122,7 +122,7 @@ class CorrelatedNoise(CentralNoise):
         Raises:
             UserError: nothing of the ledger can be written, or its budget would be passed.
         """
-        if self._round == self._last:
+        if self._round == self._last:  # a second exchange, in which the round's clients take part again
             self._paid = self._round
         price = self._price()
         self._before, self._streams = self._streams if self._round == self._last + 1 else {}, {}
