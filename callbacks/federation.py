@@ -221,10 +221,11 @@ class FederationCallback(Callback):
     def _begin_mechanism(self, trainer: Trainer) -> None:
         if self.mechanism is None:
             return
-        exchanges = self.algorithm.exchanges(trainer.current_epoch, trainer.max_epochs or 0)
+        rounds = range(trainer.current_epoch, trainer.max_epochs or 0)
+        exchanges = self.algorithm.exchanges(rounds.start, rounds.stop)
         folder, resumed = Path(trainer.default_root_dir), trainer.current_epoch > 0
         clients, state = len(self._datamodule.active), self.server.state
-        self.mechanism.begin(Plan(self._sampler, clients, exchanges, folder, resumed, state))
+        self.mechanism.begin(Plan(self._sampler, clients, exchanges, folder, resumed, state, rounds))
         if (promised := self.mechanism.guarantee()) is not None:
             rank_zero_info(f"{type(self.mechanism).__name__}: {promised}")
 

@@ -12,6 +12,8 @@ pytestmark = pytest.mark.slow
 
 SMALL = {
     "frozen_backbone.py": ["--frozen", "1", "--rounds", "2", "--repeats", "1"],
+    "canary_audit.py": ["--canaries", "20", "--guesses", "10", "--times", "2", "--groups", "2", "--seeds", "1"],
+    "correlated_noise.py": ["--rounds", "6", "--groups", "3"],
     "client_switch.py": ["--sizes", "1", "--rounds", "1"],
     "local_step.py": ["--steps", "20", "--repeats", "1"],
     "many_clients.py": ["--clients", "10", "--rounds", "4"],

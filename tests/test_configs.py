@@ -65,6 +65,7 @@ NARROW = {
     "writers_classifier.yaml": ["--data.clients_per_round", "2"],
 }
 CHEAPER = {
+    "correlated_noise.yaml": ["--federation.sampler.groups", "2"],
     "embedding_sites.yaml": FEW_FEATURES,
     "private_release.yaml": FEW_FEATURES + ON_SERVER,
     "distilled_sites.yaml": ON_SERVER,

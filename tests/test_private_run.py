@@ -11,7 +11,7 @@ from torch import nn
 
 from lit_epgan.callbacks import PartitionReport
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
-from lit_epgan.engine import Median, NormClipping
+from lit_epgan.engine import Exchange, Median, NormClipping, Rounds, Server
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedSeq
 from lit_epgan.privacy import CentralNoise, Ledger
@@ -155,6 +155,17 @@ def test_a_counter_of_records_is_refused_before_anything_is_released(tmp_path: P
         fit(Counting(), federation(), mechanism=CentralNoise(0.5, 1.0), folder=tmp_path)
     (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
     assert account.made == 0
+
+
+class Everybody(FedAvg):
+    def round(self, server: Server) -> Rounds:
+        yield Exchange({"parameters": server.parameters}, to=range(server.clients))
+
+
+def test_clients_beside_the_cohort_are_not_asked() -> None:
+    """Whoever is asked more often than the sampler says pays for more than is said."""
+    with pytest.raises(UserError, match="Everybody asks clients beside the round's cohort"):
+        fit(Regression(), federation(clients_per_round=3), algorithm=Everybody(), mechanism=CentralNoise(0.5, 1.0))
 
 
 def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path: Path) -> None:

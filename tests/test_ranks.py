@@ -14,7 +14,7 @@ RUNS = [
     ("--module", "regression", "--algorithm", "ep"),
     ("--module", "gan"),
     ("--module", "gan", "--algorithm", "tilted"),
-    ("--module", "regression", "--noise-seed", "1"),  # noise of deviation 2 on the sum, once and not for each rank
+    ("--module", "regression", "--noise-seed", "1", "--groups", "2"),  # noise once, and not for each rank
 ]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_epgan.engine import Chains, Everyone, FixedSize, Poisson, Sampler, stages
+from lit_epgan.engine import Chains, Everyone, FixedSize, InTurn, Poisson, Sampler, stages
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
 from tests.test_sealed_server import federation
@@ -12,7 +12,9 @@ CLIENTS = list(range(3, 23))
 
 
 @pytest.mark.parametrize(
-    "sampler", [Everyone(), FixedSize(5), Poisson(0.3), Chains(3, FixedSize(7))], ids=lambda s: type(s).__name__
+    "sampler",
+    [Everyone(), FixedSize(5), Poisson(0.3), InTurn(4), Chains(3, FixedSize(7))],
+    ids=lambda s: type(s).__name__,
 )
 def test_a_sampler_states_its_rate(sampler: Sampler) -> None:
     """Every client's frequency over 2,000 rounds is within four standard deviations of the rate."""
@@ -41,6 +43,22 @@ def test_a_draw_depends_on_seed_and_round_alone(sampler: Sampler) -> None:
     assert sampler.draw(CLIENTS, 1, 4) != first
 
 
+@pytest.mark.parametrize("groups", [1, 3, 20])
+def test_in_turn_every_client_takes_part_once_in_as_many_rounds_as_there_are_groups(groups: int) -> None:
+    """Whatever round one begins with, and in groups of nearly one size; whatever the seed."""
+    drawn = [[k for chain in InTurn(groups).draw(CLIENTS, r, r) for k in chain] for r in range(3 * groups)]
+    for start in range(2 * groups):
+        assert sorted(k for cohort in drawn[start : start + groups] for k in cohort) == CLIENTS
+    sizes = {len(cohort) for cohort in drawn}
+    assert max(sizes) - min(sizes) <= 1
+    assert InTurn(groups).separation == groups
+
+
+def test_what_others_promise_of_participation() -> None:
+    promised = [s.separation for s in (Everyone(), FixedSize(2), Poisson(0.5), Chains(2))]
+    assert promised == [1, None, None, None]
+
+
 def test_chains_deal_the_cohort_of_another_sampler() -> None:
     chains = Chains(3, FixedSize(8)).draw(CLIENTS, 0, 0)
     assert sorted(map(len, chains), reverse=True) == [3, 3, 2]
@@ -61,3 +79,7 @@ def test_a_round_that_nobody_takes_part_in_changes_nothing() -> None:
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:
     with pytest.raises(UserError, match="choose at most 3"):
         FixedSize(4).check(3)
+    with pytest.raises(UserError, match="take at most that"):
+        InTurn(4).check(3)
+    with pytest.raises(UserError, match="at least one group"):
+        InTurn(0)

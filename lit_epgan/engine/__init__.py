@@ -15,7 +15,7 @@ from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, Weig
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.plain_loop import PlainFederation
 from lit_epgan.engine.rounds import Federation, Round
-from lit_epgan.engine.samplers import Chains, Everyone, FixedSize, Poisson, Sampler, stages
+from lit_epgan.engine.samplers import Chains, Everyone, FixedSize, InTurn, Poisson, Sampler, stages
 from lit_epgan.engine.seat import Answer, Seat, Workplace
 from lit_epgan.engine.work import Client, OptimizedParameters, Training, Work
 
@@ -33,6 +33,7 @@ __all__ = [
     "Federation",
     "FixedSize",
     "FlatParameters",
+    "InTurn",
     "Mechanism",
     "Median",
     "NormClipping",

@@ -24,6 +24,7 @@ class Plan:
         folder: the run's own; None where it keeps nothing.
         resumed: whether a run goes on that has begun before.
         state: the server's tensors, by name, which checkpoints hold; a mechanism keeps what moves there.
+        rounds: their numbers, from 0, that are still to come; empty where they are not told.
     """
 
     sampler: Sampler
@@ -32,6 +33,7 @@ class Plan:
     folder: Path | None = None
     resumed: bool = False
     state: dict[str, Tensor] = field(default_factory=dict)
+    rounds: range = range(0)
 
 
 class Mechanism:
@@ -52,6 +54,9 @@ class Mechanism:
         Raises:
             UserError: what is planned must not be done.
         """
+
+    def round_begins(self, number: int) -> None:
+        """Before a round, on every rank; ``number``: of the round, from 0."""
 
     def broadcast(self) -> Broadcast:
         """What every client has to know of it, such as a bound that moves; sent with each task."""

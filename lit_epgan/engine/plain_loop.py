@@ -91,7 +91,9 @@ class PlainFederation:
         mechanism, clients = self.federation.mechanism, len(self.federation.active)
         exchanges = self.federation.algorithm.exchanges(0, rounds)
         if mechanism is not None:
-            mechanism.begin(Plan(self.federation.sampler, clients, exchanges, state=self.server.state))
+            mechanism.begin(
+                Plan(self.federation.sampler, clients, exchanges, state=self.server.state, rounds=range(rounds))
+            )
         for number in range(rounds):
             self.round(number)
         if mechanism is not None:

@@ -85,6 +85,8 @@ class Round:
         self._before = ServerCopy(federation)
         self._private = federation.mechanism is not None and federation.mechanism.private
         server.round = number
+        if federation.mechanism is not None:
+            federation.mechanism.round_begins(number)
         server.chains = federation.sampler.draw(federation.active, server.seed, number)
         self._budget, self._worked = Counter[str](), set[int]()
         self.dropped: list[int] = []
@@ -109,6 +111,11 @@ class Round:
         if not to:
             self._end()
             return
+        if self._private and not set(to) <= set(federation.server.cohort):
+            raise UserError(
+                f"{type(federation.algorithm).__name__} asks clients beside the round's cohort, which its mechanism's "
+                "guarantee does not cover: leave the private mechanism out"
+            )
         self.asked = [k for k in to if k % ranks() == rank() and k not in self.dropped]
         named = {**exchange.combine, **(federation.tensors.combine() if exchange.training else {})}
         if self._private:

@@ -10,7 +10,14 @@ from lit_epgan.randomness import generator_for
 
 
 class Sampler(ABC):
-    """Base of samplers. Draws a round's cohort from (seed, round) alone."""
+    """Base of samplers. Draws a round's cohort from (seed, round) alone.
+
+    Attributes:
+        separation: what it promises of participation: a client takes part at most once in so many rounds on end. None
+            where it promises nothing.
+    """
+
+    separation: int | None = None
 
     @abstractmethod
     def draw(self, clients: list[int], seed: int, round_: int) -> list[list[int]]:
@@ -35,6 +42,8 @@ class Sampler(ABC):
 
 class Everyone(Sampler):
     """All clients, in every round."""
+
+    separation = 1
 
     def draw(self, clients: list[int], seed: int, round_: int) -> list[list[int]]:
         """All clients, each a chain of its own."""
@@ -74,6 +83,40 @@ class FixedSize(Sampler):
         if self.size > clients:
             raise UserError(
                 f"data.clients_per_round is {self.size}, but only {clients} clients hold data: choose at most {clients}"
+            )
+
+
+class InTurn(Sampler):
+    """Fixed groups of clients, one a round, again and again in the same order: nothing is drawn, and nothing secret.
+
+    Neighbouring clients form a group. The sizes of groups differ by one at most.
+
+    Args:
+        groups: how many.
+
+    Raises:
+        UserError: if ``groups`` is below 1.
+    """
+
+    def __init__(self, groups: int) -> None:
+        if groups < 1:
+            raise UserError(f"InTurn's groups is {groups}; there is at least one group")
+        self.separation = self.groups = groups
+
+    def draw(self, clients: list[int], seed: int, round_: int) -> list[list[int]]:
+        """The round's group, each of its clients a chain of its own."""
+        group, n = round_ % self.groups, len(clients)
+        return [[k] for k in clients[n * group // self.groups : n * (group + 1) // self.groups]]
+
+    def rate(self, clients: int) -> float:
+        """1 / groups."""
+        return 1 / self.groups
+
+    def check(self, clients: int) -> None:
+        """Refuse more groups than clients."""
+        if self.groups > clients:
+            raise UserError(
+                f"InTurn's groups is {self.groups}, but only {clients} clients hold data: take at most that"
             )
 
 

@@ -3,6 +3,7 @@
 from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.adaptive import AdaptiveNoise
 from lit_epgan.privacy.central import CentralNoise
+from lit_epgan.privacy.correlated import CorrelatedNoise
 from lit_epgan.privacy.distributed import DistributedNoise
 from lit_epgan.privacy.ledger import Budget, Ledger
 from lit_epgan.privacy.queries import Queries
@@ -12,6 +13,7 @@ __all__ = [
     "AdaptiveNoise",
     "Budget",
     "CentralNoise",
+    "CorrelatedNoise",
     "DistributedNoise",
     "Ledger",
     "Queries",

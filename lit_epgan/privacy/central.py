@@ -15,7 +15,7 @@ from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, 
 from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
-from lit_epgan.privacy.ledger import EVERYONE, Budget, Ledger
+from lit_epgan.privacy.ledger import EVERYONE, Account, Budget, Ledger
 from lit_epgan.privacy.releases import Relation, Releases
 from lit_epgan.randomness import generator_for, secure_normal
 
@@ -79,7 +79,7 @@ class CentralNoise(Mechanism):
         self._account = ""
         self._planned: Releases | None = None
         self._expected: float | None = None
-        self._made = 0
+        self._made = self._drawn = 0
         spent([], delta, relation)  # refuses both before anything begins
 
     # The client -------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class CentralNoise(Mechanism):
         Raises:
             UserError: the ledger's budget would be passed, or the sampler's rate is not known to the accountant.
         """
-        kind = _kind(plan.sampler, plan.clients)
+        kind = self._kind(plan)
         self._expected = plan.sampler.rate(plan.clients) * plan.clients if kind.sampling == "poisson" else None
         _refuse_empty_cohorts(kind, plan, self.delta)
         if rank() == 0:
@@ -126,15 +126,30 @@ class CentralNoise(Mechanism):
         z = self.noise_multiplier
         if before is not None and z is None:
             z = before.planned.noise_multiplier  # as it was settled for the whole run
+        if before is not None and z is not None and not before.goes_on_with(kind.with_noise(z, 0), self.group):
+            before = None
+        count = self._count(plan, before)
         if z is None:
             assert self.target_epsilon is not None
-            asked, exchanges = self.target_epsilon, plan.exchanges
-            z = noise_multiplier_for(asked, self.delta, lambda z: [kind.with_noise(z, exchanges)], self.relation)
-        planned = kind.with_noise(z, plan.exchanges)
+            asked = self.target_epsilon
+            z = noise_multiplier_for(asked, self.delta, lambda z: [kind.with_noise(z, count)], self.relation)
+        planned = kind.with_noise(z, count)
         if self._ledger is not None:
             budget = Budget(self.budget, self.delta, self.relation)
             self._account = self._ledger.begin(what, planned, self.group, budget, before)
         return planned
+
+    def _kind(self, plan: Plan) -> Releases:
+        """One release under the plan's sampler, with a noise multiplier of 1."""
+        return _kind(plan.sampler, plan.clients)
+
+    def _count(self, plan: Plan, before: Account | None) -> int:
+        """How many of the kind are planned; ``before``: the account that goes on, on the rank that has the ledger."""
+        return plan.exchanges
+
+    def _price(self) -> int:
+        """How many of the kind the present exchange is."""
+        return 1
 
     def at_server(self, total: Total, cohort: int) -> Total:
         """The sums with noise, counts as they are; the release stands in the ledger before the noise is drawn.
@@ -143,9 +158,10 @@ class CentralNoise(Mechanism):
             UserError: nothing of the ledger can be written, or its budget would be passed.
         """
         assert self._planned is not None, "begin comes first"
+        price = self._price()
         if rank() == 0 and self._ledger is not None:
-            self._ledger.release(self._account)
-        self._made += 1
+            self._ledger.release(self._account, price)
+        self._made, self._drawn = self._made + price, self._drawn + 1
         learnt = sorted(name for name in total.sums if name not in total.counts)
         deviation = self.deviations(learnt)
         noise = {name: self._normal(total[name], name) * deviation[name] for name in learnt} if rank() == 0 else {}
@@ -163,7 +179,7 @@ class CentralNoise(Mechanism):
     def _normal(self, like: Tensor, name: str) -> Tensor:
         if self.noise_seed is None:
             return secure_normal(like.numel()).view(like.shape)
-        generator = generator_for(self.noise_seed, "central noise", self._made, name)
+        generator = generator_for(self.noise_seed, "central noise", self._drawn, name)
         return torch.randn(like.shape, generator=generator, dtype=torch.float64)
 
     def _hide_size(self, total: Total, cohort: int) -> None:
@@ -219,7 +235,7 @@ def _kind(sampler: Sampler, clients: int) -> Releases:
         return Releases(1.0, 1, "poisson", sampler.rate(clients))
     raise UserError(
         f"the cohorts of {type(sampler).__name__} have no accountant: take everyone, a fixed size "
-        "(data.clients_per_round) or Poisson"
+        "(data.clients_per_round) or Poisson; for clients in turn there is CorrelatedNoise"
     )
 
 

@@ -37,6 +37,7 @@ class Account:
         group: the users that it looks at; disjoint groups have different names.
         planned: what it has announced.
         made: how many of these releases have been made.
+        written: how often it has said that it is about to release, what is paid for already included.
         ended: whether it makes no more.
         since: when it began, in local time.
     """
@@ -48,6 +49,11 @@ class Account:
     made: int = 0
     ended: bool = False
     since: str = ""
+    written: int = 0
+
+    def goes_on_with(self, planned: Releases, group: str) -> bool:
+        """Whether these are releases of the same kind, from the same users."""
+        return self.planned.times(0) == planned.times(0) and self.group == group
 
     @property
     def releases(self) -> Releases:
@@ -133,7 +139,7 @@ class Ledger:
         Raises:
             UserError: the budget would be passed, or is another than the ledger's.
         """
-        goes_on = before is not None and before.planned.times(0) == planned.times(0) and before.group == group
+        goes_on = before is not None and before.goes_on_with(planned, group)
         name = before.name if before is not None and goes_on else uuid.uuid4().hex[:12]
         with self._open("a+b") as file:
             book = self._book(file)
@@ -158,8 +164,12 @@ class Ledger:
             self._append(file, [*lines, {**begin, "planned": planned.as_dict()}])
         return name
 
-    def release(self, name: str) -> None:
+    def release(self, name: str, count: int = 1) -> None:
         """Write that the account is about to make a release; it counts from now on.
+
+        Args:
+            name: the account's id.
+            count: how many of the planned kind it is; 0 where it is covered by one before.
 
         Raises:
             UserError: more was made than planned, and the budget would be passed.
@@ -167,10 +177,10 @@ class Ledger:
         with self._open("a+b") as file:
             book = self._book(file)
             account = book.accounts[name]
-            account.made += 1
+            account.made += count
             if account.made > account.planned.count:
                 self._refuse_more_than_the_budget(book, account.planned.times(1), account.group)
-            self._append(file, [{"kind": "release", "run": name}])
+            self._append(file, [{"kind": "release", "run": name, **({} if count == 1 else {"count": count})}])
 
     def end(self, name: str) -> None:
         """The account makes no more releases: what it planned and did not make is free again."""
@@ -236,10 +246,11 @@ class Ledger:
         elif kind == "begin":
             planned = Releases(**line.pop("planned"))
             name = line.pop("run")
-            made = book.accounts[name].made if name in book.accounts else 0  # a resumed run's
-            book.accounts[name] = Account(name, planned=planned, made=made, **line)
+            old = book.accounts.get(name, Account(name, "", "", planned))  # a resumed run's has made some
+            book.accounts[name] = Account(name, planned=planned, made=old.made, written=old.written, **line)
         elif kind == "release":
-            book.accounts[line["run"]].made += 1
+            account = book.accounts[line["run"]]
+            account.made, account.written = account.made + line.get("count", 1), account.written + 1
         elif kind == "end":
             book.accounts[line["run"]].ended = True
         else:

@@ -25,6 +25,7 @@ class Releases:
             by a coin of its own (``poisson``).
         rate: the probability of a user to take part.
         population: how many users there are, where the cohort's size is fixed.
+        separation: where it is above 1, a release is a participation of each user, at most one in so many rounds.
     """
 
     noise_multiplier: float
@@ -32,6 +33,7 @@ class Releases:
     sampling: Sampling = "everyone"
     rate: float = 1.0
     population: int = 0
+    separation: int = 1
 
     def __post_init__(self) -> None:
         if not self.noise_multiplier > 0:
@@ -65,4 +67,7 @@ class Releases:
             "poisson": f"each user with probability {self.rate:g}",
         }
         times = "one release" if self.count == 1 else f"{self.count} releases"
+        if self.separation > 1:
+            times = times.replace("release", "participation")
+            who["everyone"] = f"each user at most once in {self.separation} rounds"
         return f"{times} with noise multiplier {self.noise_multiplier:g}, {who[self.sampling]}"

@@ -1,0 +1,150 @@
+"""Noise that later rounds take back, for clients that are not drawn at random."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_epgan.engine.aggregation import Total
+from lit_epgan.engine.collectives import gather_objects
+from lit_epgan.engine.mechanisms import Plan
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.central import CentralNoise
+from lit_epgan.privacy.factorization import BackSubstitution, banded, prefix_deviations
+from lit_epgan.privacy.ledger import Account
+from lit_epgan.privacy.releases import Releases
+
+PAID = "privacy.paid"
+
+
+class CorrelatedNoise(CentralNoise):
+    """``CentralNoise`` whose noise is correlated over rounds, for a public schedule of participation.
+
+        sum_t <- sum_t + z S (C^-1 Z)_t,   Z_t ~ N(0, I),   C banded, lower triangular, Toeplitz, columns of a norm of 1
+
+    DP-FTRL by the banded square root (``factorization.banded``). Nothing is drawn, and so no cohort has to stay a
+    secret: epsilon holds against whoever knows when each client takes part.
+
+    **What a client pays.** The sampler promises a separation: a client takes part at most once in so many rounds on
+    end. C has no more bands than that. So two participations of a client touch different rows of C, each moves them by
+    S at most, and each is one release of the Gaussian mechanism with noise multiplier z, as under ``CentralNoise``. A
+    payment covers ``separation`` rounds, in which every client takes part at most once.
+
+    **Where all take part in every round** the separation is 1, and the noise is independent. No correlation lowers the
+    error of the final model then: for every C, the noise on the sum of n rounds has a standard deviation of
+    || 1' C^-1 ||, and a client that reports the same each time moves C X by || C 1 ||. Their product is at least
+    1' C^-1 C 1 = n (Cauchy and Schwarz), and C = I has just that.
+
+    **A run that ends early or goes on longer.** Neither z nor C depends on how many rounds are planned. The ledger has
+    the payments that were made.
+
+    **A run that resumes.** No noise is in a checkpoint: it could be taken off the models. The noise begins anew,
+    independent of all before. A client's participations before and after are releases with independent noise, which
+    add up; no noise is used twice, whatever rounds are repeated. The first rounds after a resume have nothing to take
+    back, so accuracy pays a little. The checkpoint holds how often the run had written to which account of the
+    ledger, and up to which round it had paid. Where the ledger says the same, no round is lost, and the payment still
+    covers its rounds. Where the ledger says more, rounds were released after the checkpoint and will be repeated:
+    clients may take part twice within the rounds that were paid for, and so the first round pays again. A second
+    exchange within a round does, too.
+
+    Denisov et al. 2022; Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization"; Kalinin and Lampert
+    2024.
+
+    Args:
+        bound, noise_multiplier: S and z, as for ``CentralNoise``; z is that of one participation.
+        bands: of C; by default, and at most, the sampler's separation.
+        central: ``CentralNoise``'s other settings.
+
+    Raises:
+        UserError: an argument is out of its range.
+    """
+
+    def __init__(
+        self, bound: float, noise_multiplier: float | None = None, bands: int | None = None, **central: Any
+    ) -> None:
+        super().__init__(bound, noise_multiplier, **central)
+        if bands is not None and bands < 1:
+            raise UserError(f"CorrelatedNoise's bands is {bands}; 1 is independent noise")
+        self.bands = bands
+        self._round, self._last = 0, -1
+        self._streams: dict[str, BackSubstitution] = {}
+        self._before: dict[str, BackSubstitution] = {}
+        self._state: dict[str, Tensor] = {}
+        self._number, self._written, self._paid = 0, 0, 0  # of the account, entries in it, rounds that are paid for
+
+    def begin(self, plan: Plan) -> None:
+        """As for ``CentralNoise``; the noise begins anew.
+
+        Raises:
+            UserError: also where the sampler promises no separation, or less than there are bands.
+        """
+        sampler, separation = type(plan.sampler).__name__, plan.sampler.separation
+        if separation is None:
+            raise UserError(
+                f"{sampler} promises nothing of when a client takes part again, which CorrelatedNoise has to know: "
+                "take everyone or InTurn, or CentralNoise for cohorts that are drawn"
+            )
+        if self.bands is not None and self.bands > separation:
+            raise UserError(
+                f"CorrelatedNoise's bands is {self.bands}, and under {sampler} a client may take part again after "
+                f"{separation} rounds: take at most that"
+            )
+        self._separation, self._rounds, self._state = separation, plan.rounds, plan.state
+        self._coefficients = banded(self.bands if self.bands is not None else separation)
+        self._last, self._streams = -1, {}
+        super().begin(plan)
+        self._number = int(self._account or "0", 16)
+        self._number, self._written, self._paid = gather_objects((self._number, self._written, self._paid))[0]
+
+    def _kind(self, plan: Plan) -> Releases:
+        # with the number of clients, on which the groups depend: a run that resumes with another pays by itself
+        return Releases(1.0, separation=self._separation, population=plan.clients)
+
+    def _count(self, plan: Plan, before: Account | None) -> int:
+        *known, paid = self._state[PAID].long().tolist() if PAID in self._state else (0, 0, 0)
+        self._written = before.written if before is not None else 0
+        nothing_is_lost = before is not None and known == [int(before.name, 16), before.written]
+        self._paid = paid if nothing_is_lost else plan.rounds.start
+        unpaid = max(0, plan.rounds.stop - self._paid)
+        return math.ceil(unpaid / self._separation) + plan.exchanges - len(plan.rounds)
+
+    def _price(self) -> int:
+        return int(self._round >= self._paid)
+
+    def round_begins(self, number: int) -> None:
+        """Note which round it is."""
+        self._round = number
+
+    def at_server(self, total: Total, cohort: int) -> Total:
+        """The sums with noise, a part of which is the last rounds' with the opposite sign.
+
+        Raises:
+            UserError: nothing of the ledger can be written, or its budget would be passed.
+        """
+        if self._round == self._last:  # a second exchange, in which the round's clients take part again
+            self._paid = self._round
+        price = self._price()
+        self._before, self._streams = self._streams if self._round == self._last + 1 else {}, {}
+        total = super().at_server(total, cohort)
+        if price:
+            self._paid = self._round + self._separation
+        self._last, self._written = self._round, self._written + 1
+        self._state[PAID] = torch.tensor([self._number, self._written, self._paid], dtype=torch.float64)
+        return total
+
+    def _normal(self, like: Tensor, name: str) -> Tensor:
+        stream = self._streams[name] = self._before.get(name) or BackSubstitution(self._coefficients)
+        return stream(super()._normal(like, name).flatten()).view(like.shape)
+
+    def _how(self) -> str:
+        if len(self._coefficients) == 1:
+            return f"{super()._how()}, independent in every round"
+        assert self._planned is not None
+        scale, rounds = self._planned.noise_multiplier * self.bound, max(1, len(self._rounds))
+        final = float(prefix_deviations(self._coefficients, rounds)[-1])
+        return (
+            f"each report clipped to {self.bound:g}, noise correlated over {len(self._coefficients)} rounds: on the "
+            f"sum of {rounds} rounds its standard deviation is {scale * final:.4g}, where independent noise has "
+            f"{scale * math.sqrt(rounds):.4g}"
+        )

@@ -1,0 +1,234 @@
+"""Noise that later rounds take back: what is added, what a client pays, and what a run that resumes must not reuse."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lit_epgan.engine import Everyone, FixedSize, InTurn, Poisson
+from lit_epgan.engine.aggregation import Total
+from lit_epgan.engine.mechanisms import Plan
+from lit_epgan.engine.messages import Report
+from lit_epgan.engine.samplers import Chains, Sampler
+from lit_epgan.errors import UserError
+from lit_epgan.federated import ExpectationPropagation
+from lit_epgan.privacy import CentralNoise, CorrelatedNoise, Ledger, Releases, spent
+from lit_epgan.privacy.factorization import banded, toeplitz
+from lit_epgan.privacy.ledger import Account
+from tests.federations import federation, fit
+from tests.modules import Regression
+from tests.test_central_noise import summed
+
+ZERO: Report = {"x": torch.zeros(2)}
+
+
+def begun(
+    mechanism: CentralNoise, sampler: Sampler, rounds: range, folder: Path | None = None, **more: Any
+) -> CentralNoise:
+    mechanism.begin(Plan(sampler, 12, len(rounds) + more.pop("beside", 0), folder, rounds=rounds, **more))
+    return mechanism
+
+
+def released(mechanism: CentralNoise, number: int, report: Report = ZERO) -> Total:
+    mechanism.round_begins(number)
+    return mechanism.at_server(summed(report), 4)
+
+
+def account(folder: Path) -> Account:
+    return list(Ledger(folder / "privacy.jsonl").read().accounts.values())[-1]
+
+
+# The noise ------------------------------------------------------------------------------------------------------------
+
+
+def test_c_makes_white_noise_of_it() -> None:
+    """C W / (z S) has the identity for a covariance, over more rounds than C has bands; counts have no noise."""
+    d, rounds = 40_000, 7
+    mechanism = begun(CorrelatedNoise(0.5, 3.0), InTurn(3), range(rounds))
+    rows = torch.stack([released(mechanism, t, {"x": torch.zeros(d)})["x"] for t in range(rounds)])
+    white = toeplitz(banded(3), rounds) @ rows / 1.5
+    torch.testing.assert_close(white @ white.T / d, torch.eye(rounds, dtype=torch.float64), rtol=0, atol=0.03)
+    correlation = float(torch.corrcoef(rows[:2])[0, 1])
+    assert correlation < -0.3  # the second round takes back a part of the first one's
+
+
+def test_where_all_take_part_in_every_round_it_is_central_noise() -> None:
+    runs = []
+    for kind in (CorrelatedNoise, CentralNoise):
+        mechanism = begun(kind(1.0, 2.0, noise_seed=1), Everyone(), range(3))
+        runs.append(torch.stack([released(mechanism, t)["x"] for t in range(3)]))
+        assert mechanism.spent() == spent([Releases(2.0, 3)], 1e-5)
+    assert torch.equal(*runs)
+
+
+def test_what_is_promised_says_what_correlation_is_worth() -> None:
+    mechanism = begun(CorrelatedNoise(0.5, 3.0), InTurn(4), range(40))
+    said = str(mechanism.guarantee())
+    assert "10 participations with noise multiplier 3, each user at most once in 4 rounds" in said
+    assert "noise correlated over 4 rounds: on the sum of 40 rounds" in said
+    assert "secret" not in said
+    dense = torch.ones(40, dtype=torch.float64) @ torch.linalg.inv(toeplitz(banded(4), 40))
+    assert f"is {1.5 * float(dense.norm()):.4g}, where independent noise has {1.5 * 40**0.5:.4g}" in said
+    assert "independent in every round" in str(begun(CorrelatedNoise(1.0, 1.0), Everyone(), range(3)).guarantee())
+
+
+@pytest.mark.parametrize("missing", ["a round", "a name"])
+def test_a_gap_begins_the_noise_anew(missing: str) -> None:
+    """What is not released in between leaves rows of C without a place."""
+    zero = {"x": torch.zeros(40_000)}
+    mechanism = begun(CorrelatedNoise(1.0, 1.0), InTurn(3), range(9))
+    before = released(mechanism, 0, zero)["x"]
+    if missing == "a name":
+        released(mechanism, 1, {"other": torch.zeros(2)})
+    after = released(mechanism, 2, zero)["x"]
+    assert abs(float(torch.corrcoef(torch.stack([before, after]))[0, 1])) < 0.03
+
+
+# The price ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_payment_covers_one_turn_of_everybody(tmp_path: Path) -> None:
+    mechanism = begun(CorrelatedNoise(1.0, target_epsilon=2.0), InTurn(3), range(7), tmp_path)
+    for t in range(7):
+        released(mechanism, t)
+        assert account(tmp_path).made == t // 3 + 1
+    assert account(tmp_path).planned.count == 3
+    assert mechanism.spent().epsilon == pytest.approx(2.0, rel=2e-3)
+    mechanism.end()
+    assert account(tmp_path).releases.count == 3
+
+
+def test_a_run_that_resumes_keeps_its_noise_multiplier_and_pays_for_nothing_twice(tmp_path: Path) -> None:
+    state: dict[str, torch.Tensor] = {}
+    first = begun(CorrelatedNoise(1.0, target_epsilon=2.0, budget=2.0), InTurn(3), range(9), tmp_path, state=state)
+    for t in range(4):
+        released(first, t)
+    z = account(tmp_path).planned.noise_multiplier
+    second = CorrelatedNoise(1.0, target_epsilon=2.0, budget=2.0)
+    begun(second, InTurn(3), range(4, 9), tmp_path, state=dict(state), resumed=True)
+    for t in range(4, 9):
+        released(second, t)
+    assert (account(tmp_path).made, account(tmp_path).planned.count) == (3, 3)
+    assert account(tmp_path).planned.noise_multiplier == z
+    lost = CorrelatedNoise(1.0, target_epsilon=2.0, budget=2.0)
+    with pytest.raises(UserError, match="allows epsilon 2"):
+        begun(lost, InTurn(3), range(4, 9), tmp_path, state=dict(state), resumed=True)
+
+
+HISTORIES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=4)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(HISTORIES, st.integers(1, 4), st.booleans())
+def test_whatever_is_killed_and_resumed_no_client_takes_part_more_often_than_was_paid_for(
+    tmp_path_factory: pytest.TempPathFactory, kills: list[tuple[int, int, bool]], groups: int, twice: bool
+) -> None:
+    """Each fit runs for some rounds, and goes on from any checkpoint that was written, or is refused noise."""
+    folder, sampler, part = tmp_path_factory.mktemp("run"), InTurn(groups), Counter[int]()
+    checkpoints: list[tuple[int, dict[str, torch.Tensor]]] = [(0, {})]
+    lost = False
+    for runs, back, unwritten in [*kills, (9, 0, False)]:
+        start, saved = checkpoints[max(0, len(checkpoints) - 1 - back)]
+        lost |= back > 0 and start != checkpoints[-1][0]
+        del checkpoints[max(1, len(checkpoints) - back) :]
+        state, rounds = dict(saved), range(start, 9)
+        mechanism = CorrelatedNoise(1.0, 1.0)
+        begun(mechanism, sampler, rounds, folder, state=state, resumed=start > 0, beside=int(twice and start == 0))
+        for t in rounds[:runs]:
+            for _ in range(1 + int(twice and t == 0)):
+                released(mechanism, t)
+                part.update(k for chain in sampler.draw(list(range(12)), 0, t) for k in chain)
+                assert max(part.values()) <= account(folder).made
+            if not unwritten:
+                checkpoints.append((t + 1, dict(state)))
+        lost |= unwritten and runs > 0
+    made = sum(a.made for a in Ledger(folder / "privacy.jsonl").read().accounts.values())
+    if not lost and not twice:
+        assert made == math.ceil(9 / groups)
+    assert all(a.made <= a.planned.count for a in Ledger(folder / "privacy.jsonl").read().accounts.values())
+
+
+def test_a_checkpoint_holds_no_noise_and_a_run_that_resumes_reuses_none(tmp_path: Path) -> None:
+    """A repeated round's noise is independent of what was released before, so that no difference is free of noise."""
+    state: dict[str, torch.Tensor] = {}
+    zero = {"x": torch.zeros(40_000)}
+    first = begun(CorrelatedNoise(1.0, 1.0), InTurn(3), range(6), tmp_path, state=state)
+    rows = [released(first, 0, zero)["x"]]
+    saved = dict(state)
+    rows.append(released(first, 1, zero)["x"])
+    assert sum(value.numel() for value in saved.values()) == 3
+    second = begun(CorrelatedNoise(1.0, 1.0), InTurn(3), range(1, 6), tmp_path, state=saved, resumed=True)
+    rows += [released(second, t, zero)["x"] for t in (1, 2)]
+    between = torch.corrcoef(torch.stack(rows))[:2, 2:]
+    assert float(between.abs().max()) < 0.03
+    assert account(tmp_path).made == 2
+
+
+def test_a_checkpoint_of_another_account_counts_for_nothing(tmp_path: Path) -> None:
+    """As many entries in it are no sign that no round was lost."""
+    state: dict[str, torch.Tensor] = {}
+    released(begun(CorrelatedNoise(1.0, 1.0), InTurn(3), range(6), tmp_path, state=state), 0)
+    saved = dict(state)
+    for _ in range(2):
+        other = begun(CorrelatedNoise(1.0, 2.0), InTurn(3), range(1, 6), tmp_path, state=dict(saved), resumed=True)
+        released(other, 1)
+    assert (account(tmp_path).made, account(tmp_path).written) == (2, 2)
+
+
+def test_a_run_that_resumes_with_another_number_of_clients_pays_anew(tmp_path: Path) -> None:
+    """Other groups: a client may take part again within the rounds that were paid for."""
+    state: dict[str, torch.Tensor] = {}
+    released(begun(CorrelatedNoise(1.0, 1.0), InTurn(3), range(6), tmp_path, state=state), 0)
+    mechanism = CorrelatedNoise(1.0, 1.0)
+    mechanism.begin(Plan(InTurn(3), 11, 5, tmp_path, True, state, range(1, 6)))
+    released(mechanism, 1)
+    assert [a.made for a in Ledger(tmp_path / "privacy.jsonl").read().accounts.values()] == [1, 1]
+
+
+# In a run -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_federation_in_turn(tmp_path: Path) -> None:
+    fit(
+        Regression(), federation(), 5, tmp_path, mechanism=CorrelatedNoise(1.0, 1.0), sampler=InTurn(2)
+    )  # rounds 0, 2, 4 and 1, 3
+    made = account(tmp_path)
+    assert (made.made, made.written, made.planned.count, made.planned.separation, made.ended) == (3, 5, 3, 2, True)
+
+
+def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """The payment that it made covers rounds 0 to 3; whoever goes on from the same checkpoint again pays again."""
+    run: dict[str, Any] = {"sampler": InTurn(4), "folder": tmp_path}
+    trainer = fit(Regression(), federation(), 2, mechanism=CorrelatedNoise(1.0, 1.0), **run)
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    for made, written in ((2, 6), (3, 10)):
+        run["ckpt_path"] = tmp_path / "two.ckpt"
+        fit(Regression(), federation(), 6, mechanism=CorrelatedNoise(1.0, 1.0), **run)
+        assert (account(tmp_path).made, account(tmp_path).written) == (made, written)
+        assert account(tmp_path).planned.count == made
+
+
+def test_a_second_exchange_in_a_round_is_planned_and_paid(tmp_path: Path) -> None:
+    noise = CorrelatedNoise(1.0, 1e-9)
+    fit(Regression(), federation(), 3, tmp_path, algorithm=ExpectationPropagation(), mechanism=noise, sampler=InTurn(4))
+    assert (account(tmp_path).made, account(tmp_path).written, account(tmp_path).planned.count) == (2, 4, 2)
+
+
+@pytest.mark.parametrize("sampler", [FixedSize(3), Poisson(0.5), Chains(2)], ids=lambda s: type(s).__name__)
+def test_samplers_without_a_promise_are_refused_by_name(sampler: Sampler) -> None:
+    with pytest.raises(UserError, match=f"{type(sampler).__name__} promises nothing"):
+        begun(CorrelatedNoise(1.0, 1.0), sampler, range(3))
+
+
+def test_more_bands_than_rounds_between_two_participations_are_refused() -> None:
+    with pytest.raises(UserError, match="bands is 3, and under InTurn a client may take part again after 2 rounds"):
+        begun(CorrelatedNoise(1.0, 1.0, bands=3), InTurn(2), range(3))
+    with pytest.raises(UserError, match="bands is 0"):
+        CorrelatedNoise(1.0, 1.0, bands=0)
+    with pytest.raises(UserError, match="for clients in turn there is CorrelatedNoise"):
+        begun(CentralNoise(1.0, 1.0), InTurn(2), range(3))
