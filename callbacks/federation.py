@@ -14,7 +14,12 @@ from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.lightning_internals import StepControl, own_attributes
-from lit_epgan.callbacks.private_run import drawn_by_coins, refuse_what_tells, without_callbacks_that_tell
+from lit_epgan.callbacks.private_run import (
+    drawn_by_coins,
+    refuse_late_changes,
+    refuse_what_tells,
+    without_callbacks_that_tell,
+)
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
@@ -141,6 +146,8 @@ class FederationCallback(Callback):
         if self._is_private or self._is_by_record:
             without_callbacks_that_tell(trainer)
             without_training_logs(pl_module)
+        if self._is_by_record:
+            refuse_late_changes(pl_module)
         save_between_rounds(trainer)
         self._datamodule = datamodule
         sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)

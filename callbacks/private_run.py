@@ -1,7 +1,8 @@
 """What a private run keeps to itself: only the model that the mechanism protects may leave it."""
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.partition_report import PartitionReport
@@ -52,6 +53,19 @@ def without_callbacks_that_tell(trainer: Trainer) -> None:
     trainer.callbacks = [c for c in callbacks if not isinstance(c, LEFT_OUT)]  # type: ignore[attr-defined]
     told = "" if not gone else f", and so are {few(gone)}"
     rank_zero_info(f"a private run: what the module logs in training is left out{told}")
+
+
+def refuse_late_changes(module: LightningModule) -> None:
+    """Refuse a module that changes batches after a federation has taken them up: the records are put away by then.
+
+    Raises:
+        UserError: it overrides ``on_after_batch_transfer``.
+    """
+    if is_overridden("on_after_batch_transfer", module):
+        raise UserError(
+            f"{type(module).__name__} changes batches in on_after_batch_transfer, where a private run has put the "
+            "records away: do it in the data set, or in on_before_batch_transfer"
+        )
 
 
 def drawn_by_coins(datamodule: FederatedDataModule, rounds: range, seed: int | None) -> LocalPlan:

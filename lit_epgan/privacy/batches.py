@@ -20,15 +20,16 @@ def tensors(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, Mapping | list | tuple):
         for each in batch.values() if isinstance(batch, Mapping) else batch:
             yield from tensors(each)
-    elif batch is not None:
-        raise UserError(
-            f"a batch holds a {type(batch).__name__}, which cannot be cut into records: let its data set give tensors "
-            "alone"
-        )
+    else:
+        _refuse(batch)
 
 
 def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same batch with ``function`` of every tensor in its place."""
+    """The same batch with ``function`` of every tensor in its place.
+
+    Raises:
+        UserError: it holds something else.
+    """
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
@@ -36,6 +37,7 @@ def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, list | tuple):
         parts = [mapped(each, function) for each in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    _refuse(batch)
     return batch
 
 
@@ -56,3 +58,11 @@ def stand_in(batch: Any, size: int) -> Any:
 def stands_in(batch: Any) -> Tensor:
     """Of each row (rows,), whether it is one of ``stand_in``: its first tensor is NaN throughout."""
     return torch.isnan(next(tensors(batch))).flatten(1).all(1)
+
+
+def _refuse(what: Any) -> None:
+    if what is not None:
+        raise UserError(
+            f"a batch holds a {type(what).__name__}, which cannot be cut into records: let its data set give tensors "
+            "alone"
+        )

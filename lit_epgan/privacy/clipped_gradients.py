@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.batches import mapped, rows
@@ -97,22 +96,3 @@ def _scales(gradients: list[Tensor], bound: float) -> tuple[Tensor, Tensor]:
     norms = torch.stack(squares).sum(0).sqrt()
     finite = norms.isfinite()
     return torch.where(finite, (bound / norms).clamp(max=1.0), 0.0), finite
-
-
-def refuse_layers_that_mix(network: nn.Module, prefix: str) -> None:
-    """Refuse layers that make a record's output depend on the other records of its batch.
-
-    Args:
-        network: is about to be trained.
-        prefix: its name in the module, for the message.
-
-    Raises:
-        UserError: naming the layer and its remedy.
-    """
-    for name, layer in network.named_modules():
-        if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
-            full = ".".join(part for part in (prefix, name) if part)
-            raise UserError(
-                f"the layer {full} ({type(layer).__name__}) normalises each record by the others of its batch, so that "
-                "no gradient is one record's: use GroupNorm"
-            )

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.batches import mapped, rows, stand_in, stands_in
-from lit_epgan.privacy.clipped_gradients import ClippedGradients, Loss, refuse_layers_that_mix
+from lit_epgan.privacy.batches import mapped, stand_in, stands_in
+from lit_epgan.privacy.clipped_gradients import ClippedGradients, Loss
+from lit_epgan.privacy.refusals import HOOK, Held, refuse_layers_that_mix, refuse_what_is_no_mean, refuse_without_hook
 
 Normal = Callable[[int], Tensor]
-HOOK = "over_records"
 
 
 class NoisySteps(Work):
@@ -60,7 +60,7 @@ class NoisySteps(Work):
             raise UserError(f"RecordNoise trains a module with a training_step, and {type(module).__name__} has none")
         self._installed = True
         if not self._automatic:
-            _refuse_without_hook(module)
+            refuse_without_hook(module)
             setattr(module, HOOK, self._over_records)
             return
 
@@ -107,8 +107,10 @@ class NoisySteps(Work):
         refuse_layers_that_mix(network, name)
         clipped = ClippedGradients(network, loss, self.bound, self.at_once)
         if self.check and self._automatic:
-            _refuse_what_is_no_mean(network, loss, clipped, self._records)
+            refuse_what_is_no_mean(network, loss, clipped, self._records)
+        held = Held(network)
         total = clipped.sum(self._records)
+        held.refuse_more()
         noise = self.normal(sum(part.numel() for part in total)) * self.deviation
         parts = noise.to(total[0].device).split([part.numel() for part in total])
         noised = [(t.double() + n.view_as(t)).to(t.dtype) / self.expected for t, n in zip(total, parts, strict=True)]
@@ -148,34 +150,3 @@ def _others(batch: Any) -> tuple[Tensor | float, Any]:
 def _scalar(output: Any) -> Tensor:
     loss: Tensor = output if isinstance(output, Tensor) else output["loss"]
     return loss
-
-
-def _refuse_without_hook(module: nn.Module) -> None:
-    """Refuse a module that optimizes by itself and does not say which loss is of records."""
-    owner = next(c for c in type(module).__mro__ if "training_step" in vars(c))
-    if HOOK not in vars(owner):
-        raise UserError(
-            f"{owner.__name__} optimizes by itself, so that nobody can tell which of its losses looks at records: give "
-            f"it a class attribute {HOOK} = None, and where it is set let it give the loss, as lit_epgan.modules.GAN "
-            "does"
-        )
-
-
-@torch.no_grad()
-def _refuse_what_is_no_mean(network: nn.Module, loss: Loss, clipped: ClippedGradients, records: Any) -> None:
-    """Refuse a loss that compares records: in evaluation mode it would be the mean of the records' own."""
-    if rows(records) < 2:
-        return
-    modes = {part: part.training for part in network.modules()}
-    network.eval()
-    try:
-        whole, again, mean = loss(records), loss(records), clipped.losses(records).mean()
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-    drawn = not torch.equal(whole, again)  # a loss that draws at random is not to be compared
-    if bool(whole.isfinite()) and not drawn and not torch.allclose(whole, mean, rtol=1e-3, atol=1e-5):
-        raise UserError(
-            f"the loss of {type(network).__name__} is not the mean of its records' losses, and DP-SGD trains that "
-            "mean: let it average over a batch, each record by itself (no contrasts, no sums)"
-        )
