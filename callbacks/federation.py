@@ -14,7 +14,12 @@ from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.lightning_internals import StepControl, own_attributes
-from lit_epgan.callbacks.private_run import refuse_what_tells, without_callbacks_that_tell
+from lit_epgan.callbacks.private_run import (
+    drawn_by_coins,
+    refuse_late_changes,
+    refuse_what_tells,
+    without_callbacks_that_tell,
+)
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
@@ -109,6 +114,10 @@ class FederationCallback(Callback):
     def _is_private(self) -> bool:
         return self.mechanism is not None and self.mechanism.private
 
+    @property
+    def _is_by_record(self) -> bool:
+        return self.mechanism is not None and self.mechanism.by_record
+
     # Set-up -----------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -134,9 +143,11 @@ class FederationCallback(Callback):
             )
         check_trainer(trainer)
         check_module(pl_module, trainer.world_size)
-        if self._is_private:
+        if self._is_private or self._is_by_record:
             without_callbacks_that_tell(trainer)
             without_training_logs(pl_module)
+        if self._is_by_record:
+            refuse_late_changes(pl_module)
         save_between_rounds(trainer)
         self._datamodule = datamodule
         sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)
@@ -225,7 +236,8 @@ class FederationCallback(Callback):
         exchanges = self.algorithm.exchanges(rounds.start, rounds.stop)
         folder, resumed = Path(trainer.default_root_dir), trainer.current_epoch > 0
         clients, state = len(self._datamodule.active), self.server.state
-        self.mechanism.begin(Plan(self._sampler, clients, exchanges, folder, resumed, state, rounds))
+        local = drawn_by_coins(self._datamodule, self.mechanism.noise_seed) if self._is_by_record else None
+        self.mechanism.begin(Plan(self._sampler, clients, exchanges, folder, resumed, state, rounds, local))
         if (promised := self.mechanism.guarantee()) is not None:
             rank_zero_info(f"{type(self.mechanism).__name__}: {promised}")
 

@@ -213,7 +213,12 @@ class RoundDriver:
         self._first = None
 
     def _cause(self, client: int) -> str | None:
-        """Looks through the client's data; of a stream, which may be read once, through its first batch."""
+        """Looks through the client's data; of a stream, which may be read once, through its first batch.
+
+        Not where single records are hidden: the cause then lies in the noised gradients.
+        """
+        if self.seat.mechanism is not None and self.seat.mechanism.by_record:
+            return None
         if self.datamodule.clients[client].records is None:
             return cause_in_data([self._first])
         return cause_in_data(self.datamodule.records(client, self._number))

@@ -207,6 +207,10 @@ class FederatedDataModule(LightningDataModule):
         if self.clients:
             sampler.check(len(self.active))
 
+    def trains(self, round_: int) -> bool:
+        """Whether a round's clients read batches."""
+        return self._trains(round_)
+
     @property
     def current_round(self) -> int:
         """The round's number, from 0: the Trainer's epoch."""

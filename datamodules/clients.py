@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lit_epgan.errors import UserError
@@ -67,7 +69,13 @@ def index_batches(
 
 
 class DatasetClient:
-    """A client that holds a map-style data set."""
+    """A client that holds a map-style data set.
+
+    Attributes:
+        draw: gives the batches of indices, as ``index_batches`` does; a batch may be empty.
+    """
+
+    draw: Callable[..., Iterator[list[int]]] = staticmethod(index_batches)
 
     def __init__(
         self, dataset: Dataset, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int
@@ -91,22 +99,26 @@ class DatasetClient:
     def batches(self, local_steps: int | None, local_epochs: int, *stream: int | str) -> Iterator[Any]:
         """Shuffled batches, drawn from the random stream that ``stream`` names."""
         assert self.records is not None
-        indices = index_batches(self.records, self.batch_size, local_steps, local_epochs, *stream)
+        indices = self.draw(self.records, self.batch_size, local_steps, local_epochs, *stream)
         fetch = None if self.collate_fn or self.num_workers else batch_fetcher(self.dataset)
         if fetch is not None:
-            return map(fetch, indices)
+            return (fetch(drawn) if drawn else emptied(fetch([0])) for drawn in indices)
+        batches = list(indices)
         loader = DataLoader(
             self.dataset,
-            batch_sampler=list(indices),
+            batch_sampler=[drawn or [0] for drawn in batches],
             collate_fn=self.collate_fn,
             num_workers=self.num_workers,
             generator=generator_for(*stream, "workers"),
         )
-        return from_stream(loader, *stream)
+        read = from_stream(loader, *stream)
+        return (batch if drawn else emptied(batch) for drawn, batch in zip(batches, read, strict=True))
 
     def culprits(self, number: int, local_steps: int | None, local_epochs: int, *stream: int | str) -> list[int]:
         """The first of the batch's records that cannot be read; all of them where each one can."""
         assert self.records is not None
+        if self.draw is not index_batches:
+            return []  # drawn once and for all
         batches = index_batches(self.records, self.batch_size, local_steps, local_epochs, *stream)
         indices = next(islice(batches, number, None), [])
         return next(([index] for index in indices if not self._can_read(index)), indices)
@@ -118,6 +130,11 @@ class DatasetClient:
         except Exception:
             return False
         return True
+
+
+def emptied(batch: Any) -> Any:
+    """A batch of the same kind without a record."""
+    return apply_to_collection(batch, Tensor, lambda tensor: tensor[:0])
 
 
 class LoaderClient:

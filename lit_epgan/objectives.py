@@ -96,6 +96,16 @@ def squared_gradient_norms(scores: Tensor, inputs: Tensor) -> Tensor:
     return gradient.square().flatten(1).sum(1)
 
 
+def scores_and_slopes(discriminator: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """D(x) (batch, heads), and || grad_x D(x_i) ||^2 (batch,) as ``squared_gradient_norms`` has them.
+
+    For whoever works by ``torch.func``, where ``torch.autograd.grad`` is not to be had; BatchNorm is not, here.
+    """
+    scores, pull = torch.func.vjp(discriminator, inputs)
+    (gradient,) = pull(torch.full_like(scores, len(scores) / scores.numel()))
+    return scores, gradient.square().flatten(1).sum(1)
+
+
 def gradient_penalty(
     discriminator: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor, weight: Tensor | None = None
 ) -> Tensor:
@@ -109,13 +119,22 @@ def gradient_penalty(
         fake: generated rows (any batch, ...); where there are not as many, each real row meets one drawn at random.
         weight: weights of the real rows (batch,), which their mixtures inherit.
     """
+    mixed = mixtures(real, fake).requires_grad_()
+    return slope_penalty(squared_gradient_norms(discriminator(mixed), mixed), weight)
+
+
+def mixtures(real: Tensor, fake: Tensor) -> Tensor:
+    """x_i = e_i real_i + (1 - e_i) fake_i (batch, ...), without a graph; see ``gradient_penalty``."""
     if len(fake) != len(real):
         fake = fake[torch.randint(len(fake), (len(real),), device=fake.device)]
     share = torch.rand(len(real), *[1] * (real.dim() - 1), device=real.device, dtype=real.dtype)
-    mixed = torch.lerp(fake.detach().to(real.dtype), real.detach(), share).requires_grad_()
+    return torch.lerp(fake.detach().to(real.dtype), real.detach(), share)
+
+
+def slope_penalty(squared_norms: Tensor, weight: Tensor | None = None) -> Tensor:
+    """sum_i w_i (|| grad D(x_i) ||_2 - 1)^2 of squared norms (batch,)."""
     # sqrt has no derivative at zero: a flat discriminator would give NaN
-    norms = (squared_gradient_norms(discriminator(mixed), mixed) + 1e-12).sqrt()
-    return weighted_mean((norms - 1).square(), weight)
+    return weighted_mean(((squared_norms + 1e-12).sqrt() - 1).square(), weight)
 
 
 def r1_penalty(scores: Tensor, real: Tensor, weight: Tensor | None = None) -> Tensor:

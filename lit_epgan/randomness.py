@@ -93,6 +93,12 @@ def secure_normal(n: int) -> torch.Tensor:
     torch's generators are predictable from a few hundred of their outputs; here 52 bits of each number's own go through
     the inverse of the normal distribution function.
     """
+    return torch.special.ndtri(secure_uniform(n))
+
+
+def secure_uniform(n: int) -> torch.Tensor:
+    """n numbers (n,) uniform in (0, 1), float64 with 52 bits, from the operating system's cryptographic source."""
+    if n == 0:
+        return torch.zeros(0, dtype=torch.float64)
     words = torch.frombuffer(bytearray(os.urandom(8 * n)), dtype=torch.int64)
-    uniform = ((words & (2**52 - 1)).double() + 0.5) / 2**52
-    return torch.special.ndtri(uniform)
+    return ((words & (2**52 - 1)).double() + 0.5) / 2**52

@@ -1,6 +1,6 @@
 """What is done to whole reports, around any algorithm: clipping here, noise in a privacy mechanism."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +10,25 @@ from torch import Tensor
 from lit_epgan.engine.aggregation import SUMMED, Aggregator, Total
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
 from lit_epgan.engine.samplers import Sampler
+from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """What the clients are about to train on in a fit.
+
+    Attributes:
+        records: the number of records of each client that holds data, by its index; its name is ``names[index]``.
+        names: all clients'.
+        batch_size: how many records a local step draws; of a client that has fewer, all.
+        steps: of a round's number: the local steps of each client of its cohort, by the client's index.
+    """
+
+    records: Mapping[int, int]
+    names: list[str]
+    batch_size: int
+    steps: Callable[[int], Mapping[int, int]]
 
 
 @dataclass(frozen=True)
@@ -25,6 +43,7 @@ class Plan:
         resumed: whether a run goes on that has begun before.
         state: the server's tensors, by name, which checkpoints hold; a mechanism keeps what moves there.
         rounds: their numbers, from 0, that are still to come; empty where they are not told.
+        local: the clients' training; None where whoever drives the steps does not say it.
     """
 
     sampler: Sampler
@@ -34,6 +53,7 @@ class Plan:
     resumed: bool = False
     state: dict[str, Tensor] = field(default_factory=dict)
     rounds: range = range(0)
+    local: LocalPlan | None = None
 
 
 class Mechanism:
@@ -44,9 +64,14 @@ class Mechanism:
     Attributes:
         private: whether it promises differential privacy. Then the server names no client and warns of none, and
             aggregators that look at single reports are refused.
+        by_record: whether it hides single records in what every client does, so that even the server sees none of
+            them. Then each local step draws its records by coins, and training tells nothing else.
+        noise_seed: repeats its noise and its coins, for studies alone; None: they come from the operating system.
     """
 
     private = False
+    by_record = False
+    noise_seed: int | None = None
 
     def begin(self, plan: Plan) -> None:
         """Before a fit's first round, on every rank.
@@ -61,6 +86,20 @@ class Mechanism:
     def broadcast(self) -> Broadcast:
         """What every client has to know of it, such as a bound that moves; sent with each task."""
         return {}
+
+    def around(self, works: list[Work], client: Client, algorithm: str, training: bool) -> list[Work]:
+        """What a client does in place of an algorithm's ``works``, and what they get to see of it.
+
+        Args:
+            works: the algorithm's, in their order.
+            client: whose they are.
+            algorithm: its name, for messages.
+            training: whether the question is answered by training.
+
+        Raises:
+            UserError: they must not be done.
+        """
+        return works
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
         """What leaves the client in place of ``report``; ``received``: what it was sent, ``broadcast`` included."""

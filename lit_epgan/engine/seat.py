@@ -267,6 +267,8 @@ class Seat:
             memo=self._memo,
         )
         works = self.algorithm.works(task.question, client, task.received)
+        if self.mechanism is not None:
+            works = self.mechanism.around(works, client, type(self.algorithm).__name__, task.training)
         training = next((work for work in works if isinstance(work, Training)), None)
         at = _Open(task, client, works, None, private)
         at.start = training.start() if training is not None else task.received.get("parameters")

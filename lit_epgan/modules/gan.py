@@ -14,6 +14,7 @@ from lit_epgan.inference.sghmc import SGHMC
 from lit_epgan.modules.gan_settings import agreed_latent_dim, check_hyperparameters, check_shape
 from lit_epgan.modules.manual_optimization import Losses, Player, Rows, add_noise, frozen, rows_of, steps_taken
 from lit_epgan.modules.optimizers import OptimizerName, adam, linear_decay
+from lit_epgan.modules.over_records import OverRecords, discriminator_loss
 from lit_epgan.modules.priors import Prior, UniformPrior
 from lit_epgan.modules.sampling import Sampling
 from lit_epgan.networks.average import ParameterAverage, frozen_copy, has_batch_norm
@@ -32,7 +33,8 @@ class GAN(Sampling):
     weights (batch,), summing to one, of a weighted mean in the discriminator's real term and in the gradient penalties.
 
     ``turns`` names the networks that the training step trains, both by default: a federation that trains them in
-    different places sets it.
+    different places sets it. So does one that hides single records, with ``over_records``: only the discriminator's
+    real rows are records, and the generator's step asks for their number alone.
 
     Args:
         generator: noise (n, latent_dim) -> samples (n, *data_shape). With ``members`` N > 1 its rows are N equal
@@ -65,6 +67,8 @@ class GAN(Sampling):
     Raises:
         UserError: a hyperparameter that cannot be; the message names it.
     """
+
+    over_records: OverRecords | None = None
 
     def __init__(
         self,
@@ -205,6 +209,10 @@ class GAN(Sampling):
         with torch.no_grad():
             fake = self._generated(real)
         penalised = self.r1 > 0 and steps % self.r1_every == 0
+        if self.over_records is not None:
+            r1 = self.r1 * self.r1_every * penalised
+            network, objective = self.discriminator, self.objective
+            return discriminator_loss(self.over_records, network, objective, real, fake.x, r1, self.gp)
         if penalised:
             real = real._replace(x=real.x.detach().requires_grad_())
         discriminator = self.discriminator if penalised else self._faster("discriminator")

@@ -7,6 +7,7 @@ from lit_epgan.privacy.correlated import CorrelatedNoise
 from lit_epgan.privacy.distributed import DistributedNoise
 from lit_epgan.privacy.ledger import Budget, Ledger
 from lit_epgan.privacy.queries import Queries
+from lit_epgan.privacy.records import RecordNoise
 from lit_epgan.privacy.releases import Releases
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "DistributedNoise",
     "Ledger",
     "Queries",
+    "RecordNoise",
     "Releases",
     "Spent",
     "noise_multiplier_for",

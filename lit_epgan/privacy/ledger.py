@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Spent, spent
-from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.privacy.releases import Relation, Releases, Unit
 
 try:
     import fcntl
@@ -77,6 +77,11 @@ class Book:
     budget: Budget = field(default_factory=Budget)
     accounts: dict[str, Account] = field(default_factory=dict)
 
+    @property
+    def unit(self) -> Unit | None:
+        """Whom the releases are about: users or records; None before any."""
+        return next((account.planned.unit for account in self.accounts.values()), None)
+
     def groups(self) -> list[str]:
         """Groups of users that somebody has looked at."""
         named = sorted({a.group for a in self.accounts.values()} - {EVERYONE})
@@ -117,6 +122,10 @@ class Ledger:
         """The newest account of a run that goes on; None if it has none."""
         return next((a for a in reversed(self.read().accounts.values()) if a.what == what), None)
 
+    def resumed_groups(self, what: str) -> dict[str, Account]:
+        """By group, the newest account of a run that goes on."""
+        return {a.group: a for a in self.read().accounts.values() if a.what == what}
+
     def begin(
         self,
         what: str,
@@ -139,11 +148,39 @@ class Ledger:
         Raises:
             UserError: the budget would be passed, or is another than the ledger's.
         """
-        goes_on = before is not None and before.goes_on_with(planned, group)
-        name = before.name if before is not None and goes_on else uuid.uuid4().hex[:12]
+        accounts = {} if before is None else {before.group: before}
+        return self.begin_groups(what, {group: planned}, budget, accounts)[group]
+
+    def begin_groups(
+        self,
+        what: str,
+        planned: Mapping[str, Releases],
+        budget: Budget | None = None,
+        before: Mapping[str, Account] | None = None,
+    ) -> dict[str, str]:
+        """As ``begin``, for several groups at once; all or none of them.
+
+        Args:
+            what: where the run is.
+            planned: by group, all that it will release about it.
+            budget: what may be spent, where the ledger has none yet.
+            before: by group, the account that a resumed run goes on with, if its releases are of the same kind.
+
+        Returns:
+            The accounts' ids, by group.
+
+        Raises:
+            UserError: the budget would be passed, or is another than the ledger's, or the ledger counts other units.
+        """
         with self._open("a+b") as file:
             book = self._book(file)
             lines: list[dict[str, Any]] = []
+            unit = next((each.unit for each in planned.values()), None)
+            if book.unit not in (None, unit):
+                raise UserError(
+                    f"the ledger {self.path} is about {book.unit}s, and this is about {unit}s, which do not add up: "
+                    "give it a ledger of its own"
+                )
             if budget is not None and self._is_new(book):
                 lines.append({"kind": "budget", **vars(budget)})
                 book.budget = budget
@@ -155,14 +192,19 @@ class Ledger:
                 if account.what == what and not account.ended:
                     account.ended = True
                     lines.append({"kind": "end", "run": account.name})
-            since = time.strftime("%Y-%m-%d %H:%M:%S")
-            made = book.accounts[name].made if name in book.accounts else 0
-            planned = planned.times(made + planned.count)
-            book.accounts[name] = Account(name, what, group, planned, made, since=since)
-            self._refuse_more_than_the_budget(book, planned, group)
-            begin = {"kind": "begin", "run": name, "what": what, "group": group, "since": since}
-            self._append(file, [*lines, {**begin, "planned": planned.as_dict()}])
-        return name
+            since, names = time.strftime("%Y-%m-%d %H:%M:%S"), {}
+            for group, asked in planned.items():
+                old = (before or {}).get(group)
+                goes_on = old is not None and old.goes_on_with(asked, group)
+                name = names[group] = old.name if old is not None and goes_on else uuid.uuid4().hex[:12]
+                made = book.accounts[name].made if name in book.accounts else 0
+                book.accounts[name] = Account(name, what, group, asked.times(made + asked.count), made, since=since)
+                begin = {"kind": "begin", "run": name, "what": what, "group": group, "since": since}
+                lines.append({**begin, "planned": book.accounts[name].planned.as_dict()})
+            for group, name in names.items():
+                self._refuse_more_than_the_budget(book, book.accounts[name].planned, group)
+            self._append(file, lines)
+        return names
 
     def release(self, name: str, count: int = 1) -> None:
         """Write that the account is about to make a release; it counts from now on.
@@ -174,19 +216,29 @@ class Ledger:
         Raises:
             UserError: more was made than planned, and the budget would be passed.
         """
+        self.release_groups({name: count})
+
+    def release_groups(self, counts: Mapping[str, int]) -> None:
+        """As ``release``, of a number of its own for each account.
+
+        Raises:
+            UserError: more was made than planned, and the budget would be passed.
+        """
         with self._open("a+b") as file:
             book = self._book(file)
-            account = book.accounts[name]
-            account.made += count
-            if account.made > account.planned.count:
-                self._refuse_more_than_the_budget(book, account.planned.times(1), account.group)
-            self._append(file, [{"kind": "release", "run": name, **({} if count == 1 else {"count": count})}])
+            for name, count in counts.items():
+                account = book.accounts[name]
+                account.made += count
+                if account.made > account.planned.count:
+                    self._refuse_more_than_the_budget(book, account.planned.times(count), account.group)
+            several = [{} if count == 1 else {"count": count} for count in counts.values()]
+            self._append(file, [{"kind": "release", "run": n, **c} for n, c in zip(counts, several, strict=True)])
 
-    def end(self, name: str) -> None:
-        """The account makes no more releases: what it planned and did not make is free again."""
+    def end(self, *names: str) -> None:
+        """The accounts make no more releases: what they planned and did not make is free again."""
         with self._open("a+b") as file:
-            if not self._book(file).accounts[name].ended:
-                self._append(file, [{"kind": "end", "run": name}])
+            book = self._book(file)
+            self._append(file, [{"kind": "end", "run": name} for name in names if not book.accounts[name].ended])
 
     def _refuse_more_than_the_budget(self, book: Book, planned: Releases, group: str) -> None:
         if book.budget.epsilon is None:

@@ -7,25 +7,33 @@ from lit_epgan.errors import UserError
 
 Sampling = Literal["everyone", "fixed", "poisson"]
 Relation = Literal["zero_out", "replace_one"]
+Unit = Literal["user", "record"]
 
 RELATIONS: dict[Relation, str] = {
     "zero_out": "one user's whole data set emptied",
     "replace_one": "one user's whole data set replaced by another",
 }
+OF_RECORDS: dict[Relation, str] = {
+    "zero_out": "one record's gradients set to zero",
+    "replace_one": "one record replaced by another",
+}
 
 
 @dataclass(frozen=True)
 class Releases:
-    """``count`` releases of one kind: a sum over users, each of a norm of at most S, plus N(0, (z S)^2 I).
+    """``count`` releases of one kind: a sum over units, each of a norm of at most S, plus N(0, (z S)^2 I).
+
+    A unit is whom the noise hides: a user with a whole data set, or one record.
 
     Attributes:
         noise_multiplier: z.
         count: how many.
         sampling: ``everyone`` takes part in each; a cohort of ``fixed`` size is drawn without replacement; or each user
             by a coin of its own (``poisson``).
-        rate: the probability of a user to take part.
-        population: how many users there are, where the cohort's size is fixed.
+        rate: the probability of a unit to take part.
+        population: how many units there are, where the cohort's size is fixed.
         separation: where it is above 1, a release is a participation of each user, at most one in so many rounds.
+        unit: ``user`` or ``record``.
     """
 
     noise_multiplier: float
@@ -34,6 +42,7 @@ class Releases:
     rate: float = 1.0
     population: int = 0
     separation: int = 1
+    unit: Unit = "user"
 
     def __post_init__(self) -> None:
         if not self.noise_multiplier > 0:
@@ -62,9 +71,9 @@ class Releases:
 
     def __str__(self) -> str:
         who = {
-            "everyone": "all users take part",
-            "fixed": f"{self.cohort} of {self.population} users, drawn without replacement",
-            "poisson": f"each user with probability {self.rate:g}",
+            "everyone": f"all {self.unit}s take part",
+            "fixed": f"{self.cohort} of {self.population} {self.unit}s, drawn without replacement",
+            "poisson": f"each {self.unit} with probability {self.rate:g}",
         }
         times = "one release" if self.count == 1 else f"{self.count} releases"
         if self.separation > 1:

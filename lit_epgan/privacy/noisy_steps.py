@@ -1,0 +1,152 @@
+"""A client's local steps as DP-SGD takes them: what the module sees of its records is a noised gradient."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.engine.work import Client, Work
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.batches import mapped, stand_in, stands_in
+from lit_epgan.privacy.clipped_gradients import ClippedGradients, Loss
+from lit_epgan.privacy.refusals import HOOK, Held, refuse_layers_that_mix, refuse_what_is_no_mean, refuse_without_hook
+
+Normal = Callable[[int], Tensor]
+
+
+class NoisySteps(Work):
+    """Puts, in every local step, DP-SGD's gradient in the place of the records'.
+
+        g = (sum_i g_i min(1, C / ||g_i||) + N(0, (z C)^2 I)) / b,    b the expected number of records, public
+
+    The step's batch is taken away, and a batch of ``b`` rows that say nothing takes its place: all that a module, a
+    callback or an algorithm does beside the loss sees those. A module that optimizes automatically is asked for the
+    loss of its ``training_step``; one that optimizes by itself says by ``over_records(network, loss, batch)`` which of
+    its losses is of records, and of which network. Either gets a loss of no meaning whose gradient is g. In a batch
+    that an algorithm has put together, rows of others beside the client's own have their gradient as it is.
+
+    Args:
+        client: who works.
+        bound: C.
+        deviation: z C.
+        expected: b.
+        normal: gives n standard normal numbers (n,) in float64.
+        at_once: of so many records gradients are in memory at the same time.
+        check: whether the first step is to find out if the loss is a mean over records.
+    """
+
+    def __init__(
+        self, client: Client, bound: float, deviation: float, expected: int, normal: Normal, at_once: int, check: bool
+    ) -> None:
+        super().__init__(client, {})
+        self.bound, self.deviation, self.expected, self.at_once = bound, deviation, expected, at_once
+        self.normal, self.check = normal, check
+        self._automatic: bool = getattr(client.module, "automatic_optimization", True)
+        self._own = client.module.__dict__.get("training_step")
+        self._installed = self._asked = False
+        self._records: Any = None
+
+    def begin(self) -> None:
+        """Take the place of the module's loss.
+
+        Raises:
+            UserError: the module has none to take.
+        """
+        module = self.client.module
+        step = getattr(module, "training_step", None)
+        if step is None:
+            raise UserError(f"RecordNoise trains a module with a training_step, and {type(module).__name__} has none")
+        self._installed = True
+        if not self._automatic:
+            refuse_without_hook(module)
+            setattr(module, HOOK, self._over_records)
+            return
+
+        @wraps(step)
+        def private(batch: Any, *args: Any, **kwargs: Any) -> Tensor:
+            if batch is not self._stand_in:
+                raise UserError(
+                    "the algorithm trains on rows of its own beside the client's, which a module that optimizes "
+                    "automatically cannot tell apart: leave RecordNoise out, or take an algorithm without, as FedAvg"
+                )
+            return self._over_records(module, lambda records: _scalar(step(records, *args, **kwargs)), batch)
+
+        module.training_step = private  # type: ignore[assignment]
+
+    def batch(self, batch: Any) -> Any:
+        """Rows that say nothing, as many as are expected."""
+        self._records, self._asked = batch, False
+        self._stand_in = stand_in(batch, self.expected)
+        return self._stand_in
+
+    def leave(self) -> None:
+        """The module has its own loss again."""
+        self._records = None
+        if not self._installed:
+            return
+        self._installed = False
+        module = self.client.module
+        if not self._automatic:
+            setattr(module, HOOK, None)
+        elif self._own is None:
+            del module.training_step
+        else:
+            module.training_step = self._own
+
+    def _over_records(self, network: nn.Module, loss: Loss, batch: Any) -> Tensor:
+        """A loss () whose gradient is DP-SGD's."""
+        if self._asked:
+            raise UserError(
+                "a training step asks twice for the gradient of its records, and one is accounted for: let it ask "
+                "once (LBFGS asks several times: take Adam or SGD)"
+            )
+        self._asked = True
+        name = next((n for n, part in self.client.module.named_modules() if part is network), "")
+        refuse_layers_that_mix(network, name)
+        clipped = ClippedGradients(network, loss, self.bound, self.at_once)
+        if self.check and self._automatic:
+            refuse_what_is_no_mean(network, loss, clipped, self._records)
+        held = Held(network)
+        total = clipped.sum(self._records)
+        held.refuse_more()
+        noise = self.normal(sum(part.numel() for part in total)) * self.deviation
+        parts = noise.to(total[0].device).split([part.numel() for part in total])
+        noised = [(t.double() + n.view_as(t)).to(t.dtype) / self.expected for t, n in zip(total, parts, strict=True)]
+        share, others = (1.0, None) if self._automatic else _others(batch)
+        own: Tensor = _Given.apply([share * part for part in noised], *clipped.parameters)
+        return own if others is None else own + loss(others)
+
+
+class _Given(torch.autograd.Function):
+    """A loss of 0 whose gradient is given."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Tensor], *parameters: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.gradients = gradients
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> Any:  # type: ignore[override]
+        return None, *(scale * gradient for gradient in ctx.gradients)
+
+
+def _others(batch: Any) -> tuple[Tensor | float, Any]:
+    """What the client's own rows of a batch (x, y, weight) weigh in all, and the batch of the other rows."""
+    weight = batch[2] if isinstance(batch, tuple | list) and len(batch) > 2 else None
+    own = stands_in(batch)
+    if weight is None or not bool(own.any()):
+        if bool(own.all()):
+            return 1.0, None
+        raise UserError(
+            "the algorithm has put other rows in the place of the client's, without weights that tell them apart: "
+            "leave RecordNoise out, or take an algorithm without, as FedAvg"
+        )
+    others = mapped(batch, lambda tensor: tensor[~own])
+    return weight[own].sum(), None if bool(own.all()) else others
+
+
+def _scalar(output: Any) -> Tensor:
+    loss: Tensor = output if isinstance(output, Tensor) else output["loss"]
+    return loss

@@ -1,0 +1,247 @@
+"""Differential privacy for single records around any algorithm: every client's local steps are DP-SGD's."""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from lit_epgan.engine.collectives import gather_objects, rank, ranks
+from lit_epgan.engine.mechanisms import LocalPlan, Mechanism, Plan
+from lit_epgan.engine.work import Client, Work
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
+from lit_epgan.privacy.ledger import Budget, Ledger
+from lit_epgan.privacy.noisy_steps import NoisySteps
+from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.randomness import generator_for, secure_normal
+
+FILE = "privacy.jsonl"
+
+
+class RecordNoise(Mechanism):
+    """DP-SGD at every client: whatever a client sends hides each of its records, from the server, too.
+
+        records   each by a coin of its own, of probability q_k = b_k / n_k
+        gradient  (sum_i g_i min(1, C / ||g_i||) + N(0, (z C)^2 I)) / b_k
+        cost      of client k: all its local steps, at the rate q_k; the guarantee is that of the client who pays most
+
+    g_i is the gradient of record i's own loss, b_k the data module's batch size (or n_k, where that is smaller), n_k
+    the client's number of records, which is public. Clients hold different records, so that their costs do not add up.
+    Coins and noise come from the operating system's secure source. All that follows from the noised gradients costs
+    nothing more: the algorithm's states, optimizers, personal layers, and a GAN's generator, which sees the
+    discriminator alone. What else would look at records is refused. A round's steps are written to the ledger before
+    the first of them, so that a killed run that repeats a round pays for both.
+
+    Abadi et al. 2016, algorithm 1; for GANs Xie, Lin, Wang, Wang and Zhou 2018.
+
+    Args:
+        bound: C, the largest norm of a record's gradient.
+        noise_multiplier: z; give it or ``target_epsilon``.
+        target_epsilon: the smallest z is taken at which all planned steps cost at most this.
+        delta: for which epsilon is stated; below one over the number of records.
+        relation: which data sets are neighbours: ``zero_out`` sets one record's gradients to zero, ``replace_one``
+            replaces the record.
+        ledger: the data set's own file, which all runs on it share; by default one in the run's folder.
+        budget: the largest epsilon that the ledger allows; None for no limit.
+        at_once: of so many records gradients are in memory at the same time.
+        noise_seed: makes a study repeatable, and coins and noise predictable to whoever knows it: then there is no
+            guarantee in real use.
+
+    Raises:
+        UserError: an argument is out of its range.
+    """
+
+    by_record = True
+
+    def __init__(
+        self,
+        bound: float = 1.0,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        delta: float = 1e-5,
+        relation: Relation = "zero_out",
+        ledger: str | None = None,
+        budget: float | None = None,
+        at_once: int = 64,
+        noise_seed: int | None = None,
+    ) -> None:
+        if not 0 < bound < math.inf:
+            raise UserError(f"RecordNoise's bound is {bound}; give a number above 0")
+        if (noise_multiplier is None) == (target_epsilon is None):
+            raise UserError("RecordNoise takes a noise_multiplier or a target_epsilon: give one of them")
+        if noise_multiplier is not None and not 0 < noise_multiplier < math.inf:
+            raise UserError(f"RecordNoise's noise_multiplier is {noise_multiplier}; without noise nothing is private")
+        if budget is not None and not budget > 0:
+            raise UserError(f"RecordNoise's budget is {budget}; give an epsilon above 0")
+        if at_once < 1:
+            raise UserError(f"RecordNoise's at_once is {at_once}; it must be at least 1")
+        self.bound, self.noise_multiplier, self.target_epsilon = bound, noise_multiplier, target_epsilon
+        self.delta, self.relation, self.budget = delta, relation, budget
+        self.at_once, self.noise_seed = at_once, noise_seed
+        self._path = ledger
+        self._ledger: Ledger | None = None
+        self._accounts: dict[str, str] = {}  # by client
+        self._planned: dict[str, Releases] = {}
+        self._made: dict[str, int] = {}
+        self._local: LocalPlan | None = None
+        self._round = -1
+        self._checked = False
+        spent([], delta, relation)  # refuses both before anything begins
+
+    # Before the training ----------------------------------------------------------------------------------------------
+
+    def begin(self, plan: Plan) -> None:
+        """Settle z, and announce every client's steps in the ledger; before any client's data are read.
+
+        Raises:
+            UserError: the ledger's budget would be passed, or nobody knows how many steps there will be.
+        """
+        if plan.local is None:
+            raise UserError("RecordNoise has to know each client's records and steps: train by the FederationCallback")
+        self._local, self._made, self._round, self._checked = plan.local, {}, -1, False
+        kinds = _kinds(plan.local, plan.rounds)
+        if rank() == 0:
+            where = Path(self._path) if self._path is not None else plan.folder and plan.folder / FILE
+            self._ledger = Ledger(where) if where is not None else None
+            self._announce(kinds, plan)
+        self._ledger, self._planned, self._accounts = gather_objects((self._ledger, self._planned, self._accounts))[0]
+
+    def _announce(self, kinds: dict[str, Releases], plan: Plan) -> None:
+        what = str(plan.folder.resolve()) if plan.folder is not None else f"a run of process {os.getpid()}"
+        before = self._ledger.resumed_groups(what) if self._ledger is not None and plan.resumed else {}
+        z = self.noise_multiplier
+        if z is None and before:
+            z = next(iter(before.values())).planned.noise_multiplier  # as it was settled for the whole run
+        if z is None:
+            z = self._calibrated(list(kinds.values()))
+        self._planned = {name: kind.with_noise(z, kind.count) for name, kind in kinds.items()}
+        if self._ledger is not None:
+            budget = Budget(self.budget, self.delta, self.relation)
+            self._accounts = self._ledger.begin_groups(what, self._planned, budget, before)
+
+    def _calibrated(self, kinds: list[Releases]) -> float:
+        """The smallest z at which no client pays more than ``target_epsilon``."""
+        asked, delta, relation = self.target_epsilon, self.delta, self.relation
+        assert asked is not None
+        found = 0.0
+        for kind in sorted(_undominated(kinds), key=lambda each: -each.rate * each.count**0.5):  # the dearest first
+
+            def all_steps(z: float, kind: Releases = kind) -> list[Releases]:
+                return [kind.with_noise(z, kind.count)]
+
+            if found == 0 or spent(all_steps(found), delta, relation).epsilon > asked:
+                found = noise_multiplier_for(asked, delta, all_steps, relation)
+        return found
+
+    # At the client ----------------------------------------------------------------------------------------------------
+
+    def around(self, works: list[Work], client: Client, algorithm: str, training: bool) -> list[Work]:
+        """The same works around steps of DP-SGD; the client's records are to be had in no other way.
+
+        Raises:
+            UserError: a work's loss is not the module's own, and may look at records; later, one reads them.
+        """
+
+        def refuse() -> NoReturn:
+            raise UserError(
+                f"{algorithm} looks at a client's records outside its local steps, which the noise on gradients does "
+                "not cover: take FedAvg, FedProx, SCAFFOLD (control: path) or ExpectationPropagation"
+            )
+
+        client.data = client.gradient = client.loss = refuse
+        if not training:
+            return works
+        if any(type(work).overrides("extra_loss") for work in works):
+            raise UserError(
+                f"{algorithm} adds a term of its own to a client's loss, which is no record's: take FedAvg, FedProx, "
+                "SCAFFOLD (control: path) or ExpectationPropagation"
+            )
+        assert self._local is not None, "begin comes first"
+        self._pay(client.round)
+        expected = min(self._local.batch_size, self._local.records[client.index])
+        deviation = self._planned[client.name].noise_multiplier * self.bound
+        check, self._checked = not self._checked, True
+        steps = NoisySteps(client, self.bound, deviation, expected, self._normal(client), self.at_once, check)
+        return [steps, *works]
+
+    def _pay(self, round_: int) -> None:
+        """Write this rank's steps of a round to the ledger, before the first of them."""
+        if round_ == self._round:
+            return
+        assert self._local is not None
+        self._round = round_
+        steps = {self._local.names[k]: n for k, n in self._local.steps(round_).items() if k % ranks() == rank()}
+        if self._ledger is not None and steps:
+            self._ledger.release_groups({self._accounts[name]: n for name, n in steps.items()})
+        for name, n in steps.items():
+            self._made[name] = self._made.get(name, 0) + n
+
+    def _normal(self, client: Client) -> Any:
+        if self.noise_seed is None:
+            return secure_normal
+        generator = generator_for(self.noise_seed, "record noise", client.round, client.index)
+        return lambda n: torch.randn(n, generator=generator, dtype=torch.float64)
+
+    # After it ---------------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Tell the ledger that nothing more is released."""
+        if rank() == 0 and self._ledger is not None:
+            self._ledger.end(*self._accounts.values())
+
+    def spent(self) -> Spent:
+        """What this rank's clients have released so far: of the client who has paid most."""
+        made = {name: self._planned[name].times(count) for name, count in self._made.items()}
+        return self._dearest(made)[1] if made else spent([], self.delta, self.relation)
+
+    def _dearest(self, releases: Mapping[str, Releases]) -> tuple[str, Spent]:
+        """The client who pays most, and what."""
+        kinds = _undominated(list(releases.values()))
+        prices = {kind: spent([kind], self.delta, self.relation) for kind in kinds}
+        most = max(prices, key=lambda kind: prices[kind].epsilon)
+        return next(name for name, kind in releases.items() if kind == most), prices[most]
+
+    def guarantee(self) -> str | None:
+        """What all planned steps guarantee together, for all that a client sends."""
+        if not self._planned:
+            return None
+        name, price = self._dearest(self._planned)
+        seeded = (
+            " Coins and noise are a study's: whoever knows noise_seed can take them off."
+            if self.noise_seed is not None
+            else ""
+        )
+        where = f" The ledger is {self._ledger.path}." if self._ledger is not None else ""
+        kind = self._planned[name]
+        return (
+            f"all that the clients send, and so the model after all rounds, has {price}: client {name!r} pays most, "
+            f"{kind}, each record's gradient clipped to {self.bound:g}, noise of standard deviation "
+            f"{kind.noise_multiplier * self.bound:.4g} on their sum. Numbers of records, and what is measured on "
+            f"validation data, are public.{where}{seeded}"
+        )
+
+
+def _kinds(local: LocalPlan, rounds: range) -> dict[str, Releases]:
+    """By client, its steps to come as releases with a noise multiplier of 1."""
+    count = dict.fromkeys(local.records, 0)
+    for number in rounds:
+        for client, steps in local.steps(number).items():
+            count[client] += steps
+    kinds = {}
+    for client, records in local.records.items():
+        rate = min(1.0, local.batch_size / records)
+        sampling: Any = "poisson" if rate < 1 else "everyone"
+        kinds[local.names[client]] = Releases(1.0, count[client], sampling, rate, unit="record")
+    return kinds
+
+
+def _undominated(kinds: list[Releases]) -> list[Releases]:
+    """Those of one noise multiplier that no other surpasses in both rate and number."""
+    found: list[Releases] = []
+    for kind in sorted(set(kinds), key=lambda each: (-each.rate, -each.count)):
+        if not found or kind.count > found[-1].count:
+            found.append(kind)
+    return found

@@ -1,0 +1,156 @@
+"""The sum of clipped gradients, one of each record: against a loop over records, against Opacus, and under attack."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.batches import mapped, rows, stand_in, stands_in
+from lit_epgan.privacy.clipped_gradients import ClippedGradients
+from lit_epgan.privacy.refusals import refuse_layers_that_mix
+
+
+def convolutional() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    return nn.Sequential(*layers).double()
+
+
+def images(n: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 1, 8, 8, generator=generator, dtype=torch.float64) * torch.linspace(0.05, 3, n).view(-1, 1, 1, 1)
+    return x, torch.randint(3, (n,), generator=generator)
+
+
+def loss_of(network: nn.Module) -> Any:
+    return lambda batch: nn.functional.cross_entropy(network(batch[0]), batch[1])
+
+
+def one_by_one(network: nn.Module, batch: Any, bound: float) -> list[Tensor]:
+    """DP-SGD's sum by a loop over records, with plain autograd; how many were clipped comes last."""
+    parameters = list(network.parameters())
+    total, clipped = [torch.zeros_like(p) for p in parameters], 0
+    for k in range(len(batch[0])):
+        gradients = torch.autograd.grad(loss_of(network)([part[k : k + 1] for part in batch]), parameters)
+        norm = torch.cat([g.flatten() for g in gradients]).norm()
+        clipped += int(norm > bound)
+        for summed, gradient in zip(total, gradients, strict=True):
+            summed += gradient * min(1.0, bound / float(norm))
+    return [*total, torch.tensor(clipped)]
+
+
+@pytest.mark.parametrize("at_once", [64, 3])
+def test_it_is_what_a_loop_over_records_gives(at_once: int) -> None:
+    network, batch = convolutional(), images(10)
+    *expected, clipped = one_by_one(network, batch, 6.0)
+    assert 0 < clipped < 10
+    found = ClippedGradients(network, loss_of(network), 6.0, at_once).sum(batch)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert all(not p.grad for p in network.parameters() if p.grad is not None)
+
+
+def test_it_is_what_opacus_gives() -> None:
+    """Its own clipping, on the same model and batch, before its noise."""
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    network, batch = convolutional(), images(10)
+    found = ClippedGradients(network, loss_of(network), 6.0).sum(batch)
+    sampled = GradSampleModule(convolutional())
+    sgd = torch.optim.SGD(sampled.parameters(), lr=0.1)
+    optimizer = DPOptimizer(sgd, noise_multiplier=0.0, max_grad_norm=6.0, expected_batch_size=10)
+    loss_of(sampled)(batch).backward()
+    optimizer.clip_and_accumulate()
+    torch.testing.assert_close(found, [p.summed_grad for p in optimizer.params], rtol=1e-5, atol=1e-6)  # it adds 1e-6 to each norm
+
+
+NUMBERS = st.one_of(
+    st.floats(-1e3, 1e3, width=32),
+    st.sampled_from([0.0, 1e38, -1e38, 3e18, float("nan"), float("inf"), -float("inf"), 1e-45]),
+)
+
+
+@given(st.lists(NUMBERS, min_size=4, max_size=4), NUMBERS, st.sampled_from([1e-3, 1.0, 1e3]))
+@settings(max_examples=40)
+def test_no_record_moves_the_sum_by_more_than_the_bound(x: list[float], y: float, bound: float) -> None:
+    """Huge, sparse or not finite, beside an honest record: whatever one record is, it moves the sum by C at most."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 3), nn.Softplus(), nn.Linear(3, 1))
+
+    def loss(batch: Any) -> Tensor:
+        return (network(batch[0]) - batch[1]).square().mean()
+
+    honest = [torch.tensor([[0.5, -1.0, 2.0, 0.1]]), torch.tensor([[1.0]])]
+    both = [torch.cat([honest[0], torch.tensor([x])]), torch.cat([honest[1], torch.tensor([[y]])])]
+    gradients = ClippedGradients(network, loss, bound)
+    difference = [a.double() - b.double() for a, b in zip(gradients.sum(both), gradients.sum(honest), strict=True)]
+    moved = torch.cat([part.flatten() for part in difference]).norm()
+    assert float(moved) <= bound * (1 + 1e-5)
+
+
+def test_a_loss_that_compares_records_has_each_by_itself() -> None:
+    """Whatever the loss does with a batch, it is asked for one record at a time."""
+    network = nn.Linear(4, 2).double()
+    x = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gradients = ClippedGradients(network, lambda batch: (network(batch[0]).sum() ** 2), 1.0)
+    alone = [gradients.sum([x[k : k + 1]]) for k in range(5)]
+    torch.testing.assert_close(gradients.sum([x]), [sum(parts) for parts in zip(*alone, strict=True)])  # type: ignore[arg-type]
+
+
+def test_no_records_have_no_gradient_and_buffers_stay() -> None:
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += 1
+            return super().forward(x)
+
+    network = Counting()
+    gradients = ClippedGradients(network, lambda batch: network(batch).square().mean(), 1.0)
+    assert all(not part.any() for part in gradients.sum(torch.zeros(0, 4)))
+    assert any(part.any() for part in gradients.sum(torch.ones(2, 4)))
+    assert float(network.seen) == 0
+
+
+def test_every_record_has_a_dropout_of_its_own_and_frozen_parameters_have_none() -> None:
+    network = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 1))
+    network[0].bias.requires_grad_(False)
+    gradients = ClippedGradients(network, lambda batch: network(batch).mean(), 1.0)
+    first = gradients.of_each(torch.ones(2, 4))
+    assert len(first) == len(gradients.parameters) == 3
+    assert not torch.equal(first[1][0], first[1][1])
+
+
+def test_a_loss_that_looks_at_numbers_is_refused() -> None:
+    network = nn.Linear(4, 1)
+    with pytest.raises(UserError, match=r"the loss of Linear cannot be taken record by record .*leave out what looks"):
+        ClippedGradients(network, lambda batch: network(batch).mean() * network(batch).mean().item(), 1.0).sum(
+            torch.ones(2, 4)
+        )
+
+
+def test_layers_that_mix_records_are_named() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4)))
+    with pytest.raises(UserError, match=r"the layer discriminator\.1\.0 \(BatchNorm1d\) .*use GroupNorm"):
+        refuse_layers_that_mix(network, "discriminator")
+    refuse_layers_that_mix(network.eval(), "")  # by its running statistics, records are each by themselves
+    refuse_layers_that_mix(convolutional(), "")
+
+
+def test_batches_are_taken_apart_whatever_holds_them() -> None:
+    batch = {"x": torch.ones(3, 2), "y": [torch.arange(3), (torch.ones(3, 1),)]}
+    assert rows(batch) == 3
+    nothing = stand_in(batch, 5)
+    assert stands_in(nothing).tolist() == [True] * 5
+    assert nothing["y"][0].tolist() == [0] * 5
+    assert mapped(batch, len) == {"x": 3, "y": [3, (3,)]}
+    mixed = torch.cat([nothing["x"], torch.tensor([[float("nan"), 1.0]])])
+    assert stands_in([mixed]).tolist() == [*[True] * 5, False]
+    with pytest.raises(UserError, match="holds a str"):
+        rows(["name"])
