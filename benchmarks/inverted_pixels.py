@@ -13,6 +13,7 @@ OMP_NUM_THREADS=1 python benchmarks/inverted_pixels.py --output benchmarks/resul
 
 import logging
 import multiprocessing
+import sys
 import tempfile
 import time
 import warnings
@@ -212,9 +213,9 @@ def told(settings: list[Setting], trained: list[Trained], writers: int) -> list[
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--rounds", type=int, default=800)
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--writers", type=int, default=340)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--split-seed", type=int, default=7, help="settings were chosen on 1")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--pictures", type=Path, help="write the images of the first seed to this file")
@@ -227,7 +228,11 @@ def main() -> None:
         for group, users in each.items()
     ]
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-        trained = pool.map(train, settings, chunksize=1)
+        trained = []
+        for setting, each in zip(settings, pool.imap(train, settings), strict=True):
+            trained.append(each)
+            found_by = f"{setting.selection}, {'fault' if setting.faulty else 'mended'}, {setting.group}"
+            print(f"{found_by}: {brightness(each.samples)}, {each.seconds:.0f} s", file=sys.stderr, flush=True)
     if args.pictures is not None:
         pictures(settings, trained, args.pictures)
     clean, _ = written(args.split_seed, args.writers, 0.0)

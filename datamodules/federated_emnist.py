@@ -54,7 +54,8 @@ class FederatedEMNISTDataModule(ImagesByUser):
 
 
 def _own(entry: Any, whose: str) -> Own:
-    pixels, labels = (entry.get(key) if hasattr(entry, "get") else None for key in ("pixels", "label"))
-    if not hasattr(pixels, "shape") or not hasattr(labels, "shape"):
+    own: list[Any] = [entry.get(key) if hasattr(entry, "get") else None for key in ("pixels", "label")]
+    if not all(hasattr(each, "shape") for each in own):
         raise UserError(f"{whose}: there are no 'pixels' and 'label'; place the published file anew")
-    return own_images(pixels[()], labels[()], whose)
+    pixels, labels = (each[()] for each in own)
+    return own_images(pixels, labels, whose)

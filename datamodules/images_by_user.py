@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from lit_epgan.datamodules.base import ClientData, FederatedDataModule
 from lit_epgan.datamodules.images import ImageRecords
@@ -77,7 +77,7 @@ class ImagesByUser(FederatedDataModule):
         users = self.read()
         names, others = deal(sorted(users), self.held_out, self.clients_wanted, self.split_seed)
         inverted = inverted_users(names, self.inverted, self.split_seed)
-        held_out = ConcatDataset([_records(users[name]) for name in others]) if others else None
+        held_out: Dataset | None = ConcatDataset([_records(users[name]) for name in others]) if others else None
         return ClientData(
             train={name: _records(users[name], name in inverted) for name in names},
             val=held_out,
@@ -132,7 +132,7 @@ def own_images(pixels: Any, labels: Any, whose: str) -> Own:
             f"{whose}: images of the shape {x.shape} and labels of the shape {y.shape}, where (n, {SIDE * SIDE}) or "
             f"(n, {SIDE}, {SIDE}) and (n,) should be, n at least 1; place the published file anew"
         )
-    if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
+    if not (x.min() >= 0 and x.max() <= 1):  # nor where one is NaN
         raise UserError(f"{whose}: a pixel is no number from 0 to 1; place the published file anew")
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= CLASSES:
         raise UserError(f"{whose}: a label is no class from 0 to {CLASSES - 1}; place the published file anew")

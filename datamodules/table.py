@@ -90,7 +90,7 @@ class TableDataModule(FederatedDataModule):
             ) from error
         wanted = [self.user, self.label, *(self.features or [])]
         if missing := [name for name in wanted if name not in table]:
-            raise UserError(f"{self.path} has no column {few(missing)}: its columns are {few(list(table))}")
+            raise UserError(f"{self.path} has no column {few(missing)}: its columns are {few(list(map(str, table)))}")
         if not len(table):
             raise UserError(f"{self.path} has no rows")
         for name in (self.user, self.label):
@@ -99,7 +99,7 @@ class TableDataModule(FederatedDataModule):
         return table
 
     def _features(self, table: pd.DataFrame) -> torch.Tensor:
-        columns = self.features or [name for name in table if name not in (self.user, self.label)]
+        columns = self.features or [str(name) for name in table if name not in (self.user, self.label)]
         if not columns:
             raise UserError(f"{self.path} has no columns of features beside {self.user!r} and {self.label!r}")
         for name in columns:
