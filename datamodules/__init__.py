@@ -1,11 +1,14 @@
 """LightningDataModules whose training loader yields a round's clients one after another."""
 
 from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.federated_emnist import FederatedEMNISTDataModule
 from lit_epgan.datamodules.folder import FolderDataModule
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.datamodules.institutions import Institutions
+from lit_epgan.datamodules.leaf import LeafDataModule
 from lit_epgan.datamodules.polynomial import PolynomialDataModule
 from lit_epgan.datamodules.speech import SpeechDataModule
+from lit_epgan.datamodules.table import TableDataModule
 from lit_epgan.datamodules.tiny_imagenet import TinyImageNetDataModule
 from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.datamodules.writers import WritersDataModule
@@ -13,11 +16,14 @@ from lit_epgan.datamodules.writers import WritersDataModule
 __all__ = [
     "ClientData",
     "FederatedDataModule",
+    "FederatedEMNISTDataModule",
     "FolderDataModule",
     "ImageDataModule",
     "Institutions",
+    "LeafDataModule",
     "PolynomialDataModule",
     "SpeechDataModule",
+    "TableDataModule",
     "TinyImageNetDataModule",
     "ToyDataModule",
     "WritersDataModule",

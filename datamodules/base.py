@@ -76,6 +76,7 @@ class FederatedDataModule(LightningDataModule):
         num_workers: loader processes of a client, started anew for each client and round.
         seed: cohorts, shuffling and augmentation depend on (seed, round, client) alone.
         collate_fn: as in torch's DataLoader.
+        max_local_steps: where passes are counted, the batches after which a client ends its round all the same.
     """
 
     def __init__(
@@ -88,10 +89,12 @@ class FederatedDataModule(LightningDataModule):
         num_workers: int = 0,
         seed: int = 0,
         collate_fn: Collate | None = None,
+        max_local_steps: int | None = None,
     ) -> None:
         super().__init__()
         for name, value in (("batch_size", batch_size), ("local_steps", local_steps), ("local_epochs", local_epochs),
-                            ("warmup_steps", warmup_steps), ("clients_per_round", clients_per_round)):  # fmt: skip
+                            ("warmup_steps", warmup_steps), ("clients_per_round", clients_per_round),
+                            ("max_local_steps", max_local_steps)):  # fmt: skip
             if value is not None and value < 1:
                 raise UserError(f"data.{name} is {value}; it must be at least 1")
         most = WORKERS_PER_CORE * (os.cpu_count() or 1)
@@ -101,6 +104,7 @@ class FederatedDataModule(LightningDataModule):
         self.local_steps = local_steps
         self.local_epochs = local_epochs
         self.warmup_steps = warmup_steps
+        self.max_local_steps = max_local_steps
         self.clients_per_round = clients_per_round
         self.num_workers = num_workers
         self.seed = seed
@@ -129,6 +133,7 @@ class FederatedDataModule(LightningDataModule):
         num_workers: int = 0,
         seed: int = 0,
         warmup_steps: int | None = None,
+        max_local_steps: int | None = None,
     ) -> "FederatedDataModule":
         """A federation in which each data set is a client; ``val_dataset`` is one set, or one for each client."""
         if not isinstance(datasets, Mapping):
@@ -137,7 +142,15 @@ class FederatedDataModule(LightningDataModule):
                 raise UserError(f"{len(datasets)} data sets need as many different client names; got {few(names)}")
             datasets = dict(zip(names, datasets, strict=True))
         dm = FederatedDataModule(
-            batch_size, local_steps, local_epochs, warmup_steps, clients_per_round, num_workers, seed, collate_fn
+            batch_size,
+            local_steps,
+            local_epochs,
+            warmup_steps,
+            clients_per_round,
+            num_workers,
+            seed,
+            collate_fn,
+            max_local_steps,
         )
         dm._data = ClientData(datasets, val_dataset, test_dataset)
         return dm

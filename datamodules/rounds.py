@@ -3,6 +3,7 @@
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -40,6 +41,7 @@ class Rounds(Protocol):
     client_names: list[str]
     active: list[int]
     local_epochs: int
+    max_local_steps: int | None
     seed: int
 
     @property
@@ -81,13 +83,15 @@ class RoundLoader:
         federation = self.federation
         client = federation.clients[index]
         local_steps = 1 if idle else federation.steps_of_round(round_)
+        most = federation.max_local_steps
         steps = client.steps(local_steps, federation.local_epochs)
+        steps = steps if most is None or steps is None else min(steps, most)
         batches = readable(
             client, federation.client_names[index], local_steps, federation.local_epochs, federation.seed, round_, index
         )
         rows = 0
         last = False
-        for first, last, batch in _bounded(batches):
+        for first, last, batch in _bounded(islice(batches, most)):
             if client.records is None:
                 rows += self._rows(batch, index)
             weight = 0.0 if idle else float(client.records if client.records is not None else rows)

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules.base import ClientData, FederatedDataModule
 from lit_epgan.datamodules.images import digits_splits
+from lit_epgan.datamodules.inversion import check_inverted, inverted_users
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
@@ -60,10 +61,9 @@ class WritersDataModule(FederatedDataModule):
                 f"data.clients, data.images and data.held_out_writers are {clients}, {images} and {held_out_writers}; "
                 "each must be at least 1"
             )
-        if not 0 <= inverted <= 1:
-            raise UserError(f"data.inverted is {inverted}; it is a share of the writers, from 0 to 1")
         if not 0 <= val_fraction < 1:
             raise UserError(f"data.val_fraction is {val_fraction}; it is a share of the training images, below 1")
+        check_inverted(inverted)
         self.clients_wanted, self.images, self.held_out_writers = clients, images, held_out_writers
         self.inverted = inverted
         self.val_fraction = val_fraction
@@ -75,8 +75,7 @@ class WritersDataModule(FederatedDataModule):
         train, tuning = self._set_aside(*train)
         digits = len(str(self.clients_wanted - 1))
         names = [f"writer-{k:0{digits}d}" for k in range(self.clients_wanted)]
-        order = torch.randperm(self.clients_wanted, generator=generator_for(self.split_seed, "inverted")).tolist()
-        inverted = {names[k] for k in order[: round(self.inverted * self.clients_wanted)]}
+        inverted = inverted_users(names, self.inverted, self.split_seed)
         written = {name: self._written(name, *train) for name in names}
         written = {name: (-x if name in inverted else x, y) for name, (x, y) in written.items()}
         held_out = self._by_others(*test)

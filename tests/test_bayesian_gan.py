@@ -275,7 +275,7 @@ def test_a_command_lines_checkpoint_rebuilds_the_prior(tmp_path: Path, monkeypat
         ({"generated": 0}, "generated is 0"),
         ({"noise": -1.0}, "noise is -1"),
         ({"noise": float("nan")}, "noise is nan"),
-        ({"optimizer": "sgd"}, "adam or sghmc"),
+        ({"optimizer": "rmsprop"}, "adam, sghmc or sgd"),
         ({"friction": 0.0}, "friction is 0"),
         ({"temperature": -1.0}, "temperature is -1"),
     ],

@@ -22,6 +22,11 @@ SMALL = {
     "speech.py": ["--minutes", "1", "--words", "20", "--hidden", "8", "--steps", "2"],
     "sru.py": ["--width", "8", "--batch", "4", "--frames", "3", "--repeats", "1"],
     "stacked_ensembles.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--repeats", "1"],
+    "inverted_pixels.py": ["--rounds", "2", "--seeds", "1", "--writers", "60"],
+    "price_of_privacy.py": [
+        *("--epsilons", "8", "--seeds", "1", "--writers", "20", "--rounds", "2", "--cohort", "5"),
+        *("--matching-steps", "2", "--processes", "1"),
+    ],
     "kills.py": ["--kills", "1", "--two-ranks", "0", "--rounds", "2"],
     "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
     "disturbed_study.py": ["--disturbances", "1", "--rounds", "2", "--pause", "3"],

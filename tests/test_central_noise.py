@@ -131,10 +131,11 @@ def test_a_resumed_run_keeps_its_noise_and_pays_for_both(tmp_path: Path) -> None
     for _ in range(4):
         first.at_server(summed({"x": torch.zeros(2)}), 1)
     before = Ledger(tmp_path / "privacy.jsonl").read()
-    begun(CentralNoise(1.0, target_epsilon=2.0), 7, folder=tmp_path, resumed=True)  # the fourth round is lost
+    resumed = begun(CentralNoise(1.0, target_epsilon=2.0), 7, folder=tmp_path, resumed=True)  # the fourth round is lost
     (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
     assert account.planned.noise_multiplier == next(iter(before.accounts.values())).planned.noise_multiplier
     assert (account.made, account.planned.count) == (4, 11)
+    assert str(spent([account.planned], 1e-5)) in str(resumed.guarantee())
 
 
 @pytest.mark.parametrize(

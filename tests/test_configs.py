@@ -25,6 +25,7 @@ from tests.photographs import write_images
 from tests.sealed import seal
 from tests.speech import words_of_miniature
 from tests.tiny_imagenet_tree import write_tiny_imagenet
+from tests.users_tree import write_emnist, write_leaf, write_table
 
 pytestmark = pytest.mark.slow
 
@@ -63,11 +64,19 @@ NARROW = {
     "fashion_conditional.yaml": NARROW_CONDITIONAL,
     "folder.yaml": NARROW_DCGAN,
     "writers_classifier.yaml": ["--data.clients_per_round", "2"],
+    "writers_fedavg_gan.yaml": ["--data.clients_per_round", "2"],
+    "femnist_classifier.yaml": ["--data.clients_per_round", "2", "--data.held_out", "0.5"],
+    "femnist_fedavg_gan.yaml": [
+        *("--data.clients_per_round", "2", "--data.held_out", "0.5"),
+        *("--model.generator.hidden", "8", "--model.generator.widths", "[4, 4, 2]"),
+        *("--model.discriminator.hidden", "8", "--model.discriminator.widths", "[2, 4]"),
+    ],
 }
 CHEAPER = {
     "correlated_noise.yaml": ["--federation.sampler.groups", "2"],
     "embedding_sites.yaml": FEW_FEATURES,
     "private_release.yaml": FEW_FEATURES + ON_SERVER,
+    "user_release.yaml": FEW_FEATURES + ON_SERVER,
     "distilled_sites.yaml": ON_SERVER,
 }
 
@@ -154,6 +163,12 @@ def two_rounds(config, on_top, run, request):
         small = ["--data.path", str(write_images(Path("own"))), *SMALL[2:]]
     if config == "tiny_imagenet.yaml":
         write_tiny_imagenet(Path("data"))
+    if config == "femnist_classifier.yaml":
+        write_leaf(Path("data/femnist"))
+    if config == "femnist_fedavg_gan.yaml":
+        write_emnist(Path("data/fed_emnist"))
+    if config == "table_classifier.yaml":
+        write_table(Path("table.csv"), "user,age,dose,label\n" + "1,2,3,a\n1,3,3,b\n2,2,4,a\n2,1,1,b\n3,2,2,a\n")
     words = ["fit", "--config", config, *on_top, *small, *NARROW.get(config, [])]
     assert main([*words, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]) == 0
     table = pd.read_csv(run / "metrics.csv")

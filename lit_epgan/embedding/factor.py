@@ -43,7 +43,7 @@ class EmbeddingFactor:
             x = batch if isinstance(batch, Tensor) else batch[0]
             # the guarantee of a noised sum rests on a norm of one: enforced, not assumed
             features = phi(x.to(like)).double().nan_to_num(0.0, 0.0, 0.0)
-            features = features / features.norm(dim=1, keepdim=True).clamp_min(1)
+            features = clipped(features)
             rows = torch.cat([features.new_ones(len(features), 1), features], 1).sum(0)
             total = rows if total is None else total + rows
         if total is None:
@@ -74,3 +74,8 @@ class EmbeddingFactor:
     def mean(self) -> Tensor:
         """The mean embedding mu (D,); a noisy count below one is taken as one."""
         return self.statistics[1:] / self.count.clamp_min(1)
+
+
+def clipped(vectors: Tensor) -> Tensor:
+    """Vectors (..., D) scaled down to a norm of at most one."""
+    return vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1)

@@ -188,7 +188,8 @@ def refuse_single_reports(owner: object, named: Mapping[str, Aggregator], change
     if wrong:
         raise UserError(
             f"{type(owner).__name__} wants every client's {wrong[0]!r} by itself, which no noise on a sum covers: take "
-            "an algorithm whose reports sum, such as FedAvg, or leave the private mechanism out"
+            "an algorithm whose reports sum, such as FedAvg (for GANs FedAvgGAN, EmbeddingSites or EmbeddingOnServer), "
+            "or leave the private mechanism out"
         )
 
 

@@ -59,7 +59,8 @@ class GAN(Sampling):
         generated: rows that each generator makes in each step; by default as many as the batch has, or with N
             generators an N-th of them (rounded up, two at least, as BatchNorm needs).
         prior: of the networks' parameters; by default uniform. The GAN takes a copy.
-        optimizer: ``adam``, or ``sghmc``: stochastic gradient Hamiltonian Monte Carlo (EP-GAN, algorithm 1).
+        optimizer: ``adam``; ``sgd``, without momentum; or ``sghmc``: stochastic gradient Hamiltonian Monte Carlo
+            (EP-GAN, algorithm 1).
         noise: standard deviation of Gaussian noise on every gradient before its optimizer's step. ProbGAN's code
             samples so, Adam in the place of friction: 0.00424 = (2 friction lr)^1/2 at friction 0.03 and lr 3e-4.
         friction, temperature: sghmc's; the loss is a mean over records, so that 1 / n is the posterior's temperature.
@@ -255,6 +256,8 @@ class GAN(Sampling):
     def _optimizer(self, network: nn.Module, lr: float) -> Optimizer:
         if self.optimizer == "sghmc":
             return SGHMC(network.parameters(), lr, self.friction, self.temperature)
+        if self.optimizer == "sgd":  # which remembers its steps, unlike torch's
+            return SGHMC(network.parameters(), lr, friction=1.0, temperature=0.0)
         return adam(network.parameters(), lr, self.betas)
 
     def _rows(self, batch: int) -> int:

@@ -45,7 +45,7 @@ def check_hyperparameters(gan: Hyperparameters, average: float | None, generator
         "average": (average, average is None or 0 <= average < 1, "in [0, 1), or null for no average"),
         "lr_decay": (gan.lr_decay, gan.lr_decay is None or 0 <= gan.lr_decay <= 1, "in [0, 1], or null"),
         "generated": (gan.generated, gan.generated is None or gan.generated >= rows, f"at least {rows}, or null"),
-        "optimizer": (gan.optimizer, gan.optimizer in ("adam", "sghmc"), "adam or sghmc"),
+        "optimizer": (gan.optimizer, gan.optimizer in ("adam", "sghmc", "sgd"), "adam, sghmc or sgd"),
         "noise": (gan.noise, 0 <= gan.noise < math.inf, "zero or positive"),
         "friction": (gan.friction, 0 < gan.friction <= 1, "in (0, 1]"),
         "temperature": (gan.temperature, 0 <= gan.temperature < math.inf, "zero or positive"),

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lit_epgan.errors import UserError
 
-OptimizerName = Literal["adam", "sghmc"]
+OptimizerName = Literal["adam", "sghmc", "sgd"]
 
 
 def adam(parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float]) -> Adam:

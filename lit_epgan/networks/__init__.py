@@ -4,6 +4,7 @@ from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.networks.chunk_generator import ChunkGenerator
 from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
 from lit_epgan.networks.mlp import MLPBackbone, MLPDiscriminator, MLPGenerator
+from lit_epgan.networks.mnist import MNISTDiscriminator, MNISTGenerator
 from lit_epgan.networks.polynomial import PolynomialFeatures
 from lit_epgan.networks.resnet import ResNet18
 from lit_epgan.networks.sru import SRU
@@ -17,6 +18,8 @@ __all__ = [
     "MLPBackbone",
     "MLPDiscriminator",
     "MLPGenerator",
+    "MNISTDiscriminator",
+    "MNISTGenerator",
     "PolynomialFeatures",
     "ResNet18",
     "SRUAcousticNetwork",

@@ -137,6 +137,8 @@ class CentralNoise(Mechanism):
         if self._ledger is not None:
             budget = Budget(self.budget, self.delta, self.relation)
             self._account = self._ledger.begin(what, planned, self.group, budget, before)
+        if before is not None and before.planned.times(0) == planned.times(0):
+            planned = planned.times(planned.count + before.made)  # the model is made of what was released before, too
         return planned
 
     def _kind(self, plan: Plan) -> Releases:

@@ -18,7 +18,7 @@ from lit_epgan.engine import (
     check_server_training,
 )
 from lit_epgan.errors import UserError
-from lit_epgan.federated.function_space.embedding_release import TOTAL, EmbeddingRelease
+from lit_epgan.federated.function_space.embedding_release import EmbeddingRelease
 from lit_epgan.networks.average import ParameterAverage
 
 
@@ -31,8 +31,9 @@ class EmbeddingOnServer(Algorithm):
 
     With ``noise_multiplier`` z all that is learned from the records is one release of the Gaussian mechanism per
     client, added by the client itself: whatever is computed from it afterwards, the points and the model, has its
-    guarantee, at no further price. As DP-MERF (Harder, Adamczewski and Park 2021) with a GAN on herded points in place
-    of a matched generator, which is ``MatchedEmbedding``.
+    guarantee, at no further price. With ``unit`` user and a mechanism such as ``CentralNoise`` in its place, each
+    client is protected as a whole, and the noise is drawn once for all of them. As DP-MERF (Harder, Adamczewski and
+    Park 2021) with a GAN on herded points in place of a matched generator, which is ``MatchedEmbedding``.
 
     Price: 1 + 2 ``frequencies`` numbers up, once; under secure aggregation less noise would do for the same guarantee.
     Not covered: what a simulation shows of its clients beside it (PartitionReport's numbers and labels, ClientMetrics),
@@ -43,8 +44,8 @@ class EmbeddingOnServer(Algorithm):
         batch_size: rows of the server's batches.
         inner: must be left out: nothing but the release leaves a client.
         release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``stacked``, ``bound``, ``points``,
-            ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta`` and ``noise_seed`` of
-            EmbeddingRelease.
+            ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta``, ``noise_seed`` and
+            ``unit`` of EmbeddingRelease.
 
     Raises:
         UserError: if an argument is out of its range, an inner algorithm is asked for, or the module cannot be sampled.
@@ -85,11 +86,15 @@ class EmbeddingOnServer(Algorithm):
         """Never: no record reaches a training step, nor any loss that it logs."""
         return False
 
+    def exchanges(self, start: int, stop: int) -> int:
+        """One, in the first round."""
+        return int(start == 0 < stop)
+
     def round(self, server: Server) -> Rounds:
         """The releases, once; then the server's own training."""
         if server.round == 0:
             total = yield Exchange({}, question="release", training=False)
-            self.release.add(server, total[TOTAL])
+            self.release.add(server, total)
         else:
             self.train(server)
 
@@ -120,8 +125,8 @@ class Releasing(Work):
         self.release = release
 
     def report(self) -> Report:
-        """Count and sums (1 + D,), with noise."""
-        return {TOTAL: self.release.of(self.client)}
+        """A record's unit: count and sums (1 + D,), with noise; a user's: the mean embedding (D,)."""
+        return self.release.report(self.client)
 
 
 class MatchedEmbedding(EmbeddingOnServer):

@@ -20,14 +20,14 @@ from lit_epgan.embedding import (
 )
 from lit_epgan.embedding.factor import SENSITIVITY
 from lit_epgan.embedding.feature_maps import FlatFeatures
-from lit_epgan.engine import Broadcast, Client, Server, scalar
+from lit_epgan.engine import Broadcast, Client, Report, Server, Total, scalar
 from lit_epgan.errors import UserError
+from lit_epgan.federated.function_space.release_units import TOTAL, Unit, unit_of
 from lit_epgan.federated.function_space.shared_features import SharedFeatures
 from lit_epgan.federated.sample_shape import sample_shape
 from lit_epgan.randomness import generator_for
 
-TOTAL, CODES, OWN, NETWORK = "embedding", "embedding.codes", "embedding", "embedding.network"
-VERSION = "embedding.version"
+CODES, NETWORK, VERSION = "embedding.codes", "embedding.network", "embedding.version"
 
 
 class InDouble(nn.Module):
@@ -39,7 +39,7 @@ class InDouble(nn.Module):
 
 
 class EmbeddingRelease:
-    """Each client's number of records and sum of random features, released once; points herded to their sum.
+    """Each client's sum of random features, or their mean, released once; points herded to the sum over clients.
 
     What the features depend on is public (the data's shape and range, and the federation's seed): the bandwidths are
     measured on the random points that the herding starts from, so a client releases one vector in one message. A record
@@ -65,6 +65,8 @@ class EmbeddingRelease:
         noise_multiplier: z, the noise of a release in units of its sensitivity; 0 is no privacy.
         delta: of the release's (epsilon, delta).
         noise_seed: makes the noise repeatable, for studies only; by default it comes from the operating system.
+        unit: what a release protects: a ``record``, by ``noise_multiplier``, or a ``user``, by the federation's
+            mechanism (``UserUnit``).
 
     Raises:
         UserError: if an argument is out of its range.
@@ -85,6 +87,7 @@ class EmbeddingRelease:
         noise_multiplier: float = 0.0,
         delta: float = 1e-5,
         noise_seed: int | None = None,
+        unit: Unit = "record",
     ) -> None:
         for name, count in (("frequencies", frequencies), ("points", points), ("herding_steps", herding_steps)):
             if count < 1:
@@ -96,6 +99,7 @@ class EmbeddingRelease:
         self.points, self.herding_steps = points, herding_steps
         self.herding_rate, self.smoothing = herding_rate, smoothing
         self.mechanism = GaussianMechanism(noise_multiplier, delta, noise_seed)
+        self.unit = unit_of(unit, self.mechanism)
         self._network: Tensor | None = None
 
     @property
@@ -172,14 +176,17 @@ class EmbeddingRelease:
 
     @torch.no_grad()
     def of(self, client: Client) -> Tensor:
-        """The client's release (1 + D,): computed, and noised, once; whoever asks again gets the same numbers."""
-        if OWN not in client.released:
-            exact = EmbeddingFactor.of(client.data(), self._released_phi.to(self._like.device), self._like)
-            client.released[OWN] = exact.released(self.mechanism, client.seed, client.index).statistics
-        return client.released[OWN]
+        """The client's release (1 + D,)."""
+        phi = self._released_phi.to(self._like.device)
+        return self.unit.of(client, lambda: EmbeddingFactor.of(client.data(), phi, self._like))
 
-    def add(self, server: Server, released: Tensor) -> None:
-        """Take releases into the server's total, and herd points to it, from where they are."""
+    def report(self, client: Client) -> Report:
+        """The client's release as it is sent."""
+        return self.unit.report(self.of(client))
+
+    def add(self, server: Server, total: Total) -> None:
+        """Take an exchange's releases into the server's total, and herd points to it, from where they are."""
+        released = self.unit.take_from(total)
         server.state[TOTAL] = released + server.state.get(TOTAL, 0)
         server.state[VERSION] = server.state.get(VERSION, scalar(0)) + 1
         start = server.state[CODES] if CODES in server.state else self._start()

@@ -21,7 +21,8 @@ from lit_epgan.engine import (
     passing,
 )
 from lit_epgan.errors import UserError
-from lit_epgan.federated.function_space.embedding_release import OWN, TOTAL, VERSION, EmbeddingRelease
+from lit_epgan.federated.function_space.embedding_release import VERSION, EmbeddingRelease
+from lit_epgan.federated.function_space.release_units import MEMBERS, TOTAL
 from lit_epgan.federated.tilted_batch import batch_rows, row_counts, tilted_batch
 
 WEIGHTS, WEIGHTS_OF, SENT = "embedding.weights", "embedding.weights_of", "embedding.sent"
@@ -58,8 +59,8 @@ class EmbeddingSites(Around):
         release_round: the round, from 0, at whose end clients release; ``features`` that name a submodule of the model
             are taken as the round's clients receive them.
         release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``stacked``, ``bound``, ``points``,
-            ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta`` and ``noise_seed`` of
-            EmbeddingRelease.
+            ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta``, ``noise_seed`` and
+            ``unit`` of EmbeddingRelease.
 
     Raises:
         UserError: if an argument is out of its range, or the module cannot be sampled.
@@ -109,9 +110,9 @@ class EmbeddingSites(Around):
 
         def back(exchange: Exchange, total: Total) -> None:
             if TOTAL in total:
-                released.append(total.sums.pop(TOTAL))
+                released.append(Total({n: total.sums.pop(n) for n in (TOTAL, MEMBERS) if n in total}))
 
-        released: list[Tensor] = []
+        released: list[Total] = []
         yield from passing(super().round(server), out, back)
         for each in released:
             self.release.add(server, each)
@@ -138,7 +139,7 @@ class EmbeddingWork(Work):
         if TOTAL not in self.received:
             return None
         total, client = self.release.total(self.received), self.client
-        cavity = total / EmbeddingFactor(client.released[OWN]) if SENT in client.state else total
+        cavity = total / EmbeddingFactor(self.release.of(client)) if SENT in client.state else total
         return cavity if float(cavity.count) >= 0.5 else None  # counts may be noisy
 
     def begin(self) -> None:
@@ -164,11 +165,16 @@ class EmbeddingWork(Work):
         own, rows = row_counts(len(batch_rows(batch)), settings.own_rows, settings.other_rows)
         drawn = torch.multinomial(client.state[WEIGHTS], rows, replacement=True)
         replay = self._points[drawn.to(self._points.device)]
-        return tilted_batch(batch, own, replay, client.weight / (client.weight + self._others))
+        return tilted_batch(batch, own, replay, self._share())
+
+    def _share(self) -> float:
+        """The client's share of all records, n_k / n, or of all users, 1 / n."""
+        own = self.release.unit.weight(self.client)
+        return own / (own + self._others)
 
     def report(self) -> Report:
         """The release, once; the same again if the round in which it was sent did not count."""
         if SENT in self.client.state or self.client.round < self.settings.release_round:
             return {}
         self.client.state[SENT] = torch.ones(1)
-        return {TOTAL: self.release.of(self.client)}
+        return self.release.report(self.client)
