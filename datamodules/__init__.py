@@ -1,6 +1,7 @@
 """LightningDataModules whose training loader yields a round's clients one after another."""
 
 from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.docstrings import DocstringsDataModule
 from lit_epgan.datamodules.folder import FolderDataModule
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.datamodules.institutions import Institutions
@@ -12,6 +13,7 @@ from lit_epgan.datamodules.writers import WritersDataModule
 
 __all__ = [
     "ClientData",
+    "DocstringsDataModule",
     "FederatedDataModule",
     "FolderDataModule",
     "ImageDataModule",
