@@ -1,4 +1,4 @@
-"""Documentation strings as text by user: what a sentence is, who is held out, and a fault that is where it should be."""
+"""Documentation strings as text by user: what a sentence is, who is held out, and a fault where it should be."""
 
 import ast
 from pathlib import Path

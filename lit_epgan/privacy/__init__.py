@@ -4,19 +4,23 @@ from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.adaptive import AdaptiveNoise
 from lit_epgan.privacy.central import CentralNoise
 from lit_epgan.privacy.distributed import DistributedNoise
+from lit_epgan.privacy.heavy_hitters import HeavyHitters
 from lit_epgan.privacy.ledger import Budget, Ledger
 from lit_epgan.privacy.queries import Queries
 from lit_epgan.privacy.releases import Releases
+from lit_epgan.privacy.trie_hh import TrieHH
 
 __all__ = [
     "AdaptiveNoise",
     "Budget",
     "CentralNoise",
     "DistributedNoise",
+    "HeavyHitters",
     "Ledger",
     "Queries",
     "Releases",
     "Spent",
+    "TrieHH",
     "noise_multiplier_for",
     "spent",
 ]

@@ -4,10 +4,15 @@ Two users' data sets are neighbours by one of two relations. ``zero_out``: one u
 user had taken part with nothing to tell; the sum moves by S. ``replace_one``: it is replaced by any other; the sum
 moves by 2 S. Sampling without replacement is accounted for by Renyi divergences (Wang, Balle and Kasiviswanathan 2019),
 sampling by coins by the distribution of the privacy loss (Koskela, Jalko and Honkela 2020).
+
+What a release costs beside its noise adds up by basic composition: the deltas are taken off the delta at which the
+noise is accounted for, the epsilons are added to its epsilon. Replacing one user is emptying two data sets, one after
+the other: (2 epsilon, (1 + e^epsilon) delta).
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lit_epgan.errors import UserError
@@ -51,6 +56,9 @@ def spent(releases: Sequence[Releases], delta: float, relation: Relation = "zero
     if relation not in RELATIONS:
         raise UserError(f"relation is {relation!r}; there are {', '.join(RELATIONS)}")
     made = [each for each in releases if each.count]
+    if any(each.epsilon or each.delta for each in made):
+        return _with_own(made, delta, relation)
+    made = [each for each in made if each.is_noised]
     fixed, others = [r for r in made if r.sampling == "fixed"], [r for r in made if r.sampling != "fixed"]
     if not made:
         return Spent(0.0, delta, relation, "nothing was released")
@@ -62,6 +70,18 @@ def spent(releases: Sequence[Releases], delta: float, relation: Relation = "zero
         return Spent(_by_renyi(fixed, others, delta, relation), delta, relation, "Renyi divergences")
     parts = [spent(each, delta / 2, relation).epsilon for each in (fixed, others)]
     return Spent(sum(parts), delta, relation, "Renyi divergences and privacy loss distributions, half of delta each")
+
+
+def _with_own(made: Sequence[Releases], delta: float, relation: Relation) -> Spent:
+    """The cost of releases that have an epsilon and a delta beside their noise's."""
+    users = MOVES[relation]
+    epsilon = sum(each.count * users * each.epsilon for each in made)
+    own = sum(each.count * (each.delta if users == 1 else (1 + math.exp(each.epsilon)) * each.delta) for each in made)
+    if own >= delta:
+        return Spent(math.inf, delta, relation, f"what was selected has a delta of {own:.3g} of its own")
+    noise = spent([replace(each, epsilon=0.0, delta=0.0) for each in made], delta - own, relation)
+    accountant = f"{noise.accountant}; a delta of {own:.3g} for what was selected"
+    return Spent(noise.epsilon + epsilon, delta, relation, accountant)
 
 
 def noise_multiplier_for(
