@@ -1,4 +1,4 @@
-"""A language model in a federation: its loss, what it logs and refuses, from the command line, with noise or without."""
+"""A language model in a federation: its loss, what it logs and refuses, its configurations with noise and without."""
 
 import math
 from pathlib import Path

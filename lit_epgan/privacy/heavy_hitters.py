@@ -95,7 +95,9 @@ class HeavyHitters:
             UserError: the budget would be passed, there is no user, or the ledger cannot be written.
         """
         with queries.account(self.releases, what, group) as release:
-            counts = self._counts(users, what)
+            counts = self.counts(users)
+            if counts is None:
+                raise UserError(f"{what}: there is no user to ask")
             release()
             noise = self.noise_multiplier * queries.normal(len(counts), what, group)
         words = sorted(counts)  # an order that tells of no user
@@ -103,16 +105,15 @@ class HeavyHitters:
         shown = {word: count for word, count in noised.items() if count > self.threshold}
         return dict(sorted(shown.items(), key=lambda item: -item[1]))
 
-    def _counts(self, users: Iterable[Sequence[str]], what: str) -> dict[str, float]:
+    def counts(self, users: Iterable[Sequence[str]]) -> dict[str, float] | None:
+        """Of the words that users give the sum of their weights, without noise: nothing to show; None of no user."""
         counts: dict[str, float] = defaultdict(float)
         user = None
         for user in users:
             given = list(dict.fromkeys(user))[: self.words]
             for word in given:
                 counts[word] += 1 / math.sqrt(len(given))
-        if user is None:
-            raise UserError(f"{what}: there is no user to ask")
-        return counts
+        return None if user is None else counts
 
 
 def private_vocabulary(
