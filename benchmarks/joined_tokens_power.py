@@ -101,9 +101,8 @@ def main() -> None:
     for draw in range(args.draws):
         words = hitters[2.0, 5].find(Simulated(draw), drawn(texts, 0.0, 0, draw), "words")
         alarms, shown = alarms + any(map(is_joined, words)), shown + len(words)
-    table = (
-        by_share(found, draws, len(texts)) + f"\nWithout the fault, epsilon 2, 5 words: {alarms} of {args.draws} draws "
-    )
+    table = by_share(found, draws, len(texts))
+    table += f"\nWithout the fault, epsilon 2, 5 words: {alarms} of {args.draws} draws "
     table += f"show a joined word (none can be: sound tokens hold no space), and {shown / args.draws:.2f} others.\n\n"
     table += by_users(fewer, args.draws)
     publish(table + "\n" + trie(texts, args.trie_draws), args.output)
@@ -127,8 +126,8 @@ def by_share(found: dict[Any, int], draws: dict[Any, int], users: int) -> str:
          "smallest share of sentences found with 95 % power", "power by share"],
         rows,
         f"Heavy hitters by one query, delta {DELTA:g}, one user's whole data set emptied, the Gaussian mechanism "
-        f"exactly and half of delta for the selection. {users - PUBLIC} users; {draws[0]} draws of noise, public users and fault "
-        f"({draws[None]} for words anywhere).",
+        f"exactly and half of delta for the selection. {users - PUBLIC} users; {draws[0]} draws of noise, public users "
+        f"and fault ({draws[None]} for words anywhere).",
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.datamodules.institutions import Institutions
 from lit_epgan.datamodules.polynomial import PolynomialDataModule
 from lit_epgan.datamodules.speech import SpeechDataModule
+from lit_epgan.datamodules.stack_overflow import StackOverflowDataModule
 from lit_epgan.datamodules.tiny_imagenet import TinyImageNetDataModule
 from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.datamodules.writers import WritersDataModule
@@ -20,6 +21,7 @@ __all__ = [
     "Institutions",
     "PolynomialDataModule",
     "SpeechDataModule",
+    "StackOverflowDataModule",
     "TinyImageNetDataModule",
     "ToyDataModule",
     "WritersDataModule",
