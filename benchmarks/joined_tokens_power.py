@@ -10,10 +10,11 @@ PYTHONPATH=. python benchmarks/joined_tokens_power.py --output benchmarks/result
 import contextlib
 import sysconfig
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from side_by_side import markdown, options, publish
 
@@ -60,6 +61,61 @@ class Population(Sequence[Callable[[], list[str]]]):
         return lambda: self.users[index % len(self.users)]
 
 
+class Corpus:
+    """All sentences as numbers, for thousands of draws; ``drawn`` is the same by the package's functions."""
+
+    def __init__(self, texts: dict[str, Any]) -> None:
+        self.texts, self.names = texts, sorted(texts)
+        sentences = [(u, list(s)) for u, name in enumerate(self.names) for s in texts[name]]
+        pairs = [f"{s[0]} {s[1]}" if len(s) > 1 else s[0] for _, s in sentences]
+        words = sorted({w for _, s in sentences for w in s} | set(pairs))  # ties are broken by the alphabet
+        place = {word: k for k, word in enumerate(words)}
+        self.joined = np.array([is_joined(word) for word in words])
+        self.user = np.array([u for u, _ in sentences])
+        self.pair = np.array([place[pair] for pair in pairs])
+        self.long = np.array([len(s) > 1 for _, s in sentences])
+        self.token = np.array([place[w] for _, s in sentences for w in s])
+        self.sentence = np.repeat(np.arange(len(sentences)), [len(s) for _, s in sentences])
+        self.at = np.concatenate([np.arange(len(s)) for _, s in sentences])
+
+    def order(self, draw: int) -> np.ndarray:
+        """The users, the public ones first."""
+        return torch.randperm(len(self.names), generator=generator_for(draw, "public")).numpy()
+
+    def public(self, order: np.ndarray) -> np.ndarray:
+        """Which words are in the vocabulary."""
+        of_public = self.token[np.isin(self.user[self.sentence], order[:PUBLIC])]
+        counts = np.bincount(of_public, minlength=len(self.joined))
+        known = np.zeros(len(counts), bool)
+        known[np.argsort(-counts, kind="stable")[:VOCABULARY]] = True
+        return known & (counts > 0)
+
+    def chance(self, draw: int) -> np.ndarray:
+        """Of each sentence what decides on its fault."""
+        sizes = [len(self.texts[name]) for name in self.names]
+        drawn = [torch.rand(n, generator=generator_for(draw, name)) for n, name in zip(sizes, self.names, strict=True)]
+        return torch.cat(drawn).numpy()
+
+    def words(self, hit: np.ndarray, place: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Users and words, at the first place or anywhere, where the sentences that are ``hit`` are joined."""
+        of_hit = (hit & self.long)[self.sentence]
+        word = np.where(of_hit & (self.at == 0), self.pair[self.sentence], self.token)
+        kept = self.at == 0 if place == 0 else ~(of_hit & (self.at == 1))
+        return self.user[self.sentence][kept], word[kept]
+
+
+def joined_counts(users: np.ndarray, words: np.ndarray, m: int, joined: np.ndarray) -> np.ndarray:
+    """Counts of joined words, before noise; ``HeavyHitters.counts`` in numbers."""
+    held, times = np.unique(users * len(joined) + words, return_counts=True)
+    user, word = np.divmod(held, len(joined))
+    order = np.lexsort((word, -times, user))
+    user, word = user[order], word[order]
+    rank = np.arange(len(user)) - np.searchsorted(user, user)
+    given = np.minimum(np.bincount(user, minlength=1)[user], m)
+    counts = np.bincount(word[rank < m], weights=given[rank < m] ** -0.5, minlength=len(joined))
+    return counts[joined & (counts > 0)]
+
+
 def drawn(texts: dict[str, Any], share: float, place: int | None, draw: int) -> Users:
     """The words outside the vocabulary of the users that are not public."""
     names = sorted(texts)
@@ -70,40 +126,58 @@ def drawn(texts: dict[str, Any], share: float, place: int | None, draw: int) -> 
     return [words_outside(own, public, place) for own in faulty]
 
 
-def found_by(hitters: HeavyHitters, users: Users, draw: int) -> bool:
-    """Whether ``find`` would show a joined word. The noise on each word is its own, so that of the others is spared."""
-    joined = [count for word, count in (hitters.counts(users) or {}).items() if is_joined(word)]
-    noise = Simulated(draw).normal(len(joined), "words")
-    return bool((torch.tensor(joined).double() + hitters.noise_multiplier * noise > hitters.threshold).any())
+def check(corpus: Corpus, found: np.ndarray, share: float, place: int | None, m: int) -> None:
+    """The numbers of draw 0 are those of the package's own functions."""
+    counts = HeavyHitters(m, 1.0, DELTA).counts(drawn(corpus.texts, share, place, 0)) or {}
+    np.testing.assert_allclose(np.sort(found), sorted(c for w, c in counts.items() if is_joined(w)))
+
+
+def found_by(hitters: Mapping[Any, HeavyHitters], counts: np.ndarray, m: int, draw: int) -> Iterator[tuple[Any, bool]]:
+    """Whether each would show a joined word. The noise of a word is its own, so that of the others is spared."""
+    for e in EPSILONS:
+        each = hitters[e, m]
+        noise = each.noise_multiplier * Simulated(draw).normal(len(counts), f"epsilon {e}").numpy()
+        yield (e, m), bool((counts + noise > each.threshold).any())
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--anywhere-draws", type=int, default=50, help="of words at any place")
-    parser.add_argument("--trie-draws", type=int, default=20)
+    parser.add_argument("--anywhere-draws", type=int, default=20, help="of words at any place")
+    parser.add_argument("--clean-draws", type=int, default=200, help="without the fault")
+    parser.add_argument("--trie-draws", type=int, default=8)
     args = parser.parse_args()
     texts = docstrings(Path(sysconfig.get_paths()["stdlib"]))
     hitters = {(e, m): HeavyHitters.within(e, DELTA, m) for e in EPSILONS for m in GIVEN}
-    draws = {0: args.draws, None: args.anywhere_draws}
+    corpus, draws = Corpus(texts), {0: args.draws, None: args.anywhere_draws}
     found: dict[Any, int] = defaultdict(int)
     fewer: dict[Any, int] = defaultdict(int)
     alarms = shown = 0
-    for place, shares in SHARES.items():
-        for draw in range(draws[place]):
-            for share in shares:
-                users = drawn(texts, share, place, draw)
-                for key, each in hitters.items():
-                    found[place, share, key] += found_by(each, users, draw)
-                    if place == 0 and share in (0.1, 1.0):
-                        for n in FEW:
-                            fewer[share, n, key] += found_by(each, users[:n], draw)
     for draw in range(args.draws):
-        words = hitters[2.0, 5].find(Simulated(draw), drawn(texts, 0.0, 0, draw), "words")
-        alarms, shown = alarms + any(map(is_joined, words)), shown + len(words)
+        order, chance = corpus.order(draw), corpus.chance(draw)
+        public, place_of = corpus.public(order), np.argsort(order) - PUBLIC
+        for place, share in ((p, s) for p, shares in SHARES.items() if draw < draws[p] for s in shares):
+            users, words = corpus.words(chance < share, place)
+            outside = (place_of[users] >= 0) & ~public[words]
+            users, words = place_of[users][outside], words[outside]
+            for m in GIVEN:
+                counts = joined_counts(users, words, m, corpus.joined)
+                if draw == 0 and share in (0.2, 1.0):
+                    check(corpus, counts, share, place, m)
+                for key, hit in found_by(hitters, counts, m, draw):
+                    found[place, share, key] += hit
+                for n in FEW if place == 0 and share in (0.1, 1.0) else ():
+                    few = users < n
+                    for key, hit in found_by(hitters, joined_counts(users[few], words[few], m, corpus.joined), m, draw):
+                        fewer[share, n, key] += hit
+    for draw in range(args.clean_draws):
+        shown_words = hitters[2.0, 5].find(Simulated(draw), drawn(texts, 0.0, 0, draw), "words")
+        alarms, shown = alarms + any(map(is_joined, shown_words)), shown + len(shown_words)
     table = by_share(found, draws, len(texts))
-    table += f"\nWithout the fault, epsilon 2, 5 words: {alarms} of {args.draws} draws "
-    table += f"show a joined word (none can be: sound tokens hold no space), and {shown / args.draws:.2f} others.\n\n"
+    table += f"\nWithout the fault, epsilon 2, 5 words: {alarms} of {args.clean_draws} draws "
+    table += (
+        f"show a joined word (none can be: sound tokens hold no space), and {shown / args.clean_draws:.2f} others.\n\n"
+    )
     table += by_users(fewer, args.draws)
     publish(table + "\n" + trie(texts, args.trie_draws), args.output)
 

@@ -35,8 +35,8 @@ class TFFFile:
         kinds = [kind for signature, kind in SIGNATURES.items() if start.startswith(signature)]
         if not kinds:
             raise UserError(
-                f"{self.path} is neither HDF5 nor SQLite: give a file of TensorFlow Federated's, as stackoverflow_train.h5 "
-                "or stackoverflow.sqlite, unpacked"
+                f"{self.path} is neither HDF5 nor SQLite: give a file of TensorFlow Federated's, as "
+                "stackoverflow_train.h5 or stackoverflow.sqlite, unpacked"
             )
         self.kind = kinds[0]
 
@@ -101,7 +101,7 @@ class TFFFile:
 def features(example: bytes) -> dict[str, bytes]:
     """The features of a serialized ``tf.train.Example`` that are bytes, by name; of a list the first.
 
-    An Example is {1: {1: {1: name, 2: {1: {1: value}}}, ...}}: messages within messages, by the numbers of their fields.
+    An Example is {1: {1: {1: name, 2: {1: {1: value}}}, ...}}: messages within messages, by the fields' numbers.
     """
     found = {}
     for entry in _fields(dict(_fields(example)).get(1, b"")):
