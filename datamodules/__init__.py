@@ -1,6 +1,7 @@
 """LightningDataModules whose training loader yields a round's clients one after another."""
 
 from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.docstrings import DocstringsDataModule
 from lit_epgan.datamodules.federated_emnist import FederatedEMNISTDataModule
 from lit_epgan.datamodules.folder import FolderDataModule
 from lit_epgan.datamodules.images import ImageDataModule
@@ -8,6 +9,7 @@ from lit_epgan.datamodules.institutions import Institutions
 from lit_epgan.datamodules.leaf import LeafDataModule
 from lit_epgan.datamodules.polynomial import PolynomialDataModule
 from lit_epgan.datamodules.speech import SpeechDataModule
+from lit_epgan.datamodules.stack_overflow import StackOverflowDataModule
 from lit_epgan.datamodules.table import TableDataModule
 from lit_epgan.datamodules.tiny_imagenet import TinyImageNetDataModule
 from lit_epgan.datamodules.toy import ToyDataModule
@@ -15,6 +17,7 @@ from lit_epgan.datamodules.writers import WritersDataModule
 
 __all__ = [
     "ClientData",
+    "DocstringsDataModule",
     "FederatedDataModule",
     "FederatedEMNISTDataModule",
     "FolderDataModule",
@@ -23,6 +26,7 @@ __all__ = [
     "LeafDataModule",
     "PolynomialDataModule",
     "SpeechDataModule",
+    "StackOverflowDataModule",
     "TableDataModule",
     "TinyImageNetDataModule",
     "ToyDataModule",

@@ -4,6 +4,7 @@ from lit_epgan.modules.acoustic import AcousticModel
 from lit_epgan.modules.classifier import Classifier
 from lit_epgan.modules.conditional_gan import ConditionalGAN
 from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.language_model import LanguageModel
 from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, UniformPrior
 from lit_epgan.modules.regression import Regression
 from lit_epgan.modules.speech_gan import SpeechGAN
@@ -15,6 +16,7 @@ __all__ = [
     "ConditionalGAN",
     "GaussianPrior",
     "HistoryPrior",
+    "LanguageModel",
     "Regression",
     "SpeechGAN",
     "UniformPrior",

@@ -1,8 +1,9 @@
-"""Networks: multilayer perceptrons and DCGANs of the GANs, residual networks, SRUs of the speech recogniser."""
+"""Networks: MLPs and DCGANs of the GANs, residual networks, SRUs of the speech recogniser, LSTMs of language models."""
 
 from lit_epgan.networks.acoustic import SRUAcousticNetwork
 from lit_epgan.networks.chunk_generator import ChunkGenerator
 from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
+from lit_epgan.networks.language import CIFGLanguageNetwork
 from lit_epgan.networks.mlp import MLPBackbone, MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.mnist import MNISTDiscriminator, MNISTGenerator
 from lit_epgan.networks.polynomial import PolynomialFeatures
@@ -12,6 +13,7 @@ from lit_epgan.networks.sru_discriminator import SRUDiscriminator
 
 __all__ = [
     "SRU",
+    "CIFGLanguageNetwork",
     "ChunkGenerator",
     "DCGANDiscriminator",
     "DCGANGenerator",

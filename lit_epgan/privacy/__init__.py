@@ -5,10 +5,12 @@ from lit_epgan.privacy.adaptive import AdaptiveNoise
 from lit_epgan.privacy.central import CentralNoise
 from lit_epgan.privacy.correlated import CorrelatedNoise
 from lit_epgan.privacy.distributed import DistributedNoise
+from lit_epgan.privacy.heavy_hitters import HeavyHitters
 from lit_epgan.privacy.ledger import Budget, Ledger
 from lit_epgan.privacy.queries import Queries
 from lit_epgan.privacy.records import RecordNoise
 from lit_epgan.privacy.releases import Releases
+from lit_epgan.privacy.trie_hh import TrieHH
 
 __all__ = [
     "AdaptiveNoise",
@@ -16,11 +18,13 @@ __all__ = [
     "CentralNoise",
     "CorrelatedNoise",
     "DistributedNoise",
+    "HeavyHitters",
     "Ledger",
     "Queries",
     "RecordNoise",
     "Releases",
     "Spent",
+    "TrieHH",
     "noise_multiplier_for",
     "spent",
 ]

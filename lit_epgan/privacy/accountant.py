@@ -5,10 +5,15 @@ relations. ``zero_out``: one user's data set is emptied, as if the user had take
 moves by S. ``replace_one``: it is replaced by any other; the sum moves by 2 S. Sampling without replacement is
 accounted for by Renyi divergences (Wang, Balle and Kasiviswanathan 2019), sampling by coins by the distribution of the
 privacy loss (Koskela, Jalko and Honkela 2020).
+
+What a release costs beside its noise adds up by basic composition: the deltas are taken off the delta at which the
+noise is accounted for, the epsilons are added to its epsilon. Replacing one user is emptying two data sets, one after
+the other: (2 epsilon, (1 + e^epsilon) delta).
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -64,6 +69,9 @@ def spent(releases: Sequence[Releases], delta: float, relation: Relation = "zero
 
 @lru_cache(maxsize=4096)
 def _spent(made: tuple[Releases, ...], delta: float, relation: Relation, unit: Unit) -> Spent:
+    if any(each.epsilon or each.delta for each in made):
+        return _with_own(made, delta, relation, unit)
+    made = tuple(each for each in made if each.is_noised)
     fixed, others = [r for r in made if r.sampling == "fixed"], [r for r in made if r.sampling != "fixed"]
     if not made:
         return Spent(0.0, delta, relation, "nothing was released", unit)
@@ -76,6 +84,18 @@ def _spent(made: tuple[Releases, ...], delta: float, relation: Relation, unit: U
     parts = [spent(each, delta / 2, relation).epsilon for each in (fixed, others)]
     by = "Renyi divergences and privacy loss distributions, half of delta each"
     return Spent(sum(parts), delta, relation, by, unit)
+
+
+def _with_own(made: Sequence[Releases], delta: float, relation: Relation, unit: Unit) -> Spent:
+    """The cost of releases that have an epsilon and a delta beside their noise's."""
+    users = MOVES[relation]
+    epsilon = sum(each.count * users * each.epsilon for each in made)
+    own = sum(each.count * (each.delta if users == 1 else (1 + math.exp(each.epsilon)) * each.delta) for each in made)
+    if own >= delta:
+        return Spent(math.inf, delta, relation, f"what was selected has a delta of {own:.3g} of its own", unit)
+    noise = spent([replace(each, epsilon=0.0, delta=0.0) for each in made], delta - own, relation)
+    accountant = f"{noise.accountant}; a delta of {own:.3g} for what was selected"
+    return Spent(noise.epsilon + epsilon, delta, relation, accountant, unit)
 
 
 def noise_multiplier_for(

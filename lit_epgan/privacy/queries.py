@@ -1,6 +1,9 @@
 """One question about users, answered once: a sum of their vectors with noise, paid for in the ledger first."""
 
-from collections.abc import Iterable
+import contextlib
+import random
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,7 +12,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Spent, spent
 from lit_epgan.privacy.ledger import EVERYONE, Budget, Ledger
 from lit_epgan.privacy.releases import Relation, Releases
-from lit_epgan.randomness import generator_for, secure_normal
+from lit_epgan.randomness import derive_seed, generator_for, secure_normal
 
 
 class Queries:
@@ -59,29 +62,49 @@ class Queries:
         Raises:
             UserError: the budget would be passed, there is no user, or the ledger cannot be written.
         """
-        account = self.ledger.begin(what, Releases(noise_multiplier), group, self._budget)
-        total: Tensor | None = None
-        for vector in vectors:
-            clipped = _clipped(vector.double())
-            total = clipped if total is None else total.add_(clipped)
-        if total is None:
-            self.ledger.end(account)
-            raise UserError(f"{what}: there is no user to ask")
-        self.ledger.release(account)
-        self._answered += 1
-        noise = self._normal(len(total), what, group).to(total.device)
-        self.ledger.end(account)
-        return total + noise_multiplier * noise
+        with self.account(Releases(noise_multiplier), what, group) as release:
+            total: Tensor | None = None
+            for vector in vectors:
+                clipped = _clipped(vector.double())
+                total = clipped if total is None else total.add_(clipped)
+            if total is None:
+                raise UserError(f"{what}: there is no user to ask")
+            release()
+            return total + noise_multiplier * self.normal(len(total), what, group).to(total.device)
+
+    @contextlib.contextmanager
+    def account(self, releases: Releases, what: str, group: str = EVERYONE) -> Iterator[Callable[[], None]]:
+        """Ask in another way than by ``sum``: enter before data are read, and call what it gives before each release.
+
+        Raises:
+            UserError: the budget would be passed, or the ledger cannot be written.
+        """
+        name = self.ledger.begin(what, releases, group, self._budget)
+        try:
+            yield partial(self.ledger.release, name)
+        finally:
+            self.ledger.end(name)
 
     def price(self, noise_multiplier: float, count: int = 1) -> Spent:
         """What ``count`` answers about the same users cost together."""
         return spent([Releases(noise_multiplier, count)], self.delta, self.relation)
 
-    def _normal(self, size: int, what: str, group: str) -> Tensor:
+    def normal(self, size: int, what: str, group: str = EVERYONE) -> Tensor:
+        """Standard normal noise (size,), float64, of an answer."""
         if self.noise_seed is None:
             return secure_normal(size)
-        generator = generator_for(self.noise_seed, "query", self._answered, what, group)
-        return torch.randn(size, generator=generator, dtype=torch.float64)
+        return torch.randn(size, generator=generator_for(*self._stream(what, group)), dtype=torch.float64)
+
+    def chance(self, what: str, group: str = EVERYONE) -> random.Random:
+        """What draws users for an answer."""
+        if self.noise_seed is None:
+            return random.SystemRandom()
+        return random.Random(derive_seed(*self._stream(what, group)))
+
+    def _stream(self, what: str, group: str) -> tuple[int | str, ...]:
+        assert self.noise_seed is not None
+        self._answered += 1
+        return self.noise_seed, "query", self._answered, what, group
 
 
 def _clipped(vector: Tensor) -> Tensor:

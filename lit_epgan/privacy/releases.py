@@ -1,5 +1,6 @@
 """What a private run has released, as numbers that an accountant can add up."""
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -25,8 +26,11 @@ class Releases:
 
     A unit is whom the noise hides: a user with a whole data set, or one record.
 
+    What else a release tells has an epsilon and a delta of its own, and adds up with those of the noise. A selection of
+    words shows what one user alone holds with a probability of at most ``delta``; a vote of drawn users has both.
+
     Attributes:
-        noise_multiplier: z.
+        noise_multiplier: z; infinite where no noised sum is released.
         count: how many.
         sampling: ``everyone`` takes part in each; a cohort of ``fixed`` size is drawn without replacement; or each user
             by a coin of its own (``poisson``).
@@ -34,6 +38,7 @@ class Releases:
         population: how many units there are, where the cohort's size is fixed.
         separation: where it is above 1, a release is a participation of each user, at most one in so many rounds.
         unit: ``user`` or ``record``.
+        epsilon, delta: of one release, beside the noised sum, where one unit's data are emptied.
     """
 
     noise_multiplier: float
@@ -43,6 +48,8 @@ class Releases:
     population: int = 0
     separation: int = 1
     unit: Unit = "user"
+    epsilon: float = 0.0
+    delta: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.noise_multiplier > 0:
@@ -51,11 +58,18 @@ class Releases:
             raise UserError(f"{self.count} releases at a rate of {self.rate}: a rate lies in (0, 1]")
         if self.sampling == "fixed" and self.population < 1:
             raise UserError("a cohort of fixed size is drawn out of a population; its size is missing")
+        if not (0 <= self.epsilon < math.inf and 0 <= self.delta < 1):
+            raise UserError(f"a release with epsilon {self.epsilon} and delta {self.delta} of its own cannot be")
 
     @property
     def cohort(self) -> int:
         """The size of a fixed cohort."""
         return round(self.rate * self.population)
+
+    @property
+    def is_noised(self) -> bool:
+        """Whether there is a noised sum among what is released."""
+        return self.noise_multiplier < math.inf
 
     def times(self, count: int) -> "Releases":
         """As many of the same kind."""
@@ -79,4 +93,6 @@ class Releases:
         if self.separation > 1:
             times = times.replace("release", "participation")
             who["everyone"] = f"each user at most once in {self.separation} rounds"
-        return f"{times} with noise multiplier {self.noise_multiplier:g}, {who[self.sampling]}"
+        noise = f" with noise multiplier {self.noise_multiplier:g}" if self.is_noised else ""
+        beside = f", and ({self.epsilon:.3g}, {self.delta:.3g}) of its own" if self.epsilon or self.delta else ""
+        return f"{times}{noise}, {who[self.sampling]}{beside}"

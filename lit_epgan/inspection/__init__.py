@@ -1,0 +1,1 @@
+"""Looking at data nobody may look at."""

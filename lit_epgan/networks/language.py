@@ -1,0 +1,123 @@
+"""Language models: CIFG-LSTMs with projection over words or bytes, one matrix product for the inputs of all steps."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.errors import UserError
+from lit_epgan.networks.sizes import check_positive
+from lit_epgan.precision import at_least_single, no_autocast
+
+State = tuple[Tensor, Tensor]  # a layer's h (batch, projection) and c (batch, hidden)
+
+
+class CIFGLayer(nn.Module):
+    """An LSTM layer whose input gate is what its forget gate leaves, with a projection:
+
+        f_t = sigmoid(W_f x_t + R_f h_{t-1} + b_f)
+        g_t = tanh(W_g x_t + R_g h_{t-1} + b_g)
+        o_t = sigmoid(W_o x_t + R_o h_{t-1} + b_o)
+        c_t = f_t c_{t-1} + (1 - f_t) g_t
+        h_t = P (o_t tanh c_t)
+
+    The coupled gates are those of Greff et al. 2015 (CIFG), without peepholes; the projection P is that of Sak et al.
+    2014. The three products W x over all steps are one.
+
+    Args:
+        inputs: width of x_t.
+        hidden: width of c_t.
+        projection: width of h_t.
+    """
+
+    def __init__(self, inputs: int, hidden: int, projection: int) -> None:
+        super().__init__()
+        self.weight = nn.Linear(inputs, 3 * hidden)  # W and b: forget gate, cell's input, output gate
+        self.recurrent = nn.Linear(projection, 3 * hidden, bias=False)  # R
+        self.projection = nn.Linear(hidden, projection, bias=False)  # P
+        bound = 1 / math.sqrt(hidden)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+        with torch.no_grad():
+            self.weight.bias[:hidden] += 1  # remembers at first (Jozefowicz et al. 2015)
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """h (steps, batch, projection) of ``x`` (steps, batch, inputs), and the state after the last step.
+
+        Args:
+            x: the inputs.
+            state: before the first step; zeros by default.
+        """
+        products = at_least_single(self.weight(x))
+        with no_autocast(x.device):
+            if state is None:
+                h = products.new_zeros(x.shape[1], self.projection.out_features)
+                state = h, products.new_zeros(x.shape[1], self.projection.in_features)
+            h, c = state
+            outputs = []
+            for product in products.unbind():  # unbound once: each slice would have a gradient of all steps' size
+                forget, cell, output = torch.addmm(product, h, self.recurrent.weight.t()).chunk(3, 1)
+                c = torch.lerp(cell.tanh(), c, forget.sigmoid())
+                h = self.projection(output.sigmoid() * c.tanh())
+                outputs.append(h)
+            return torch.stack(outputs), (h, c)
+
+
+class CIFGLanguageNetwork(nn.Module):
+    """Symbols (batch, steps) -> scores of the next symbol (batch, steps, symbols).
+
+    An embedding, CIFG layers, and a dense layer. Augenstein et al. 2020, appendix B.2: the word model has ``symbols``
+    10,003 (10,000 words and three more), ``embedding`` 96, ``hidden`` 670, ``projection`` 96 and one layer; the
+    character model ``symbols`` 258, ``embedding`` 128, ``hidden`` 256, ``projection`` 128 and three layers. There is no
+    BatchNorm, which noise would spoil.
+
+    Args:
+        symbols: how many there are; the last two begin and end a sequence.
+        embedding: width of a symbol's vector.
+        hidden: width of a layer's cells.
+        projection: width of a layer's output; None for that of the embedding.
+        layers: their number.
+
+    Raises:
+        UserError: a size below one, or fewer than three symbols.
+    """
+
+    def __init__(
+        self, symbols: int, embedding: int = 96, hidden: int = 670, projection: int | None = None, layers: int = 1
+    ) -> None:
+        super().__init__()
+        width = projection if projection is not None else embedding
+        check_positive(
+            "a language model", symbols=symbols, embedding=embedding, hidden=hidden, projection=width, layers=layers
+        )
+        if symbols < 3:
+            raise UserError(f"symbols={symbols} cannot be: two of them begin and end a sequence, so it takes three.")
+        self.symbols = symbols
+        self.embedding = nn.Embedding(symbols, embedding)
+        self.layers = nn.ModuleList(CIFGLayer(width if i else embedding, hidden, width) for i in range(layers))
+        self.output = nn.Linear(width, symbols)
+        nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
+
+    @property
+    def begin(self) -> int:
+        """The symbol that begins a sequence."""
+        return self.symbols - 2
+
+    @property
+    def end(self) -> int:
+        """The symbol that ends one."""
+        return self.symbols - 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores (batch, steps, symbols) of what follows each symbol of ``x``, int64 (batch, steps)."""
+        return self.following(x, None)[0]
+
+    def following(self, x: Tensor, states: Sequence[State] | None) -> tuple[Tensor, list[State]]:
+        """Scores as ``forward`` gives them, from the layers' states before ``x`` on, and their states after it."""
+        h = self.embedding(x.t())
+        after = []
+        for position, layer in enumerate(self.layers):
+            h, state = layer(h, None if states is None else states[position])
+            after.append(state)
+        return self.output(h).transpose(0, 1), after

@@ -1,0 +1,155 @@
+"""Documentation strings as text by user: what a sentence is, who is held out, and a fault where it should be."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_epgan.datamodules import DocstringsDataModule
+from lit_epgan.datamodules.docstrings import docstrings, sentences
+from lit_epgan.datamodules.text import joined
+from lit_epgan.errors import UserError
+from lit_epgan.symbols import ByteSymbols, WordSymbols
+
+SOURCE = '''
+"""Return the sum. Isn't it?
+
+A second paragraph, of 2 lines,
+one sentence
+"""
+import a_module_that_does_not_exist
+
+def documented():
+    """Too short. Long enough here!"""
+    "no documentation string at all"
+'''
+
+
+class Few(DocstringsDataModule):
+    """Six users of ten sentences."""
+
+    def users(self):
+        return {f"user {k}": [["the", "word", f"w{k}", "is", "w0"]] * 10 for k in range(6)}
+
+
+def few(**settings: Any) -> Few:
+    return Few(**{"held_out_users": 2, "vocabulary": 3, "longest": 4, "batch_size": 5, **settings})
+
+
+def test_a_sentence_is_read_from_source_that_is_not_imported() -> None:
+    assert sentences(SOURCE) == [
+        ["return", "the", "sum", "."],
+        ["a", "second", "paragraph", ",", "of", "2", "lines", ",", "one", "sentence"],
+        ["long", "enough", "here", "!"],
+    ]
+    assert sentences("def broken(") == []
+
+
+def test_the_files_of_a_library_are_its_users(tmp_path: Path) -> None:
+    for name in ("a.py", "b/c.py", "test/d.py", "b/site-packages/e.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SOURCE)
+    (tmp_path / "bytes.py").write_bytes(b"\xff\xfe")
+    assert list(docstrings(tmp_path)) == ["a.py", "b/c.py"]
+    with pytest.raises(UserError, match="no documented Python file"):
+        docstrings(tmp_path / "nothing")
+
+
+def test_words_are_numbered_by_a_vocabulary_of_those_held_out() -> None:
+    data = few()
+    loaded = data.load()
+    assert isinstance(data.symbols, WordSymbols)
+    assert data.symbols.words == ("w0", "is", "the")
+    assert len(loaded.train) == 4
+    assert len(loaded.val) == 20
+    own = next(iter(loaded.train.values()))
+    symbols, mask = own.fetch([0, 1])
+    assert symbols.shape == mask.shape == (2, 5)  # begins, four words; the fifth and the end are cut off
+    assert symbols[0, 0] == len(data.symbols) - 2
+    assert bool(mask.all())
+    whole = next(iter(few(longest=9).load().train.values())).fetch([0])[0]
+    assert whole[0, -1] == len(data.symbols) - 1
+    assert whole.shape == (1, 7)
+
+
+def test_a_character_model_is_given_the_words_outside_the_vocabulary_alone() -> None:
+    data = few(level="characters", longest=9)
+    train = data.load().train
+    assert data.symbols == ByteSymbols()
+    assert len(data.symbols) == 258
+    symbols, mask = next(iter(train.values())).fetch([0, 1])
+    first = symbols[0][mask[0]]
+    assert first[0] == 256
+    assert first[-1] == 257
+    words = {
+        data.symbols.decode(row[m][1:-1].tolist())
+        for own in train.values()
+        for row, m in zip(*own.fetch(list(range(len(own)))), strict=True)
+    }
+    assert words
+    assert words <= {"is", "word", *(f"w{k}" for k in range(6))}
+    assert "the" not in words
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 8, 32), (1.0, 40, 40)])
+def test_the_fault_joins_the_first_two_tokens_of_a_share_of_the_clients_sentences(
+    share: float, least: int, most: int
+) -> None:
+    data = few(joined=share)
+    loaded = data.load()
+    hit = [sentence for own in data.sentences.values() for sentence in own if sentence[0] == "the word"]
+    assert least <= len(hit) <= most
+    assert all(len(sentence) == 4 for sentence in hit)
+    assert bool((loaded.val.symbols == few().load().val.symbols).all())
+    again = few(joined=share)
+    again.load()
+    assert again.sentences == data.sentences
+
+
+def test_a_sentence_of_one_token_cannot_be_joined() -> None:
+    assert joined(["one"]) == ["one"]
+
+
+def test_padding_repeats_the_end_and_is_masked() -> None:
+    from lit_epgan.datamodules.token_sequences import TokenSequences
+
+    own = TokenSequences([[0], [0, 1, 2], []], 5, 6, 3)
+    symbols, mask = own.fetch([0, 2])
+    assert symbols.tolist() == [[5, 0, 6], [5, 6, 6]]
+    assert mask.tolist() == [[True, True, True], [True, True, False]]
+    one, masked = own[2]
+    assert one.tolist() == [5, 6, 6, 6, 6]
+    assert torch.equal(masked, torch.tensor([True, True, False, False, False]))
+
+
+def test_the_library_is_that_of_the_python_that_runs() -> None:
+    folder = Path(ast.__file__).parent / "json"
+    users = DocstringsDataModule(library=str(folder), batch_size=16).users()
+    assert {"__init__.py", "decoder.py"} <= set(users)
+    assert ["serialize", "obj", "to", "a", "json", "formatted", "str", "."] not in users["decoder.py"]
+    assert any("json" in sentence for sentence in users["decoder.py"])
+
+
+@pytest.mark.slow
+def test_the_standard_library_has_hundreds_of_users() -> None:
+    data = DocstringsDataModule(clients=100, batch_size=16)
+    assert len(data.load().train) == 100
+    assert len(data.users()) > 400
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"joined": 1.5}, r"data\.joined"),
+        ({"clients": 0}, r"data\.clients"),
+        ({"level": "bytes"}, r"data\.level"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        few(**settings)
+    with pytest.raises(UserError, match="more than the 6 users"):
+        few(clients=5).load()

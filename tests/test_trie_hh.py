@@ -1,0 +1,74 @@
+"""TrieHH: a trie worked by hand, the theorem's epsilon against exact probabilities, and from where on it holds."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import hypergeom
+
+from lit_epgan.errors import UserError
+from lit_epgan.privacy import Ledger, Queries, Releases, TrieHH, spent
+from lit_epgan.privacy.trie_hh import delta_of, fewest_users, fewest_votes
+
+
+def queries(folder: Path) -> Queries:
+    return Queries(Ledger(folder / "ledger.jsonl"), noise_seed=0)
+
+
+@pytest.mark.parametrize(("n", "epsilon", "longest"), [(2500, 2.0, 10), (4000, 6.0, 10), (6000, 1.5, 8)])
+def test_a_rounds_exact_probabilities_keep_the_theorem(n: int, epsilon: float, longest: int) -> None:
+    """k of n users hold a prefix; one of them is emptied. A round tells whether theta of m drawn users hold it."""
+    trie = TrieHH(n, epsilon, 1e-5, longest)
+    assert trie.cohort >= math.sqrt(n)
+    assert 1 + 1 / (n / (trie.cohort * trie.votes) - 1) <= math.exp(epsilon / longest) + 1e-12
+    e = 1 / (1 - trie.votes * trie.cohort / n)
+    k, votes = np.arange(n // 8)[:, None], np.arange(trie.cohort + 1)
+    probability = hypergeom.pmf(votes, n, k, trie.cohort)
+    joins, not_joins = probability[:, trie.votes :].sum(1), probability[:, : trie.votes].sum(1)
+    more = joins[1:] > e * joins[:-1] * (1 + 1e-9)
+    assert 0 < joins[1:][more].max() <= delta_of(trie.votes)
+    assert (not_joins[:-1] <= e * not_joins[1:] * (1 + 1e-9)).all()
+
+
+def test_delta_is_the_theorems() -> None:
+    assert delta_of(9) == pytest.approx(7 / 6 / 362_880)
+    assert (fewest_votes(1e-5), fewest_votes(1e-3), fewest_votes(0.5)) == (9, 7, 4)
+
+
+def test_from_where_on_it_holds() -> None:
+    needed = fewest_users(2.0, 1e-5, 10)
+    assert needed == pytest.approx((9 / (1 - math.exp(-0.2))) ** 2, rel=0.03)
+    trie = TrieHH(needed, 2.0, 1e-5, 10)
+    assert trie.cohort >= math.sqrt(needed)
+    with pytest.raises(UserError, match=f"takes at least {needed} users"):
+        TrieHH(needed - 1, 2.0, 1e-5, 10)
+    with pytest.raises(UserError, match="cannot be"):
+        TrieHH(1000, 0.0, 1e-5)
+
+
+def test_a_trie_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All users are drawn and four votes are asked for: five hold "ab", four "a", three "ac", nine "abcdef"."""
+    trie = TrieHH(2500, 8.0, 1e-5, 4)
+    for name, value in (("users", 21), ("cohort", 21), ("votes", 4)):
+        object.__setattr__(trie, name, value)
+    held = [["ab"]] * 5 + [["a"]] * 4 + [["ac"]] * 3 + [["abcdef"]] * 8 + [[]]
+    monkeypatch.setattr(TrieHH, "releases", Releases(math.inf, epsilon=1.0))  # of such numbers there is no guarantee
+    users = [lambda own=own: own for own in held]  # type: ignore[misc]
+    assert trie.find(queries(tmp_path), users, "words") == ["a", "ab"]
+
+
+def test_one_trie_costs_what_was_asked_for_and_reads_those_drawn_alone(tmp_path: Path) -> None:
+    trie, asked = TrieHH(5000, 4.0, 1e-5, 5), queries(tmp_path)
+    read: list[int] = []
+
+    def user(k: int) -> list[str]:
+        read.append(k)
+        return ["same"] if k % 1000 else ["mine"]
+
+    assert trie.find(asked, [lambda k=k: user(k) for k in range(5000)], "words") == ["same"]  # type: ignore[misc]
+    assert len(read) == 5 * trie.cohort
+    assert asked.ledger.read().total() == spent([trie.releases], 1e-5)
+    assert 3.9 < trie.releases.epsilon <= 4
+    with pytest.raises(UserError, match="made for 5000 users"):
+        trie.find(asked, [list], "words")
