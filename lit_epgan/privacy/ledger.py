@@ -158,6 +158,18 @@ class Ledger:
             self._append(file, [*lines, {**begin, "planned": planned.as_dict()}])
         return name
 
+    def refuse_beyond_budget(self, planned: Releases, group: str = EVERYONE, budget: Budget | None = None) -> None:
+        """Look whether ``planned`` would pass the budget now; nothing is written, and ``begin`` looks again.
+
+        Raises:
+            UserError: it would.
+        """
+        book = self.read()
+        if budget is not None and self._is_new(book):
+            book.budget = budget
+        book.accounts["planned"] = Account("planned", "", group, planned)
+        self._refuse_more_than_the_budget(book, planned, group)
+
     def release(self, name: str) -> None:
         """Write that the account is about to make a release; it counts from now on.
 

@@ -73,6 +73,14 @@ class Queries:
         self.ledger.end(account)
         return total + noise_multiplier * noise
 
+    def refuse_beyond_budget(self, noise_multiplier: float, group: str = EVERYONE) -> None:
+        """Look whether one answer would pass the budget, so that nothing is prepared in vain.
+
+        Raises:
+            UserError: it would.
+        """
+        self.ledger.refuse_beyond_budget(Releases(noise_multiplier), group, self._budget)
+
     def price(self, noise_multiplier: float, count: int = 1) -> Spent:
         """What ``count`` answers about the same users cost together."""
         return spent([Releases(noise_multiplier, count)], self.delta, self.relation)
