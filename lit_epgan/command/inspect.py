@@ -4,7 +4,7 @@ from argparse import ArgumentError, ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ActionConfigFile, ArgumentParser
+from jsonargparse import ArgumentParser
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -81,9 +81,7 @@ def _parser() -> ArgumentParser:
         description="Asks users' data under differential privacy what is wrong with them, and writes one page.",
         exit_on_error=False,
     )
-    parser.add_argument(
-        "--config", "-c", action=ActionConfigFile, help="the inspection's YAML, e.g. inspect_digits.yaml"
-    )
+    parser.add_argument("--config", "-c", action="config", help="the YAML, e.g. inspect_digits.yaml")
     parser.add_argument("--base", type=str | list[str] | None, default=None, help="a config that this one starts from")
     parser.add_argument("--output", type=str | None, default=None, help="folder of the page (default: runs/NAME)")
     parser.add_class_arguments(Inspection)

@@ -24,13 +24,13 @@ def look_next(detections: Sequence[Detection], refused: Sequence[str]) -> list[s
     if not alarms and detections:
         worst = max(each.detectable for each in detections)
         found.append(
-            f"No alarm. Any of the compared differences would have raised one with a probability of 95 % from {worst:.2f} on. "
+            f"No alarm. Any of the differences would have raised one, with a probability of 95 %, from {worst:.2f} on. "
             "Smaller ones, and faults that change neither brightness nor borders, may be there: look at the pictures."
         )
     if alarms:
         found.append(
-            "Once the fault is mended, run the inspection again: the alarms must be gone. It costs the same again, in the "
-            "same ledger."
+            "Once the fault is mended, run the inspection again: the alarms must be gone. It costs the same again, in "
+            "the same ledger."
         )
     return found
 
@@ -41,15 +41,15 @@ def _of_group(name: str, alarms: Sequence[Detection]) -> str:
     sides = " and ".join(dict.fromkeys(f"“{each.second}”" for each in alarms))
     if pixel is not None and pixel.means[0].estimate * pixel.means[1].estimate < 0 and border is not None:
         return (
-            f"In the group “{name}” light and dark have changed places against {sides}: the mean pixel has the other sign, "
-            f"and the border, which is background, is {'bright' if border.gap.estimate > 0 else 'dark'}. Look at how "
-            "pixels are encoded before they reach the model, on those users' devices or versions: an inversion (x to -x, "
-            "or to 1 - x), or a file format in which 0 is white."
+            f"In the group “{name}” light and dark have changed places against {sides}: the mean pixel has the other "
+            f"sign, and the border, which is background, is {'bright' if border.gap.estimate > 0 else 'dark'}. Look at "
+            "how pixels are encoded before they reach the model, on those users' devices or versions: an inversion "
+            "(x to -x, or to 1 - x), or a file format in which 0 is white."
         )
     if border is not None and pixel is None:
         return (
-            f"In the group “{name}” the border is {'brighter' if border.gap.estimate > 0 else 'darker'} than in {sides}, "
-            "and the images as a whole are not. Look at cropping, shifts and padding."
+            f"In the group “{name}” the border is {'brighter' if border.gap.estimate > 0 else 'darker'} than in "
+            f"{sides}, and the images as a whole are not. Look at cropping, shifts and padding."
         )
     gap = alarms[0].gap.estimate
     return (

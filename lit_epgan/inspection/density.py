@@ -36,7 +36,7 @@ class UnlikePublic(Selection):
     groups = ("unlike the public data",)
 
     def __init__(
-        self, quantile: float = 0.05, sharpness: float = 8.0, at_least: float = 5.0, frequencies: int = 512
+        self, quantile: float = 0.05, sharpness: float = 8.0, at_least: float = 5.0, frequencies: int = 256
     ) -> None:
         if not 0 < quantile < 1 or not sharpness > 0:
             raise UserError(

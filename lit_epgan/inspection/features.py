@@ -1,4 +1,4 @@
-"""What of an image a mean embedding is the mean of, and which points can be herded to it; both know no data."""
+"""What of an image a mean embedding is the mean of, and images that are herded to one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,24 +8,25 @@ from torch import Tensor, nn
 
 from lit_epgan.embedding import LowFrequencies, RandomFourierFeatures, feature_map, herd, median_distance
 from lit_epgan.errors import UserError
+from lit_epgan.inspection.directions import PublicDirections
 from lit_epgan.randomness import generator_for
 
-UNIT_ROWS = 150  # random images whose distances set the bandwidths
+UNIT_ROWS = 150  # random images whose distances set the bandwidth
 CHUNK = 2048  # images in the network at a time
 
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Random Fourier features over an untrained convolutional network, and images by their lowest frequencies.
+    """Random Fourier features over an untrained convolutional network; they know nothing of the data but its shape.
 
     Attributes:
         phi: images (n, *shape) -> (n, D) of norm 1.
-        code: codes -> images.
+        shape: (channels, height, width).
         frequencies: D / 2.
     """
 
     phi: nn.Module
-    code: LowFrequencies
+    shape: tuple[int, ...]
     frequencies: int
 
     @classmethod
@@ -41,28 +42,39 @@ class ImageFeatures:
             UserError: these are no images.
         """
         if len(shape) != 3:
-            raise UserError(f"the view shows images (channels, height, width), and a record has the shape {shape}")
+            raise UserError(
+                f"the view shows images (channels, height, width), and a record has the shape {tuple(shape)}"
+            )
         network = feature_map(None, shape, generator_for(seed, "inspection", "network"))
         code = LowFrequencies(shape)
         with torch.no_grad():
             seen = network(code(code.start(UNIT_ROWS, generator_for(seed, "inspection", "unit"))))
-        unit = median_distance(seen)
         generator = generator_for(seed, "inspection", "frequencies")
-        fourier = RandomFourierFeatures(seen.shape[1], frequencies, [unit / 2, unit], generator)
-        return cls(nn.Sequential(network, fourier).float().requires_grad_(False), code.float(), frequencies)
+        fourier = RandomFourierFeatures(seen.shape[1], frequencies, [median_distance(seen)], generator)
+        return cls(nn.Sequential(network, fourier).float().requires_grad_(False), tuple(shape), frequencies)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Features (n, D); zeros of an image that is not finite."""
         return torch.cat([self.phi(some.float()) for some in images.split(CHUNK)]).nan_to_num(0.0, 0.0, 0.0)
 
-    def points(self, mean: Tensor, n: int, steps: int, seed: int = 0) -> Tensor:
-        """n images (n, *shape) whose mean features come near ``mean`` (D,)."""
-        start = self.code.start(n, generator_for(seed, "inspection", "start"))
+    def points(self, mean: Tensor, n: int, steps: int, public: Tensor | None, seed: int = 0) -> Tensor:
+        """n images (n, *shape) whose mean features come near ``mean`` (D,).
+
+        Args:
+            mean: see above.
+            n: how many.
+            steps: of herding.
+            public: images in whose directions they lie; without any, they are made of low frequencies.
+            seed: of the start.
+        """
+        code = (LowFrequencies(self.shape) if public is None else PublicDirections(public)).float()
+        start = code.start(n, generator_for(seed, "inspection", "start"))
         generator = generator_for(seed, "inspection", "herding")
-        codes = herd(self.phi, mean.float(), self.code, start, steps, generator=generator)
+        codes = herd(self.phi, mean.float(), code, start, steps, generator=generator)
         with torch.no_grad():
-            return self.code(codes)
+            images: Tensor = code(codes)
+        return images
 
 
 def mean_norm(features: Tensor, together: int, share: float = 0.9) -> float:

@@ -57,11 +57,13 @@ class ImageRelease:
         numbers = 1 + layout.statistics + layout.embedding
         return [
             f"One sum over users of a vector of {layout.groups} x {numbers} numbers: of each group the count, "
-            f"{layout.statistics} statistics and the mean embedding ({layout.embedding} random Fourier features over an "
-            "untrained convolutional network).",
-            f"Noise of standard deviation {noise_multiplier:.3g} on every number, where one user moves the sum by at most "
-            f"1. A group's count is off by {group.sd_count:.1f} users, a statistic's sum by {group.sd_totals:.1f}.",
+            f"{layout.statistics} statistics and the mean embedding ({layout.embedding} random Fourier features over "
+            "an untrained convolutional network).",
+            f"Noise of standard deviation {noise_multiplier:.3g} on every number, where one user moves the sum by at "
+            f"most 1. The count of a group is off by {group.sd_count:.1f} users, a statistic's sum by "
+            f"{group.sd_totals:.1f}.",
             f"Selected on the users' side: {self.selection}. A user counts from a weight of "
             f"{self.selection.at_least:g} examples on, each user as one, whatever the number of examples.",
-            "Nothing else: no image, no accuracy, no exact count. The pictures are drawn by the server from the noised sum.",
+            "Nothing else: no image, no accuracy, no exact count. The pictures are drawn by the server from the "
+            "noised sum.",
         ]

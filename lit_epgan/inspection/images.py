@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Sequence
 
 import torch
 from PIL import Image
@@ -38,7 +39,7 @@ class ImageView(View):
 
     def __init__(
         self,
-        frequencies: int = 512,
+        frequencies: int = 256,
         points: int = 100,
         steps: int = 150,
         least: int = 10,
@@ -69,20 +70,20 @@ class ImageView(View):
         known = None if public is None else joint(self.statistics, public.x).mean(0)
         detections = compare(groups, self.statistics, known, self.false_alarms, self.least)
         each = rate_of_each(len(groups), len(self.statistics), known is not None, self.false_alarms)
-        panels = [self._panel(group, release.features, critical(each), 1 - each) for group in groups]
+        panels = [self._panel(group, release, critical(each)) for group in groups]
         if public is not None:
             panels.append(self._public(public))
         return Findings(
             panels=panels,
-            checks=[as_check(detection) for detection in detections],
+            checks=[as_check(each, detections) for each in detections],
             released=release.told(ask.noise_multiplier),
             look_next=look_next(detections, [panel.title for panel in panels if panel.refused]),
-            rates=f"If no group differs from another, or from the public data, by more than the tolerance, an inspection "
-            f"raises any alarm at a rate of at most {self.false_alarms:.2g}: {each:.2g} for each of the comparisons.",
+            rates="If no group differs from another, or from the public data, by more than the tolerance, an "
+            f"inspection raises any alarm at a rate of at most {self.false_alarms:.2g}, each comparison at {each:.2g}.",
             tensors={"released": total},
         )
 
-    def _panel(self, group: Group, features: ImageFeatures, q: float, level: float) -> Panel:
+    def _panel(self, group: Group, release: ImageRelease, q: float) -> Panel:
         users = group.users(q)
         counted = f"{users.estimate:.0f} users ({max(0, users.low):.0f} to {users.high:.0f})"
         if not enough(group, self.least, q):
@@ -90,7 +91,8 @@ class ImageView(View):
         lines = [counted]
         for k, statistic in enumerate(self.statistics):
             lines.append(f"{statistic.title} {group.mean(k, q).scaled(statistic.half, statistic.centre)}")
-        points = features.points(group.embedding / group.count, self.points, self.steps)
+        public = None if release.public is None else release.public.x
+        points = release.features.points(group.embedding / group.count, self.points, self.steps, public)
         return Panel(group.name, lines, picture(points))
 
     def _public(self, public: Records) -> Panel:
@@ -100,9 +102,11 @@ class ImageView(View):
         return Panel(PUBLIC, lines, picture(public.x[rows]))
 
 
-def as_check(detection: Detection) -> Check:
-    """A detection as the page shows it."""
+def as_check(detection: Detection, beside: Sequence[Detection]) -> Check:
+    """A detection as the page shows it, on one scale with those of the same statistic."""
     statistic, gap = detection.statistic, detection.gap
+    alike = [each.gap for each in beside if each.statistic is statistic]
+    widest = max(2 * statistic.tolerance, *(abs(end) for each in alike for end in (each.low, each.high)))
     first, second = detection.means
     exact = first.low == first.high, second.low == second.high
     sides = [f"{m.estimate:+.2f}" if e else str(m) for m, e in zip((first, second), exact, strict=True)]
@@ -113,9 +117,9 @@ def as_check(detection: Detection) -> Check:
         low=gap.low,
         high=gap.high,
         tolerance=statistic.tolerance,
-        scale=statistic.high - statistic.low,
+        scale=min(1.1 * widest, statistic.high - statistic.low),
         alarm=detection.alarm,
-        note=f"false alarms at most {detection.false_alarms:.2%}; a gap of {detection.detectable:.2f} is found with 95 %",
+        note=f"false alarms at most {detection.false_alarms:.2%}; found with 95 % from {detection.detectable:.2f} on",
     )
 
 

@@ -1,6 +1,6 @@
 """An inspection from its settings to its findings: the price first, then the data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,7 +100,7 @@ class Inspection:
         """
         self.data.prepare_data()
         data = self.data.data
-        public = ConcatDataset(data.val.values()) if isinstance(data.val, dict) else data.val
+        public = ConcatDataset(list(data.val.values())) if isinstance(data.val, Mapping) else data.val
         users = Users(data.train, public, self.selection, self._primary(public, say))
         say(f"Asking {len(data.train)} users: {self.selection}.")
         return self.view.look(users, ask)

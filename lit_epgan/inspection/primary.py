@@ -43,7 +43,7 @@ class Primary:
 
 
 def labels(answer: Any, n: int) -> Tensor:
-    """The labels (n,) in what a ``predict_step`` gives: its entry ``class``, whole numbers (n,), or logits (n, classes).
+    """The labels (n,) in what ``predict_step`` gives: its entry ``class``, whole numbers (n,), or logits (n, classes).
 
     Raises:
         UserError: it is none of these.
@@ -56,8 +56,8 @@ def labels(answer: Any, n: int) -> Tensor:
         if answer.dim() == 1 and not answer.is_floating_point():
             return answer.long()
     raise UserError(
-        "the primary model's predict_step gives no labels: a dictionary with the entry `class`, whole numbers (rows,) or "
-        "logits (rows, classes) are expected"
+        "the primary model's predict_step gives no labels: a dictionary with the entry `class`, whole numbers (rows,) "
+        "or logits (rows, classes) are expected"
     )
 
 

@@ -37,7 +37,9 @@ class Selection(ABC):
     def weights(self, records: Records) -> Tensor:
         """Weights (n, groups) in [0, 1]."""
 
-    def settle(self, users: Callable[[], Iterator[Records]], public: Records | None, ask: Ask) -> None:
+    def settle(  # noqa: B027  # most rules leave nothing open
+        self, users: Callable[[], Iterator[Records]], public: Records | None, ask: Ask
+    ) -> None:
         """Fix what the rule still leaves open, before it is applied.
 
         Args:
