@@ -20,6 +20,7 @@ SMALL = {
     "speech.py": ["--minutes", "1", "--words", "20", "--hidden", "8", "--steps", "2"],
     "sru.py": ["--width", "8", "--batch", "4", "--frames", "3", "--repeats", "1"],
     "stacked_ensembles.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--repeats", "1"],
+    "inspection_power.py": ["--users", "20", "--pool", "30", "--epochs", "1", "--draws", "2"],
     "kills.py": ["--kills", "1", "--two-ranks", "0", "--rounds", "2"],
     "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
     "disturbed_study.py": ["--disturbances", "1", "--rounds", "2", "--pause", "3"],

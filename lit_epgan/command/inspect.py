@@ -98,7 +98,13 @@ def _parsed(parser: ArgumentParser, words: list[str]) -> Any:
 
 
 def _built(parser: ArgumentParser, config: Any) -> Any:
-    return parser.instantiate_classes(config)
+    try:
+        return parser.instantiate_classes(config)
+    except (ValueError, TypeError) as error:  # the parser wraps what our own classes say of their arguments
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, UserError):
+            cause = cause.__cause__
+        raise cause or error from error
 
 
 def _keep_earlier(folder: Path) -> None:

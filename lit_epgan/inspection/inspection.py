@@ -79,8 +79,10 @@ class Inspection:
             folder: where a ledger without a path is.
 
         Raises:
-            UserError: the price is none, or would pass the budget: before any data are read.
+            UserError: the price is none, or would pass the budget, or a model is missing: before any data are read.
         """
+        if self.selection.asks_primary and self.primary is None:
+            raise UserError(f"{self.selection.task} asks what a model gets right: give it, as primary")
         price = self.price
         ledger = Ledger(price.ledger or folder / "privacy.jsonl")
         queries = Queries(ledger, price.delta, price.relation, price.budget, price.noise_seed)

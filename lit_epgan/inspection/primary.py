@@ -1,5 +1,9 @@
 """The primary model: whose mistakes are looked into."""
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +92,24 @@ def trained(module: LightningModule, public: Records, epochs: int, batch_size: i
         TensorDataset(*public.entries), batch_size, shuffle=True, generator=generator_for(seed, "inspection", "order")
     )
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    with isolated(), torch.enable_grad():
+    with isolated(), torch.enable_grad(), _quietly():
         seed_on_host(seed)
         trainer = Trainer(max_epochs=epochs, accelerator="cpu", enable_model_summary=False, **quiet)
         trainer.fit(module, loader)
     return module
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """What Lightning says of devices, loggers and loops is no part of an inspection."""
+    loggers = [logging.getLogger(f"lightning.{name}") for name in ("pytorch", "fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

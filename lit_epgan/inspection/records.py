@@ -93,17 +93,28 @@ def blocks(users: Mapping[str, Dataset], size: int = BLOCK) -> Iterator[Records]
     """The users' records, ``size`` users at a time."""
     datasets = list(users.values())
     for first in range(0, len(datasets), size):
-        yield Records.of(datasets[first : first + size])
+        some = datasets[first : first + size]
+        if any(map(_length, some)):
+            yield Records.of(some)
+
+
+def _length(dataset: Dataset) -> int:
+    if not hasattr(dataset, "__len__"):
+        raise UserError("a user's data are a stream of unknown length: give a data set of a known one")
+    return len(dataset)
 
 
 def _entries(dataset: Dataset) -> tuple[Tensor, ...]:
-    if isinstance(dataset, TensorDataset):
-        return dataset.tensors
-    number = len(dataset)  # type: ignore[arg-type]
+    number = _length(dataset)
     if not number:
         return ()
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors
     if hasattr(dataset, "fetch"):
         batch = dataset.fetch(list(range(number)))
     else:
         batch = default_collate([dataset[k] for k in range(number)])
-    return (batch,) if isinstance(batch, Tensor) else tuple(batch)
+    entries = (batch,) if isinstance(batch, Tensor) else batch
+    if not isinstance(entries, list | tuple) or not all(isinstance(each, Tensor) for each in entries):
+        raise UserError("records are expected to be tensors, or tuples of them that begin with x and the label")
+    return tuple(entries)

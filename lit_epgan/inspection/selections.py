@@ -25,6 +25,7 @@ class Selection(ABC):
         at_least: the weight of a user's records that makes the user one of a group's.
         together: in how many groups one user may be.
         price: the share of the inspection's price that ``settle`` takes.
+        asks_primary: whether the rule asks what a primary model gets right.
     """
 
     task: str
@@ -32,6 +33,7 @@ class Selection(ABC):
     at_least: float = 1
     together: int = 1
     price: float = 0.0
+    asks_primary: bool = False
 
     @abstractmethod
     def weights(self, records: Records) -> Tensor:
@@ -73,6 +75,7 @@ class Misclassified(Selection):
     task = "T2, debugging mistakes"
     groups = ("misclassified", "correctly classified")
     together = 2
+    asks_primary = True
 
     def __init__(self, at_least: int = 5) -> None:
         self.at_least = at_least
@@ -119,6 +122,7 @@ class UsersByAccuracy(Selection):
 
     task = "T4, debugging poor performance on certain users"
     groups = ("low accuracy", "high accuracy")
+    asks_primary = True
 
     def __init__(
         self,

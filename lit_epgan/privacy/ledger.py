@@ -138,13 +138,8 @@ class Ledger:
         with self._open("a+b") as file:
             book = self._book(file)
             lines: list[dict[str, Any]] = []
-            if budget is not None and self._is_new(book):
-                lines.append({"kind": "budget", **vars(budget)})
-                book.budget = budget
-            elif budget is not None and budget != book.budget:
-                raise UserError(
-                    f"the ledger {self.path} has the budget {_told(book.budget)}, not {_told(budget)}: give that one"
-                )
+            if self._takes(book, budget):
+                lines.append({"kind": "budget", **vars(book.budget)})
             for account in book.accounts.values():
                 if account.what == what and not account.ended:
                     account.ended = True
@@ -162,11 +157,10 @@ class Ledger:
         """Look whether ``planned`` would pass the budget now; nothing is written, and ``begin`` looks again.
 
         Raises:
-            UserError: it would.
+            UserError: it would, or the budget is another than the ledger's.
         """
         book = self.read()
-        if budget is not None and self._is_new(book):
-            book.budget = budget
+        self._takes(book, budget)
         book.accounts["planned"] = Account("planned", "", group, planned)
         self._refuse_more_than_the_budget(book, planned, group)
 
@@ -201,9 +195,18 @@ class Ledger:
                 f"or see what was spent: python -m lit_epgan privacy show {self.path}"
             )
 
-    @staticmethod
-    def _is_new(book: Book) -> bool:
-        return not book.accounts and book.budget == Budget()
+    def _takes(self, book: Book, budget: Budget | None) -> bool:
+        """Whether ``budget`` becomes the ledger's, which has none yet."""
+        if budget is None:
+            return False
+        new = not book.accounts and book.budget == Budget()
+        if new:
+            book.budget = budget
+        elif budget != book.budget:
+            raise UserError(
+                f"the ledger {self.path} has the budget {_told(book.budget)}, not {_told(budget)}: give that one"
+            )
+        return new
 
     @contextlib.contextmanager
     def _open(self, mode: str) -> Iterator[IO[bytes]]:

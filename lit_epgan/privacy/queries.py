@@ -61,12 +61,15 @@ class Queries:
         """
         account = self.ledger.begin(what, Releases(noise_multiplier), group, self._budget)
         total: Tensor | None = None
-        for vector in vectors:
-            clipped = _clipped(vector.double())
-            total = clipped if total is None else total.add_(clipped)
-        if total is None:
-            self.ledger.end(account)
-            raise UserError(f"{what}: there is no user to ask")
+        try:
+            for vector in vectors:
+                clipped = _clipped(vector.double())
+                total = clipped if total is None else total.add_(clipped)
+            if total is None:
+                raise UserError(f"{what}: there is no user to ask")
+        except BaseException:
+            self.ledger.end(account)  # nothing was released: what was planned is free again
+            raise
         self.ledger.release(account)
         self._answered += 1
         noise = self._normal(len(total), what, group).to(total.device)
@@ -77,7 +80,7 @@ class Queries:
         """Look whether one answer would pass the budget, so that nothing is prepared in vain.
 
         Raises:
-            UserError: it would.
+            UserError: it would, or the budget is another than the ledger's.
         """
         self.ledger.refuse_beyond_budget(Releases(noise_multiplier), group, self._budget)
 
