@@ -23,6 +23,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "runs" / "inspect_digits"
 
 
+@pytest.mark.slow
 def test_an_inspection_from_the_command_to_the_page(folder, capsys):
     """Twice: both are paid for, and what the first has released is kept."""
     before = torch.get_rng_state()
@@ -32,7 +33,8 @@ def test_an_inspection_from_the_command_to_the_page(folder, capsys):
     assert "light and dark have changed places" in " ".join(out.split())
     assert "cost: (8, 1e-05)-differential privacy for users (one user's whole data set emptied" in out
     html = (folder / "index.html").read_text()
-    assert html.count("data:image/png;base64,") == 3
+    assert html.count("data:image/png;base64,") == 2  # those of few users are not shown
+    assert "too small to be sure of 10 users" in html
     assert "http" not in html
     for words in (
         "comparisons raise an alarm",
@@ -65,7 +67,7 @@ def test_quantiles_and_a_given_checkpoint(folder, capsys):
         assert "are both" in told.err
     assert "Training" not in told.err
     book = Ledger(folder.parent / "own" / "privacy.jsonl").read()
-    assert [account.what.rsplit(", ", 1)[1] for account in book.accounts.values()][0] == "quantiles"
+    assert next(iter(book.accounts.values())).what.endswith(", quantiles")
     assert book.total().epsilon <= 4
 
 
@@ -98,12 +100,10 @@ def test_what_passes_the_budget_reads_no_data(monkeypatch, folder, capsys):
         (["--view.pionts", "3"], "There is no key view.pionts; did you mean view.points?"),
         (["--selection.below", "0.99"], "the smaller one first"),
         (["--price.epsilon", "0"], "price.epsilon is 0"),
-        (["--price.delta", "2"], "delta is 2.0"),
         (["--checkpoint", "no.ckpt"], "no.ckpt does not exist"),
         (["--primary", "null"], "asks what a model gets right"),
         (["--selection", "Nope"], "selection"),
         (["--view.points", "null"], "view.points"),
-        (["--data.inverted", "2"], "data.inverted is 2"),
         (["--config", "digits.yaml"], "federation"),
     ],
 )

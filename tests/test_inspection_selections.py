@@ -94,13 +94,17 @@ def test_parts_of_a_price_add_up(tmp_path):
 
 
 def test_records_come_block_by_block():
-    users = {f"{k}": TensorDataset(torch.full((k, 2), float(k)), torch.arange(k)) for k in (3, 0, 2, 0, 0, 1)}
-    first, last = blocks(users, 2), list(blocks(users, 2))
-    assert next(first).user.tolist() == [0, 0, 0]
-    assert [each.x[:, 0].tolist() for each in last] == [[3.0] * 3, [2.0] * 2]
-    (together,) = blocks({"a": users["3"], "b": users["0"], "c": users["2"]})
-    assert together.user.tolist() == [0, 0, 0, 2, 2]
-    assert together.sums(together.x)[:, 0].tolist() == [9, 0, 4]
+    users = {
+        f"user {k}": TensorDataset(torch.full((n, 2), float(n)), torch.arange(n))
+        for k, n in enumerate((3, 0, 0, 0, 0, 2, 1))
+    }
+    found = list(blocks(users, 2))  # the second block has nobody with a record
+    assert [each.x[:, 0].tolist() for each in found] == [[3.0] * 3, [2.0] * 2, [1.0]]
+    assert [each.user.tolist() for each in found] == [[0] * 3, [1] * 2, [0]]
+    (together,) = blocks(users)
+    assert together.users == 7
+    assert together.user.tolist() == [0, 0, 0, 5, 5, 6]
+    assert together.sums(together.x)[:, 0].tolist() == [9, 0, 0, 0, 0, 4, 1]
 
 
 @pytest.mark.parametrize(

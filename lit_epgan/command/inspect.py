@@ -17,6 +17,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.inspection.inspection import Inspection, paid
 from lit_epgan.inspection.page import page, verdict
 from lit_epgan.inspection.view import Findings
+from lit_epgan.randomness import isolated, seed_on_host
 from lit_epgan.runs.config_files import resolve_configs
 from lit_epgan.runs.lock import locked
 from lit_epgan.text import markup, printable
@@ -99,12 +100,16 @@ def _parsed(parser: ArgumentParser, words: list[str]) -> Any:
 
 def _built(parser: ArgumentParser, config: Any) -> Any:
     try:
-        return parser.instantiate_classes(config)
+        with isolated():
+            seed_on_host(config.seed)  # for the primary model's first parameters
+            return parser.instantiate_classes(config)
     except (ValueError, TypeError) as error:  # the parser wraps what our own classes say of their arguments
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, UserError):
             cause = cause.__cause__
-        raise cause or error from error
+        if cause is None:
+            raise
+        raise cause from error
 
 
 def _keep_earlier(folder: Path) -> None:

@@ -12,7 +12,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
 from lit_epgan.inspection.primary import Primary, loaded, trained
 from lit_epgan.inspection.records import Records
-from lit_epgan.inspection.selections import Selection
+from lit_epgan.inspection.selections import Everyone, Selection
 from lit_epgan.inspection.view import Findings, Users, View
 from lit_epgan.privacy.accountant import Spent, noise_multiplier_for
 from lit_epgan.privacy.ledger import EVERYONE, Ledger
@@ -50,7 +50,7 @@ class Inspection:
     Attributes:
         data: the users, a client each; its validation data are taken to be public.
         view: what is released and shown.
-        selection: what of the users' data is looked at.
+        selection: what of the users' data is looked at; by default everything.
         primary: the model that is asked what it gets right; any LightningModule with ``predict_step``.
         checkpoint: of the primary model. Without one it is trained on the public data.
         epochs, batch_size: of that training.
@@ -61,7 +61,7 @@ class Inspection:
 
     data: FederatedDataModule
     view: View
-    selection: Selection
+    selection: Selection | None = None
     primary: LightningModule | None = None
     checkpoint: str | None = None
     epochs: int = 15
@@ -70,6 +70,11 @@ class Inspection:
     title: str = "An inspection"
     description: str = ""
     seed: int = 0
+
+    @property
+    def rule(self) -> Selection:
+        """The selection, or the one of everything."""
+        return self.selection or Everyone()
 
     def ask(self, name: str, folder: Path) -> Ask:
         """The question that the inspection may ask; the noise follows from its price.
@@ -81,14 +86,14 @@ class Inspection:
         Raises:
             UserError: the price is none, or would pass the budget, or a model is missing: before any data are read.
         """
-        if self.selection.asks_primary and self.primary is None:
-            raise UserError(f"{self.selection.task} asks what a model gets right: give it, as primary")
+        if self.rule.asks_primary and self.primary is None:
+            raise UserError(f"{self.rule.task} asks what a model gets right: give it, as primary")
         price = self.price
         ledger = Ledger(price.ledger or folder / "privacy.jsonl")
         queries = Queries(ledger, price.delta, price.relation, price.budget, price.noise_seed)
         z = noise_multiplier_for(price.epsilon, price.delta, lambda z: [Releases(z)], price.relation)
         queries.refuse_beyond_budget(z, price.group)
-        return Ask(queries, z, f"inspection {name} ({self.selection})", price.group)
+        return Ask(queries, z, f"inspection {name} ({self.rule})", price.group)
 
     def run(self, ask: Ask, say: Callable[[str], None] = lambda sentence: None) -> Findings:
         """Read the data, ask, and say what the answers tell.
@@ -103,8 +108,8 @@ class Inspection:
         self.data.prepare_data()
         data = self.data.data
         public = ConcatDataset(list(data.val.values())) if isinstance(data.val, Mapping) else data.val
-        users = Users(data.train, public, self.selection, self._primary(public, say))
-        say(f"Asking {len(data.train)} users: {self.selection}.")
+        users = Users(data.train, public, self.rule, self._primary(public, say))
+        say(f"Asking {len(data.train)} users: {self.rule}.")
         return self.view.look(users, ask)
 
     def _primary(self, public: Dataset | None, say: Callable[[str], None]) -> Primary | None:

@@ -85,7 +85,7 @@ def _facts(inspection: Inspection, ask: Ask) -> list[tuple[str, Any]]:
         ("delta", f"{cost.delta:g}"),
         ("unit", "a user"),
         ("noise multiplier", f"{ask.noise_multiplier:.3g}"),
-        ("selection", str(inspection.selection)),
+        ("selection", str(inspection.rule)),
         ("written", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")),
         ("with", f"Python {platform.python_version()}, PyTorch {torch.__version__}"),
     ]
