@@ -89,7 +89,7 @@ class TFFFile:
         try:
             import h5py
         except ImportError as error:
-            raise UserError(f"{self.path} is HDF5, for which h5py is needed: pip install 'lit_epgan[tff]'") from error
+            raise UserError(f"{self.path} is HDF5, for which h5py is needed: pip install 'lit_epgan[hdf5]'") from error
         return h5py.File(self.path, "r")
 
     def _examples(self, file: Any) -> Any:

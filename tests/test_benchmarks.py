@@ -27,6 +27,7 @@ SMALL = {
         *("--epsilons", "8", "--seeds", "1", "--writers", "20", "--rounds", "2", "--cohort", "5"),
         *("--matching-steps", "2", "--processes", "1"),
     ],
+    "inspection_power.py": ["--users", "20", "--pool", "30", "--epochs", "1", "--draws", "2"],
     "kills.py": ["--kills", "1", "--two-ranks", "0", "--rounds", "2"],
     "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
     "disturbed_study.py": ["--disturbances", "1", "--rounds", "2", "--pause", "3"],

@@ -30,7 +30,8 @@ from tests.users_tree import write_emnist, write_leaf, write_table
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parent.parent / "configs"
-CONFIGS = sorted(FOLDER.glob("*.yaml"))
+INSPECTIONS = sorted(FOLDER.glob("inspect_*.yaml"))  # these do not train: test_inspect_command.py runs them
+CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - set(INSPECTIONS))
 ALGORITHMS = sorted((FOLDER / "algorithms").glob("*.yaml"))
 STUDIES = sorted((FOLDER / "studies").glob("*.yaml"))
 SMALL = ["--data.clients", "2", "--data.batch_size", "4", "--data.warmup_steps", "2", "--data.local_steps", "2"]
@@ -180,7 +181,7 @@ def two_rounds(config, on_top, run, request):
     assert list((run / "pictures").glob("*.png"))
 
 
-@pytest.mark.parametrize("config", [*CONFIGS, *ALGORITHMS, *STUDIES], ids=lambda path: path.name)
+@pytest.mark.parametrize("config", [*CONFIGS, *ALGORITHMS, *STUDIES, *INSPECTIONS], ids=lambda path: path.name)
 def test_the_first_lines_say_what_it_needs_and_how_long_it_takes(config):
     lines = config.read_text().splitlines()
     comment = " ".join(line for line in lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])

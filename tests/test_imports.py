@@ -98,6 +98,13 @@ def test_rooms_import_one_way() -> None:
     assert_imports_only("lit_epgan.federated", allowed=("lit_epgan.federated", ENGINE, *MATHEMATICS))
     assert_imports_only("lit_epgan.speech", allowed=("lit_epgan.speech",))
     assert_imports_only("lit_epgan.privacy", allowed=("lit_epgan.privacy", ENGINE))
+    inspects = (
+        "lit_epgan.embedding",
+        "lit_epgan.privacy",
+        "lit_epgan.datamodules.base",
+        "lit_epgan.callbacks.pictures",
+    )
+    assert_imports_only("lit_epgan.inspection", allowed=("lit_epgan.inspection", *inspects))
     data = "lit_epgan.datamodules"
     assert_imports_only(data, allowed=(data, "lit_epgan.speech", "lit_epgan.metrics.cache", f"{ENGINE}.samplers"))
 

@@ -6,12 +6,13 @@ import sys
 
 from lit_epgan.command.messages import printable_messages
 from lit_epgan.errors import UserError
-from lit_epgan.runs.config_files import ALGORITHMS, STUDIES, known_configs, resolve_configs
+from lit_epgan.runs.config_files import ALGORITHMS, INSPECTIONS, STUDIES, known_configs, resolve_configs
 from lit_epgan.runs.run_folder import is_first_rank
 from lit_epgan.signals import Stopped, stoppable
 from lit_epgan.text import printable
 
 HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml ... [--KEY VALUE ...]
+       python -m lit_epgan inspect --config NAME.yaml [--KEY VALUE ...]
        python -m lit_epgan privacy show LEDGER
 
   fit        train; everything goes to one folder, runs/NAME (or --trainer.default_root_dir DIR)
@@ -19,6 +20,7 @@ HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --confi
   test       evaluate it on the test data
   predict    write samples of it to the run's folder
   study      methods x seeds in parallel: a table with t-tests, plots and one HTML page
+  inspect    look at users' data under differential privacy: groups side by side, detectors, one HTML page
   privacy    show what runs on a private data set have spent of its budget
 
   --config NAME.yaml         looked up in the working directory, then in configs/
@@ -31,10 +33,11 @@ HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --confi
 configs: {configs}
 algorithms: {algorithms}
 studies: {studies}
+inspections: {inspections}
 
 LIT_EPGAN_DEBUG=1 shows the traceback behind an error.
 """
-COMMANDS = ("fit", "validate", "test", "predict", "study", "privacy")
+COMMANDS = ("fit", "validate", "test", "predict", "study", "inspect", "privacy")
 
 
 def main(args: list[str] | None = None) -> int:
@@ -48,7 +51,7 @@ def main(args: list[str] | None = None) -> int:
     """
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help"):
-        kinds = {"configs": "", "algorithms": ALGORITHMS, "studies": STUDIES}
+        kinds = {"configs": "", "algorithms": ALGORITHMS, "studies": STUDIES, "inspections": INSPECTIONS}
         print(HELP.format(**{title: ", ".join(known_configs(kind)) for title, kind in kinds.items()}))
         return 0
     try:
@@ -77,6 +80,10 @@ def _run(args: list[str]) -> int:
         from lit_epgan.study.command import study  # each command pays for its own imports only
 
         return study(args[1:])
+    if command == "inspect":
+        from lit_epgan.command.inspect import inspect
+
+        return inspect(args[1:])
     if command == "privacy":
         from lit_epgan.command.privacy import privacy
 

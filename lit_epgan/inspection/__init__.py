@@ -1,1 +1,38 @@
-"""Looking at data nobody may look at."""
+"""Looking at data nobody may look at: selections on the users' side, one release, and a page."""
+
+from lit_epgan.inspection.ask import Ask
+from lit_epgan.inspection.density import UnlikePublic
+from lit_epgan.inspection.images import ImageView
+from lit_epgan.inspection.inspection import Inspection, Price
+from lit_epgan.inspection.selections import (
+    Everyone,
+    Misclassified,
+    Selection,
+    Slice,
+    UnknownLabels,
+    Unlabelled,
+    UsersByAccuracy,
+    Where,
+)
+from lit_epgan.inspection.view import Check, Findings, Panel, Users, View
+
+__all__ = [
+    "Ask",
+    "Check",
+    "Everyone",
+    "Findings",
+    "ImageView",
+    "Inspection",
+    "Misclassified",
+    "Panel",
+    "Price",
+    "Selection",
+    "Slice",
+    "UnknownLabels",
+    "Unlabelled",
+    "UnlikePublic",
+    "Users",
+    "UsersByAccuracy",
+    "View",
+    "Where",
+]

@@ -181,13 +181,8 @@ class Ledger:
                     f"the ledger {self.path} is about {book.unit}s, and this is about {unit}s, which do not add up: "
                     "give it a ledger of its own"
                 )
-            if budget is not None and self._is_new(book):
-                lines.append({"kind": "budget", **vars(budget)})
-                book.budget = budget
-            elif budget is not None and budget != book.budget:
-                raise UserError(
-                    f"the ledger {self.path} has the budget {_told(book.budget)}, not {_told(budget)}: give that one"
-                )
+            if self._takes(book, budget):
+                lines.append({"kind": "budget", **vars(book.budget)})
             for account in book.accounts.values():
                 if account.what == what and not account.ended:
                     account.ended = True
@@ -205,6 +200,17 @@ class Ledger:
                 self._refuse_more_than_the_budget(book, book.accounts[name].planned, group)
             self._append(file, lines)
         return names
+
+    def refuse_beyond_budget(self, planned: Releases, group: str = EVERYONE, budget: Budget | None = None) -> None:
+        """Look whether ``planned`` would pass the budget now; nothing is written, and ``begin`` looks again.
+
+        Raises:
+            UserError: it would, or the budget is another than the ledger's.
+        """
+        book = self.read()
+        self._takes(book, budget)
+        book.accounts["planned"] = Account("planned", "", group, planned)
+        self._refuse_more_than_the_budget(book, planned, group)
 
     def release(self, name: str, count: int = 1) -> None:
         """Write that the account is about to make a release; it counts from now on.
@@ -251,9 +257,18 @@ class Ledger:
                 f"or see what was spent: python -m lit_epgan privacy show {self.path}"
             )
 
-    @staticmethod
-    def _is_new(book: Book) -> bool:
-        return not book.accounts and book.budget == Budget()
+    def _takes(self, book: Book, budget: Budget | None) -> bool:
+        """Whether ``budget`` becomes the ledger's, which has none yet."""
+        if budget is None:
+            return False
+        new = not book.accounts and book.budget == Budget()
+        if new:
+            book.budget = budget
+        elif budget != book.budget:
+            raise UserError(
+                f"the ledger {self.path} has the budget {_told(book.budget)}, not {_told(budget)}: give that one"
+            )
+        return new
 
     @contextlib.contextmanager
     def _open(self, mode: str) -> Iterator[IO[bytes]]:

@@ -83,7 +83,15 @@ class Queries:
         try:
             yield partial(self.ledger.release, name)
         finally:
-            self.ledger.end(name)
+            self.ledger.end(name)  # what was planned and not released is free again
+
+    def refuse_beyond_budget(self, noise_multiplier: float, group: str = EVERYONE) -> None:
+        """Look whether one answer would pass the budget, so that nothing is prepared in vain.
+
+        Raises:
+            UserError: it would, or the budget is another than the ledger's.
+        """
+        self.ledger.refuse_beyond_budget(Releases(noise_multiplier), group, self._budget)
 
     def price(self, noise_multiplier: float, count: int = 1) -> Spent:
         """What ``count`` answers about the same users cost together."""

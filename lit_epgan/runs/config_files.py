@@ -15,6 +15,7 @@ from lit_epgan.runs.yaml_files import load_yaml
 
 ALGORITHMS = "algorithms"
 STUDIES = "studies"
+INSPECTIONS = "inspect_"  # how their names begin: they stand beside the experiments
 
 
 def config_folders() -> list[Path]:
@@ -26,10 +27,13 @@ def known_configs(kind: str = "") -> list[str]:
     """Names that ``find_config`` finds in the configs folders, e.g. ``digits.yaml``, or ``studies/demo.yaml``.
 
     Args:
-        kind: "" for the experiments, ``algorithms`` or ``studies``.
+        kind: "" for the experiments, ``algorithms``, ``studies``, or ``inspect_`` for the inspections.
     """
-    pattern = f"{kind}/*.yaml" if kind else "*.yaml"
-    return sorted({path.relative_to(folder).as_posix() for folder in config_folders() for path in folder.glob(pattern)})
+    pattern = "*.yaml" if kind in ("", INSPECTIONS) else f"{kind}/*.yaml"
+    found = {path.relative_to(folder).as_posix() for folder in config_folders() for path in folder.glob(pattern)}
+    if kind in ("", INSPECTIONS):
+        found = {name for name in found if name.startswith(INSPECTIONS) == (kind == INSPECTIONS)}
+    return sorted(found)
 
 
 def find_config(name: str, studies: bool = False) -> Path:

@@ -1,0 +1,131 @@
+"""An inspection from its settings to its findings: the price first, then the data."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning.pytorch import LightningModule
+from torch.utils.data import ConcatDataset, Dataset
+
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.errors import UserError
+from lit_epgan.inspection.ask import Ask
+from lit_epgan.inspection.primary import Primary, loaded, trained
+from lit_epgan.inspection.records import Records
+from lit_epgan.inspection.selections import Everyone, Selection
+from lit_epgan.inspection.view import Findings, Users, View
+from lit_epgan.privacy.accountant import Spent, noise_multiplier_for
+from lit_epgan.privacy.ledger import EVERYONE, Ledger
+from lit_epgan.privacy.queries import Queries
+from lit_epgan.privacy.releases import Relation, Releases
+
+
+@dataclass(frozen=True)
+class Price:
+    """What an inspection may cost.
+
+    Attributes:
+        epsilon: of the whole inspection; its noise is the smallest that keeps it.
+        delta: for which epsilon is stated; below one over the number of users.
+        relation: which data sets are neighbours, ``zero_out`` or ``replace_one``.
+        ledger: the data set's, which everybody who looks at it shares; by default ``privacy.jsonl`` beside the page.
+        budget: the largest epsilon that the ledger allows; null for no limit.
+        group: the users, as the ledger names them.
+        noise_seed: repeats the noise, for studies: then there is no guarantee in real use.
+    """
+
+    epsilon: float = 2.0
+    delta: float = 1e-5
+    relation: Relation = "zero_out"
+    ledger: str | None = None
+    budget: float | None = None
+    group: str = EVERYONE
+    noise_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Looks at what users' data are like without looking at them.
+
+    Attributes:
+        data: the users, a client each; its validation data are taken to be public.
+        view: what is released and shown.
+        selection: what of the users' data is looked at; by default everything.
+        primary: the model that is asked what it gets right; any LightningModule with ``predict_step``.
+        checkpoint: of the primary model. Without one it is trained on the public data.
+        epochs, batch_size: of that training.
+        price: in epsilon.
+        title, description: for the page.
+        seed: of that training.
+    """
+
+    data: FederatedDataModule
+    view: View
+    selection: Selection | None = None
+    primary: LightningModule | None = None
+    checkpoint: str | None = None
+    epochs: int = 15
+    batch_size: int = 32
+    price: Price = Price()
+    title: str = "An inspection"
+    description: str = ""
+    seed: int = 0
+
+    @property
+    def rule(self) -> Selection:
+        """The selection, or the one of everything."""
+        return self.selection or Everyone()
+
+    def ask(self, name: str, folder: Path) -> Ask:
+        """The question that the inspection may ask; the noise follows from its price.
+
+        Args:
+            name: of the inspection, in the ledger.
+            folder: where a ledger without a path is.
+
+        Raises:
+            UserError: the price is none, or would pass the budget, or a model is missing: before any data are read.
+        """
+        if self.rule.asks_primary and self.primary is None:
+            raise UserError(f"{self.rule.task} asks what a model gets right: give it, as primary")
+        price = self.price
+        ledger = Ledger(price.ledger or folder / "privacy.jsonl")
+        queries = Queries(ledger, price.delta, price.relation, price.budget, price.noise_seed)
+        z = noise_multiplier_for(price.epsilon, price.delta, lambda z: [Releases(z)], price.relation)
+        queries.refuse_beyond_budget(z, price.group)
+        return Ask(queries, z, f"inspection {name} ({self.rule})", price.group)
+
+    def run(self, ask: Ask, say: Callable[[str], None] = lambda sentence: None) -> Findings:
+        """Read the data, ask, and say what the answers tell.
+
+        Args:
+            ask: see ``ask``.
+            say: takes a sentence on what is being done.
+
+        Raises:
+            UserError: the data, the primary model and the selection do not go together.
+        """
+        self.data.prepare_data()
+        data = self.data.data
+        public = ConcatDataset(list(data.val.values())) if isinstance(data.val, Mapping) else data.val
+        users = Users(data.train, public, self.rule, self._primary(public, say))
+        say(f"Asking {len(data.train)} users: {self.rule}.")
+        return self.view.look(users, ask)
+
+    def _primary(self, public: Dataset | None, say: Callable[[str], None]) -> Primary | None:
+        if self.primary is None:
+            return None
+        if self.checkpoint is not None:
+            return Primary(loaded(self.primary, self.checkpoint))
+        if public is None:
+            raise UserError(
+                "there are no public data to train the primary model on: give checkpoint, or a data module that has "
+                "validation data"
+            )
+        say("Training the primary model on the public data.")
+        return Primary(trained(self.primary, Records.of([public]), self.epochs, self.batch_size, self.seed))
+
+
+def paid(ask: Ask) -> tuple[Spent, Spent]:
+    """What the inspection has cost, and what the ledger has of its users in all."""
+    return ask.queries.price(ask.noise_multiplier), ask.queries.ledger.read().spent(ask.group)

@@ -1,0 +1,114 @@
+"""What is released of users' data, and what a page shows of it: one class for each kind of data."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lit_epgan.inspection.ask import Ask
+from lit_epgan.inspection.records import Records, blocks
+from lit_epgan.inspection.selections import Selection
+
+
+class Predicts(Protocol):
+    """A primary model: labels of records."""
+
+    def __call__(self, records: Records) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Users:
+    """Whom an inspection looks at.
+
+    Attributes:
+        private: each user's records, by name. Whatever is taken from them leaves through an ``Ask``.
+        public: records of the same kind that anybody may see.
+        selection: what of the records is looked at.
+        primary: the model that selections ask.
+    """
+
+    private: Mapping[str, Dataset]
+    public: Dataset | None
+    selection: Selection
+    primary: Predicts | None = None
+
+    def records(self) -> Iterator[Records]:
+        """The private records, block by block, with the primary model's labels."""
+        for records in blocks(self.private):
+            yield records if self.primary is None else records.with_predictions(self.primary(records))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A group as the page shows it, beside the others.
+
+    Attributes:
+        title: of the group.
+        lines: what is known of it.
+        picture: a PNG's bytes, if there is one.
+        words: a list with a number each, if there is one.
+        refused: why nothing is shown, if so.
+    """
+
+    title: str
+    lines: Sequence[str] = ()
+    picture: bytes | None = None
+    words: Sequence[tuple[str, str]] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A detector as the page shows it: an interval against a band of tolerance, all in one unit.
+
+    Attributes:
+        title: what is compared.
+        sides: the compared values, as text.
+        estimate, low, high: the interval.
+        tolerance: half the band around 0.
+        scale: half the width of the picture.
+        alarm: whether the interval lies outside the band.
+        note: a sentence on rates.
+    """
+
+    title: str
+    sides: str
+    estimate: float
+    low: float
+    high: float
+    tolerance: float
+    scale: float
+    alarm: bool
+    note: str
+
+
+@dataclass
+class Findings:
+    """What an inspection has found, all of it computed from what was released.
+
+    Attributes:
+        panels: the groups.
+        checks: the detectors.
+        released: sentences: what has left the users.
+        look_next: sentences: what to look at next.
+        rates: a sentence on the detectors together.
+        tensors: what was released, to keep.
+    """
+
+    panels: list[Panel] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    look_next: list[str] = field(default_factory=list)
+    rates: str = ""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class View(ABC):
+    """One kind of data."""
+
+    @abstractmethod
+    def look(self, users: Users, ask: Ask) -> Findings:
+        """Ask, once or by parts of the price, and say what the answers tell."""
