@@ -135,8 +135,8 @@ def main() -> None:
         f"One run each, {args.canaries} canaries, in or out by a coin; a canary reports its own direction, a thousand "
         f"times as long as the bound, each of the {args.times} times that it takes part. The auditor sees the model "
         f"after every round and guesses for the {args.guesses} canaries with the most extreme likelihood ratios. A "
-        "measured epsilon is a lower bound at 95 % confidence (Steinke, Nasr and Jagielski 2023): mean and standard deviation "
-        f"over {args.seeds} seeds, and the largest. Stated: {stated}."
+        "measured epsilon is a lower bound at 95 % confidence (Steinke, Nasr and Jagielski 2023): mean and standard "
+        f"deviation over {args.seeds} seeds, and the largest. Stated: {stated}."
     )
     publish(markdown("Canary audit in one run", header, rows, notes), args.output)
 
