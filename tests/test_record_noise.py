@@ -204,6 +204,22 @@ def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_un
         spent([Releases(1.0), Releases(1.0, unit="record")], 1e-5)
 
 
+def test_every_rank_pays_for_its_own_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 announces for all; each rank writes the steps of the clients that it trains, once a round."""
+    asked = plan({0: 100, 1: 40, 2: 1000}, 10, {0: 10, 1: 4, 2: 100}, folder=tmp_path)
+    shared = []
+    for rank in (0, 1):
+        monkeypatch.setattr("lit_epgan.privacy.records.rank", lambda rank=rank: rank)
+        monkeypatch.setattr("lit_epgan.privacy.records.ranks", lambda: 2)
+        monkeypatch.setattr("lit_epgan.privacy.records.gather_objects", lambda own: shared.append(own) or shared[:1])
+        mechanism = RecordNoise(1.0, 8.0)
+        mechanism.begin(asked)
+        for round_ in (0, 0, 1):
+            mechanism._pay(round_)
+    made = {a.group: a.made for a in Ledger(tmp_path / "privacy.jsonl").read().accounts.values()}
+    assert made == {"a": 20, "b": 8, "c": 200}
+
+
 # What leaves ----------------------------------------------------------------------------------------------------------
 
 
