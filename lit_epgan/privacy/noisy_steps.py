@@ -127,12 +127,12 @@ class _Given(torch.autograd.Function):
     """A loss of 0 whose gradient is given."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: list[Tensor], *parameters: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
         ctx.gradients = gradients
         return parameters[0].new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, scale: Tensor) -> Any:
         return None, *(scale * gradient for gradient in ctx.gradients)
 
 
