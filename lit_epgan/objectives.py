@@ -101,7 +101,7 @@ def scores_and_slopes(discriminator: Callable[[Tensor], Tensor], inputs: Tensor)
 
     For whoever works by ``torch.func``, where ``torch.autograd.grad`` is not to be had; BatchNorm is not, here.
     """
-    scores, pull = torch.func.vjp(discriminator, inputs)
+    scores, pull = torch.func.vjp(discriminator, inputs)[:2]
     (gradient,) = pull(torch.full_like(scores, len(scores) / scores.numel()))
     return scores, gradient.square().flatten(1).sum(1)
 

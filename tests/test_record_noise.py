@@ -124,14 +124,15 @@ def plan(records: dict[int, int], batch_size: int, steps: dict[int, int], rounds
 
 
 def test_the_client_who_pays_most_states_the_guarantee() -> None:
-    """Clients are parallel: five rounds cost the dearest one's 20 steps, not the sum of all."""
+    """Clients are parallel: five rounds cost the dearest one's 50 steps, not the sum of all; another has more."""
     mechanism = RecordNoise(1.0, 2.0)
-    mechanism.begin(plan({0: 100, 1: 40, 2: 1000}, 10, {0: 10, 1: 4, 2: 100}))
+    mechanism.begin(plan({0: 100, 1: 40, 2: 1000}, 10, {0: 10, 1: 1, 2: 100}))
     prices = {
         name: spent([Releases(2.0, n, "poisson", q, unit="record")], 1e-5)
-        for name, n, q in (("a", 50, 0.1), ("b", 20, 0.25), ("c", 500, 0.01))
+        for name, n, q in (("a", 50, 0.1), ("b", 5, 0.25), ("c", 500, 0.01))
     }
     dearest = max(prices, key=lambda name: prices[name].epsilon)
+    assert dearest == "a"
     said = str(mechanism.guarantee())
     assert str(prices[dearest]) in said
     assert f"client {dearest!r} pays most" in said
@@ -202,6 +203,22 @@ def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_un
         fit(Unread(), federation(), folder=tmp_path, mechanism=RecordNoise(1.0, 1.0, ledger=str(ledger.path)))
     with pytest.raises(UserError, match="do not add up"):
         spent([Releases(1.0), Releases(1.0, unit="record")], 1e-5)
+
+
+def test_every_rank_pays_for_its_own_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 announces for all; each rank writes the steps of the clients that it trains, once a round."""
+    asked = plan({0: 100, 1: 40, 2: 1000}, 10, {0: 10, 1: 4, 2: 100}, folder=tmp_path)
+    shared = []
+    for rank in (0, 1):
+        monkeypatch.setattr("lit_epgan.privacy.records.rank", lambda rank=rank: rank)
+        monkeypatch.setattr("lit_epgan.privacy.records.ranks", lambda: 2)
+        monkeypatch.setattr("lit_epgan.privacy.records.gather_objects", lambda own: shared.append(own) or shared[:1])
+        mechanism = RecordNoise(1.0, 8.0)
+        mechanism.begin(asked)
+        for round_ in (0, 0, 1):
+            mechanism._pay(round_)
+    made = {a.group: a.made for a in Ledger(tmp_path / "privacy.jsonl").read().accounts.values()}
+    assert made == {"a": 20, "b": 8, "c": 200}
 
 
 # What leaves ----------------------------------------------------------------------------------------------------------

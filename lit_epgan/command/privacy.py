@@ -42,7 +42,8 @@ def privacy(args: list[str]) -> int:
 def show(book: Book, console: Console) -> None:
     """Print what was spent on what, and what may still be spent."""
     table = Table(box=SIMPLE_HEAD)
-    for heading in ("since", "run", "users", "releases", "state"):
+    whose = "records of" if book.unit == "record" else "users"
+    for heading in ("since", "run", whose, "releases", "state"):
         table.add_column(heading, overflow="fold")
     for account in book.accounts.values():
         state = "ended" if account.ended else f"{account.made} of {account.planned.count} made, all reserved"

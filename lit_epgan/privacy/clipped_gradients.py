@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.batches import mapped, rows
@@ -17,8 +17,9 @@ class ClippedGradients:
     """sum_i g_i min(1, C / ||g_i||), g_i the gradient of the loss of record i alone.
 
     The norm is that of all of a network's parameters as one vector. A gradient that is not finite counts as zero. The
-    loss is asked for batches of one record each, all at once (``torch.func.vmap`` of ``grad``): so no record is in
-    another one's gradient, whatever the loss does. Buffers that it changes stay as they are.
+    loss is asked for batches of one record each, all at once (``torch.func.vmap``), and each record has a copy of the
+    parameters for itself: so no record is in another one's gradient, whatever the loss does. Buffers that it changes
+    stay as they are.
 
     Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang 2016, algorithm 1.
 
@@ -29,7 +30,7 @@ class ClippedGradients:
         at_once: of so many records gradients are in memory at the same time.
     """
 
-    def __init__(self, network: nn.Module, loss: Loss, bound: float, at_once: int = 64) -> None:
+    def __init__(self, network: nn.Module, loss: Loss, bound: float, at_once: int = 256) -> None:
         self.bound, self.at_once = bound, at_once
         self._caller = _Caller(network, loss)
         self.parameters = [p for p in network.parameters() if p.requires_grad]
@@ -52,24 +53,19 @@ class ClippedGradients:
 
     def of_each(self, batch: Any) -> list[Tensor]:
         """The gradients (records, *shape) of every record, as they are."""
-        named = {name: p.detach() for name, p in self._caller.named_parameters() if p.requires_grad}
-        gradients = self._by_record(grad(self._loss), named, batch)
-        return [gradients[name] for name in named]
+        n, named = rows(batch), dict(self._caller.named_parameters())
+        copies = {name: p.detach().expand(n, *p.shape).requires_grad_() for name, p in named.items() if p.requires_grad}
+        total = self._losses(copies, batch).sum()  # each record's copy of the parameters is in its own loss alone
+        return list(torch.autograd.grad(total, list(copies.values()), allow_unused=True, materialize_grads=True))
 
     def losses(self, batch: Any) -> Tensor:
         """The losses (records,) of every record."""
-        return self._by_record(self._loss, {}, batch)
+        return self._losses({}, batch)
 
-    def _loss(self, parameters: dict[str, Tensor], record: Any) -> Tensor:
-        one = mapped(record, lambda tensor: tensor[None])
-        buffers = {name: buffer.clone() for name, buffer in self._caller.named_buffers()}
-        loss: Tensor = functional_call(self._caller, {**buffers, **parameters}, (one,))
-        return loss
-
-    def _by_record(self, function: Callable[..., Any], parameters: dict[str, Tensor], batch: Any) -> Any:
+    def _losses(self, copies: dict[str, Tensor], batch: Any) -> Tensor:
         try:
             with torch.enable_grad():
-                return vmap(function, in_dims=(None, 0), randomness="different")(parameters, batch)
+                return vmap(self._loss, randomness="different")(copies, batch)
         except UserError:
             raise
         except (RuntimeError, ValueError, TypeError) as error:
@@ -77,6 +73,12 @@ class ClippedGradients:
                 f"the loss of {type(self._caller.network).__name__} cannot be taken record by record "
                 f"({str(error).strip().splitlines()[0]}): leave out what looks at numbers (.item()) or changes buffers"
             ) from error
+
+    def _loss(self, parameters: dict[str, Tensor], record: Any) -> Tensor:
+        one = mapped(record, lambda tensor: tensor[None])
+        buffers = {name: buffer.clone() for name, buffer in self._caller.named_buffers()}
+        loss: Tensor = functional_call(self._caller, {**buffers, **parameters}, (one,))
+        return loss
 
 
 class _Caller(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.batches import mapped, stand_in, stands_in
+from lit_epgan.privacy.batches import mapped, rows, stand_in, stands_in
 from lit_epgan.privacy.clipped_gradients import ClippedGradients, Loss
 from lit_epgan.privacy.refusals import HOOK, Held, refuse_layers_that_mix, refuse_what_is_no_mean, refuse_without_hook
 
@@ -47,6 +47,7 @@ class NoisySteps(Work):
         self._own = client.module.__dict__.get("training_step")
         self._installed = self._asked = False
         self._records: Any = None
+        self._looked_at: nn.Module | None = None
 
     def begin(self) -> None:
         """Take the place of the module's loss.
@@ -103,11 +104,14 @@ class NoisySteps(Work):
                 "once (LBFGS asks several times: take Adam or SGD)"
             )
         self._asked = True
-        name = next((n for n, part in self.client.module.named_modules() if part is network), "")
-        refuse_layers_that_mix(network, name)
+        if network is not self._looked_at:
+            name = next((n for n, part in self.client.module.named_modules() if part is network), "")
+            refuse_layers_that_mix(network, name)
+            self._looked_at = network
         clipped = ClippedGradients(network, loss, self.bound, self.at_once)
         if self.check and self._automatic:
             refuse_what_is_no_mean(network, loss, clipped, self._records)
+            self.check = rows(self._records) < 2
         held = Held(network)
         total = clipped.sum(self._records)
         held.refuse_more()
@@ -123,12 +127,12 @@ class _Given(torch.autograd.Function):
     """A loss of 0 whose gradient is given."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: list[Tensor], *parameters: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
         ctx.gradients = gradients
         return parameters[0].new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, scale: Tensor) -> Any:
         return None, *(scale * gradient for gradient in ctx.gradients)
 
 

@@ -65,7 +65,7 @@ class RecordNoise(Mechanism):
         relation: Relation = "zero_out",
         ledger: str | None = None,
         budget: float | None = None,
-        at_once: int = 64,
+        at_once: int = 256,
         noise_seed: int | None = None,
     ) -> None:
         if not 0 < bound < math.inf:

@@ -86,7 +86,8 @@ class Held:
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
-        self._before = {part: _tensors_and_sizes(part) for part in network.modules()}
+        own = [part for part in network.modules() if not type(part).__module__.startswith("torch.")]
+        self._before = {part: _tensors_and_sizes(part) for part in own}
 
     def refuse_more(self) -> None:
         """Refuse a tensor that is new there, and a list or a dictionary that has grown: they are of single records.
