@@ -150,8 +150,8 @@ def main() -> None:
     floor = frechet_distance(moments(extractor, own), moments(extractor, data.test.tensors[0]))  # type: ignore
     notes = (
         f"{args.writers} writers of 20 images, delta {DELTA:g}, one user's data set emptied; {args.seeds} seeds, mean "
-        f"± standard deviation. FedAvg-GAN: {args.rounds} rounds of {args.cohort} users drawn without replacement, Renyi "
-        "divergences; the others: one release by everyone, exactly. The writers' own images have a distance of "
+        f"± standard deviation. FedAvg-GAN: {args.rounds} rounds of {args.cohort} users drawn without replacement, "
+        "Renyi divergences; the others: one release by everyone, exactly. The writers' own images have a distance of "
         f"{floor:.2f}."
     )
     publish(markdown("Frechet distance under privacy for users", ["epsilon", *names], rows, notes), args.output)

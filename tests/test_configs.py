@@ -66,6 +66,7 @@ NARROW = {
     "folder.yaml": NARROW_DCGAN,
     "writers_classifier.yaml": ["--data.clients_per_round", "2"],
     "writers_fedavg_gan.yaml": ["--data.clients_per_round", "2"],
+    "writers_release.yaml": FEW_FEATURES + ON_SERVER,
     "femnist_classifier.yaml": ["--data.clients_per_round", "2", "--data.held_out", "0.5"],
     "femnist_fedavg_gan.yaml": [
         *("--data.clients_per_round", "2", "--data.held_out", "0.5"),
