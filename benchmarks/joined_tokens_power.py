@@ -211,7 +211,7 @@ def by_users(fewer: dict[Any, int], draws: int) -> str:
     for share in (1.0, 0.1):
         for m in GIVEN:
             for e in EPSILONS:
-                power = [fewer[share, n, (e, m)] / draws for n in FEW]
+                power = [fewer[share, n, (e, m)] / max(1, draws) for n in FEW]
                 enough = next((n for k, n in enumerate(FEW) if min(power[k:]) >= POWER), None)
                 listed = ", ".join(f"{n}: {p:.3f}" for n, p in zip(FEW, power, strict=True))
                 lines.append(f"| {100 * share:g} % | {m} | {e:g} | {enough or f'more than {FEW[-1]}'} | {listed} |")
