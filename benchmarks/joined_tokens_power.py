@@ -153,7 +153,7 @@ def main() -> None:
     found: dict[Any, int] = defaultdict(int)
     fewer: dict[Any, int] = defaultdict(int)
     alarms = shown = 0
-    for draw in range(args.draws):
+    for draw in range(max(draws.values())):
         order, chance = corpus.order(draw), corpus.chance(draw)
         public, place_of = corpus.public(order), np.argsort(order) - PUBLIC
         for place, share in ((p, s) for p, shares in SHARES.items() if draw < draws[p] for s in shares):
@@ -175,16 +175,16 @@ def main() -> None:
         alarms, shown = alarms + any(map(is_joined, shown_words)), shown + len(shown_words)
     table = by_share(found, draws, len(texts))
     table += f"\nWithout the fault, epsilon 2, 5 words: {alarms} of {args.clean_draws} draws "
-    table += (
-        f"show a joined word (none can be: sound tokens hold no space), and {shown / args.clean_draws:.2f} others.\n\n"
-    )
+    table += f"show a joined word (sound tokens hold no space), and {shown / max(1, args.clean_draws):.2f} others.\n\n"
     table += by_users(fewer, args.draws)
-    publish(table + "\n" + trie(texts, args.trie_draws), args.output)
+    parts = [table] if args.draws else []
+    parts += [trie(texts, args.trie_draws)] if args.trie_draws else []
+    publish("\n".join(parts), args.output)
 
 
 def by_share(found: dict[Any, int], draws: dict[Any, int], users: int) -> str:
     rows = []
-    for place, shares in SHARES.items():
+    for place, shares in ((p, s) for p, s in SHARES.items() if draws[p]):
         for m in GIVEN:
             for e in EPSILONS:
                 power = [found[place, share, (e, m)] / draws[place] for share in shares]
@@ -211,7 +211,7 @@ def by_users(fewer: dict[Any, int], draws: int) -> str:
     for share in (1.0, 0.1):
         for m in GIVEN:
             for e in EPSILONS:
-                power = [fewer[share, n, (e, m)] / draws for n in FEW]
+                power = [fewer[share, n, (e, m)] / max(1, draws) for n in FEW]
                 enough = next((n for k, n in enumerate(FEW) if min(power[k:]) >= POWER), None)
                 listed = ", ".join(f"{n}: {p:.3f}" for n, p in zip(FEW, power, strict=True))
                 lines.append(f"| {100 * share:g} % | {m} | {e:g} | {enough or f'more than {FEW[-1]}'} | {listed} |")

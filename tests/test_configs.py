@@ -63,6 +63,7 @@ NARROW = {
     **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion_", "tiny_imagenet"))},
     "fashion.yaml": NARROW_DCGAN,
     "fashion_conditional.yaml": NARROW_CONDITIONAL,
+    "docstrings_words.yaml": ["--model.network.symbols", "11"],
     "folder.yaml": NARROW_DCGAN,
     "writers_classifier.yaml": ["--data.clients_per_round", "2"],
     "writers_fedavg_gan.yaml": ["--data.clients_per_round", "2"],
@@ -156,11 +157,22 @@ def test_two_rounds_with_an_algorithm_on_top(algorithm, tmp_path, request):
     two_rounds(config, words, tmp_path / "runs" / f"{Path(config).stem}_{algorithm.stem}", request)
 
 
+def write_library(folder):
+    """Four users with a sentence each."""
+    folder.mkdir()
+    for k in range(4):
+        (folder / f"user{k}.py").write_text(f'"""Return the {k}th number of a list."""\n')
+    return folder
+
+
 def two_rounds(config, on_top, run, request):
     """Run a configuration and look at what it leaves in its folder."""
     small = SMALL
     if config.startswith("speech"):
         small = SMALL_SPEECH + words_of_miniature(request.getfixturevalue("speech_cache"))
+    if config.startswith("docstrings"):
+        small = [*SMALL, "--data.library", str(write_library(Path("library"))), "--data.held_out_users", "2"]
+        small += ["--data.clients_per_round", "2", "--data.vocabulary", "8", "--trainer.check_val_every_n_epoch", "1"]
     if config == "folder.yaml":
         small = ["--data.path", str(write_images(Path("own"))), *SMALL[2:]]
     if config == "tiny_imagenet.yaml":
@@ -179,7 +191,7 @@ def two_rounds(config, on_top, run, request):
     assert evaluated
     assert table[evaluated[0]].notna().any()
     assert (run / "checkpoints" / "last.ckpt").is_file()
-    assert list((run / "pictures").glob("*.png"))
+    assert config.startswith("docstrings") or list((run / "pictures").glob("*.png"))
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, *ALGORITHMS, *STUDIES, *INSPECTIONS], ids=lambda path: path.name)
