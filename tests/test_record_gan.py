@@ -1,5 +1,6 @@
 """A GAN under DP-SGD: the discriminator's real half is of records, and nothing else sees any."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,11 @@ from lit_epgan.privacy import RecordNoise
 from lit_epgan.privacy.clipped_gradients import ClippedGradients
 from tests.federations import fit
 from tests.gans import bayesian_gan, gan
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def digits_like(clients: int = 3, n: int = 40) -> list[TensorDataset]:
