@@ -18,11 +18,11 @@ import multiprocessing
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable as Function
 from functools import partial
 
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from side_by_side import markdown, options, publish
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -43,21 +43,30 @@ NO_PRIVACY = float("inf")
 Samples = dict[str, Tensor]
 
 
+class Points(Callback):
+    """Keeps what a release's points are when training ends."""
+
+    herded: Tensor
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        federation = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+        self.herded = federation.extra_samples(300)["herded"]
+
+
 def federate(
     module: LightningModule,
     data: FederatedDataModule,
     algorithm: Algorithm,
     mechanism: Mechanism,
     rounds: int,
-    seed: int,
-) -> FederationCallback:
-    """A run without traces; the callback holds the algorithm's further samples."""
-    callback = FederationCallback(algorithm, mechanism=mechanism)
+    *callbacks: Callback,
+) -> None:
+    """A run without traces."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             max_epochs=rounds,
             accelerator="cpu",
-            callbacks=[callback],
+            callbacks=[FederationCallback(algorithm, mechanism=mechanism), *callbacks],
             default_root_dir=folder,
             logger=False,
             enable_checkpointing=False,
@@ -65,7 +74,6 @@ def federate(
             enable_model_summary=False,
         )
         trainer.fit(module, datamodule=data)
-    return callback
 
 
 def clients(args: argparse.Namespace, seed: int, **options: int) -> FederatedDataModule:
@@ -85,9 +93,9 @@ def release(args: argparse.Namespace, epsilon: float, seed: int) -> Samples:
     z = noise_multiplier_for(epsilon, DELTA, lambda z: [Releases(z)]) if epsilon < NO_PRIVACY else 1e-6
     module = gan(seed)
     algorithm = MatchedEmbedding(args.matching_steps, frequencies=512, points=300, herding_steps=150, unit="user")
-    callback = federate(module, clients(args, seed), algorithm, CentralNoise(1.0, z, delta=DELTA), 4, seed)
-    points = callback.extra_samples(300)["herded"]
-    return {"matched": module.sample(SAMPLES), "points": points.float()}
+    points = Points()
+    federate(module, clients(args, seed), algorithm, CentralNoise(1.0, z, delta=DELTA), 4, points)
+    return {"matched": module.sample(SAMPLES), "points": points.herded.float()}
 
 
 def fedavg_gan(args: argparse.Namespace, epsilon: float, seed: int) -> Samples:
@@ -96,11 +104,11 @@ def fedavg_gan(args: argparse.Namespace, epsilon: float, seed: int) -> Samples:
     module = gan(seed, objective="wgan-gp", optimizer="sgd", lr=0.02, lr_discriminator=0.02, average=None)
     data = clients(args, seed, clients_per_round=args.cohort)
     mechanism = CentralNoise(0.3, delta=DELTA, **noise)
-    federate(module, data, FedAvgGAN(6, 32), mechanism, args.rounds, seed)
+    federate(module, data, FedAvgGAN(6, 32), mechanism, args.rounds)
     return {"FedAvg-GAN": module.sample(SAMPLES)}
 
 
-METHODS: list[Callable[[argparse.Namespace, float, int], Samples]] = [release, fedavg_gan]
+METHODS: list[Function[[argparse.Namespace, float, int], Samples]] = [release, fedavg_gan]
 
 
 def moments(extractor: DigitsClassifier, images: Tensor) -> FeatureStatistics:
