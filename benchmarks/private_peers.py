@@ -1,6 +1,6 @@
 """DP-SGD against Opacus, and DP-FedAvg against pfl: same model, data and noise, in one run; accuracies and seconds.
 
-pip install opacus; pip install --no-deps --target PEER pfl multiprocess dill prv-accountant   # pfl pins another torch
+pip install opacus; pip install --no-deps --target PEER pfl multiprocess dill prv-accountant  # it pins dp-accounting
 OMP_NUM_THREADS=1 PYTHONPATH=PEER python benchmarks/private_peers.py --output benchmarks/results/private_peers.md
 
 Where pfl is not installed, its rows are left out, and the notes say so.

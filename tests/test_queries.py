@@ -51,3 +51,16 @@ def test_what_passes_the_budget_reads_nothing(tmp_path):
         asked.sum(read(), 1.0, "too much")
     with pytest.raises(UserError, match="there is no user to ask"):
         asked.sum([], 40.0, "nobody")
+
+
+def test_a_question_that_fails_costs_nothing(tmp_path):
+    def broken():
+        yield torch.ones(2)
+        raise ValueError("a user's data are damaged")
+
+    asked = queries(tmp_path)
+    with pytest.raises(ValueError, match="damaged"):
+        asked.sum(broken(), 2.0, "embedding")
+    (account,) = asked.ledger.read().accounts.values()
+    assert (account.made, account.ended) == (0, True)
+    assert asked.ledger.read().total().epsilon == 0
