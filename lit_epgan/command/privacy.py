@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.ledger import EVERYONE, Book, Ledger
+from lit_epgan.privacy.book import EVERYONE, Book
+from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.text import markup, printable
 
 USAGE = "python -m lit_epgan privacy show LEDGER"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lit_epgan.privacy.ledger import EVERYONE
+from lit_epgan.privacy.book import EVERYONE
 from lit_epgan.privacy.queries import Queries
 
 

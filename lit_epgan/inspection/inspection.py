@@ -15,7 +15,8 @@ from lit_epgan.inspection.records import Records
 from lit_epgan.inspection.selections import Everyone, Selection
 from lit_epgan.inspection.view import Findings, Users, View
 from lit_epgan.privacy.accountant import Spent, noise_multiplier_for
-from lit_epgan.privacy.ledger import EVERYONE, Ledger
+from lit_epgan.privacy.book import EVERYONE
+from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.queries import Queries
 from lit_epgan.privacy.releases import Relation, Releases
 

@@ -10,9 +10,9 @@ from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.collectives import gather_objects
 from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.errors import UserError
+from lit_epgan.privacy.book import Account
 from lit_epgan.privacy.central import CentralNoise
 from lit_epgan.privacy.factorization import BackSubstitution, banded, prefix_deviations
-from lit_epgan.privacy.ledger import Account
 from lit_epgan.privacy.releases import Releases
 
 PAID = "privacy.paid"

@@ -10,7 +10,7 @@ import torch
 
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import MOVES, noise_multiplier_for
-from lit_epgan.privacy.ledger import EVERYONE
+from lit_epgan.privacy.book import EVERYONE
 from lit_epgan.privacy.queries import Queries
 from lit_epgan.privacy.releases import Relation, Releases
 

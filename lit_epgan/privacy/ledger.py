@@ -11,90 +11,17 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.accountant import Spent, spent
-from lit_epgan.privacy.releases import Relation, Releases, Unit
+from lit_epgan.privacy.book import EVERYONE, Account, Book, Budget
+from lit_epgan.privacy.releases import Releases
 
 try:
     import fcntl
 except ImportError:  # a system without POSIX locks
     fcntl = None  # type: ignore[assignment]
-
-EVERYONE = "all users"
-
-
-@dataclass
-class Account:
-    """One run's, query's or rerun's lines.
-
-    Attributes:
-        name: its id.
-        what: where it is, for people.
-        group: the users that it looks at; disjoint groups have different names.
-        planned: what it has announced.
-        made: how many of these releases have been made.
-        written: how often it has said that it is about to release, what is paid for already included.
-        ended: whether it makes no more.
-        since: when it began, in local time.
-    """
-
-    name: str
-    what: str
-    group: str
-    planned: Releases
-    made: int = 0
-    ended: bool = False
-    since: str = ""
-    written: int = 0
-
-    def goes_on_with(self, planned: Releases, group: str) -> bool:
-        """Whether these are releases of the same kind, from the same users."""
-        return self.planned.times(0) == planned.times(0) and self.group == group
-
-    @property
-    def releases(self) -> Releases:
-        """What it has to pay for."""
-        return self.planned.times(self.made if self.ended else max(self.made, self.planned.count))
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What may be spent on one user's data; ``epsilon`` None: no limit was set."""
-
-    epsilon: float | None = None
-    delta: float = 1e-5
-    relation: Relation = "zero_out"
-
-
-@dataclass
-class Book:
-    """A ledger as it was read."""
-
-    budget: Budget = field(default_factory=Budget)
-    accounts: dict[str, Account] = field(default_factory=dict)
-
-    @property
-    def unit(self) -> Unit | None:
-        """Whom the releases are about: users or records; None before any."""
-        return next((account.planned.unit for account in self.accounts.values()), None)
-
-    def groups(self) -> list[str]:
-        """Groups of users that somebody has looked at."""
-        named = sorted({a.group for a in self.accounts.values()} - {EVERYONE})
-        return named or [EVERYONE]
-
-    def spent(self, group: str = EVERYONE) -> Spent:
-        """What was spent on a user of ``group``: by runs on the group, and by runs on all users."""
-        own = [a.releases for a in self.accounts.values() if a.group in (group, EVERYONE)]
-        return spent(own, self.budget.delta, self.budget.relation)
-
-    def total(self) -> Spent:
-        """What was spent on the user who has paid most; groups are disjoint, and so do not add up."""
-        return max((self.spent(group) for group in self.groups()), key=lambda each: each.epsilon)
 
 
 class Ledger:
@@ -265,9 +192,7 @@ class Ledger:
         if new:
             book.budget = budget
         elif budget != book.budget:
-            raise UserError(
-                f"the ledger {self.path} has the budget {_told(book.budget)}, not {_told(budget)}: give that one"
-            )
+            raise UserError(f"the ledger {self.path} has the budget {book.budget}, not {budget}: give that one")
         return new
 
     @contextlib.contextmanager
@@ -292,43 +217,11 @@ class Ledger:
     def _book(self, file: IO[bytes]) -> Book:
         book = Book()
         for number, raw in enumerate(file.read().split(b"\n"), start=1):
-            if not raw.strip():
-                continue
             try:
-                self._take(json.loads(raw), book)
-            except (ValueError, KeyError, TypeError, UserError) as error:
-                if _is_torn(raw):
-                    continue
+                book.take(raw)
+            except UserError as error:
                 raise UserError(
-                    f"line {number} of {self.path} is not one of a ledger ({error}): what was spent cannot be told, so "
-                    "nothing more is released; restore the file"
+                    f"line {number} of {self.path} {error}: what was spent cannot be told, so nothing more is "
+                    "released; restore the file"
                 ) from error
         return book
-
-    @staticmethod
-    def _take(line: dict[str, Any], book: Book) -> None:
-        kind = line.pop("kind")
-        if kind == "budget":
-            book.budget = Budget(**line)
-        elif kind == "begin":
-            planned = Releases(**line.pop("planned"))
-            name = line.pop("run")
-            old = book.accounts.get(name, Account(name, "", "", planned))  # a resumed run's has made some
-            book.accounts[name] = Account(name, planned=planned, made=old.made, written=old.written, **line)
-        elif kind == "release":
-            account = book.accounts[line["run"]]
-            account.made, account.written = account.made + line.get("count", 1), account.written + 1
-        elif kind == "end":
-            book.accounts[line["run"]].ended = True
-        else:
-            raise ValueError(f"kind {kind!r}")
-
-
-def _is_torn(raw: bytes) -> bool:
-    """Whether a line ends in the middle, as one does whose process was killed while it wrote."""
-    return not raw.rstrip().endswith(b"}")
-
-
-def _told(budget: Budget) -> str:
-    limit = "without a limit" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
-    return f"{limit} at delta {budget.delta:g}, {budget.relation}"

@@ -13,7 +13,8 @@ from lit_epgan.engine.mechanisms import LocalPlan, Mechanism, Plan
 from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
-from lit_epgan.privacy.ledger import Budget, Ledger
+from lit_epgan.privacy.book import Budget
+from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.noisy_steps import NoisySteps
 from lit_epgan.privacy.releases import Relation, Releases
 from lit_epgan.randomness import generator_for, secure_normal

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.ledger import EVERYONE
+from lit_epgan.privacy.book import EVERYONE
 from lit_epgan.privacy.queries import Queries
 from lit_epgan.privacy.releases import Releases
 
