@@ -129,7 +129,7 @@ def train(setting: Setting) -> Trained:
         [TensorDataset(x) for x in setting.users],
         batch_size=32,
         max_local_steps=6,
-        clients_per_round=COHORT,
+        clients_per_round=min(COHORT, len(setting.users)),
         seed=setting.seed,
     )
     gan = GAN(
@@ -166,8 +166,9 @@ def brightness(images: Tensor) -> tuple[float, float]:
 def epsilons(users: int, rounds: int, writers: int) -> tuple[str, str]:
     """Of the simulation, and of the population that has as many times the users, the cohort and the noise."""
     many = round(users * POPULATION / writers)
-    here = Releases(NOISE, rounds, "fixed", COHORT / users, users)
-    there = Releases(NOISE * SCALE, rounds, "fixed", SCALE * COHORT / many, many)
+    cohort = min(COHORT, users)
+    here = Releases(NOISE, rounds, "fixed", cohort / users, users)
+    there = Releases(NOISE * SCALE, rounds, "fixed", SCALE * cohort / many, many)
     return (
         f"{spent([here], users**-1.1).epsilon:.2g}",
         f"{spent([there], many**-1.1).epsilon:.2f} ({many:,} users)",
@@ -227,8 +228,8 @@ def main() -> None:
         for selection, fault, each in sorted(found, key=lambda each: (each[0], not each[1]))
         for group, users in each.items()
     ]
-    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-        trained = []
+    trained = []
+    with multiprocessing.get_context("fork").Pool(args.processes) as pool:
         for setting, each in zip(settings, pool.imap(train, settings), strict=True):
             trained.append(each)
             found_by = f"{setting.selection}, {'fault' if setting.faulty else 'mended'}, {setting.group}"
