@@ -90,7 +90,7 @@ def test_parts_of_a_price_add_up(tmp_path):
     ask = Ask(Queries(Ledger(tmp_path / "ledger.jsonl")), 2.0, "a trial")
     for share in (0.2, 0.8):
         ask.part(share, f"{share}")([torch.ones(2)])
-    assert ask.queries.ledger.read().total().epsilon == pytest.approx(ask.queries.price(2.0).epsilon)
+    assert ask.queries.ledger.read().total().epsilon == pytest.approx(ask.price.epsilon)
 
 
 def test_records_come_block_by_block():
