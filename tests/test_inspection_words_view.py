@@ -34,6 +34,7 @@ def test_a_user_gives_the_groups_words_in_turn() -> None:
     rule = OutsideVocabulary()
     assert weighed(own, rule) == [{"a": 1, "c": 2}, {"b": 3, "a": 1, "d": 1}]
     assert given(own, rule) == [(0, "c"), (1, "b"), (0, "a"), (1, "a"), (1, "d")]
+    assert rule.together == 2  # groups that a user is in
     assert given(own, OutsideVocabulary(first=2)) == [(0, "b"), (1, "a"), (0, "c"), (1, "b"), (0, "a"), (0, "d")]
     assert given(own, OutsideVocabulary(first=0)) == [(0, "b"), (0, "a"), (0, "c"), (0, "d")]
     assert given(own, OutsideVocabulary(at_least=4)) == [(1, "b"), (1, "a"), (1, "d")]

@@ -61,7 +61,7 @@ class JoinedShare:
     shown: int
     low: float
     high: float
-    level: float = 0.95
+    level: float
 
     @property
     def share(self) -> float:
