@@ -24,8 +24,8 @@ def test_an_interval_is_drawn_to_its_scale():
 def test_the_verdict_counts_alarms():
     alarm = replace(CHECK, alarm=True)
     assert verdict([]) == "Nothing could be compared"
-    assert verdict([CHECK]) == "No alarm in 1 comparisons"
-    assert verdict([alarm, CHECK, alarm]) == "2 of 3 comparisons raise an alarm"
+    assert verdict([CHECK]) == "No alarm from 1 detectors"
+    assert verdict([alarm, CHECK, alarm]) == "2 of 3 detectors raise an alarm"
 
 
 def test_a_picture_is_within_the_page():
@@ -42,7 +42,7 @@ def test_a_page_tells_the_price_and_what_is_left(budget, left, tmp_path):
     html = page(inspection, findings, ask, "python -m lit_epgan inspect --x \udcff")
     cost = f"This inspection: {ask.price}".replace("'", "&#39;")
     for expected in ("<h1>Why?</h1>", "<p>One.</p>", "<p>Two.</p>", "&lt;b&gt;", "&lt;w&gt;", "&lt;earlier&gt;",
-                     "look there", "rates", "to read", "a sum", "1 of 2 comparisons raise an alarm", left, "\\udcff",
+                     "look there", "rates", "to read", "a sum", "1 of 2 detectors raise an alarm", left, "\\udcff",
                      cost, "one user&#39;s whole data set emptied"):  # fmt: skip
         assert expected in html, expected
     assert html.count("data:image/png") == 1

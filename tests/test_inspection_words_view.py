@@ -3,14 +3,15 @@
 import math
 
 import pytest
+import torch
 
 from lit_epgan import tensor_file
 from lit_epgan.command.cli import main
 from lit_epgan.datamodules import DocstringsDataModule
 from lit_epgan.datamodules.text import Text
 from lit_epgan.errors import UserError
-from lit_epgan.inspection import Ask, Everyone, Misclassified, OutsideVocabulary, Slice, Users, WordsView
-from lit_epgan.inspection.shown_words import Shown
+from lit_epgan.inspection import Ask, Everyone, Misclassified, OutsideVocabulary, Selection, Slice, Users, WordsView
+from lit_epgan.inspection.shown_words import Shown, look_next
 from lit_epgan.inspection.text import given, weighed, word_records
 from lit_epgan.privacy import HeavyHitters, Ledger, Queries, spent
 from lit_epgan.symbols import WordSymbols
@@ -27,6 +28,23 @@ def test_words_are_records_of_their_number_and_place() -> None:
     records = word_records(text("the.dog.is", "dog"))
     assert records.x.tolist() == records.y.tolist() == [0, -1, 1, -1]
     assert records.entry(2).tolist() == [0, 1, 2, 0]
+    assert (records.users, records.user.tolist()) == (1, [0] * 4)
+
+
+class Odd(Selection):
+    """Weights that no rule should give."""
+
+    task, groups = "a test", ("a", "b")
+
+    def weights(self, records):
+        return torch.tensor([[math.nan, -1.0], [9.0, 0.25]])
+
+
+def test_weights_count_from_0_to_1() -> None:
+    odd = Odd()
+    assert weighed(text("x.y"), odd) == [{"y": 1.0}, {}]
+    odd.at_least = 0.25
+    assert weighed(text("x.y"), odd) == [{"y": 1.0}, {"y": 0.25}]
 
 
 def test_a_user_gives_the_groups_words_in_turn() -> None:
@@ -55,11 +73,14 @@ def asked(tmp_path, z=1e-3, **settings) -> Ask:
 
 def test_the_words_of_each_group_are_shown_with_their_counts(tmp_path) -> None:
     ask = asked(tmp_path)
-    found = WordsView(3).look(Users(USERS, text("x.the"), OutsideVocabulary()), ask)
+    found = WordsView(3).look(Users(USERS, text("x.the.y", "x.is.k k"), OutsideVocabulary()), ask)
     start, later, public = found.panels
     assert start.words == [("a␣b", f"{1 + 30 / 3**0.5:.1f}"), ("x", f"{30 / 3**0.5:.1f}")]
     assert later.words == [("x", f"{30 / 3**0.5:.1f}")]
-    assert public.words == [("x", "1")]
+    assert public.words == [("x", "2")]  # "y" occurs once
+    assert "2 sentences" in public.lines[0]
+    assert public.lines[1] == "3 different words as selected, 1 of them with a space"
+    assert {check.note.split(";")[0] for check in found.checks[2:]} == {"false alarms at most 0.50%"}  # half of 1 %
     assert "1 of 2 words shown are joined" in start.lines[0]
     assert [(check.title.split(":")[0], check.alarm) for check in found.checks] == [
         ("a word with a space is shown", True),
@@ -95,13 +116,31 @@ def test_an_alarm_is_raised_exactly_where_a_joined_word_is_shown() -> None:
     assert not none.alarm
     assert none.low <= none.tolerance
     assert none.high == pytest.approx(t + 1.645 * 2)
+    assert (none.estimate, none.low) == (0, 0)
+    assert none.scale >= none.high  # the whole interval is drawn
+    assert check.scale >= check.high
+
+
+def test_what_to_look_at_next_names_words_and_where_they_stand() -> None:
+    hitters = HeavyHitters(4, 2.0, 1e-3)
+    faulty = Shown("start", dict.fromkeys(["a b", "x", "c d", "e f", "g h", "i j"], 20.0), hitters)
+    quiet = Shown("later", {"y": 20.0}, hitters)
+    joined, sound, later, again = look_next([faulty, quiet])
+    assert "“a␣b”, “c␣d”, “e␣f” and 2 more (start)" in joined
+    assert "hold “x” (start)" in sound
+    assert "hold “y” (later)" in later
+    assert "run the inspection again" in again
+    three = look_next([Shown("start", dict.fromkeys(["a b", "c d", "e f"], 20.0), hitters)])
+    assert "“a␣b”, “c␣d”, “e␣f” (start)" in three[0]
+    (nothing,) = look_next([Shown("start", {}, hitters)])
+    assert f"One with a count of {hitters.threshold + 1.645 * 2:.1f} would have been" in nothing
 
 
 @pytest.mark.parametrize(("joined", "shown", "alarm"), [(2, 2, False), (3, 3, True), (3, 12, False), (12, 12, True)])
 def test_the_share_raises_an_alarm_by_its_exact_interval(joined: int, shown: int, alarm: bool) -> None:
     words = {f"{k} {k}" if k < joined else str(k): 9.0 for k in range(shown)}
     check = Shown("all", words, HeavyHitters(4, 2.0, 1e-3)).share_joined(0.1, 0.01)
-    assert (check.alarm, check.estimate) == (alarm, joined / shown)
+    assert (check.alarm, check.estimate, check.scale) == (alarm, joined / shown, 1)
     if joined == shown:
         assert check.low == pytest.approx(0.005 ** (1 / shown))  # Clopper and Pearson's where all are
 
@@ -153,7 +192,7 @@ def test_without_the_fault_the_page_is_quiet(folder, capsys) -> None:
     out = " ".join(capsys.readouterr().out.split())
     assert "No joined word is shown" in out
     html = (folder / "index.html").read_text()
-    assert "No alarm in 2 comparisons" in html
+    assert "No alarm from 2 detectors" in html
     assert "nothing is shown" in html
 
 

@@ -65,7 +65,7 @@ def inspect(args: list[str]) -> int:
 def show(findings: Findings, console: Console) -> None:
     """Print the detectors, and what to look at next."""
     table = Table(title=verdict(findings.checks), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for heading in ("comparison", "difference", "interval", ""):
+    for heading in ("detector", "estimate", "interval", ""):
         table.add_column(heading, overflow="fold")
     for check in findings.checks:
         interval = f"{check.low:+.2f} to {check.high:+.2f}"

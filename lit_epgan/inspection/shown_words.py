@@ -84,8 +84,8 @@ def look_next(groups: Sequence[Shown]) -> list[str]:
     for group in groups:
         if sound := [word for word in group.words if word not in group.joined]:
             found.append(
-                f"Many users hold {_few(sound)} ({group.name}), and the vocabulary does not: look whether it should, "
-                "and whether these are words of your users or something that is made on the way."
+                f"Many users hold {_few(sound)} ({group.name}). Look whether the vocabulary should have what it lacks "
+                "of them, and whether these are words of your users or something that is made on the way."
             )
     if not any(group.joined for group in groups):
         found.append(

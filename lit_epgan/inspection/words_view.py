@@ -10,7 +10,7 @@ from lit_epgan.inspection.selections import Selection
 from lit_epgan.inspection.shown_words import Shown, look_next, told, visible
 from lit_epgan.inspection.text import as_text, by_weight, given, weighed, word_records
 from lit_epgan.inspection.view import Findings, Panel, Users, View
-from lit_epgan.inspection.words import joined_share
+from lit_epgan.inspection.words import is_joined, joined_share
 
 
 class WordsView(View):
@@ -81,15 +81,20 @@ class WordsView(View):
         if not group.words:
             refused = f"no word has a count above {group.hitters.threshold:.1f}: nothing is shown"
             return Panel(group.name, refused=refused)
-        lines = [str(joined_share(group.words)), f"counts are off by {group.hitters.noise_multiplier:.1f}, as a rule"]
+        noise = f"noise of a standard deviation of {group.hitters.noise_multiplier:.1f} on each count"
         rows = [(visible(word), f"{count:.1f}") for word, count in group.words.items()]
-        return Panel(group.name, [*self._more(len(rows)), *lines], words=rows[: self.listed])
+        return self._listed(group.name, rows, [str(joined_share(group.words)), noise])
 
     def _public(self, public: Text, rule: Selection) -> Panel:
+        """Words that occur once are not listed: they would tell little, and there are many."""
         counts: Counter[str] = sum(weighed(public, rule), Counter())
-        rows = [(visible(word), f"{counts[word]:g}") for word in by_weight(counts)]
-        told = f"of {len(public.sentences)} sentences that anybody may see, and how often the words occur in them"
-        return Panel(PUBLIC, [*self._more(len(rows)), told], words=rows[: self.listed])
+        rows = [(visible(word), f"{counts[word]:g}") for word in by_weight(counts) if counts[word] > 1]
+        lines = [
+            f"{len(public.sentences)} sentences that anybody may see",
+            f"{len(counts)} different words as selected, {sum(map(is_joined, counts))} of them with a space",
+        ]
+        return self._listed(PUBLIC, rows, lines if rows else [*lines, "none of them occurs twice"])
 
-    def _more(self, number: int) -> list[str]:
-        return [f"and {number - self.listed} more"] if number > self.listed else []
+    def _listed(self, title: str, rows: list[tuple[str, str]], lines: list[str]) -> Panel:
+        more = [f"and {len(rows) - self.listed} more"] if len(rows) > self.listed else []
+        return Panel(title, [*more, *lines], words=rows[: self.listed])
