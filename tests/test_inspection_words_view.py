@@ -101,6 +101,9 @@ def test_a_page_lists_no_more_words_than_it_is_told_to(tmp_path) -> None:
     assert found.panels[0].words == [("a␣b", f"{1 + 30 / 3**0.5:.1f}")]
     assert found.panels[0].lines[0] == "and 1 more"
     assert len(found.kept["shown"]) == 3
+    all_of_them = WordsView(3, listed=2).look(Users(USERS, None, OutsideVocabulary()), asked(tmp_path)).panels[0]
+    assert len(all_of_them.words) == 2
+    assert "more" not in all_of_them.lines[0]
 
 
 def test_an_alarm_is_raised_exactly_where_a_joined_word_is_shown() -> None:
