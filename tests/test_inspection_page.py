@@ -37,7 +37,9 @@ def test_a_page_tells_the_price_and_what_is_left(budget, left, tmp_path):
     ask = Ask(Queries(Ledger(tmp_path / "ledger.jsonl"), budget=budget), 2.0, "a <look>")
     Ask(ask.queries, 4.0, "an <earlier> look")([torch.ones(1)])
     panels = [Panel("<b>", ["a line"], b"\x89PNG"), Panel("words", words=[("<w>", "3.0")]), Panel("few", refused="no")]
-    findings = Findings(panels, [replace(CHECK, alarm=True), CHECK], ["a sum"], ["look there"], "rates", "to read")
+    findings = Findings(
+        panels, [replace(CHECK, alarm=True, estimate=0.2), CHECK], ["a sum"], ["look there"], "rates", "to read"
+    )
     inspection = Inspection(WritersDataModule(), ImageView(), title="Why?", description="One.\n\nTwo.")
     html = page(inspection, findings, ask, "python -m lit_epgan inspect --x \udcff")
     cost = f"This inspection: {ask.price}".replace("'", "&#39;")
@@ -47,6 +49,11 @@ def test_a_page_tells_the_price_and_what_is_left(budget, left, tmp_path):
         assert expected in html, expected
     assert html.count("data:image/png") == 1
     assert html.count('tag alarm"') == 1
+    assert all(html.count(f'cx="{place}%"') == 1 for place in (75.0, 37.5))
+    assert '<div class="verdict alarm">' in html
+    nothing = page(inspection, Findings(panels), ask, "a command")
+    assert '<div class="verdict none">Nothing could be compared' in nothing
+    assert "The detectors" not in nothing
     assert "whoever knows the seed" not in html
     if budget is not None:
         total = ask.queries.ledger.read().total().epsilon

@@ -89,7 +89,7 @@ class ImageView(View):
 
     def _panel(self, group: Group, release: ImageRelease, q: float) -> Panel:
         users = group.users(q)
-        counted = f"{users.estimate:.0f} users ({max(0, users.low):.0f} to {users.high:.0f})"
+        counted = f"{max(0, users.estimate):.0f} users ({max(0, users.low):.0f} to {users.high:.0f})"
         if not enough(group, self.least, q):
             return Panel(group.name, [counted], refused=f"too small to be sure of {self.least} users: nothing is shown")
         lines = [counted]
