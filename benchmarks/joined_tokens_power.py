@@ -5,7 +5,7 @@ the 2,000 most frequent of their words. The others are asked once, at delta 1e-5
 space is shown. Sound tokens hold no space, so that without the fault there is nothing to find.
 
 PYTHONPATH=. python benchmarks/joined_tokens_power.py --output benchmarks/results/joined_tokens_power.md
-PYTHONPATH=. python benchmarks/joined_tokens_power.py --draws 0 --trie-draws 5 --output benchmarks/results/joined_tokens_trie.md
+TrieHH: --draws 0 --trie-draws 5 --output benchmarks/results/joined_tokens_trie.md
 """
 
 import contextlib
@@ -213,7 +213,7 @@ def by_share(found: dict[Any, int], draws: dict[Any, int], users: int) -> str:
         rows,
         f"Heavy hitters by one query, delta {DELTA:g}, one user's whole data set emptied, the Gaussian mechanism "
         f"exactly and half of delta for the selection. {users - PUBLIC} users; {draws[0]} draws of noise, public users "
-        f"and fault{f' ({draws[None]} for words anywhere)' if draws[None] else ''}.",
+        f"and fault ({draws[None]} for words anywhere).",
     )  # fmt: skip
 
 
