@@ -5,6 +5,7 @@ the 2,000 most frequent of their words. The others are asked once, at delta 1e-5
 space is shown. Sound tokens hold no space, so that without the fault there is nothing to find.
 
 PYTHONPATH=. python benchmarks/joined_tokens_power.py --output benchmarks/results/joined_tokens_power.md
+TrieHH: --draws 0 --trie-draws 5 --output benchmarks/results/joined_tokens_trie.md
 """
 
 import contextlib
@@ -104,15 +105,20 @@ class Corpus:
         return self.user[self.sentence][kept], word[kept]
 
 
-def joined_counts(users: np.ndarray, words: np.ndarray, m: int, joined: np.ndarray) -> np.ndarray:
-    """Counts of joined words, before noise; ``HeavyHitters.counts`` in numbers."""
-    held, times = np.unique(users * len(joined) + words, return_counts=True)
-    user, word = np.divmod(held, len(joined))
+def counted(users: np.ndarray, words: np.ndarray, m: int, size: int) -> np.ndarray:
+    """Of each of ``size`` words its count, before noise; ``HeavyHitters.counts`` in numbers."""
+    held, times = np.unique(users * size + words, return_counts=True)
+    user, word = np.divmod(held, size)
     order = np.lexsort((word, -times, user))
     user, word = user[order], word[order]
     rank = np.arange(len(user)) - np.searchsorted(user, user)
     given = np.minimum(np.bincount(user, minlength=1)[user], m)
-    counts = np.bincount(word[rank < m], weights=given[rank < m] ** -0.5, minlength=len(joined))
+    return np.bincount(word[rank < m], weights=given[rank < m] ** -0.5, minlength=size)
+
+
+def joined_counts(users: np.ndarray, words: np.ndarray, m: int, joined: np.ndarray) -> np.ndarray:
+    """Counts of the joined words that occur, before noise."""
+    counts = counted(users, words, m, len(joined))
     return counts[joined & (counts > 0)]
 
 
@@ -143,9 +149,9 @@ def found_by(hitters: Mapping[Any, HeavyHitters], counts: np.ndarray, m: int, dr
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--anywhere-draws", type=int, default=20, help="of words at any place")
+    parser.add_argument("--anywhere-draws", type=int, default=0, help="of words at any place, too")
     parser.add_argument("--clean-draws", type=int, default=200, help="without the fault")
-    parser.add_argument("--trie-draws", type=int, default=8)
+    parser.add_argument("--trie-draws", type=int, default=0, help="of TrieHH, too")
     args = parser.parse_args()
     texts = docstrings(Path(sysconfig.get_paths()["stdlib"]))
     hitters = {(e, m): HeavyHitters.within(e, DELTA, m) for e in EPSILONS for m in GIVEN}
@@ -170,14 +176,20 @@ def main() -> None:
                     few = users < n
                     for key, hit in found_by(hitters, joined_counts(users[few], words[few], m, corpus.joined), m, draw):
                         fewer[share, n, key] += hit
-    for draw in range(args.clean_draws):
-        shown_words = hitters[2.0, 5].find(Simulated(draw), drawn(texts, 0.0, 0, draw), "words")
-        alarms, shown = alarms + any(map(is_joined, shown_words)), shown + len(shown_words)
+    for draw in range(args.clean_draws if args.draws else 0):
+        order, each = corpus.order(draw), hitters[2.0, 5]
+        public, place_of = corpus.public(order), np.argsort(order) - PUBLIC
+        users, words = corpus.words(np.zeros(len(corpus.user), bool), 0)
+        outside = (place_of[users] >= 0) & ~public[words]
+        counts = counted(place_of[users][outside], words[outside], 5, len(corpus.joined))
+        noise = each.noise_multiplier * Simulated(draw).normal(len(counts), "clean").numpy()
+        above = (counts > 0) & (counts + noise > each.threshold)
+        alarms, shown = alarms + bool(above[corpus.joined].any()), shown + int(above.sum())
     table = by_share(found, draws, len(texts))
     table += f"\nWithout the fault, epsilon 2, 5 words: {alarms} of {args.clean_draws} draws "
     table += f"show a joined word (sound tokens hold no space), and {shown / max(1, args.clean_draws):.2f} others.\n\n"
     table += by_users(fewer, args.draws)
-    parts = [table] if args.draws else []
+    parts = [table] if max(draws.values()) else []
     parts += [trie(texts, args.trie_draws)] if args.trie_draws else []
     publish("\n".join(parts), args.output)
 
@@ -220,8 +232,7 @@ def by_users(fewer: dict[Any, int], draws: int) -> str:
 
 def trie(texts: dict[str, Any], draws: int) -> str:
     """What TrieHH needs: users are repeated until there are enough."""
-    lines = ["| share of sentences | epsilon | theorem 1 holds from | users with 95 % power | cohort, votes |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    rows = []
     for share in (1.0, 0.1):
         bases = [drawn(texts, share, 0, draw) for draw in range(draws)]
         for epsilon in EPSILONS:
@@ -241,10 +252,13 @@ def trie(texts: dict[str, Any], draws: int) -> str:
                     enough = f"{n:,}"
                     break
                 enough, n = f"more than {n:,}", 2 * n
-            lines.append(f"| {100 * share:g} % | {epsilon:g} | {least:,} | {enough} | {size} |")
-    return (
+            rows.append([f"{100 * share:g} %", f"{epsilon:g}", f"{least:,}", enough, size])
+    return markdown(
+        "First tokens joined, and what TrieHH needs",
+        ["share of sentences", "epsilon", "theorem 1 holds from", "users with 95 % power", "cohort, votes"],
+        rows,
         f"TrieHH on words at the first place, {LETTERS} letters at most, delta {DELTA:g}; {draws} draws. There are not "
-        "as many users: those there are were repeated, in steps of twice as many.\n\n" + "\n".join(lines) + "\n"
+        "as many users: those there are were repeated, in steps of twice as many.",
     )
 
 

@@ -15,6 +15,23 @@ Sentence = Sequence[str]  # tokens
 LEVELS = ("words", "characters")
 
 
+class Text(TokenSequences):
+    """One user's sentences: as the numbers that a model learns from, and as the words that they are.
+
+    Args:
+        sentences: tokens each.
+        vocabulary: the words that have a number of their own.
+        sequences: what ``TokenSequences`` takes.
+
+    Attributes:
+        sentences, vocabulary: see above.
+    """
+
+    def __init__(self, sentences: Sequence[Sentence], vocabulary: WordSymbols, *sequences: Any) -> None:
+        super().__init__(*sequences)
+        self.sentences, self.vocabulary = sentences, vocabulary
+
+
 class TextDataModule(FederatedDataModule):
     """Users and their sentences, from ``users()`` of a subclass.
 
@@ -101,14 +118,14 @@ class TextDataModule(FederatedDataModule):
     def _with_fault(self, name: str, sentences: Sequence[Sentence]) -> list[Sentence]:
         return with_joined(sentences, self.joined, generator_for(self.split_seed, name, "joined"))
 
-    def _sequences(self, sentences: Sequence[Sentence], words: WordSymbols) -> TokenSequences:
+    def _sequences(self, sentences: Sequence[Sentence], words: WordSymbols) -> Text:
         symbols = self.symbols
         assert symbols is not None
         if isinstance(symbols, ByteSymbols):
             numbers = [symbols.encode(word) for sentence in sentences for word in sentence if word not in words]
         else:
             numbers = [symbols.encode(sentence) for sentence in sentences]
-        return TokenSequences(numbers, len(symbols) - 2, len(symbols) - 1, self.longest)
+        return Text(sentences, words, numbers, len(symbols) - 2, len(symbols) - 1, self.longest)
 
 
 def with_joined(sentences: Sequence[Sentence], share: float, generator: torch.Generator) -> list[Sentence]:

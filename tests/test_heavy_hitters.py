@@ -59,6 +59,20 @@ def test_noise_and_selection_together_keep_the_stated_epsilon(epsilon: float) ->
     assert of_noise(epsilon * 0.98) > delta / 2  # z is not larger than it takes
 
 
+def test_what_a_query_costs_where_a_user_is_replaced() -> None:
+    """Twice the shift, and twice the chance that a word of its own is shown."""
+    hitters = HeavyHitters.within(2.0, 1e-5, 5, "replace_one")
+    assert hitters.delta == pytest.approx(2.5e-6)
+    assert 1.99 < spent([hitters.releases], 1e-5, "replace_one").epsilon <= 2
+
+
+def test_the_answer_does_not_depend_on_who_comes_first(tmp_path: Path) -> None:
+    users, hitters = [["b", "c"], ["a"], ["c"], ["a", "b"]] * 4, HeavyHitters(2, 0.5, 0.4)
+    answers = [hitters.find(queries(tmp_path, noise_seed=1), own, "words") for own in (users, users[::-1])]
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 3
+
+
 def test_a_user_gives_its_first_different_words_with_a_joint_norm_of_one(tmp_path: Path) -> None:
     users = [["a", "b", "a", "c"]] * 9 + [["a"]] * 2 + [["d"], []]
     found = HeavyHitters(2, 1e-6, 1e-3).find(queries(tmp_path), users, "words")

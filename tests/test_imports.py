@@ -102,6 +102,7 @@ def test_rooms_import_one_way() -> None:
         "lit_epgan.embedding",
         "lit_epgan.privacy",
         "lit_epgan.datamodules.base",
+        "lit_epgan.datamodules.text",
         "lit_epgan.callbacks.pictures",
     )
     assert_imports_only("lit_epgan.inspection", allowed=("lit_epgan.inspection", *inspects))

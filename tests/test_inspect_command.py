@@ -37,7 +37,7 @@ def test_an_inspection_from_the_command_to_the_page(folder, capsys):
     assert "too small to be sure of 10 users" in html
     assert "http" not in html
     for words in (
-        "comparisons raise an alarm",
+        "detectors raise an alarm",
         "whoever knows the seed",
         "low accuracy",
         "--price.epsilon 8",

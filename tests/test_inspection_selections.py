@@ -16,6 +16,7 @@ from lit_epgan.inspection import (
     UsersByAccuracy,
     Where,
 )
+from lit_epgan.inspection.features import ImageFeatures
 from lit_epgan.inspection.records import Records, blocks
 from lit_epgan.inspection.selections import accuracy
 from lit_epgan.privacy import Ledger, Queries
@@ -71,6 +72,26 @@ def test_what_public_data_do_not_have_weighs_most():
         UnlikePublic().settle(lambda: iter(()), None, None)
 
 
+@pytest.mark.parametrize(("quantile", "sharpness"), [(0.05, 1.0), (0.4, 8.0)])
+def test_weights_are_powers_of_the_density_by_the_equation(quantile, sharpness):
+    generator = torch.Generator().manual_seed(0)
+    public, private = (torch.rand(n, 1, 8, 8, generator=generator) - 0.9 for n in (20, 30))
+    private[15:] *= -1
+    phi = ImageFeatures.of((1, 8, 8), 256)
+    mean = phi(public[0::2]).mean(0)
+    c, p = (phi(public[1::2]) @ mean).quantile(quantile), phi(private) @ mean
+    expected = torch.where(p <= c, 1.0, (c / p) ** sharpness)
+    selection = UnlikePublic(quantile, sharpness)
+    selection.settle(lambda: iter(()), Records((public,), torch.zeros(20).long(), 1), None)
+    found = selection.weights(Records((private,), torch.zeros(30).long(), 1))
+    torch.testing.assert_close(found, expected[:, None])
+    assert (expected < 1).any()
+    assert (expected == 1).any()
+    assert selection.at_least == 5
+    with pytest.raises(UserError, match="needs public data"):
+        selection.settle(lambda: iter(()), Records((public[:19],), torch.zeros(19).long(), 1), None)
+
+
 def test_quantiles_cost_their_share(tmp_path):
     """Eleven users right on 0, 1, ..., 10 of 10 examples; next to no noise."""
     right = torch.arange(11).repeat_interleave(10) > torch.arange(10).repeat(11)
@@ -90,7 +111,7 @@ def test_parts_of_a_price_add_up(tmp_path):
     ask = Ask(Queries(Ledger(tmp_path / "ledger.jsonl")), 2.0, "a trial")
     for share in (0.2, 0.8):
         ask.part(share, f"{share}")([torch.ones(2)])
-    assert ask.queries.ledger.read().total().epsilon == pytest.approx(ask.queries.price(2.0).epsilon)
+    assert ask.queries.ledger.read().total().epsilon == pytest.approx(ask.price.epsilon)
 
 
 def test_records_come_block_by_block():
@@ -118,6 +139,8 @@ def test_records_come_block_by_block():
         (lambda: Slice([1], entry=4).weights(RECORDS), "asks for entry 4"),
         (lambda: Misclassified().weights(Records(RECORDS.entries, USER, 4)), "give one, as primary"),
         (lambda: UnlikePublic(sharpness=0), "above 0"),
+        (lambda: UnlikePublic(quantile=1.0), "a share between 0 and 1"),
+        (lambda: UnlikePublic(quantile=0.0), "a share between 0 and 1"),
         (lambda: Records.of([TensorDataset(torch.zeros(0, 1))]), "no record"),
         (lambda: Records.of([[{"x": 1.0}]]), "tensors, or tuples"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_epgan.inspection.words import joined_share, share_outside, words_outside
+from lit_epgan.inspection.words import JoinedShare, joined_share, share_outside, words_outside
 
 SENTENCES = [["the", "b", "a"], ["b a", "the"], ["b a", "b"], ["c"]]
 
@@ -27,4 +27,6 @@ def test_the_share_of_joined_words_has_its_interval() -> None:
     assert (found.low, found.high) == pytest.approx((0.094299, 0.991596), abs=1e-6)  # of a table
     assert str(found) == "2 of 3 words shown are joined: 67 % (95 %: 9 to 99 %)"
     assert joined_share([" a"]).joined == 0
+    assert joined_share([]) == JoinedShare(0, 0, 0.0, 1.0, 0.95)
     assert str(joined_share([])) == "no word was shown"
+    assert "(99 %: " in str(joined_share(["a b"], 0.99))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy import Ledger, Queries
+from lit_epgan.privacy import Ledger, Queries, Releases
 
 
 def queries(tmp_path, **settings):
@@ -35,9 +35,9 @@ def test_every_answer_stands_in_the_ledger_and_disjoint_groups_do_not_add_up(tmp
         asked.sum([torch.ones(2)], 2.0, "embedding", group)
     book = asked.ledger.read()
     assert [a.made for a in book.accounts.values()] == [1, 1]
-    assert book.total() == asked.price(2.0)
+    assert book.total() == asked.price(Releases(2.0))
     asked.sum([torch.ones(1)], 2.0, "how many", "low")
-    assert asked.ledger.read().total() == asked.price(2.0, 2)
+    assert asked.ledger.read().total() == asked.price(Releases(2.0, 2))
 
 
 def test_what_passes_the_budget_reads_nothing(tmp_path):

@@ -49,10 +49,10 @@ def inspect(args: list[str]) -> int:
     inspection = Inspection(**vars(_built(parser, config)))
     with locked(folder, "--output"):
         ask = inspection.ask(folder.name, folder)
-        say(f"This inspection will have cost {ask.queries.price(ask.noise_multiplier)}.")
+        say(f"This inspection will have cost {ask.price}.")
         findings = inspection.run(ask, say)
         _keep_earlier(folder)
-        tensor_file.save(findings.tensors, folder / RELEASED)
+        tensor_file.save(findings.kept, folder / RELEASED)
         command = " ".join(["python -m lit_epgan inspect", *args])
         write_text(folder / PAGE, page(inspection, findings, ask, command))
     show(findings, Console())
@@ -65,7 +65,7 @@ def inspect(args: list[str]) -> int:
 def show(findings: Findings, console: Console) -> None:
     """Print the detectors, and what to look at next."""
     table = Table(title=verdict(findings.checks), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for heading in ("comparison", "difference", "interval", ""):
+    for heading in ("detector", "estimate", "interval", ""):
         table.add_column(heading, overflow="fold")
     for check in findings.checks:
         interval = f"{check.low:+.2f} to {check.high:+.2f}"

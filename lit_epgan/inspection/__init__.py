@@ -14,7 +14,9 @@ from lit_epgan.inspection.selections import (
     UsersByAccuracy,
     Where,
 )
+from lit_epgan.inspection.text import OutsideVocabulary
 from lit_epgan.inspection.view import Check, Findings, Panel, Users, View
+from lit_epgan.inspection.words_view import WordsView
 
 __all__ = [
     "Ask",
@@ -24,6 +26,7 @@ __all__ = [
     "ImageView",
     "Inspection",
     "Misclassified",
+    "OutsideVocabulary",
     "Panel",
     "Price",
     "Selection",
@@ -35,4 +38,5 @@ __all__ = [
     "UsersByAccuracy",
     "View",
     "Where",
+    "WordsView",
 ]

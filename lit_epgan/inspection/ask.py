@@ -1,13 +1,18 @@
 """A question about users whose price is fixed beforehand."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from lit_epgan.privacy.accountant import Spent
 from lit_epgan.privacy.book import EVERYONE
+from lit_epgan.privacy.heavy_hitters import HeavyHitters
 from lit_epgan.privacy.queries import Queries
+from lit_epgan.privacy.releases import Releases
+
+Words = Sequence[tuple[int, str]]  # the group's number, and a word
 
 
 @dataclass(frozen=True)
@@ -19,12 +24,24 @@ class Ask:
         noise_multiplier: z: one answer with it, or several with parts of it, cost the same.
         what: the inspection, for whoever reads the ledger.
         group: the users.
+        delta: of one selection of words, beside the noise; 0 where none is asked for.
     """
 
     queries: Queries
     noise_multiplier: float
     what: str
     group: str = EVERYONE
+    delta: float = 0.0
+
+    @property
+    def releases(self) -> Releases:
+        """What it will have released, all parts together."""
+        return Releases(self.noise_multiplier, delta=self.delta)
+
+    @property
+    def price(self) -> Spent:
+        """What that costs."""
+        return self.queries.price(self.releases)
 
     def part(self, share: float, what: str) -> "Ask":
         """A question that costs this share of the price: z / sqrt(share).
@@ -40,3 +57,23 @@ class Ask:
             UserError: the budget would be passed, or there is no user.
         """
         return self.queries.sum(vectors, self.noise_multiplier, self.what, self.group)
+
+    def hitters(self, words: int) -> HeavyHitters:
+        """How words are selected of which a user gives so many.
+
+        Raises:
+            UserError: the price has no delta for it, or ``words`` is below 1.
+        """
+        return HeavyHitters(words, self.noise_multiplier, self.delta)
+
+    def shown(self, users: Iterable[Words], words: int) -> dict[tuple[int, str], float]:
+        """The words that many users give, with their noised counts, the greatest first; it is asked for once.
+
+        Args:
+            users: what each user gives, what it would rather give first.
+            words: of each user, at most.
+
+        Raises:
+            UserError: the budget would be passed, or there is no user.
+        """
+        return self.hitters(words).find(self.queries, users, self.what, self.group)

@@ -79,13 +79,17 @@ class ImageView(View):
             released=release.told(ask.noise_multiplier),
             look_next=look_next(detections, [panel.title for panel in panels if panel.refused]),
             rates="If no group differs from another, or from the public data, by more than the tolerance, an "
-            f"inspection raises any alarm at a rate of at most {self.false_alarms:.2g}, each comparison at {each:.2g}.",
-            tensors={"released": total},
+            f"inspection raises any alarm at a rate of at most {self.false_alarms:.2g}, each comparison at {each:.2g}. "
+            "The intervals know the noise exactly; the users are those that were asked.",
+            reading="What stands under a group of users is drawn or computed from the noised sum alone: pictures are "
+            "points whose mean embedding is the group's, and belong to nobody. Numbers are means over users, with the "
+            "limits that the noise leaves.",
+            kept={"released": total},
         )
 
     def _panel(self, group: Group, release: ImageRelease, q: float) -> Panel:
         users = group.users(q)
-        counted = f"{users.estimate:.0f} users ({max(0, users.low):.0f} to {users.high:.0f})"
+        counted = f"{max(0, users.estimate):.0f} users ({max(0, users.low):.0f} to {users.high:.0f})"
         if not enough(group, self.least, q):
             return Panel(group.name, [counted], refused=f"too small to be sure of {self.least} users: nothing is shown")
         lines = [counted]

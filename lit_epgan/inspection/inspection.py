@@ -14,7 +14,7 @@ from lit_epgan.inspection.primary import Primary, loaded, trained
 from lit_epgan.inspection.records import Records
 from lit_epgan.inspection.selections import Everyone, Selection
 from lit_epgan.inspection.view import Findings, Users, View
-from lit_epgan.privacy.accountant import Spent, noise_multiplier_for
+from lit_epgan.privacy.accountant import MOVES, Spent, noise_multiplier_for
 from lit_epgan.privacy.book import EVERYONE
 from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.queries import Queries
@@ -92,9 +92,11 @@ class Inspection:
         price = self.price
         ledger = Ledger(price.ledger or folder / "privacy.jsonl")
         queries = Queries(ledger, price.delta, price.relation, price.budget, price.noise_seed)
-        z = noise_multiplier_for(price.epsilon, price.delta, lambda z: [Releases(z)], price.relation)
-        queries.refuse_beyond_budget(z, price.group)
-        return Ask(queries, z, f"inspection {name} ({self.rule})", price.group)
+        own = self.view.delta_share * price.delta / MOVES[price.relation]
+        z = noise_multiplier_for(price.epsilon, price.delta, lambda z: [Releases(z, delta=own)], price.relation)
+        ask = Ask(queries, z, f"inspection {name} ({self.rule})", price.group, own)
+        queries.refuse_beyond_budget(ask.releases, price.group)
+        return ask
 
     def run(self, ask: Ask, say: Callable[[str], None] = lambda sentence: None) -> Findings:
         """Read the data, ask, and say what the answers tell.
@@ -129,4 +131,4 @@ class Inspection:
 
 def paid(ask: Ask) -> tuple[Spent, Spent]:
     """What the inspection has cost, and what the ledger has of its users in all."""
-    return ask.queries.price(ask.noise_multiplier), ask.queries.ledger.read().spent(ask.group)
+    return ask.price, ask.queries.ledger.read().spent(ask.group)

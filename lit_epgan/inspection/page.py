@@ -56,8 +56,8 @@ def verdict(checks: Sequence[Check]) -> str:
     if not checks:
         return "Nothing could be compared"
     if not alarms:
-        return f"No alarm in {len(checks)} comparisons"
-    return f"{alarms} of {len(checks)} comparisons raise an alarm"
+        return f"No alarm from {len(checks)} detectors"
+    return f"{alarms} of {len(checks)} detectors raise an alarm"
 
 
 def drawn(check: Check) -> dict[str, float]:

@@ -74,7 +74,11 @@ def loaded(module: LightningModule, checkpoint: str | Path) -> LightningModule:
     content = tensor_file.load(checkpoint)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise UserError(f"the checkpoint {checkpoint} holds no state_dict, as Lightning writes it")
-    module.load_state_dict(content["state_dict"])
+    try:
+        module.load_state_dict(content["state_dict"])
+    except RuntimeError as error:
+        first = next(line.strip() for line in [*str(error).splitlines()[1:], str(error)] if line.strip())
+        raise UserError(f"the checkpoint {checkpoint} is of another model than primary: {first}") from error
     return module
 
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -49,7 +49,7 @@ class Panel:
         title: of the group.
         lines: what is known of it.
         picture: a PNG's bytes, if there is one.
-        words: a list with a number each, if there is one.
+        words: with a noised count each, if there are any.
         refused: why nothing is shown, if so.
     """
 
@@ -95,7 +95,8 @@ class Findings:
         released: sentences: what has left the users.
         look_next: sentences: what to look at next.
         rates: a sentence on the detectors together.
-        tensors: what was released, to keep.
+        reading: how the groups are to be read.
+        kept: what was released: tensors, numbers and text, for a file.
     """
 
     panels: list[Panel] = field(default_factory=list)
@@ -103,11 +104,18 @@ class Findings:
     released: list[str] = field(default_factory=list)
     look_next: list[str] = field(default_factory=list)
     rates: str = ""
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    reading: str = ""
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 class View(ABC):
-    """One kind of data."""
+    """One kind of data.
+
+    Attributes:
+        delta_share: the share of the inspection's delta that a selection of words takes (``Ask.shown``); else 0.
+    """
+
+    delta_share: float = 0.0
 
     @abstractmethod
     def look(self, users: Users, ask: Ask) -> Findings:

@@ -53,13 +53,15 @@ class JoinedShare:
 
     Attributes:
         joined, shown: their numbers.
-        low, high: Clopper and Pearson's 95 % interval of the share, in [0, 1].
+        low, high: Clopper and Pearson's interval of the share, in [0, 1].
+        level: of the interval.
     """
 
     joined: int
     shown: int
     low: float
     high: float
+    level: float
 
     @property
     def share(self) -> float:
@@ -70,13 +72,14 @@ class JoinedShare:
         if not self.shown:
             return "no word was shown"
         share, low, high = (f"{100 * value:.0f}" for value in (self.share, self.low, self.high))
-        return f"{self.joined} of {self.shown} words shown are joined: {share} % (95 %: {low} to {high} %)"
+        interval = f"{100 * self.level:.4g} %: {low} to {high} %"
+        return f"{self.joined} of {self.shown} words shown are joined: {share} % ({interval})"
 
 
-def joined_share(shown: Collection[str]) -> JoinedShare:
-    """Of words that were shown, by heavy hitters or by a model: how many are joined, with an interval."""
+def joined_share(shown: Collection[str], level: float = 0.95) -> JoinedShare:
+    """Of words that were shown, by heavy hitters or by a model: how many are joined, with an interval of ``level``."""
     joined = sum(map(is_joined, shown))
     if not shown:
-        return JoinedShare(0, 0, 0.0, 1.0)
-    interval = binomtest(joined, len(shown)).proportion_ci(0.95, "exact")
-    return JoinedShare(joined, len(shown), float(interval.low), float(interval.high))
+        return JoinedShare(0, 0, 0.0, 1.0, level)
+    interval = binomtest(joined, len(shown)).proportion_ci(level, "exact")
+    return JoinedShare(joined, len(shown), float(interval.low), float(interval.high), level)

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +14,8 @@ from lit_epgan.privacy.accountant import MOVES, noise_multiplier_for
 from lit_epgan.privacy.book import EVERYONE
 from lit_epgan.privacy.queries import Queries
 from lit_epgan.privacy.releases import Relation, Releases
+
+Word = TypeVar("Word", str, tuple[int, str])  # a word, or a group's number and a word
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,14 @@ class HeavyHitters:
         return 1 / math.sqrt(k) - self.noise_multiplier * NormalDist().inv_cdf(tail)
 
     def find(
-        self, queries: Queries, users: Iterable[Sequence[str]], what: str, group: str = EVERYONE
-    ) -> dict[str, float]:
+        self, queries: Queries, users: Iterable[Sequence[Word]], what: str, group: str = EVERYONE
+    ) -> dict[Word, float]:
         """The words that are shown and their noised counts, the greatest first.
 
         Args:
             queries: pays for it, and draws the noise.
-            users: each user's words, those first that it would rather give; read after the ledger has allowed it.
+            users: each user's words, those first that it would rather give; read after the ledger has allowed it. Words
+                of several groups of users, or of texts, are asked for at once as (group, word).
             what: what is asked, for whoever reads the ledger.
             group: the users that are asked.
 
@@ -105,9 +109,9 @@ class HeavyHitters:
         shown = {word: count for word, count in noised.items() if count > self.threshold}
         return dict(sorted(shown.items(), key=lambda item: -item[1]))
 
-    def counts(self, users: Iterable[Sequence[str]]) -> dict[str, float] | None:
+    def counts(self, users: Iterable[Sequence[Word]]) -> dict[Word, float] | None:
         """Of the words that users give the sum of their weights, without noise: nothing to show; None of no user."""
-        counts: dict[str, float] = defaultdict(float)
+        counts: dict[Word, float] = defaultdict(float)
         user = None
         for user in users:
             given = list(dict.fromkeys(user))[: self.words]

@@ -86,17 +86,17 @@ class Queries:
         finally:
             self.ledger.end(name)  # what was planned and not released is free again
 
-    def refuse_beyond_budget(self, noise_multiplier: float, group: str = EVERYONE) -> None:
-        """Look whether one answer would pass the budget, so that nothing is prepared in vain.
+    def refuse_beyond_budget(self, planned: Releases, group: str = EVERYONE) -> None:
+        """Look whether answers would pass the budget, so that nothing is prepared in vain.
 
         Raises:
             UserError: it would, or the budget is another than the ledger's.
         """
-        self.ledger.refuse_beyond_budget(Releases(noise_multiplier), group, self._budget)
+        self.ledger.refuse_beyond_budget(planned, group, self._budget)
 
-    def price(self, noise_multiplier: float, count: int = 1) -> Spent:
-        """What ``count`` answers about the same users cost together."""
-        return spent([Releases(noise_multiplier, count)], self.delta, self.relation)
+    def price(self, *answers: Releases) -> Spent:
+        """What answers about the same users cost together."""
+        return spent(answers, self.delta, self.relation)
 
     def normal(self, size: int, what: str, group: str = EVERYONE) -> Tensor:
         """Standard normal noise (size,), float64, of an answer."""
