@@ -94,6 +94,15 @@ def test_no_record_moves_the_sum_by_more_than_the_bound(x: list[float], y: float
     assert float(moved) <= bound * (1 + 1e-5)
 
 
+def test_many_small_entries_beside_large_ones_count_in_the_norm() -> None:
+    """A record's gradient is the record itself: in one running sum of single precision the small ones would be lost."""
+    x = torch.full((1, 2**20 + 1), 0.02)
+    x[:, :128] = 100.0
+    network = nn.Linear(x.shape[1], 1, bias=False)
+    found = ClippedGradients(network, lambda batch: network(batch).sum(), 1.0).sum(x)
+    torch.testing.assert_close(found.double(), x[0].double() / x.double().norm(), rtol=1e-5, atol=0.0)
+
+
 def test_a_loss_that_compares_records_has_each_by_itself() -> None:
     """Whatever the loss does with a batch, it is asked for one record at a time."""
     network = nn.Linear(4, 2).double()
