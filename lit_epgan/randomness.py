@@ -101,4 +101,4 @@ def secure_uniform(n: int) -> torch.Tensor:
     if n == 0:
         return torch.zeros(0, dtype=torch.float64)
     words = torch.frombuffer(bytearray(os.urandom(8 * n)), dtype=torch.int64)
-    return ((words & (2**52 - 1)).double() + 0.5) / 2**52
+    return words.bitwise_and_(2**52 - 1).double().add_(0.5).div_(2**52)

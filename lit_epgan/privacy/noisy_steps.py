@@ -115,11 +115,10 @@ class NoisySteps(Work):
         held = Held(network)
         total = clipped.sum(self._records)
         held.refuse_more()
-        noise = self.normal(sum(part.numel() for part in total)) * self.deviation
-        parts = noise.to(total[0].device).split([part.numel() for part in total])
-        noised = [(t.double() + n.view_as(t)).to(t.dtype) / self.expected for t, n in zip(total, parts, strict=True)]
+        noise = self.normal(len(total)).to(total.device) * self.deviation
+        noised = (total.double() + noise).to(total.dtype) / self.expected
         share, others = (1.0, None) if self._automatic else _others(batch)
-        own: Tensor = _Given.apply([share * part for part in noised], *clipped.parameters)
+        own: Tensor = _Given.apply(clipped.parts(share * noised), *clipped.parameters)
         return own if others is None else own + loss(others)
 
 
