@@ -113,11 +113,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--server-steps", type=int, default=16, help="in a round")
     parser.add_argument("--rate", type=float, default=0.1)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=5, help="0 counts users alone")
     parser.add_argument("--epsilons", type=float, nargs="*", default=EPSILONS)
     parser.add_argument("--more", type=float, nargs="*", default=[1.0], help="times the simulation's noise")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
+    if not args.runs:  # the simulation of inverted_pixels.py has found the fault
+        users = grouped(args.writers, Run(NO_NOISE, 1.0, True, 0))
+        publish(needed(args, RATIO, min(map(len, users)) / args.writers), args.output)
+        return
     levels = [(NO_NOISE, more) for more in args.more] + [(epsilon, 1.0) for epsilon in args.epsilons]
     runs = [Run(*level, faulty, seed) for seed in range(args.runs) for level in levels for faulty in (True, False)]
     results: dict[tuple[float, float, bool], list[Found]] = defaultdict(list)
@@ -147,23 +151,23 @@ def main() -> None:
         f"every round (Gaussian mechanism, exactly). False alarms {FALSE_ALARMS:.0%} by a bound for a normal "
         "variable's next value.",
     )
-    second = "\n" + needed(args, working, results[NO_NOISE, args.more[0], True]) if working else ""
-    publish(first + second, args.output)
+    share = min(min(each.users) for each in results[*levels[0], True]) / args.writers
+    publish("\n".join([first, *([needed(args, max(working), share)] if working else [])]), args.output)
 
 
-def needed(args: argparse.Namespace, working: list[float], found: list[Found]) -> str:
-    """The users for whom the largest noise that finds the fault has a guarantee."""
-    share = min(min(each.users) for each in found) / args.writers
+def needed(args: argparse.Namespace, ratio: float, share: float) -> str:
+    """The users for whom noise that finds the fault has a guarantee."""
     rows = []
     for epsilon in EPSILONS:
-        group = everyone(max(working), args.rounds, epsilon, DELTA)
+        group = everyone(ratio, args.rounds, epsilon, DELTA)
         rows.append([f"{epsilon:g}", f"{group:,}", f"{round(group / share):,}"])
     return markdown(
-        "How many users it takes",
+        "How many users DP-FedAvg-GAN takes",
         ["epsilon", "users of the smaller group", "users in all"],
         rows,
-        f"Not run: counted. z / users a round = {max(working):g} in {args.rounds} rounds in which everyone takes part; "
-        f"the smaller group is {share:.0%} of the users.",
+        f"Not run: counted. z / users a round = {ratio:g}, as in the simulation that finds the fault, and {args.rounds} "
+        f"rounds in which everyone takes part; delta {DELTA:g}, one user's data set emptied, Gaussian mechanism "
+        f"exactly. The smaller group is {share:.0%} of the users.",
     )
 
 
