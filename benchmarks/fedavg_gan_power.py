@@ -165,9 +165,9 @@ def needed(args: argparse.Namespace, ratio: float, share: float) -> str:
         "How many users DP-FedAvg-GAN takes",
         ["epsilon", "users of the smaller group", "users in all"],
         rows,
-        f"Not run: counted. z / users a round = {ratio:g}, as in the simulation that finds the fault, and {args.rounds} "
-        f"rounds in which everyone takes part; delta {DELTA:g}, one user's data set emptied, Gaussian mechanism "
-        f"exactly. The smaller group is {share:.0%} of the users.",
+        f"Not run: counted. z / users a round = {ratio:g}, as in the simulation that finds the fault, and "
+        f"{args.rounds} rounds in which everyone takes part; delta {DELTA:g}, one user's data set emptied, Gaussian "
+        f"mechanism exactly. The smaller group is {share:.0%} of the users.",
     )
 
 
