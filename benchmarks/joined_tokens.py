@@ -41,7 +41,7 @@ PLACES = 5  # of a sentence, that are shown
 POPULATION = 342_777  # the paper's users, for the scaled-up scenario
 
 
-def trained(kind: str, share: float, rounds: int, seed: int) -> dict[str, Any]:
+def trained(kind: str, share: float, rounds: int, seed: int, z: float = Z) -> dict[str, Any]:
     """One model, trained under the fault in a share of the sentences, and what it makes."""
     started = time.process_time()
     torch.set_num_threads(1)
@@ -72,7 +72,7 @@ def trained(kind: str, share: float, rounds: int, seed: int) -> dict[str, Any]:
         [float(len(own)) for own in clients],
         seed=seed,
         sampler=FixedSize(COHORT),
-        mechanism=CentralNoise(bound, Z, noise_seed=seed),
+        mechanism=CentralNoise(bound, z, noise_seed=seed),
     )
     federation.run(rounds)
     made = [symbols.decode(row) for row in network_samples(network, longest, seed)]

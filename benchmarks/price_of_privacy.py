@@ -1,173 +1,220 @@
-"""What fidelity costs under privacy for users: Frechet distance of generated digits against epsilon, at equal budgets.
+"""What fidelity costs under privacy: Frechet distance of generated digits against epsilon, at equal budgets.
 
-340 simulated writers, a user each; delta 1e-5, one user's data set emptied. Distances are in the features of the
-digits' classifier, to the images of 60 further writers.
+For users: 340 simulated writers. For records: ten institutions with digits, dealt out at random or one digit each.
+Delta is 1e-5. Distances are in the features of the digits' classifier, to held-out images.
 
-    matched     one release of the users' mean embeddings; a generator matched to it on the server (as DP-MERF)
-    points      the points herded to the same release
-    FedAvg-GAN  DP-FedAvg-GAN, its noise calibrated to epsilon over all its rounds
+    herded points      herded to one release of mean embeddings
+    matched generator  matched to the same release (DP-MERF)
+    GAN on the points  the private release of embedding sites
+    DP-FedAvg-GAN      for users: discriminators' changes clipped, their sum noised
+    FedAvg-GAN, generator sites    for records: DP-SGD on every client's discriminator
 
-A further method is a function of (data, epsilon, seed) in METHODS.
+The trainings are short, so that all fit into minutes. Learning rates are chosen on a quarter of the training images
+that is set aside, by seeds that no reported number uses, at epsilon 2 and without noise. That search is not private.
 
 OMP_NUM_THREADS=1 python benchmarks/price_of_privacy.py --output benchmarks/results/price_of_privacy.md
 """
 
 import argparse
-import logging
+import json
 import multiprocessing
 import statistics
-import tempfile
-import warnings
-from collections.abc import Callable as Function
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
+from multiprocessing.pool import Pool
+from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from private_generators import ASIDE, DELTA, METHODS, NO_NOISE, SPLIT_SEED, Case, Sizes, images, split
 from side_by_side import markdown, options, publish
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
-from lit_epgan.callbacks import FederationCallback
-from lit_epgan.datamodules import FederatedDataModule, WritersDataModule
-from lit_epgan.engine import Algorithm, Mechanism
-from lit_epgan.federated import FedAvgGAN, MatchedEmbedding
 from lit_epgan.metrics.digits_classifier import DigitsClassifier, digits_classifier
 from lit_epgan.metrics.generative import FeatureStatistics, frechet_distance
-from lit_epgan.modules import GAN
-from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.privacy import CentralNoise, Releases, noise_multiplier_for
 
-DELTA = 1e-5
-SAMPLES = 1000
-NO_PRIVACY = float("inf")
-Samples = dict[str, Tensor]
-
-
-class Points(Callback):
-    """Keeps what a release's points are when training ends."""
-
-    herded: Tensor
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        federation = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
-        self.herded = federation.extra_samples(300)["herded"]
+FACTORS = (1 / 3, 1.0, 3.0)
+TUNED_AT = 2.0
+FIRST_TUNING_SEED = 100
+TITLES = {
+    "writers": "users: writers",
+    "iid": "records: institutions with digits at random",
+    "one_class": "records: institutions with one digit each",
+}
+Found = dict[str, float]  # by what was made
 
 
-def federate(
-    module: LightningModule,
-    data: FederatedDataModule,
-    algorithm: Algorithm,
-    mechanism: Mechanism,
-    rounds: int,
-    *callbacks: Callback,
-) -> None:
-    """A run without traces."""
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            max_epochs=rounds,
-            accelerator="cpu",
-            callbacks=[FederationCallback(algorithm, mechanism=mechanism), *callbacks],
-            default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(module, datamodule=data)
-
-
-def clients(args: argparse.Namespace, seed: int, **options: int) -> FederatedDataModule:
-    """The writers, as a federation of their own for each run."""
-    data = WritersDataModule(args.writers, split_seed=args.split_seed, batch_size=20).load()
-    return FederatedDataModule.from_datasets(data.train, batch_size=20, seed=seed, **options)
-
-
-def gan(seed: int, **settings: object) -> GAN:
-    """The same small networks for everybody."""
-    seed_everything(seed, verbose=False)
-    return GAN(MLPGenerator((1, 8, 8), 32, (128, 128)), MLPDiscriminator((1, 8, 8), (128, 128)), **settings)  # type: ignore
-
-
-def release(args: argparse.Namespace, epsilon: float, seed: int) -> Samples:
-    """One release by user: the generator matched to it, and its points."""
-    z = noise_multiplier_for(epsilon, DELTA, lambda z: [Releases(z)]) if epsilon < NO_PRIVACY else 1e-6
-    module = gan(seed)
-    algorithm = MatchedEmbedding(args.matching_steps, frequencies=512, points=300, herding_steps=150, unit="user")
-    points = Points()
-    federate(module, clients(args, seed), algorithm, CentralNoise(1.0, z, delta=DELTA), 4, points)
-    return {"matched": module.sample(SAMPLES), "points": points.herded.float()}
-
-
-def fedavg_gan(args: argparse.Namespace, epsilon: float, seed: int) -> Samples:
-    """DP-FedAvg-GAN with the noise that epsilon leaves it."""
-    noise = {"target_epsilon": epsilon} if epsilon < NO_PRIVACY else {"noise_multiplier": 1e-6}
-    module = gan(seed, objective="wgan-gp", optimizer="sgd", lr=0.02, lr_discriminator=0.02, average=None)
-    data = clients(args, seed, clients_per_round=args.cohort)
-    mechanism = CentralNoise(0.3, delta=DELTA, **noise)
-    federate(module, data, FedAvgGAN(6, 32), mechanism, args.rounds)
-    return {"FedAvg-GAN": module.sample(SAMPLES)}
-
-
-METHODS: list[Function[[argparse.Namespace, float, int], Samples]] = [release, fedavg_gan]
-
-
-def moments(extractor: DigitsClassifier, images: Tensor) -> FeatureStatistics:
+def moments(extractor: DigitsClassifier, pixels: Tensor) -> FeatureStatistics:
     """Mean and covariance of the images' features."""
-    features, _ = extractor.extract(images)
+    features, _ = extractor.extract(pixels)
     return FeatureStatistics(features.mean(0).numpy(), features.T.cov().numpy())
 
 
-def distances(args: argparse.Namespace, task: tuple[int, float, int]) -> dict[str, float]:
-    """One method's distances at one epsilon and seed."""
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+def distances(sizes: Sizes, case: Case) -> tuple[Found, float]:
+    """How far what a training makes is from held-out images, and its seconds of computing."""
     torch.set_num_threads(1)
-    method, epsilon, seed = task
-    real = WritersDataModule(args.writers, split_seed=args.split_seed, batch_size=20).load().test
-    assert isinstance(real, TensorDataset)
-    extractor = digits_classifier()
-    wanted = moments(extractor, real.tensors[0])
-    made = METHODS[method](args, epsilon, seed)
-    return {name: frechet_distance(moments(extractor, images), wanted) for name, images in made.items()}
+    start = time.process_time()
+    made = METHODS[case.method][0](case, sizes)
+    data, extractor = split(case, sizes), digits_classifier()
+    wanted = moments(extractor, images(data.val if case.tuning else data.test))
+    found = {name: frechet_distance(moments(extractor, pixels), wanted) for name, pixels in made.items()}
+    return found, time.process_time() - start
+
+
+class Kept:
+    """What trainings have found, in a file, so that a run that is stopped goes on where it was."""
+
+    def __init__(self, path: Path | None, sizes: Sizes) -> None:
+        self.path, self.sizes = path, sizes
+        self.found: dict[str, tuple[Found, float]] = {}
+        if path is not None and path.is_file():
+            self.found = {key: (found, seconds) for key, found, seconds in map(json.loads, path.open())}
+
+    def of(self, cases: list[Case], pool: Pool) -> list[tuple[Found, float]]:
+        """Of every case what is found, the missing ones trained now."""
+        keys = [f"{case} {self.sizes}" for case in cases]
+        missing = [(key, case) for key, case in zip(keys, cases, strict=True) if key not in self.found]
+        measured = pool.imap(partial(distances, self.sizes), [case for _, case in missing])
+        for (key, _), each in zip(missing, measured, strict=True):
+            self.found[key] = each
+            print(key, *each, file=sys.stderr, flush=True)
+            if self.path is not None:
+                with self.path.open("a") as file:
+                    file.write(json.dumps([key, *each]) + "\n")
+        return [self.found[key] for key in keys]
+
+
+def trials(epsilons: Sequence[float], factors: Sequence[float], seeds: int) -> list[Case]:
+    """What learning rates are chosen by; on the first of a method's data."""
+    regimes = sorted({TUNED_AT if epsilon < NO_NOISE else NO_NOISE for epsilon in epsilons})
+    return [
+        Case(name, data[0], epsilon, rate * factor, FIRST_TUNING_SEED + seed, tuning=True)
+        for name, (_, rate, data) in METHODS.items()
+        for epsilon in regimes
+        for factor in factors
+        for seed in range(seeds)
+    ]
+
+
+def best(cases: list[Case], measured: list[Found]) -> dict[tuple[str, bool], float]:
+    """By method, and whether there is noise, the rate with the smallest mean distance of what is made first."""
+    by_rate: dict[tuple[str, bool], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for case, found in zip(cases, measured, strict=True):
+        by_rate[case.method, case.epsilon < NO_NOISE][case.rate].append(next(iter(found.values())))
+    return {
+        key: min(rates, key=lambda rate, rates=rates: statistics.fmean(rates[rate]))  # type: ignore[misc]
+        for key, rates in by_rate.items()
+    }
+
+
+Table = dict[tuple[str, str], dict[float, list[float]]]  # by data and what is made, by epsilon
+
+
+def told(values: list[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{spread}"
+
+
+def named(epsilon: float) -> str:
+    return f"{epsilon:g}" if epsilon < NO_NOISE else "without noise"
+
+
+def picture(table: Table, path: Path) -> None:
+    """Distance against epsilon, a panel for each data, a line for each method."""
+    shown = [data for data in TITLES if any(data == key[0] for key in table)]
+    figure, axes = plt.subplots(1, len(shown), figsize=(4.4 * len(shown), 4.2), sharey=True, squeeze=False)
+    colours = {name: f"C{k}" for k, name in enumerate(dict.fromkeys(name for _, name in table))}
+    for axis, data in zip(axes[0], shown, strict=True):
+        for (where, name), by_epsilon in table.items():
+            if where == data:
+                places = range(len(by_epsilon))
+                means = [statistics.fmean(values) for values in by_epsilon.values()]
+                spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in by_epsilon.values()]
+                axis.errorbar(places, means, spread, marker="o", ms=4, capsize=3, color=colours[name], label=name)
+                axis.set_xticks(places, [named(epsilon) for epsilon in by_epsilon], fontsize=8)
+        axis.set(title=TITLES[data], xlabel=f"epsilon at delta {DELTA:g}", yscale="log")
+        axis.title.set_fontsize(10)
+        axis.grid(alpha=0.3, which="both")
+        axis.legend(fontsize=7)
+    axes[0, 0].set_ylabel("Frechet distance (digits' features)")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+
+
+def floor(data: str, sizes: Sizes, extractor: DigitsClassifier) -> float:
+    """The distance of the training images themselves."""
+    held = split(Case("", data, NO_NOISE, 0.0, 0), sizes)
+    return frechet_distance(moments(extractor, images(held.train)), moments(extractor, images(held.test)))
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 2.0, 4.0, 8.0, NO_PRIVACY])
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 2.0, 4.0, 8.0, NO_NOISE])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--writers", type=int, default=340)
-    parser.add_argument("--rounds", type=int, default=100, help="of FedAvg-GAN")
-    parser.add_argument("--cohort", type=int, default=100, help="of FedAvg-GAN")
-    parser.add_argument("--matching-steps", type=int, default=200, help="in each of three rounds")
-    parser.add_argument("--split-seed", type=int, default=7)
-    parser.add_argument("--processes", type=int, default=2)
-    args = parser.parse_args()
-    digits_classifier()  # trained once, before the processes ask for it
-    tasks = [(m, e, s) for e in args.epsilons for m in range(len(METHODS)) for s in range(args.seeds)]
-    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-        measured = pool.map(partial(distances, args), tasks, chunksize=1)
-    found: dict[float, dict[str, list[float]]] = {}
-    for (_, epsilon, _), each in zip(tasks, measured, strict=True):
-        for name, distance in each.items():
-            found.setdefault(epsilon, {}).setdefault(name, []).append(distance)
-    names = list(dict.fromkeys(name for each in found.values() for name in each))
-    rows = [[f"{epsilon:g}", *(_told(each[name]) for name in names)] for epsilon, each in found.items()]
-    data = WritersDataModule(args.writers, split_seed=args.split_seed, batch_size=20).load()
-    extractor = digits_classifier()
-    own = torch.cat([each.tensors[0] for each in data.train.values()])  # type: ignore[attr-defined]
-    floor = frechet_distance(moments(extractor, own), moments(extractor, data.test.tensors[0]))  # type: ignore
-    notes = (
-        f"{args.writers} writers of 20 images, delta {DELTA:g}, one user's data set emptied; {args.seeds} seeds, mean "
-        f"± standard deviation. FedAvg-GAN: {args.rounds} rounds of {args.cohort} users drawn without replacement, "
-        "Renyi divergences; the others: one release by everyone, exactly. The writers' own images have a distance of "
-        f"{floor:.2f}."
+    parser.add_argument(
+        "--factors", type=float, nargs="+", default=FACTORS, help="of the learning rates that are tried"
     )
-    publish(markdown("Frechet distance under privacy for users", ["epsilon", *names], rows, notes), args.output)
-
-
-def _told(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.2f}{spread}"
+    parser.add_argument("--tuning-seeds", type=int, default=1)
+    parser.add_argument("--writers", type=int, default=340)
+    parser.add_argument("--rounds", type=int, default=30, help="of DP-FedAvg-GAN for users")
+    parser.add_argument("--cohort", type=int, default=20, help="of DP-FedAvg-GAN for users")
+    parser.add_argument("--local-steps", type=int, default=48, help="of an institution, over all rounds")
+    parser.add_argument("--server-steps", type=int, default=300, help="of a generator trained on the server")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--kept", type=Path, help="keep what is found in this file, and go on from it")
+    parser.add_argument("--picture", type=Path, help="also draw distances against epsilon into this file")
+    args: argparse.Namespace = parser.parse_args()
+    sizes = Sizes(args.writers, args.rounds, args.cohort, args.local_steps, args.server_steps)
+    extractor, kept = digits_classifier(), Kept(args.kept, sizes)  # trained once, before the processes ask for it
+    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+        tuning = trials(args.epsilons, args.factors, args.tuning_seeds)
+        tried = kept.of(tuning, pool)
+        rates = best(tuning, [found for found, _ in tried])
+        cases = [
+            Case(name, where, epsilon, rates[name, epsilon < NO_NOISE], seed)
+            for seed in range(args.seeds)
+            for epsilon in args.epsilons
+            for name, (_, _, data) in METHODS.items()
+            for where in data
+        ]
+        measured = kept.of(cases, pool)
+    table: Table = defaultdict(lambda: defaultdict(list))
+    for case, (found, _) in zip(cases, measured, strict=True):
+        for name, distance in found.items():
+            table[case.data, name][case.epsilon].append(distance)
+    rows = [
+        [TITLES[where], name, *(told(table[where, name][epsilon]) for epsilon in args.epsilons)]
+        for where in TITLES
+        for there, name in table
+        if there == where
+    ]
+    floors = ", ".join(f"{floor(where, sizes, extractor):.2f} ({where})" for where in ("writers", "iid"))
+    chosen = "; ".join(
+        f"{name} {'under' if noised else 'without'} noise {rate:.2g}" for (name, noised), rate in rates.items()
+    )
+    seconds = sum(each for _, each in (*tried, *measured))
+    notes = (
+        f"Delta {DELTA:g}; {args.seeds} seeds, mean ± standard deviation. Users: {args.writers} writers of 20 images, "
+        "one user's data set emptied. The release is by everyone at once (Gaussian mechanism, exactly); DP-FedAvg-GAN "
+        f"takes {args.rounds} rounds of {args.cohort} users drawn without replacement (Renyi divergences). Records: "
+        "ten institutions with digits; a release is made by each (one record removed; Gaussian mechanism, "
+        f"exactly), DP-SGD takes {args.local_steps} steps at each, 32 records a step by coins (one record's gradients "
+        "set to zero; privacy loss distributions). Releases add up to the same sum however the records are dealt out. "
+        f"Generators on the server take {args.server_steps} steps. Without noise reports for users are clipped all the "
+        "same, records' gradients are not. Distances are to test images; those of the training images themselves are "
+        f"{floors}. Learning rates: chosen on {ASIDE:.0%} of the training images, set aside (split seed {SPLIT_SEED}), "
+        f"at epsilon {TUNED_AT:g} and without noise, factors {', '.join(f'{each:.2g}' for each in args.factors)}: "
+        f"{chosen}. "
+        f"{len(tuning) + len(cases)} trainings took {seconds / 60:.0f} minutes of computing."
+    )
+    header = ["data", "made", *(named(epsilon) for epsilon in args.epsilons)]
+    publish(markdown("Frechet distance under privacy", header, rows, notes), args.output)
+    if args.picture is not None:
+        picture(table, args.picture)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,14 @@ SMALL = {
     "stacked_ensembles.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--repeats", "1"],
     "inverted_pixels.py": ["--rounds", "2", "--seeds", "1", "--writers", "60"],
     "price_of_privacy.py": [
-        *("--epsilons", "8", "--seeds", "1", "--writers", "20", "--rounds", "2", "--cohort", "5"),
-        *("--matching-steps", "2", "--processes", "1"),
+        *("--epsilons", "8", "--seeds", "1", "--writers", "20", "--rounds", "2", "--cohort", "5", "--factors", "1"),
+        *("--local-steps", "2", "--server-steps", "2", "--processes", "1"),
     ],
+    "fedavg_gan_power.py": [
+        *("--writers", "40", "--rounds", "1", "--server-steps", "1", "--runs", "1", "--epsilons", "8"),
+        *("--processes", "1"),
+    ],
+    "joined_tokens_guarantee.py": ["--rounds", "1"],
     "inspection_power.py": ["--users", "20", "--pool", "30", "--epochs", "1", "--draws", "2"],
     "kills.py": ["--kills", "1", "--two-ranks", "0", "--rounds", "2"],
     "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
