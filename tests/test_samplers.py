@@ -54,6 +54,12 @@ def test_in_turn_every_client_takes_part_once_in_as_many_rounds_as_there_are_gro
     assert InTurn(groups).separation == groups
 
 
+def test_in_turn_groups_of_neighbours_follow_each_other() -> None:
+    sampler, clients = InTurn(3), [1, 2, 4, 5, 6, 7, 8, 9]
+    assert [[k for (k,) in sampler.draw(clients, 0, r)] for r in range(4)] == [[1, 2], [4, 5, 6], [7, 8, 9], [1, 2]]
+    assert sampler.rate(8) == pytest.approx(1 / 3)
+
+
 def test_what_others_promise_of_participation() -> None:
     promised = [s.separation for s in (Everyone(), FixedSize(2), Poisson(0.5), Chains(2))]
     assert promised == [1, None, None, None]
