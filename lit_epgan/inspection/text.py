@@ -73,7 +73,7 @@ def weighed(text: Text, selection: Selection) -> list[Counter[str]]:
         counts: Counter[str] = Counter()
         if float(column.sum()) >= selection.at_least:
             for k in column.nonzero().flatten().tolist():
-                counts[words[k]] += float(column[k])
+                counts[words[k]] += float(column[k])  # type: ignore[assignment]  # of weights, not of integers
         found.append(counts)
     return found
 
