@@ -125,7 +125,7 @@ def main() -> None:
     levels = [(NO_NOISE, more) for more in args.more] + [(epsilon, 1.0) for epsilon in args.epsilons]
     runs = [Run(*level, faulty, seed) for seed in range(args.runs) for level in levels for faulty in (True, False)]
     results: dict[tuple[float, float, bool], list[Found]] = defaultdict(list)
-    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+    with multiprocessing.get_context("fork").Pool(args.processes) as pool:
         for run, found in zip(runs, pool.imap(partial(measured, args), runs), strict=True):
             print(run, found, file=sys.stderr, flush=True)
             results[run.epsilon, run.more, run.faulty].append(found)

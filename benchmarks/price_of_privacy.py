@@ -170,7 +170,7 @@ def main() -> None:
     args: argparse.Namespace = parser.parse_args()
     sizes = Sizes(args.writers, args.rounds, args.cohort, args.local_steps, args.server_steps)
     extractor, kept = digits_classifier(), Kept(args.kept, sizes)  # trained once, before the processes ask for it
-    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+    with multiprocessing.get_context("fork").Pool(args.processes) as pool:
         tuning = trials(args.epsilons, args.factors, args.tuning_seeds)
         tried = kept.of(tuning, pool)
         rates = best(tuning, [found for found, _ in tried])
