@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 import socket
 import sys
 import tempfile
@@ -77,7 +78,11 @@ class Started:
 def run_words(words: Sequence[str]) -> str:
     """Run a command to its end; returns what it printed."""
     process = Started(words)
-    code = process.wait()
+    try:
+        code = process.wait()
+    except subprocess.TimeoutExpired:
+        process.kill()  # or it would take the tests after it their time
+        raise
     assert code == 0, process.printed()
     return process.printed()
 
