@@ -3,8 +3,8 @@
 import contextlib
 import os
 import signal
-import subprocess
 import socket
+import subprocess
 import sys
 import tempfile
 import time
