@@ -1,6 +1,5 @@
 """Differential privacy for users around any algorithm, by a server that is trusted to add the noise."""
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.book import EVERYONE, Account, Budget
 from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.privacy.settings import check_settings
 from lit_epgan.randomness import generator_for, secure_normal
 
 FILE = "privacy.jsonl"
@@ -65,14 +65,7 @@ class CentralNoise(Mechanism):
         group: str = EVERYONE,
         noise_seed: int | None = None,
     ) -> None:
-        if not 0 < bound < math.inf:
-            raise UserError(f"CentralNoise's bound is {bound}; give a number above 0")
-        if (noise_multiplier is None) == (target_epsilon is None):
-            raise UserError("CentralNoise takes a noise_multiplier or a target_epsilon: give one of them")
-        if noise_multiplier is not None and not 0 < noise_multiplier < math.inf:
-            raise UserError(f"CentralNoise's noise_multiplier is {noise_multiplier}; without noise use NormClipping")
-        if budget is not None and not budget > 0:
-            raise UserError(f"CentralNoise's budget is {budget}; give an epsilon above 0")
+        check_settings("CentralNoise", bound, noise_multiplier, target_epsilon, delta, relation, budget)
         self.bound, self.target_epsilon, self.delta, self.relation = bound, target_epsilon, delta, relation
         self.noise_multiplier, self.budget, self.group, self.noise_seed = noise_multiplier, budget, group, noise_seed
         self._path = ledger
@@ -81,7 +74,6 @@ class CentralNoise(Mechanism):
         self._planned: Releases | None = None
         self._expected: float | None = None
         self._made = self._drawn = 0
-        spent([], delta, relation)  # refuses both before anything begins
 
     # The client -------------------------------------------------------------------------------------------------------
 

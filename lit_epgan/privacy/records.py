@@ -1,6 +1,5 @@
 """Differential privacy for single records around any algorithm: every client's local steps are DP-SGD's."""
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from lit_epgan.privacy.book import Budget
 from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.noisy_steps import NoisySteps
 from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.privacy.settings import check_settings
 from lit_epgan.randomness import generator_for, secure_normal
 
 FILE = "privacy.jsonl"
@@ -69,14 +69,7 @@ class RecordNoise(Mechanism):
         at_once: int = 256,
         noise_seed: int | None = None,
     ) -> None:
-        if not 0 < bound < math.inf:
-            raise UserError(f"RecordNoise's bound is {bound}; give a number above 0")
-        if (noise_multiplier is None) == (target_epsilon is None):
-            raise UserError("RecordNoise takes a noise_multiplier or a target_epsilon: give one of them")
-        if noise_multiplier is not None and not 0 < noise_multiplier < math.inf:
-            raise UserError(f"RecordNoise's noise_multiplier is {noise_multiplier}; without noise nothing is private")
-        if budget is not None and not budget > 0:
-            raise UserError(f"RecordNoise's budget is {budget}; give an epsilon above 0")
+        check_settings("RecordNoise", bound, noise_multiplier, target_epsilon, delta, relation, budget)
         if at_once < 1:
             raise UserError(f"RecordNoise's at_once is {at_once}; it must be at least 1")
         self.bound, self.noise_multiplier, self.target_epsilon = bound, noise_multiplier, target_epsilon
@@ -90,7 +83,6 @@ class RecordNoise(Mechanism):
         self._local: LocalPlan | None = None
         self._round = -1
         self._checked = False
-        spent([], delta, relation)  # refuses both before anything begins
 
     # Before the training ----------------------------------------------------------------------------------------------
 

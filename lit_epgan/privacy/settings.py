@@ -1,0 +1,41 @@
+"""What all noise is told in the same words, and what is wrong with it."""
+
+import math
+
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.accountant import spent
+from lit_epgan.privacy.releases import Relation
+
+
+def check_settings(
+    owner: str,
+    bound: float,
+    noise_multiplier: float | None,
+    target_epsilon: float | None,
+    delta: float,
+    relation: Relation,
+    budget: float | None,
+) -> None:
+    """Refuse what no noise can be made with.
+
+    Args:
+        owner: the mechanism, for the message.
+        bound: the largest norm of what is summed.
+        noise_multiplier: z; this or the next.
+        target_epsilon: for which z is found.
+        delta: for which epsilon is stated.
+        relation: which data sets are neighbours.
+        budget: the largest epsilon that the ledger allows; None for no limit.
+
+    Raises:
+        UserError: naming the setting and its value.
+    """
+    if not 0 < bound < math.inf:
+        raise UserError(f"{owner}'s bound is {bound}; give a number above 0")
+    if (noise_multiplier is None) == (target_epsilon is None):
+        raise UserError(f"{owner} takes a noise_multiplier or a target_epsilon: give one of them")
+    if noise_multiplier is not None and not 0 < noise_multiplier < math.inf:
+        raise UserError(f"{owner}'s noise_multiplier is {noise_multiplier}; without noise nothing is private")
+    if budget is not None and not budget > 0:
+        raise UserError(f"{owner}'s budget is {budget}; give an epsilon above 0")
+    spent([], delta, relation)  # refuses both
