@@ -151,7 +151,7 @@ def floor(data: str, sizes: Sizes, extractor: DigitsClassifier) -> float:
     return frechet_distance(moments(extractor, images(held.train)), moments(extractor, images(held.test)))
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 2.0, 4.0, 8.0, NO_NOISE])
     parser.add_argument("--seeds", type=int, default=5)
@@ -167,7 +167,11 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--kept", type=Path, help="keep what is found in this file, and go on from it")
     parser.add_argument("--picture", type=Path, help="also draw distances against epsilon into this file")
-    args: argparse.Namespace = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
     sizes = Sizes(args.writers, args.rounds, args.cohort, args.local_steps, args.server_steps)
     extractor, kept = digits_classifier(), Kept(args.kept, sizes)  # trained once, before the processes ask for it
     with multiprocessing.get_context("fork").Pool(args.processes) as pool:

@@ -1,7 +1,6 @@
 """The callback that federates any LightningModule: one epoch is one round, clients are segments of its loader."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,16 +13,11 @@ from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.lightning_internals import StepControl, own_attributes
-from lit_epgan.callbacks.private_run import (
-    drawn_by_coins,
-    refuse_late_changes,
-    refuse_what_tells,
-    without_callbacks_that_tell,
-)
+from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
-from lit_epgan.callbacks.silence import public, without_training_logs
+from lit_epgan.callbacks.silence import public
 from lit_epgan.callbacks.trainer_options import check_module, check_schedules, check_trainer, save_between_rounds
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import (
@@ -33,7 +27,6 @@ from lit_epgan.engine import (
     FlatParameters,
     Mechanism,
     OptimizedParameters,
-    Plan,
     Sampler,
     Seat,
     Server,
@@ -101,6 +94,7 @@ class FederationCallback(Callback):
         self.buffers: BufferPolicy | Mapping[str, Merge] = buffers
         self.local = list(local)
         self.sampler, self.mechanism, self.aggregator = sampler, mechanism, aggregator
+        self._mechanism = MechanismInFit(mechanism)
         self.accept_changes = False  # the command line's: a resumed run's seed and data may differ
         self._state = FederationState(type(self.algorithm).__qualname__)
         self._federation: Federation | None = None
@@ -109,14 +103,6 @@ class FederationCallback(Callback):
         self._control: StepControl | None = None
         self._step_hooks: list[Any] = []
         self._checkpoint: dict[str, Any] | None = None
-
-    @property
-    def _is_private(self) -> bool:
-        return self.mechanism is not None and self.mechanism.private
-
-    @property
-    def _is_by_record(self) -> bool:
-        return self.mechanism is not None and self.mechanism.by_record
 
     # Set-up -----------------------------------------------------------------------------------------------------------
 
@@ -143,11 +129,7 @@ class FederationCallback(Callback):
             )
         check_trainer(trainer)
         check_module(pl_module, trainer.world_size)
-        if self._is_private or self._is_by_record:
-            without_callbacks_that_tell(trainer)
-            without_training_logs(pl_module)
-        if self._is_by_record:
-            refuse_late_changes(pl_module)
+        self._mechanism.set_up(trainer, pl_module)
         save_between_rounds(trainer)
         self._datamodule = datamodule
         sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)
@@ -183,15 +165,14 @@ class FederationCallback(Callback):
         algorithm.start(server)
         if (guarantee := algorithm.guarantee()) is not None:
             rank_zero_info(f"{type(algorithm).__name__}: {guarantee}")
-        if self._is_private:
-            refuse_what_tells(dm, tensors, self.optimizer_state)
+        self._mechanism.refuse(dm, tensors, self.optimizer_state)
         if any(merge != "mean" for merge in tensors.merges.values()):
             rank_zero_info(f"buffers are merged as follows. {partition(tensors.merges)}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The seat at which clients work; optimizers and schedulers have been restored by now."""
         federation, dm = self.federation, self._datamodule
-        self._begin_mechanism(trainer)  # which round comes next is known by now
+        self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state)
         check_schedules(trainer)
         flat, optimizers = federation.server.flat, list(trainer.optimizers)
         schedules, automatic = trainer.lr_scheduler_configs, pl_module.automatic_optimization
@@ -228,18 +209,6 @@ class FederationCallback(Callback):
         self._min_epochs = trainer.fit_loop.min_epochs or 0
         dm.on_train_batch = driver.take_up
         self._rewind_loggers(trainer)
-
-    def _begin_mechanism(self, trainer: Trainer) -> None:
-        if self.mechanism is None:
-            return
-        rounds = range(trainer.current_epoch, trainer.max_epochs or 0)
-        exchanges = self.algorithm.exchanges(rounds.start, rounds.stop)
-        folder, resumed = Path(trainer.default_root_dir), trainer.current_epoch > 0
-        clients, state = len(self._datamodule.active), self.server.state
-        local = drawn_by_coins(self._datamodule, self.mechanism.noise_seed) if self._is_by_record else None
-        self.mechanism.begin(Plan(self._sampler, clients, exchanges, folder, resumed, state, rounds, local))
-        if (promised := self.mechanism.guarantee()) is not None:
-            rank_zero_info(f"{type(self.mechanism).__name__}: {promised}")
 
     @staticmethod
     def _rewind_loggers(trainer: Trainer) -> None:
@@ -317,8 +286,7 @@ class FederationCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the module with the server's model."""
         self._leave()
-        if self.mechanism is not None:
-            self.mechanism.end()
+        self._mechanism.end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the module with the server's model of the last finished round."""
