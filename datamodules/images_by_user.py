@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
 from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.dealing import check_dealing, deal
 from lit_epgan.datamodules.images import ImageRecords
 from lit_epgan.datamodules.inversion import check_inverted, inverted_users
 from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
 
 SIDE, CLASSES = 28, 62  # of EMNIST: digits, capital and small letters
 
@@ -57,9 +57,7 @@ class ImagesByUser(FederatedDataModule):
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
-        if clients is not None and clients < 1:
-            raise UserError(f"data.clients is {clients}; it must be at least 1")
-        check_held_out(held_out)
+        check_dealing(clients, held_out)
         check_inverted(inverted)
         self.data_dir = Path(data_dir).expanduser()
         self.clients_wanted, self.held_out, self.inverted, self.split_seed = clients, held_out, inverted, split_seed
@@ -84,32 +82,6 @@ class ImagesByUser(FederatedDataModule):
             test=held_out,
             labels={name: users[name].labels for name in names},
         )
-
-
-def check_held_out(share: float) -> None:
-    """Refuse to hold out everybody.
-
-    Raises:
-        UserError: ``share`` is not in [0, 1).
-    """
-    if not 0 <= share < 1:
-        raise UserError(f"data.held_out is {share}; it is a share of the users, from 0 to below 1")
-
-
-def deal(names: list[str], held_out: float, clients: int | None, seed: int) -> tuple[list[str], list[str]]:
-    """The names of those who take part, in their order, and of those held out.
-
-    Raises:
-        UserError: there are not as many users as are to take part.
-    """
-    order = [names[k] for k in torch.randperm(len(names), generator=generator_for(seed, "users")).tolist()]
-    cut = round(held_out * len(names))
-    others, left = order[:cut], order[cut:]
-    if clients is not None and clients > len(left):
-        raise UserError(
-            f"data.clients is {clients}, but only {len(left)} users are left of {len(names)}: ask for fewer"
-        )
-    return sorted(left[:clients]), sorted(others)
 
 
 def own_images(pixels: Any, labels: Any, whose: str) -> Own:

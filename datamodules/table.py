@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules.base import ClientData, FederatedDataModule
-from lit_epgan.datamodules.images_by_user import check_held_out, deal
+from lit_epgan.datamodules.dealing import check_dealing, deal
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 
@@ -49,9 +49,7 @@ class TableDataModule(FederatedDataModule):
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
-        if clients is not None and clients < 1:
-            raise UserError(f"data.clients is {clients}; it must be at least 1")
-        check_held_out(held_out)
+        check_dealing(clients, held_out)
         self.path, self.user, self.label, self.features = Path(path).expanduser(), user, label, features
         self.classes, self.clients_wanted, self.held_out, self.split_seed = classes, clients, held_out, split_seed
 
