@@ -8,6 +8,7 @@ import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from lit_epgan.errors import UserError
 from lit_epgan.runs.metrics_file import MetricsFile
 
 
@@ -115,3 +116,17 @@ def test_lightnings_own_checkpoints_stand_in_the_runs_folder(tmp_path):
     )
     trainer.fit(BoringModel())
     assert len(list((tmp_path / "checkpoints").glob("*.ckpt"))) == 1
+
+
+def test_a_table_removed_under_a_run_begins_with_its_columns_again(tmp_path):
+    table = MetricsFile(tmp_path)
+    table.log_metrics({"epoch": 0, "loss": 1.0}, 1)
+    table.path.unlink()
+    table.log_metrics({"epoch": 1, "loss": 0.5}, 2)
+    assert table.path.read_text() == "epoch,step,loss\n1,2,0.5\n"
+
+
+def test_a_table_without_columns_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "metrics.csv").write_text("4,1299,8.5\n4,1299,8.6\n")
+    with pytest.raises(UserError, match="no column epoch; put the file away"):
+        MetricsFile(tmp_path).rewind(5)

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_epgan.atomic import naming, replacing
+from lit_epgan.errors import UserError
 from lit_epgan.text import printable
 
 Row = dict[str, str]
@@ -65,7 +66,8 @@ class MetricsFile(Logger):
         """
         values = {printable(name): _cell(value) for name, value in metrics.items()}
         row = {"epoch": "", "step": "" if step is None else str(step), **values}
-        columns = self._columns if self._columns is not None else self._take_up()
+        # a file that was removed under the run begins with its columns again
+        columns = self._columns if self._columns is not None and self.path.is_file() else self._take_up()
         new = [column for column in row if column not in columns]
         if new:
             columns = [*columns, *new]
@@ -110,13 +112,22 @@ class MetricsFile(Logger):
         return columns
 
     def _read(self) -> tuple[list[str], list[Row]]:
-        """Columns and rows of the file, without a last line that a kill left unfinished."""
+        """Columns and rows of the file, without a last line that a kill left unfinished.
+
+        Raises:
+            UserError: its first line names no rounds.
+        """
         if not self.path.is_file():
             return [], []
         text = _whole_lines(self.path.read_bytes()).decode()
         reader = csv.DictReader(io.StringIO(text, newline=""), restval="")
         columns = [printable(name) for name in reader.fieldnames or ()]
         reader.fieldnames = columns
+        if columns and "epoch" not in columns:
+            raise UserError(
+                f"{self.path} is no table of metrics: its first line has no column epoch; put the file away, and the "
+                "run goes on with a new one"
+            )
         return columns, list(reader)
 
     def _rewrite(self, columns: list[str], rows: list[Row]) -> None:
