@@ -1,5 +1,6 @@
 """Lightning callbacks: the federation itself, and what shows how it goes."""
 
+from lit_epgan.callbacks.boosted_classifiers import BoostedClassifiers
 from lit_epgan.callbacks.classifier_prior import ClassifierPrior
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.curve_fit import CurveFit
@@ -18,6 +19,7 @@ from lit_epgan.callbacks.toy_metrics import ToyMetrics
 from lit_epgan.callbacks.word_error_rate import WordErrorRate
 
 __all__ = [
+    "BoostedClassifiers",
     "ClassifierPrior",
     "ClientMetrics",
     "CurveFit",

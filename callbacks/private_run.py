@@ -4,6 +4,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lit_epgan.callbacks.boosted_classifiers import BoostedClassifiers
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.partition_report import PartitionReport
 from lit_epgan.datamodules.base import FederatedDataModule
@@ -15,7 +16,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 
 STATISTICS = ("running_mean", "running_var")
-LEFT_OUT: tuple[type[Callback], ...] = (ClientMetrics, PartitionReport)
+LEFT_OUT: tuple[type[Callback], ...] = (BoostedClassifiers, ClientMetrics, PartitionReport)
 
 
 def refuse_what_tells(datamodule: FederatedDataModule, tensors: ModuleState, optimizer_state: str) -> None:

@@ -18,6 +18,7 @@ MATHEMATICS = (
     "lit_epgan.networks",
     "lit_epgan.metrics",
     "lit_epgan.speech",
+    "lit_epgan.likelihood_free",
 )
 ENGINE, SNAPSHOTS = "lit_epgan.engine", "lit_epgan.snapshots"
 FEDERATION = (ENGINE, "lit_epgan.federated", "lit_epgan.callbacks", "lit_epgan.datamodules")

@@ -8,6 +8,7 @@ from lit_epgan.modules.language_model import LanguageModel
 from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, UniformPrior
 from lit_epgan.modules.regression import Regression
 from lit_epgan.modules.speech_gan import SpeechGAN
+from lit_epgan.modules.suffiae import SuffiAE
 
 __all__ = [
     "GAN",
@@ -19,5 +20,6 @@ __all__ = [
     "LanguageModel",
     "Regression",
     "SpeechGAN",
+    "SuffiAE",
     "UniformPrior",
 ]

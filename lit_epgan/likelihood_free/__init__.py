@@ -1,0 +1,1 @@
+"""Inference from simulations alone: priors, simulators, discrepancies, sequential Monte Carlo."""
