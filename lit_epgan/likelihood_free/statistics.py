@@ -1,0 +1,79 @@
+"""Mean embeddings of simulated data sets, and which of their directions tell parameters apart."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_epgan.embedding import RandomFourierFeatures
+from lit_epgan.likelihood_free.simulator import Simulator
+
+ROWS = 8_192  # simulated and embedded at a time: they fit a processor's cache
+PAIRS = 8_000  # of records, from which the covariance is estimated
+RIDGE = 1e-5  # of the mean variance: frequencies that repeat each other
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """mu(theta) = E phi(x) under a simulator, estimated from data sets that it draws.
+
+    Args:
+        simulator: draws records (n, records, d).
+        phi: random Fourier features, float32, of records (rows, d); ||phi(x)|| = 1.
+    """
+
+    simulator: Simulator
+    phi: RandomFourierFeatures
+
+    @torch.no_grad()
+    def means(self, theta: Tensor, records: int, generator: torch.Generator) -> Tensor:
+        """The mean embedding (n, D), float64, of a data set for each row of theta (n, p)."""
+        pieces = [min(ROWS, records - done) for done in range(0, records, ROWS)]
+        together = max(1, ROWS // records)
+        return torch.cat([self._means(part, pieces, generator) for part in theta.split(together)])
+
+    def _means(self, theta: Tensor, pieces: list[int], generator: torch.Generator) -> Tensor:
+        """Of data sets that are simulated piece by piece."""
+        simulate = self.simulator.simulate
+        sums = [m * self.phi.means(simulate(theta, m, generator)).double() for m in pieces]
+        return torch.stack(sums).sum(0) / sum(pieces)
+
+    @torch.no_grad()
+    def covariance(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+        """Cov phi(x) within a data set, on average over theta (n, p): (D, D), float64, ridged.
+
+        By differences of two records of one data set each: E (phi(x) - phi(x')) (phi(x) - phi(x'))^T / 2.
+        """
+        rows = theta[torch.randint(len(theta), (PAIRS,), generator=generator)]
+        pairs = self.phi(self.simulator.simulate(rows, 2, generator).flatten(0, 1)).double().unflatten(0, (PAIRS, 2))
+        away = pairs[:, 0] - pairs[:, 1]
+        found = away.T @ away / (2 * PAIRS)
+        return found + RIDGE * found.diagonal().mean() * torch.eye(len(found), dtype=found.dtype)
+
+
+def sufficient_directions(theta: Tensor, means: Tensor, covariance: Tensor) -> Tensor:
+    """The directions B (p, D) of the embedding that tell parameters apart, of unit variance: B Sigma B^T = I.
+
+        B = R^-1 J^T Sigma^-1,   J = d mu / d theta,   R R^T = J^T Sigma^-1 J
+
+    J is the regression of the means on the parameters. B mu keeps all the Fisher information of the embedding that is
+    linear in theta near these (a score's projection on the features; Fearnhead and Prangle 2012 regress the other
+    way), so as many numbers as parameters stand for thousands of features.
+
+    Args:
+        theta: (n, p), near each other.
+        means: their mean embeddings (n, D).
+        covariance: Sigma (D, D), of one record's features.
+    """
+    slope = torch.linalg.lstsq(theta - theta.mean(0), means - means.mean(0)).solution  # (p, D): J^T
+    solved = torch.linalg.solve(covariance, slope.T).T
+    information = solved @ slope.T
+    ridge = 1e-9 * information.diagonal().mean() * torch.eye(len(information), dtype=theta.dtype)
+    return torch.linalg.solve_triangular(torch.linalg.cholesky(information + ridge), solved, upper=False)
+
+
+def root(metric: Tensor) -> Tensor:
+    """R (r, D) with R^T R = W, for a metric W (D, D) of rank r."""
+    values, vectors = torch.linalg.eigh(metric)
+    kept = values > 1e-12 * values.max()
+    return (vectors[:, kept] * values[kept].sqrt()).T
