@@ -1,0 +1,335 @@
+"""Tables dealt to sites: who holds what, how they are standardised, and what is refused."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from lit_epgan.datamodules import BreastCancerDataModule, ClientData, WineDataModule
+from lit_epgan.datamodules.dealt_table import DealtTable
+from lit_epgan.datamodules.pooled_scaling import pooled_location, pooled_scale
+from lit_epgan.datamodules.site_rows import SiteRows
+from lit_epgan.datamodules.site_splits import alike, depleted, shifted, stratified, thinned
+from lit_epgan.datamodules.site_tables import SiteTables
+from lit_epgan.errors import UserError
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def counts(labels: Tensor) -> list[int]:
+    return labels.bincount().tolist()
+
+
+def tensors(data: ClientData, part: str) -> dict[str, tuple[Tensor, Tensor]]:
+    return {name: own.tensors for name, own in getattr(data, part).items()}
+
+
+def joined(sites: dict[str, tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+    features, labels = zip(*sites.values(), strict=True)
+    return torch.cat(features).numpy(), torch.cat(labels).numpy()
+
+
+# Splits ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stratified_split_holds_out_a_share_of_each_class_and_keeps_a_row() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 5 + [2])
+    kept, out = stratified(labels, 0.3, generator())
+    assert counts(labels[out]) == [3, 2]  # round(3), round(1.5), and of a single row none
+    assert sorted([*kept.tolist(), *out.tolist()]) == list(range(16))
+    kept, out = stratified(torch.tensor([0, 0]), 0.9, generator())
+    assert (len(kept), len(out)) == (1, 1)
+
+
+def test_sites_that_are_alike_differ_by_one_record_of_a_class() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 7 + [2] * 4)
+    parts = alike(labels, 4, generator())
+    assert sorted(torch.cat(parts).tolist()) == list(range(21))
+    table = np.array([labels[part].bincount(minlength=3).tolist() for part in parts])
+    assert (np.ptp(table, 0) <= 1).all()
+    assert np.ptp(table.sum(1)) <= 1
+
+
+def test_the_other_classes_are_shifted_by_a_part() -> None:
+    """The rows spread far along (1, 1), which is the first component; what is across is the second one."""
+    along, across = torch.tensor([10.0, -10, -10, 10]).repeat(3), torch.tensor([-3.0, -2, -1, 1, 2, 3])
+    across = across.repeat_interleave(2)
+    features = torch.stack([along + across, along - across], 1).double()
+    labels = torch.tensor([0, 1]).repeat(6)
+    first, second, third = shifted(features, labels, 3)
+    thirds = [set(range(4)), set(range(4, 8)), set(range(8, 12))]
+    low, middle, high = thirds if int(first[0]) < 4 else thirds[::-1]  # a component has two directions
+    for part, zeros, ones in ((first, low, middle), (second, middle, high), (third, high, low)):
+        assert {int(r) for r in part if labels[r] == 0} == {r for r in zeros if r % 2 == 0}
+        assert {int(r) for r in part if labels[r] == 1} == {r for r in ones if r % 2 == 1}
+
+
+@pytest.mark.parametrize(("ratio", "left"), [(5, [20, 4]), (1, [8, 8]), (2.5, [20, 8]), (2, [16, 8]), (100, [20, 1])])
+def test_classes_are_thinned_to_a_ratio(ratio: float, left: list[int]) -> None:
+    labels = torch.tensor([0] * 20 + [1] * 8)
+    rows = thinned(labels, ratio, generator())
+    assert counts(labels[rows]) == left
+    assert len(set(rows.tolist())) == len(rows)
+
+
+def test_a_single_class_is_not_thinned() -> None:
+    assert len(thinned(torch.zeros(7, dtype=torch.int64), 5, generator())) == 7
+
+
+def test_a_depleted_site_keeps_shares_and_at_least_a_row_of_each_class() -> None:
+    labels = torch.tensor([0] * 20 + [2] * 20 + [3] * 20)
+    rows = depleted(labels, [0.5, 1, 0.01, 0], generator())
+    assert counts(labels[rows]) == [10, 0, 1, 1]
+
+
+# Scaling --------------------------------------------------------------------------------------------------------------
+
+
+def test_pooled_statistics_are_those_of_all_rows_in_one_place() -> None:
+    rows = torch.randn(60, 3, dtype=torch.float64, generator=generator()) * torch.tensor([1.0, 5, 1e-3]) + 1e6
+    sites = [rows[:10], rows[10:35], rows[35:]]
+    location = pooled_location(sites)
+    torch.testing.assert_close(location, rows.mean(0), rtol=1e-14, atol=0)
+    torch.testing.assert_close(pooled_scale(sites, location), rows.std(0, correction=0), rtol=1e-6, atol=0)
+
+
+def test_a_site_without_a_column_does_not_count_in_its_statistics() -> None:
+    rows = torch.randn(30, 2, dtype=torch.float64, generator=generator())
+    lacking = rows[10:].clone()
+    lacking[:, 1] = torch.nan
+    sites = [rows[:10], lacking]
+    location = pooled_location(sites)
+    assert float(location[1]) == pytest.approx(float(rows[:10, 1].mean()))
+    assert float(pooled_scale(sites, location)[1]) == pytest.approx(float(rows[:10, 1].std(correction=0)))
+
+
+# The embedded sets ----------------------------------------------------------------------------------------------------
+
+
+def test_breast_cancer_has_the_papers_ratios_and_every_row_once() -> None:
+    data = BreastCancerDataModule(batch_size=16).load()
+    train, test = tensors(data, "train"), tensors(data, "test")
+    assert list(train) == list(test) == ["site-1", "site-2", "site-3"]
+    both = {name: counts(torch.cat([train[name][1], test[name][1]])) for name in train}
+    assert both == {"site-1": [24, 119], "site-2": [24, 119], "site-3": [20, 119]}
+    assert {name: counts(y) for name, (_, y) in test.items()} == {
+        "site-1": [7, 36],
+        "site-2": [7, 36],
+        "site-3": [6, 36],
+    }
+    assert data.labels is not None
+    assert all(torch.equal(data.labels[name], y) for name, (_, y) in train.items())
+    rows = np.concatenate([joined(train)[0], joined(test)[0]])
+    assert len(np.unique(rows, axis=0)) == len(rows) == 68 + 3 * 119
+
+
+def test_sites_hold_the_tables_rows_standardised_by_the_pooled_training_rows() -> None:
+    module = BreastCancerDataModule(batch_size=16)
+    train, test = tensors(module.data, "train"), tensors(module.data, "test")
+    features, labels = joined(train)
+    assert features.dtype == np.float32
+    np.testing.assert_allclose(features.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(features.std(0), 1, atol=1e-5)
+    table = load_breast_cancer()
+    raw = BreastCancerDataModule(batch_size=16, location=0, scale=1).load()
+    raws, _ = joined(tensors(raw, "train"))
+    published = {tuple(row): label for row, label in zip(table.data.astype(np.float32), table.target, strict=True)}
+    assert [published[tuple(row)] for row in raws] == labels.tolist()
+    tests, raw_tests = joined(test)[0], joined(tensors(raw, "test"))[0]
+    np.testing.assert_allclose(tests, (raw_tests - raws.mean(0)) / raws.std(0), rtol=1e-3, atol=1e-3)
+    assert module.columns == list(table.feature_names)
+
+
+def test_public_numbers_take_the_place_of_pooled_statistics() -> None:
+    columns = ["mean radius", "worst texture"]
+    raw = BreastCancerDataModule(batch_size=16, features=columns, location=0, scale=1).load()
+    data = BreastCancerDataModule(batch_size=16, features=columns, location=[10.0, 20], scale=[2.0, 4]).load()
+    raws, table = joined(tensors(raw, "train"))[0], load_breast_cancer()
+    published = table.data[:, [list(table.feature_names).index(name) for name in columns]].astype(np.float32)
+    assert set(map(tuple, raws)) <= set(map(tuple, published))
+    expected = (raws - [10, 20]) / [2, 4]
+    np.testing.assert_allclose(joined(tensors(data, "train"))[0], expected, atol=1e-6)
+
+
+def test_the_table_is_classified_well_as_a_whole_but_not_by_what_a_site_learns() -> None:
+    data = BreastCancerDataModule(batch_size=16).load()
+    train, (x, y) = tensors(data, "train"), joined(tensors(data, "test"))
+
+    def auc(features: Any, labels: Any) -> float:
+        fitted = LogisticRegression(max_iter=2000).fit(np.asarray(features), np.asarray(labels))
+        return float(roc_auc_score(y, fitted.decision_function(x)))
+
+    assert auc(*joined(train)) > 0.985
+    assert all(auc(*own) < 0.97 for own in train.values())
+
+
+@pytest.mark.parametrize("partition", ["iid", "shifted", "dirichlet"])
+def test_the_seed_alone_decides_who_holds_what(partition: Any) -> None:
+    before = torch.get_rng_state()
+    options: dict[str, Any] = {"partition": partition, "batch_size": 16, "doubtful": "warn"}
+    one, again, other = (BreastCancerDataModule(split_seed=s, **options).load() for s in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    first = joined(tensors(one, "train"))[0]
+    np.testing.assert_array_equal(first, joined(tensors(again, "train"))[0])
+    assert not np.array_equal(first, joined(tensors(other, "train"))[0])
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_another_seed_deals_other_rows(partition: Any) -> None:
+    options: dict[str, Any] = {"partition": partition, "ratio": None, "test_fraction": 0, "location": 0, "scale": 1}
+    one, other = (BreastCancerDataModule(split_seed=seed, doubtful="warn", **options).load() for seed in (1, 2))
+    rows = [set(map(tuple, tensors(data, "train")["site-1"][0].numpy())) for data in (one, other)]
+    assert rows[0] != rows[1]
+
+
+def test_without_a_ratio_all_rows_are_dealt() -> None:
+    data = BreastCancerDataModule(sites=4, partition="iid", ratio=None, batch_size=16, test_fraction=0).load()
+    assert data.test is None
+    assert np.bincount(joined(tensors(data, "train"))[1]).tolist() == [212, 357]
+
+
+def test_the_last_sites_have_lost_wines_of_one_grower() -> None:
+    data = WineDataModule(batch_size=4).load()
+    left = [counts(y)[2] for _, y in tensors(data, "train").values()]
+    assert left == [6, 6, 6, 1, 1, 1]  # 8 wines a site, of which round(.3 8) = 2 are for testing
+    assert [counts(y)[2] for _, y in tensors(data, "test").values()] == [2] * 6
+
+
+def test_a_single_share_holds_for_every_class() -> None:
+    data = WineDataModule(batch_size=4, kept=0.5, losing=1, doubtful="warn").load()
+    *_, (_, whole), (_, half) = tensors(data, "train").values()
+    assert counts(half) == [round(n / 2) for n in (6, 8, 6)]
+    assert counts(whole) == [7, 8, 6]
+
+
+def test_the_sites_are_clients_of_a_round() -> None:
+    module = BreastCancerDataModule(batch_size=16)
+    module.setup("fit")
+    assert module.client_names == ["site-1", "site-2", "site-3"]
+    (x, y), *_ = module.clients[0].batches(1, 1, 0, 0, 0)
+    assert (x.shape, x.dtype, y.dtype) == ((16, 30), torch.float32, torch.int64)
+    assert sum(len(batch[1]) for batch in module.val_dataloader()) == 43 + 43 + 42
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+class Given(SiteTables):
+    """Sites with the tables that a test gives them."""
+
+    def __init__(self, tables: dict[str, SiteRows], **options: Any) -> None:
+        super().__init__(batch_size=4, **options)
+        self.tables = tables
+
+    def read(self) -> dict[str, SiteRows]:
+        self.columns, self.label_names = ["age", "dose"], ["well", "ill"]
+        return self.tables
+
+
+def given(spoil: Any = None, **options: Any) -> Given:
+    """Two sites of twelve rows; the second one is spoilt."""
+    tables = {}
+    for k, name in enumerate(("mill", "dale")):
+        features = torch.randn(12, 2, dtype=torch.float64, generator=generator(k))
+        tables[name] = SiteRows.complete(features, torch.tensor([0, 1]).repeat(6))
+    if spoil is not None:
+        tables["dale"] = spoil(tables["dale"])
+    return Given(tables, **options)
+
+
+def with_value(rows: SiteRows, row: Any, column: int, value: float) -> SiteRows:
+    features = rows.features.clone()
+    features[row, column] = value
+    return SiteRows(features, rows.labels, rows.observed)
+
+
+BAD = {
+    "one class": (
+        lambda t: t.at(t.labels == 1),
+        "'dale': all 4 training labels are of the class 'ill'.*leave the site",
+    ),
+    "constant": (lambda t: with_value(t, slice(None), 1, 5.0), "'dale'.*same value in the column 'dose'.*features"),
+    "few": (lambda t: t.at(torch.arange(2)), "'dale': 2 training records do not.* covariance of 2 columns.*fewer"),
+    "nan": (lambda t: with_value(t, 3, 1, float("nan")), "'dale': nan in the column 'dose', row 4, is no finite"),
+    "infinite": (lambda t: with_value(t, 0, 0, float("inf")), "'dale': inf in the column 'age', row 1, is no finite"),
+    "empty": (lambda t: t.at(torch.arange(0)), "'dale' has no rows"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_data_are_one_sentence_with_site_and_column(kind: str) -> None:
+    spoil, words = BAD[kind]
+    with pytest.raises(UserError, match=words) as caught:
+        given(spoil).load()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["one class", "constant", "few"])
+def test_doubtful_sites_are_kept_where_asked_with_a_warning(kind: str) -> None:
+    with pytest.warns(UserWarning, match="site 'dale'"):
+        data = given(BAD[kind][0], doubtful="warn").load()
+    assert joined(tensors(data, "train"))[0].dtype == np.float32
+    assert np.isfinite(joined(tensors(data, "train"))[0]).all()
+
+
+def test_a_column_that_is_constant_everywhere_becomes_zero() -> None:
+    module = given(doubtful="warn", test_fraction=0)  # the mean of 24 times .1 is not quite .1
+    module.tables = {name: with_value(rows, slice(None), 1, 0.1) for name, rows in module.tables.items()}
+    with pytest.warns(UserWarning, match="'dose'"):
+        np.testing.assert_allclose(joined(tensors(module.load(), "train"))[0][:, 1], 0, atol=1e-12)
+
+
+def test_good_data_are_no_cause_for_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        given().load()
+
+
+def test_a_constant_column_that_is_not_used_does_no_harm() -> None:
+    module = given(BAD["constant"][0], features=["age"])
+    assert joined(tensors(module.load(), "train"))[0].shape[1] == 1
+
+
+class Small(DealtTable):
+    """Six rows of one column."""
+
+    def whole(self) -> SiteRows:
+        self.columns, self.label_names = ["age"], ["a", "b"]
+        return SiteRows.complete(torch.arange(6.0).double()[:, None], torch.tensor([0, 1]).repeat(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: given(features=["age", "size"]).load(), "features names size, but the columns are age, dose"),
+        (lambda: given(test_fraction=1.0), "data.test_fraction is 1.0"),
+        (lambda: given(location=0), "belong together"),
+        (lambda: given(location=[1.0], scale=[1.0]).load(), "data.location has 1 numbers for 2 columns"),
+        (lambda: given(location=0, scale=0).load(), "data.scale must be finite and above 0"),
+        (lambda: given(location=[0.0, float("nan")], scale=1).load(), "data.location must be finite"),
+        (lambda: BreastCancerDataModule(sites=0), "data.sites is 0"),
+        (lambda: BreastCancerDataModule(ratio=[5.0]), "data.ratio has 1 numbers for 3 sites"),
+        (lambda: BreastCancerDataModule(ratio=0.5), "data.ratio is 0.5"),
+        (lambda: BreastCancerDataModule(partition="none"), "data.partition is 'none'"),  # type: ignore[arg-type]
+        (lambda: BreastCancerDataModule(partition="dirichlet", beta=-1).load(), "--data.beta to a greater positive"),
+        (lambda: Small(sites=7, ratio=None).load(), "data.sites is 7, but there are only 6 rows"),
+        (lambda: Small(partition="shifted", ratio=None).load(), "needs at least two columns"),
+        (lambda: WineDataModule(losing=7), "data.losing is 7"),
+        (lambda: WineDataModule(sites=0, losing=0), "data.sites is 0"),
+        (lambda: WineDataModule(kept=1.5), "data.kept is 1.5"),
+        (lambda: WineDataModule(kept=[0.1, 0.1]).load(), "data.kept has 2 shares for 3 classes"),
+        (lambda: WineDataModule(sites=200).load(), "only 178 wines"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(make: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
