@@ -8,7 +8,9 @@ from lit_epgan.callbacks.density_map import DensityMap
 from lit_epgan.callbacks.federated_strategy import FederatedStrategy
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.generative_metrics import GenerativeMetrics
+from lit_epgan.callbacks.mixture_errors import MixtureErrors
 from lit_epgan.callbacks.partition_report import PartitionReport
+from lit_epgan.callbacks.posterior_report import PosteriorReport
 from lit_epgan.callbacks.prediction_writer import PredictionWriter
 from lit_epgan.callbacks.progress import FederatedProgressBar
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
@@ -28,7 +30,9 @@ __all__ = [
     "FederatedStrategy",
     "FederationCallback",
     "GenerativeMetrics",
+    "MixtureErrors",
     "PartitionReport",
+    "PosteriorReport",
     "PredictionWriter",
     "RoundCheckpoint",
     "RoundsToTarget",

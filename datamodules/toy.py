@@ -1,4 +1,4 @@
-"""Gaussians in the plane as a federation: the EP-GAN paper's four, or K on a ring."""
+"""Gaussians in the plane as a federation: the EP-GAN paper's four, the GRAFFL paper's three, or K on a ring."""
 
 import math
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
 FOUR_CENTRES = ((-3.0, 3.0), (3.0, 3.0), (-3.0, -3.0), (3.0, -3.0))
+THREE_CENTRES = ((-9.0, 3.0), (0.0, -9.0), (8.0, 3.0))
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,12 @@ class ToyDataModule(FederatedDataModule):
     """A mixture of Gaussians, dealt out to clients (EP-GAN, section 5.1 and appendix F.2).
 
     Args:
-        layout: ``four``: centres (+-3, +-3), as in the paper; ``ring``: evenly spaced on a circle.
-        components: number of Gaussians on the ring (ignored by ``four``).
+        layout: ``four``: centres (+-3, +-3), as in the paper; ``three``: centres (-9, 3), (0, -9) and (8, 3), as in
+            GRAFFL's section 4.2; ``ring``: evenly spaced on a circle.
+        components: number of Gaussians on the ring (ignored by the others).
         radius: of the ring.
         variances: range from which each Gaussian's variance is drawn uniformly. By default the paper's (.3, .5), and on
-            a crowded ring less, so that neighbours stay at least eight standard deviations apart.
+            a crowded ring less, so that neighbours stay at least eight standard deviations apart; 1 of ``three``.
         points: training points of each Gaussian.
         test_points: test points of each Gaussian.
         partition: ``one_class``: one Gaussian per client; ``iid``; ``dirichlet``; ``pooled``: one client holds all.
@@ -69,7 +71,7 @@ class ToyDataModule(FederatedDataModule):
 
     def __init__(
         self,
-        layout: Literal["four", "ring"] = "four",
+        layout: Literal["four", "three", "ring"] = "four",
         components: int = 8,
         radius: float = 4.0,
         variances: tuple[float, float] | None = None,
@@ -141,13 +143,17 @@ class ToyDataModule(FederatedDataModule):
 def _centres(layout: str, components: int, radius: float) -> Tensor:
     if layout == "four":
         return torch.tensor(FOUR_CENTRES)
+    if layout == "three":
+        return torch.tensor(THREE_CENTRES)
     if layout != "ring":
-        raise UserError(f"There is no toy layout {layout!r}: choose four or ring.")
+        raise UserError(f"There is no toy layout {layout!r}: choose four, three or ring.")
     angles = 2 * math.pi * torch.arange(components) / components
     return radius * torch.stack([angles.cos(), angles.sin()], 1)
 
 
 def _default_variances(layout: str, components: int, radius: float) -> tuple[float, float]:
+    if layout == "three":
+        return 1.0, 1.0
     if layout == "four" or components == 1:
         return 0.3, 0.5
     spacing = 2 * radius * math.sin(math.pi / components)

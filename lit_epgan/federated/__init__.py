@@ -25,12 +25,16 @@ from lit_epgan.federated.function_space.distilled_sites import DistilledSites
 from lit_epgan.federated.function_space.embedding_on_server import EmbeddingOnServer, MatchedEmbedding
 from lit_epgan.federated.function_space.embedding_sites import EmbeddingSites
 from lit_epgan.federated.function_space.generator_sites import GeneratorSites
+from lit_epgan.federated.likelihood_free.discrepancy_search import DiscrepancySearch
+from lit_epgan.federated.likelihood_free.published_rejection import PublishedRejection
+from lit_epgan.federated.likelihood_free.search_on_release import SearchOnRelease
 
 __all__ = [
     "F2A",
     "MOON",
     "SCAFFOLD",
     "ConjugateEP",
+    "DiscrepancySearch",
     "DistilledSites",
     "EmbeddingOnServer",
     "EmbeddingSites",
@@ -52,7 +56,9 @@ __all__ = [
     "LaplaceSites",
     "MatchedEmbedding",
     "PriorOn",
+    "PublishedRejection",
     "SampleMoments",
+    "SearchOnRelease",
     "ServerOptimizer",
     "SiteRule",
     "TiltedExpectationPropagation",

@@ -53,7 +53,8 @@ class GaussianMixture(Simulator):
             raise UserError(f"dimensions is {dimensions}; a record has at least 1")
         dof = dimensions + 2.0 if dof is None else dof
         if not dof > dimensions - 1:
-            raise UserError(f"dof is {dof}; an inverse Wishart of {dimensions} dimensions needs more than {dimensions - 1}")
+            raise UserError(f"dof is {dof}; an inverse Wishart of {dimensions} dimensions needs more than "
+                            f"{dimensions - 1}")  # fmt: skip
         for name, value in (("concentration", concentration), ("mean_precision", mean_precision), ("scale", scale)):
             if not 0 < value < math.inf:
                 raise UserError(f"{name} is {value}; it must be a number above 0")

@@ -58,10 +58,10 @@ def chains(
 
     The reference is fitted anew to the particles in the first half of the steps.
     """
-    log_density = log_target(theta)
+    log_density, kernel = log_target(theta), CrankNicolson.fitted(theta, step)
     for i in range(steps):
         if i % 20 == 0 and i <= steps // 2:
-            kernel = CrankNicolson.fitted(theta, step if i == 0 else kernel.step)
+            kernel = CrankNicolson.fitted(theta, kernel.step)
         proposal = kernel.propose(theta, generator)
         proposed = log_target(proposal)
         ratio = proposed - log_density - kernel.log_reference(proposal) + kernel.log_reference(theta)

@@ -62,7 +62,7 @@ Asking = Generator[Question, Answer, T]
 def statistic(question: Question, answer: Answer) -> Tensor:
     """R mu (r,), which the discrepancies of r + 1 or more data sets give away: they are linear in it up to a constant.
 
-        D_i - ||s_i||^2 = -2 <s_i, R mu> + constant,   s_i = R mu_i
+    D_i - ||s_i||^2 = -2 <s_i, R mu> + constant,   s_i = R mu_i
     """
     simulated = question.simulated
     known = answer.discrepancies - simulated.square().sum(1)

@@ -39,14 +39,16 @@ class Refinement:
     surplus: float = 5.0
 
     def due(self, at: Particles, most_records: int) -> bool:
-        """Whether a search is to end here: a whole fresh draw is accepted as often as a step, or data would be many.
+        """Whether a search is to end here, since it would become long and its particles are Gaussian by now.
+
+        They are where a fresh draw is accepted as often as a step from where a particle is.
 
         Args:
             at: where the search is.
-            most_records: that may be simulated for a particle in a search.
+            most_records: that may be simulated for a particle in a search that goes to its end.
         """
         exact = self.search.surplus * at.data <= most_records
-        return not exact and (at.step > 0.95 or at.records > most_records)
+        return not exact and (at.step > 0.95 or at.records > most_records / 3)
 
     def pass_(self, at: Particles, number: int, generator: torch.Generator) -> Asking[Particles]:
         """The pass of that number, from 0: one question."""
@@ -54,7 +56,7 @@ class Refinement:
         simulator = statistics.simulator
         covariance = statistics.covariance(at.theta, generator)
         observed = covariance + at.noise * torch.eye(len(covariance), dtype=covariance.dtype)
-        known = max(1.0, self.search.strength(at, observed))
+        known = max(1.0, float(self.search.strength(at, observed)[0]))
         n = (known * at.data) ** 0.5 if number == 0 else at.data
         surplus = self.surplus if number == PASSES - 1 else 1.0
         means = statistics.means(at.theta, max(FEWEST_RECORDS, int(surplus * n)), generator)

@@ -14,6 +14,7 @@ from lit_epgan.likelihood_free.tempering import largest_step, resampled
 
 FEWEST_RECORDS = 100
 GROWTH = 1.2  # of the metric within a generation, for which records are simulated ahead
+LEAST_SURPLUS = 2.5  # in every direction, so that what a kernel must add to a simulation's noise is positive
 NEAR = 60  # a metric within this factor of the last one: directions are then taken from the particles
 
 
@@ -53,8 +54,8 @@ class Search:
         asks for the last metric W* as it is seen now, and moves as far to it as ``even`` allows, W <- (1 - b) W + b W*
         draws particles by their weights, and moves each ``moves`` times by Metropolis's rule: a question each
 
-    M records are simulated for a particle: ``surplus`` times more than the metric's strength, by adding to those that
-    there are, which keeps the weights exact. In the end the metric, widened by the simulation's own noise, is the
+    M records are simulated for a particle: ``surplus`` times what the metric is worth, by adding to those that there
+    are, which keeps the weights exact. In the end the metric, widened by the simulation's own noise, is the
     likelihood of the data's mean embedding (synthetic likelihood: Wood 2010):
 
         W* = B^T (I / n - B Sigma B^T / M)^-1 B,   B (Sigma + noise) B^T = I
@@ -67,7 +68,8 @@ class Search:
         particles: how many.
         moves: of each in a generation.
         even: the effective share of the particles that a step keeps.
-        surplus: M over the metric's strength; less is faster, with fewer accepted moves.
+        surplus: M over what the metric is worth in records, on average over p directions; less is faster, with fewer
+            accepted moves.
 
     Raises:
         UserError: a number is out of its range.
@@ -96,7 +98,8 @@ class Search:
         covariance = self.statistics.covariance(theta, generator)
         answer = yield Question.of(root(torch.linalg.inv(covariance)), means)
         nothing = torch.zeros_like(covariance)
-        return Particles(theta, means, FEWEST_RECORDS, nothing, torch.zeros_like(theta[:, 0]), answer.records, answer.noise)
+        even = torch.zeros_like(theta[:, 0])
+        return Particles(theta, means, FEWEST_RECORDS, nothing, even, answer.records, answer.noise)
 
     def generation(self, at: Particles, generator: torch.Generator) -> Asking[Particles]:
         """One generation: a question or two about all particles, then one for each move."""
@@ -123,14 +126,18 @@ class Search:
         )
         return (yield from self._moved(at, generator))
 
-    def strength(self, at: Particles, covariance: Tensor) -> float:
-        """How many records the metric is worth: the largest eigenvalue of R Sigma R^T, R^T R = W."""
+    def strength(self, at: Particles, covariance: Tensor) -> Tensor:
+        """How many records the metric is worth in its p strongest directions (p,): the eigenvalues of R Sigma R^T."""
+        size = self.statistics.simulator.size
+        if not at.metric.any():
+            return torch.zeros(size, dtype=torch.float64)
         r = root(at.metric)
-        return float(torch.linalg.eigvalsh(r @ covariance @ r.T)[-1]) if at.metric.any() else 0.0
+        return torch.linalg.eigvalsh(r @ covariance @ r.T).flip(0)[:size]
 
     def _topped_up(self, at: Particles, covariance: Tensor, generator: torch.Generator) -> Particles:
         """With as many records for each particle as the metric needs."""
-        needed = int(self.surplus * GROWTH * self.strength(at, covariance))
+        strength = self.strength(at, covariance)
+        needed = int(GROWTH * max(self.surplus * float(strength.mean()), LEAST_SURPLUS * float(strength[0])))
         if needed <= at.records:
             return at
         more = self.statistics.means(at.theta, needed - at.records, generator)
@@ -140,7 +147,7 @@ class Search:
     def _last_metric(self, at: Particles, covariance: Tensor) -> tuple[Tensor, bool]:
         """W* as it is seen from here, and whether it is that of the sufficient directions."""
         observed = covariance + at.noise * torch.eye(len(covariance), dtype=covariance.dtype)
-        if self.strength(at, observed) < at.data / NEAR:
+        if self.strength(at, observed)[0] < at.data / NEAR:
             return at.data * torch.linalg.inv(observed), False
         b = sufficient_directions(at.theta, at.means, observed)
         simulated = b @ covariance @ b.T

@@ -5,6 +5,7 @@ from lit_epgan.modules.classifier import Classifier
 from lit_epgan.modules.conditional_gan import ConditionalGAN
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.language_model import LanguageModel
+from lit_epgan.modules.posterior import Posterior, PosteriorOfCodes
 from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, UniformPrior
 from lit_epgan.modules.regression import Regression
 from lit_epgan.modules.speech_gan import SpeechGAN
@@ -18,6 +19,8 @@ __all__ = [
     "GaussianPrior",
     "HistoryPrior",
     "LanguageModel",
+    "Posterior",
+    "PosteriorOfCodes",
     "Regression",
     "SpeechGAN",
     "SuffiAE",

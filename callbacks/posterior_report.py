@@ -1,0 +1,138 @@
+"""What inference has found, as a table and pictures: of particles alone, and of no client's data."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from lightning.pytorch import LightningModule, Trainer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from lit_epgan.atomic import replacing
+from lit_epgan.callbacks.pictures import pixels_of, publish
+from lit_epgan.callbacks.round_evaluation import RoundEvaluation
+from lit_epgan.errors import UserError
+from lit_epgan.listing import few
+from lit_epgan.randomness import generator_for
+from lit_epgan.text import csv_cell, mathtext
+
+INK, PRIOR, FOUND = "#333333", "#b8b8b8", "#0072B2"
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+MOST = 18  # marginals in the picture
+DRAWS = 2000
+
+
+class PosteriorReport(RoundEvaluation):
+    """Writes ``posterior.csv`` and ``pictures/posterior.png`` of a module that holds particles of a simulator.
+
+    The table has a row for each parameter: mean, standard deviation, and the quantiles .05, .5 and .95 of the
+    posterior, and the prior's mean and standard deviation. The picture shows every parameter's prior and posterior,
+    and where records have two dimensions, data drawn from the posterior predictive distribution with each component's
+    means. Logs ``posterior/narrowed``, the mean over the parameters of log(prior deviation / posterior deviation).
+
+    Args:
+        every_n_epochs: rounds from one look to the next.
+
+    Raises:
+        UserError: the module holds no particles.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse now what could not be done after a round.
+
+        Raises:
+            UserError: the module holds no particles.
+        """
+        if missing := [name for name in ("simulator", "values", "sample") if not hasattr(pl_module, name)]:
+            raise UserError(
+                f"{type(pl_module).__name__} has no {few(missing)}: PosteriorReport is for a module that holds "
+                "particles, such as lit_epgan.modules.Posterior."
+            )
+
+    def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the table and the picture, and log how much narrower than the prior the posterior is."""
+        module: Any = pl_module
+        found, prior = module.values(), prior_values(module.simulator)
+        table = summary(found, prior)
+        if trainer.is_global_zero:
+            with replacing(Path(trainer.default_root_dir) / "posterior.csv") as beside:
+                table.to_csv(beside, index=False)
+        narrowed = np.log(table["prior_sd"] / table["sd"].clip(lower=1e-12)).mean()
+        pl_module.log("posterior/narrowed", float(narrowed), sync_dist=True)
+        drawn = module.sample(DRAWS, generator_for("posterior")).cpu()
+        title = f"round {trainer.current_epoch}" if trainer.state.fn == "fit" else ""
+        publish(trainer, "posterior", draw(found, prior, drawn, title))
+
+
+def prior_values(simulator: Any) -> dict[str, Tensor]:
+    """Draws from the prior, by name, each (n, ...)."""
+    values: dict[str, Tensor] = simulator.values(simulator.prior(DRAWS, generator_for("prior")))
+    return values
+
+
+def entries(values: dict[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:
+    """Every number of the parameters with a name of its own, as ``means[0,1]``, and its draws (n,)."""
+    for name, value in values.items():
+        for index in np.ndindex(*value.shape[1:]):
+            place = f"[{','.join(map(str, index))}]" if index else ""
+            yield name + place, value[(slice(None), *index)].numpy()
+
+
+def summary(found: dict[str, Tensor], prior: dict[str, Tensor]) -> pd.DataFrame:
+    """A row for each parameter."""
+    rows = []
+    for (name, draws), (_, before) in zip(entries(found), entries(prior), strict=True):
+        low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95])
+        rows.append((csv_cell(name), draws.mean(), draws.std(), low, middle, high, before.mean(), before.std()))
+    columns = ["parameter", "mean", "sd", "q05", "q50", "q95", "prior_mean", "prior_sd"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def draw(found: dict[str, Tensor], prior: dict[str, Tensor], drawn: Tensor, title: str) -> Any:
+    """The picture, a uint8 array (height, width, 3)."""
+    shown = list(zip(entries(found), entries(prior), strict=True))[:MOST]
+    plane = drawn.shape[1] == 2
+    columns = 6 if len(shown) > 6 else max(3, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(2.1 * columns, 1.7 * rows + (4.6 if plane else 0.4)), layout="constrained", dpi=100)
+    below: Any = figure
+    if plane:
+        above, below = figure.subfigures(2, 1, height_ratios=(4.4, 1.7 * rows))
+        _plane(above.subplots(), found, drawn, title)
+    places = below.subplots(rows, columns, squeeze=False).flat
+    for axes, pair in itertools.zip_longest(places, shown):
+        axes.set_axis_off() if pair is None else _marginal(axes, *pair)
+    return pixels_of(figure)
+
+
+def _plane(axes: Axes, found: dict[str, Tensor], drawn: Tensor, title: str) -> None:
+    low, high = (np.quantile(drawn.numpy(), q, axis=0) for q in (0.005, 0.995))
+    axes.plot(*drawn.numpy().T, ".", color=PRIOR, markersize=2, label="drawn from the posterior")
+    means = found.get("means")
+    if means is not None and means.dim() == 3:
+        for k in range(means.shape[1]):
+            axes.plot(*means[:, k].numpy().T, ".", color=COLOURS[k % len(COLOURS)], markersize=3)
+    margin = 0.1 * (high - low)
+    axes.set_xlim(low[0] - margin[0], high[0] + margin[0])
+    axes.set_ylim(low[1] - margin[1], high[1] + margin[1])
+    axes.set_title(mathtext(title or "posterior"), fontsize=10, color=INK)
+    axes.tick_params(labelsize=8, color=INK, labelcolor=INK)
+    axes.set_aspect("equal")
+
+
+def _marginal(axes: Axes, found: tuple[str, np.ndarray], prior: tuple[str, np.ndarray]) -> None:
+    """The posterior's histogram, and the prior's on the same axis as far as it is in view."""
+    name, draws = found
+    low, high = np.quantile(draws, [0.002, 0.998])
+    margin = 0.5 * (high - low) + 1e-9
+    bins = np.linspace(low - margin, high + margin, 40)
+    for values, filled, colour in ((draws, True, FOUND), (prior[1], False, INK)):
+        heights, _ = np.histogram(values, bins)
+        axes.stairs(heights / len(values) / np.diff(bins), bins, fill=filled, color=colour, linewidth=0.8)
+    axes.set_title(mathtext(name), fontsize=8, color=INK)
+    axes.set_yticks([])
+    axes.tick_params(labelsize=7, color=INK, labelcolor=INK)

@@ -1,0 +1,96 @@
+"""GRAFFL in the form that works: simulated data sets go to the clients, and one number for each comes back."""
+
+from collections.abc import Generator
+
+import torch
+from torch import Tensor
+
+from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Total, Weighted, Work
+from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
+from lit_epgan.likelihood_free.inference import Stage
+from lit_epgan.likelihood_free.questions import Answer, Asking, Question
+
+OWN, COUNT = "inference.own", "inference.count"
+ROOT, SIMULATED, DISCREPANCY, WEIGHT = "root", "simulated", "discrepancy", "weight"
+
+
+class DiscrepancySearch(GradientFree):
+    """Sequential Monte Carlo by discrepancies that clients answer: the idea of GRAFFL, by the rule of ``Inference``.
+
+    A generation is a round, with a few exchanges. In each, the server sends the mean embeddings of m simulated data
+    sets under a metric, R mu_i (m, r); client k answers one number for each,
+
+        D_ki = || R (mu_i - mu_k) ||^2,   mu_k = 1/n_k sum phi(x),   summed with its n_k
+
+    and sum_k n_k D_ki / n differs from the pooled data's discrepancy by the same constant for all i. The answers only
+    sum, so secure aggregation hides each client's. The published rule, in which every record answers a point of its
+    own, is PublishedRejection.
+
+    Not private: r + 1 data sets give R mu away (``questions.statistic`` solves for it, and the last passes use it), so
+    the server learns the mean embedding of all records, as if it had been sent; without secure aggregation each
+    client's. It learns nothing else, whatever it asks. SearchOnRelease adds noise once.
+
+    The posterior is that of the clients that answered: of a cohort, in a round; of all but those that dropped out.
+
+    Price of a generation: (2 + moves) x m numbers up, and r times that down; m is the module's number of particles, r
+    at most twice ``frequencies``, and the number of parameters in the end.
+
+    Args:
+        inner: trains the summary; FedAvg by default.
+        from_round: the first round without training, from 0.
+        inference: ``frequencies``, ``moves``, ``even``, ``surplus`` and ``most_records`` of Inference.
+
+    Raises:
+        UserError: a number is out of its range, or the module holds no particles of a simulator.
+    """
+
+    def generation(self, server: Server) -> Rounds:
+        """From the prior in the first round; a generation of the search, or a pass of the refinement."""
+        generator, stage = self.generator(server), self.stage(server)
+        inference = self.inference
+        asking = inference.start(generator) if stage is None else inference.step(stage, generator)
+        self.keep(server, (yield from _exchanged(asking)))
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The discrepancies; before ``from_round`` the inner algorithm's work."""
+        if question != "discrepancy":
+            return super().works(question, client, received)
+        return [Discrepancies(self, client, received)]
+
+
+def _exchanged(asking: Asking[Stage]) -> Generator[Exchange, Total, Stage]:
+    """Inference whose questions go to the cohort."""
+    try:
+        question = next(asking)
+        while True:
+            sent = {ROOT: question.root, SIMULATED: question.simulated}
+            total = yield Exchange(sent, question="discrepancy", training=False)
+            question = asking.send(Answer(total.mean(DISCREPANCY).cpu(), float(total[WEIGHT])))
+    except StopIteration as end:
+        return end.value
+
+
+class Discrepancies(Work):
+    """A client's answer: how far each simulated data set is from its records."""
+
+    def __init__(self, settings: DiscrepancySearch, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.settings = settings
+
+    def report(self) -> Report:
+        """``discrepancy`` (m,) with the weight n_k, and ``weight``; n_k counts the records that are looked at."""
+        mean, count = self._own()
+        discrepancies = Question(self.received[ROOT].cpu(), self.received[SIMULATED].cpu()).discrepancies(mean)
+        return {DISCREPANCY: Weighted(discrepancies, count), WEIGHT: Count(count, True)}
+
+    @torch.no_grad()
+    def _own(self) -> tuple[Tensor, float]:
+        """The mean embedding (D,) of the client's records, and their number; made once, since the summary is fixed."""
+        state, phi = self.client.state, self.settings.inference.phi
+        if OWN not in state:
+            total, count = torch.zeros(phi.size, dtype=torch.float64), 0
+            for x in summaries(self.client):
+                total += phi(x.to(phi.omega)).double().sum(0)
+                count += len(x)
+            state[OWN], state[COUNT] = total / max(count, 1), torch.tensor([float(count)], dtype=torch.float64)
+        return state[OWN], float(state[COUNT])

@@ -1,0 +1,110 @@
+"""What algorithms without gradients share: the module's particles, the inference that moves them, and where it is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.engine import Algorithm, Around, Client, Rounds, Server, scalar
+from lit_epgan.errors import UserError
+from lit_epgan.likelihood_free import Simulator
+from lit_epgan.likelihood_free.inference import FOUND, Inference, Stage
+from lit_epgan.randomness import derive_seed, generator_for
+
+PREFIX = "inference."
+GENERATION, FOUND_AT = "inference.generation", "inference.found"
+
+
+class GradientFree(Around):
+    """Base of algorithms that move the particles of a module with ``simulator``, ``particles`` and ``summarise``.
+
+    Rounds before ``from_round`` are the inner algorithm's: they train what summarises records. From then on nothing is
+    trained, and the module's other parameters stay as they are.
+
+    Args:
+        inner: trains the summary; FedAvg by default.
+        from_round: the first round without training, from 0.
+        inference: ``frequencies``, ``moves``, ``even``, ``surplus`` and ``most_records`` of Inference.
+
+    Raises:
+        UserError: ``from_round`` is negative.
+    """
+
+    def __init__(self, inner: Algorithm | None = None, from_round: int = 0, **inference: Any) -> None:
+        super().__init__(inner)
+        if from_round < 0:
+            raise UserError(f"from_round is {from_round}; rounds are counted from 0")
+        self.from_round, self._settings = from_round, inference
+        self.inference: Inference
+
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
+        """The features, the same for everybody.
+
+        Raises:
+            UserError: the module holds no particles of a simulator.
+        """
+        simulator = getattr(module, "simulator", None)
+        if not isinstance(simulator, Simulator) or not hasattr(module, "summarise"):
+            raise UserError(
+                f"{type(module).__name__} has no simulator: {type(self).__name__} moves the particles of a module such "
+                "as lit_epgan.modules.Posterior"
+            )
+        particles: Any = module.particles
+        self.inference = Inference.of(simulator, derive_seed(seed, "features"), len(particles), **self._settings)
+        return super().build(module, seed)
+
+    def trains(self, round_: int) -> bool:
+        """Before ``from_round``, as the inner algorithm."""
+        return round_ < self.from_round and super().trains(round_)
+
+    def exchanges(self, start: int, stop: int) -> int:
+        """The inner algorithm's, then the start's, and a question or two and one for each move in every generation."""
+        trained = super().exchanges(start, min(stop, self.from_round))
+        generations = max(0, stop - max(start, self.from_round))
+        return trained + generations * (3 + self.inference.search.moves)
+
+    def round(self, server: Server) -> Rounds:
+        """The inner algorithm's; then a generation."""
+        if server.round < self.from_round:
+            yield from super().round(server)
+            return
+        yield from self.generation(server)
+
+    def generation(self, server: Server) -> Rounds:
+        """One round of inference."""
+        raise NotImplementedError
+
+    def stage(self, server: Server) -> Stage | None:
+        """Where inference is; None before its first generation."""
+        held = {n.removeprefix(PREFIX): v.cpu() for n, v in server.state.items() if n.startswith(PREFIX)}
+        return Stage.of(held) if held else None
+
+    def keep(self, server: Server, stage: Stage) -> None:
+        """Put a generation's particles into the module, and the rest beside it."""
+        server.state |= {PREFIX + name: tensor for name, tensor in stage.tensors().items()}
+        (where,) = server.flat.named("particles")
+        server.parameters[where] = stage.particles.theta.flatten().to(server.parameters)
+
+    @staticmethod
+    def generator(server: Server) -> torch.Generator:
+        """The stream of the round."""
+        return generator_for(server.seed, "inference", server.round)
+
+
+def found(state: dict[str, Tensor]) -> bool:
+    """Whether inference is over, by the server's state."""
+    return int(state.get(PREFIX + "kind", scalar(0))) == FOUND
+
+
+@torch.no_grad()
+def summaries(client: Client) -> Iterator[Tensor]:
+    """The summaries (n, d) of the client's records, batch by batch; of one class where the module is a model of one."""
+    module: Any = client.module
+    label: int | None = getattr(module, "label", None)
+    for batch in client.data():
+        x = batch if isinstance(batch, Tensor) else batch[0]
+        if label is not None:
+            x = x[batch[1] == label]
+        if len(x):
+            yield module.summarise(x).cpu()

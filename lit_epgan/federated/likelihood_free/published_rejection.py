@@ -1,0 +1,104 @@
+"""GRAFFL as it is printed: inaccurate, and it gives every record away. For comparison only."""
+
+import warnings
+from typing import Any
+
+import torch
+
+from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Stack, Work, scalar
+from lit_epgan.errors import UserError
+from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
+from lit_epgan.likelihood_free.rejection import Accepted, distances, proposals
+
+THETA, DISTANCES = "rejection.theta", "rejection.distances"
+POINTS, ANSWERS, RECORDS = "points", "distances", "records"
+
+
+class PublishedRejection(GradientFree):
+    """Algorithm 2 of GRAFFL: parameters from the prior, one generated point by each, compared with one record each.
+
+    Every iteration proposes as many parameters as the clients hold records, sends client k its n_k points, and is
+    answered the n_k squared distances, record by record. In the end the parameters of the ``particles`` nearest points
+    of all iterations are taken for draws from the posterior.
+
+    It has two defects, of which a warning tells. One point says next to nothing of a mixture: on the paper's own toy
+    the means are as far from the truth as the prior's (docs/errata.md). And the order of records is the same in every
+    iteration, so d + 2 of them let the server solve for each record exactly (``record_from_distances``). Take
+    DiscrepancySearch, or SearchOnRelease where a guarantee is needed.
+
+    Args:
+        iterations: in a round.
+        inner: trains the summary; FedAvg by default.
+        from_round: the first round without training, from 0.
+
+    Raises:
+        UserError: there is no iteration, or the module holds no particles of a simulator.
+    """
+
+    def __init__(self, iterations: int = 1, **settings: Any) -> None:
+        if iterations < 1:
+            raise UserError(f"iterations is {iterations}; a round has at least 1")
+        super().__init__(**settings)
+        self.iterations = iterations
+
+    def start(self, server: Server) -> None:
+        """The warning."""
+        super().start(server)
+        warnings.warn(
+            "PublishedRejection is GRAFFL's printed rule: it learns next to nothing, and its answers give every record "
+            "away; take DiscrepancySearch",
+            stacklevel=2,
+        )
+
+    def exchanges(self, start: int, stop: int) -> int:
+        """One in every iteration, and one for the number of records."""
+        return max(0, stop - start) * (self.iterations + 1)
+
+    def generation(self, server: Server) -> Rounds:
+        """``iterations`` comparisons of as many points as there are records."""
+        generator, simulator = self.generator(server), self.inference.search.statistics.simulator
+        kept = self.inference.search.particles
+        counted = yield Exchange({}, question="records", training=False, combine={RECORDS: Stack()})
+        sizes = {k: int(n) for k, n in counted.each[RECORDS].items()}
+        accepted = self._accepted(server, simulator.size)
+        for _ in range(self.iterations):
+            theta, points = proposals(simulator, sum(sizes.values()), generator)
+            parts = dict(zip(sizes, points.split(list(sizes.values())), strict=True))
+            total = yield Exchange(
+                lambda k, parts=parts: {POINTS: parts[k]},  # type: ignore[misc]
+                question="distances",
+                training=False,
+                to=list(sizes),
+                combine={ANSWERS: Stack()},
+            )
+            own = dict(zip(sizes, theta.split(list(sizes.values())), strict=True))
+            for k, answer in total.each[ANSWERS].items():
+                accepted = accepted.with_more(own[k], answer.cpu(), kept)
+        server.state |= {THETA: accepted.theta, DISTANCES: accepted.distances}
+        if len(accepted.theta) == kept:
+            (where,) = server.flat.named("particles")
+            server.parameters[where] = accepted.theta.flatten().to(server.parameters)
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The number of records, or the distances."""
+        if question not in ("records", "distances"):
+            return super().works(question, client, received)
+        return [Distances(client, received)]
+
+    @staticmethod
+    def _accepted(server: Server, size: int) -> Accepted:
+        nothing = torch.zeros(0, size, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+        return Accepted(server.state.get(THETA, nothing[0]).cpu(), server.state.get(DISTANCES, nothing[1]).cpu())
+
+
+class Distances(Work):
+    """A client's records against as many points, in the records' order."""
+
+    @torch.no_grad()
+    def report(self) -> Report:
+        """``distances`` (n_k,), or the number of records."""
+        records = torch.cat(list(summaries(self.client)))
+        weight = Count(len(records), True)
+        if POINTS not in self.received:
+            return {RECORDS: scalar(len(records)), "weight": weight}
+        return {ANSWERS: distances(self.received[POINTS].cpu(), records), "weight": weight}

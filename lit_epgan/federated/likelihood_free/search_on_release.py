@@ -1,0 +1,122 @@
+"""The private form of GRAFFL: each client releases its mean embedding once, and all inference is the server's own."""
+
+import copy
+from typing import Any
+
+import torch
+
+from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
+from lit_epgan.embedding.factor import SENSITIVITY
+from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Report, Rounds, Server, Work, scalar
+from lit_epgan.errors import UserError
+from lit_epgan.federated.function_space.release_units import TOTAL, RecordUnit
+from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
+from lit_epgan.likelihood_free.inference import FOUND
+from lit_epgan.likelihood_free.questions import answered
+
+CLIENTS = "embedding.clients"
+
+
+class SearchOnRelease(GradientFree):
+    """Inference whose every question is answered by one release of each client.
+
+    first round   client k releases (n_k, sum_i phi(x_i)) under the Gaussian mechanism, and nothing else ever
+    then          the server asks the sum over clients, mu~, as often as it likes; no client works
+
+    The posterior knows of the noise: with K clients, each of whom adds N(0, (z S)^2) to every sum,
+
+        mu~ | theta ~ N(mu(theta), (Sigma + v I) / n),   v = K (z S)^2 / n
+
+    so its width is right at every z: as if the simulator added the same noise to a simulated embedding. The noise of
+    the count n is left out: it is smaller than that of one record in n. In the first rounds several generations are
+    taken in each, since they cost no message.
+
+    With ``noise_multiplier`` z everything that is learnt is one release for each client: the posterior, and all data
+    that are simulated by it, have its guarantee, at no further price.
+
+    Price: 1 + 2 ``frequencies`` numbers up, once.
+
+    Args:
+        noise_multiplier: z, the noise of a release in units of its sensitivity; 0 is no privacy.
+        delta: of the release's (epsilon, delta).
+        noise_seed: makes the noise repeatable, for studies only; by default it comes from the operating system.
+        generations: of the search, in a round.
+        inner, from_round: must be left out: nothing but the release leaves a client.
+        inference: ``frequencies``, ``moves``, ``even``, ``surplus`` and ``most_records`` of Inference.
+
+    Raises:
+        UserError: a number is out of its range, an inner algorithm is asked for, or the module holds no particles.
+    """
+
+    def __init__(
+        self,
+        noise_multiplier: float = 0.0,
+        delta: float = 1e-5,
+        noise_seed: int | None = None,
+        generations: int = 1,
+        inner: Algorithm | None = None,
+        from_round: int = 0,
+        **inference: Any,
+    ) -> None:
+        if inner is not None or from_round:
+            raise UserError(
+                "SearchOnRelease takes nothing but the clients' releases, so nothing is trained before it: leave inner "
+                "and from_round out, and give the module a summary that is public"
+            )
+        if generations < 1:
+            raise UserError(f"generations is {generations}; a round has at least 1")
+        super().__init__(**inference)
+        self.unit = RecordUnit(GaussianMechanism(noise_multiplier, delta, noise_seed))
+        self.generations = generations
+
+    def guarantee(self) -> str | None:
+        """What holds for each client's release, and so for all that is found; None without noise."""
+        made = self.unit.mechanism.guarantee(SENSITIVITY)
+        return None if made is None else f"each client's release: {made}"
+
+    def trains(self, round_: int) -> bool:
+        """Never."""
+        return False
+
+    def exchanges(self, start: int, stop: int) -> int:
+        """One, in the first round."""
+        return int(start == 0 < stop)
+
+    def generation(self, server: Server) -> Rounds:
+        """The releases, once; then the server's own work."""
+        if server.round == 0:
+            total = yield Exchange({}, question="release", training=False)
+            server.state[CLIENTS] = scalar(len(server.cohort))
+            server.state[TOTAL] = self.unit.take_from(total)
+            return
+        released = EmbeddingFactor(server.state[TOTAL].cpu())
+        records = float(released.count.clamp_min(1))
+        noise = (self.unit.mechanism.noise_multiplier * SENSITIVITY) ** 2 * float(server.state[CLIENTS]) / records
+        generator, stage = self.generator(server), self.stage(server)
+        if stage is None:
+            stage = answered(self.inference.start(generator), released.mean, records, noise)
+        for _ in range(self.generations):
+            if stage.kind != FOUND:
+                stage = answered(self.inference.step(stage, generator), released.mean, records, noise)
+        self.keep(server, stage)
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The release."""
+        return [Releasing(self, client, received)]
+
+
+class Releasing(Work):
+    """A client's one release."""
+
+    def __init__(self, settings: SearchOnRelease, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.settings = settings
+
+    @torch.no_grad()
+    def report(self) -> Report:
+        """Count and sums (1 + D,), with noise."""
+        settings, client = self.settings, self.client
+        phi = copy.deepcopy(settings.inference.phi).double()  # rounding must not add to the sensitivity
+        like = torch.empty(0, dtype=torch.float64)
+        released = settings.unit.of(client, lambda: EmbeddingFactor.of(summaries(client), phi, like))
+        return settings.unit.report(released)
