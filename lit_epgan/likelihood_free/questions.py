@@ -46,13 +46,12 @@ class Answer:
     Attributes:
         discrepancies: D_i (m,), up to a constant.
         records: n.
-        noise: variance of the noise in each coordinate of sqrt(n) mu, where the data's embedding was released with
-            noise.
+        noise: covariance (D, D) of the noise in sqrt(n) mu, where the data's embedding was released with noise.
     """
 
     discrepancies: Tensor
     records: float
-    noise: float = 0.0
+    noise: Tensor | None = None
 
 
 Asking = Generator[Question, Answer, T]
@@ -70,7 +69,7 @@ def statistic(question: Question, answer: Answer) -> Tensor:
     return torch.linalg.lstsq(rows, known[:, None]).solution[:-1, 0]
 
 
-def answered(asking: Asking[T], mean: Tensor, records: float, noise: float = 0.0) -> T:
+def answered(asking: Asking[T], mean: Tensor, records: float, noise: Tensor | None = None) -> T:
     """What inference finds where the data's mean embedding (D,), float64, is at hand: in one place, or released."""
     try:
         question = next(asking)

@@ -41,21 +41,22 @@ class Refinement:
     def due(self, at: Particles, most_records: int) -> bool:
         """Whether a search is to end here, since it would become long and its particles are Gaussian by now.
 
-        They are where a fresh draw is accepted as often as a step from where a particle is.
+        They are where a fresh draw is accepted as often as a step from where a particle is; nearly so, where steps
+        are long.
 
         Args:
             at: where the search is.
             most_records: that may be simulated for a particle in a search that goes to its end.
         """
         exact = self.search.surplus * at.data <= most_records
-        return not exact and (at.step > 0.95 or at.records > most_records / 3)
+        return not exact and (at.step > 0.95 or (at.step > 0.5 and at.records > most_records / 3))
 
     def pass_(self, at: Particles, number: int, generator: torch.Generator) -> Asking[Particles]:
         """The pass of that number, from 0: one question."""
         statistics = self.search.statistics
         simulator = statistics.simulator
         covariance = statistics.covariance(at.theta, generator)
-        observed = covariance + at.noise * torch.eye(len(covariance), dtype=covariance.dtype)
+        observed = covariance + at.noise
         known = max(1.0, float(self.search.strength(at, observed)[0]))
         n = (known * at.data) ** 0.5 if number == 0 else at.data
         surplus = self.surplus if number == PASSES - 1 else 1.0
@@ -71,7 +72,7 @@ class Refinement:
 
         theta = chains(at.theta, log_target, STEPS, 0.3, generator)
         theta = aligned(theta, theta.mean(0), simulator.symmetries())
-        return replace(at, theta=theta, data=answer.records, noise=answer.noise, finished=number + 1)
+        return replace(at, theta=theta, data=answer.records, finished=number + 1)
 
 
 @dataclass(frozen=True)

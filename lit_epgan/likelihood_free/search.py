@@ -9,12 +9,14 @@ from lit_epgan.errors import UserError
 from lit_epgan.likelihood_free.labels import aligned
 from lit_epgan.likelihood_free.moves import CrankNicolson
 from lit_epgan.likelihood_free.questions import Asking, Question
-from lit_epgan.likelihood_free.statistics import Statistics, root, sufficient_directions
+from lit_epgan.likelihood_free.statistics import Statistics, root, spread_directions, sufficient_directions
 from lit_epgan.likelihood_free.tempering import largest_step, resampled
 
 FEWEST_RECORDS = 100
 GROWTH = 1.2  # of the metric within a generation, for which records are simulated ahead
-LEAST_SURPLUS = 2.5  # in every direction, so that what a kernel must add to a simulation's noise is positive
+STUCK = 0.15  # length of moves below which the simulations' noise is taken for the cause
+LEAST_SURPLUS = 3.0  # in every direction, so that what a kernel must add to a simulation's noise is positive
+WIDE = 2  # directions for each parameter while the mean is not yet linear in them
 NEAR = 60  # a metric within this factor of the last one: directions are then taken from the particles
 
 
@@ -28,7 +30,8 @@ class Particles:
         records: the size of each of these data sets.
         metric: W (D, D); the particles are distributed as prior x exp(-D_W / 2).
         discrepancy: their D_W (n,), up to a constant.
-        data, noise: the data's number of records, and the noise of their embedding, as the latest answer said.
+        noise: the covariance (D, D) of the noise in sqrt(n) mu.
+        data: the data's number of records n, as the latest answer said.
         step: length of their moves.
         finished: how many of the latest generations had the last metric.
     """
@@ -38,8 +41,8 @@ class Particles:
     records: int
     metric: Tensor
     discrepancy: Tensor
+    noise: Tensor
     data: float = 1.0
-    noise: float = 0.0
     step: float = 0.5
     finished: int = 0
 
@@ -55,13 +58,13 @@ class Search:
         draws particles by their weights, and moves each ``moves`` times by Metropolis's rule: a question each
 
     M records are simulated for a particle: ``surplus`` times what the metric is worth, by adding to those that there
-    are, which keeps the weights exact. In the end the metric, widened by the simulation's own noise, is the
+    are, which keeps the weights exact; more where moves have become short, for that is what their noise does. In the end the metric, widened by the simulation's own noise, is the
     likelihood of the data's mean embedding (synthetic likelihood: Wood 2010):
 
         W* = B^T (I / n - B Sigma B^T / M)^-1 B,   B (Sigma + noise) B^T = I
 
     with the sufficient directions B; so no tolerance is left, and the posterior has its right width. While the
-    particles are still wide apart W* is that of all directions, n (Sigma + noise)^-1.
+    particles are still wide apart W* is n V^T V, with the directions V in which they differ most.
 
     Args:
         statistics: the simulator and its mean embeddings.
@@ -96,10 +99,10 @@ class Search:
         theta = self.statistics.simulator.prior(self.particles, generator)
         means = self.statistics.means(theta, FEWEST_RECORDS, generator)
         covariance = self.statistics.covariance(theta, generator)
-        answer = yield Question.of(root(torch.linalg.inv(covariance)), means)
+        answer = yield Question.of(spread_directions(means, covariance, 1), means)
         nothing = torch.zeros_like(covariance)
-        even = torch.zeros_like(theta[:, 0])
-        return Particles(theta, means, FEWEST_RECORDS, nothing, even, answer.records, answer.noise)
+        noise = nothing if answer.noise is None else answer.noise
+        return Particles(theta, means, FEWEST_RECORDS, nothing, torch.zeros_like(theta[:, 0]), noise, answer.records)
 
     def generation(self, at: Particles, generator: torch.Generator) -> Asking[Particles]:
         """One generation: a question or two about all particles, then one for each move."""
@@ -121,7 +124,6 @@ class Search:
             metric=(1 - step) * at.metric + step * last,
             discrepancy=discrepancy[drawn],
             data=answer.records,
-            noise=answer.noise,
             finished=at.finished + 1 if step == 1.0 and near else 0,
         )
         return (yield from self._moved(at, generator))
@@ -138,6 +140,8 @@ class Search:
         """With as many records for each particle as the metric needs."""
         strength = self.strength(at, covariance)
         needed = int(GROWTH * max(self.surplus * float(strength.mean()), LEAST_SURPLUS * float(strength[0])))
+        if at.step < STUCK:
+            needed = max(needed, int(1.5 * at.records))
         if needed <= at.records:
             return at
         more = self.statistics.means(at.theta, needed - at.records, generator)
@@ -146,9 +150,10 @@ class Search:
 
     def _last_metric(self, at: Particles, covariance: Tensor) -> tuple[Tensor, bool]:
         """W* as it is seen from here, and whether it is that of the sufficient directions."""
-        observed = covariance + at.noise * torch.eye(len(covariance), dtype=covariance.dtype)
+        observed = covariance + at.noise
         if self.strength(at, observed)[0] < at.data / NEAR:
-            return at.data * torch.linalg.inv(observed), False
+            v = spread_directions(at.means, observed, WIDE * self.statistics.simulator.size)
+            return at.data * v.T @ v, False
         b = sufficient_directions(at.theta, at.means, observed)
         simulated = b @ covariance @ b.T
         left = torch.eye(len(b), dtype=b.dtype) / at.data - simulated / at.records

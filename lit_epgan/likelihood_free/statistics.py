@@ -9,8 +9,9 @@ from lit_epgan.embedding import RandomFourierFeatures
 from lit_epgan.likelihood_free.simulator import Simulator
 
 ROWS = 8_192  # simulated and embedded at a time: they fit a processor's cache
+FINE = 1e-4  # ridge of the directions: it costs a few thousandths of the information
+COARSE = 1e-4  # ridge where particles are wide apart: what is rare near some of them is common near others
 PAIRS = 8_000  # of records, from which the covariance is estimated
-RIDGE = 1e-5  # of the mean variance: frequencies that repeat each other
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,19 @@ class Statistics:
 
     @torch.no_grad()
     def covariance(self, theta: Tensor, generator: torch.Generator) -> Tensor:
-        """Cov phi(x) within a data set, on average over theta (n, p): (D, D), float64, ridged.
+        """Cov phi(x) within a data set, on average over theta (n, p): (D, D), float64.
 
         By differences of two records of one data set each: E (phi(x) - phi(x')) (phi(x) - phi(x'))^T / 2.
         """
         rows = theta[torch.randint(len(theta), (PAIRS,), generator=generator)]
         pairs = self.phi(self.simulator.simulate(rows, 2, generator).flatten(0, 1)).double().unflatten(0, (PAIRS, 2))
         away = pairs[:, 0] - pairs[:, 1]
-        found = away.T @ away / (2 * PAIRS)
-        return found + RIDGE * found.diagonal().mean() * torch.eye(len(found), dtype=found.dtype)
+        return away.T @ away / (2 * PAIRS)
+
+
+def ridged(covariance: Tensor, ridge: float) -> Tensor:
+    """A covariance (D, D) with a share of its mean variance added to each: features that repeat each other have one."""
+    return covariance + ridge * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=covariance.dtype)
 
 
 def sufficient_directions(theta: Tensor, means: Tensor, covariance: Tensor) -> Tensor:
@@ -65,11 +70,24 @@ def sufficient_directions(theta: Tensor, means: Tensor, covariance: Tensor) -> T
         means: their mean embeddings (n, D).
         covariance: Sigma (D, D), of one record's features.
     """
+    covariance = ridged(covariance, FINE)
     slope = torch.linalg.lstsq(theta - theta.mean(0), means - means.mean(0)).solution  # (p, D): J^T
     solved = torch.linalg.solve(covariance, slope.T).T
     information = solved @ slope.T
     ridge = 1e-9 * information.diagonal().mean() * torch.eye(len(information), dtype=theta.dtype)
     return torch.linalg.solve_triangular(torch.linalg.cholesky(information + ridge), solved, upper=False)
+
+
+def spread_directions(means: Tensor, covariance: Tensor, most: int) -> Tensor:
+    """The directions V (most, D) in which mean embeddings (n, D) differ most, of unit variance: V Sigma V^T = I.
+
+    The leading eigenvectors of Cov(mu) against Sigma, one record's covariance (D, D) (linear discriminant analysis).
+    They need no parameters to be told apart, and where the mean is linear in p parameters, p of them are the
+    sufficient directions.
+    """
+    inverse = torch.linalg.inv(torch.linalg.cholesky(ridged(covariance, COARSE)))
+    _, vectors = torch.linalg.eigh(inverse @ torch.cov(means.T) @ inverse.T)
+    return vectors[:, -most:].T @ inverse
 
 
 def root(metric: Tensor) -> Tensor:

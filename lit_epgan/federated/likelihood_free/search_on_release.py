@@ -4,9 +4,10 @@ import copy
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
-from lit_epgan.embedding.factor import SENSITIVITY
+from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Report, Rounds, Server, Work, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.release_units import TOTAL, RecordUnit
@@ -23,13 +24,8 @@ class SearchOnRelease(GradientFree):
     first round   client k releases (n_k, sum_i phi(x_i)) under the Gaussian mechanism, and nothing else ever
     then          the server asks the sum over clients, mu~, as often as it likes; no client works
 
-    The posterior knows of the noise: with K clients, each of whom adds N(0, (z S)^2) to every sum,
-
-        mu~ | theta ~ N(mu(theta), (Sigma + v I) / n),   v = K (z S)^2 / n
-
-    so its width is right at every z: as if the simulator added the same noise to a simulated embedding. The noise of
-    the count n is left out: it is smaller than that of one record in n. In the first rounds several generations are
-    taken in each, since they cost no message.
+    The posterior knows of the noise (``noise_covariance``), so its width is right at every z: as if the simulator added
+    the same noise to a simulated embedding.
 
     With ``noise_multiplier`` z everything that is learnt is one release for each client: the posterior, and all data
     that are simulated by it, have its guarantee, at no further price.
@@ -91,7 +87,7 @@ class SearchOnRelease(GradientFree):
             return
         released = EmbeddingFactor(server.state[TOTAL].cpu())
         records = float(released.count.clamp_min(1))
-        noise = (self.unit.mechanism.noise_multiplier * SENSITIVITY) ** 2 * float(server.state[CLIENTS]) / records
+        noise = noise_covariance(released, self.unit.mechanism.noise_multiplier, int(server.state[CLIENTS]))
         generator, stage = self.generator(server), self.stage(server)
         if stage is None:
             stage = answered(self.inference.start(generator), released.mean, records, noise)
@@ -103,6 +99,23 @@ class SearchOnRelease(GradientFree):
     def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
         """The release."""
         return [Releasing(self, client, received)]
+
+
+def noise_covariance(released: EmbeddingFactor, noise_multiplier: float, clients: int) -> Tensor:
+    """The covariance (D, D) of the noise in sqrt(n) mu~, mu~ = sums / count, where each client has noised both.
+
+        Cov = K (z S)^2 / n (I + mu~ mu~^T / w^2)
+
+    to first order in the noise of the count, which is released w times as large as it is (``COUNT_WEIGHT``).
+
+    Args:
+        released: the sum of the clients' releases.
+        noise_multiplier: z.
+        clients: K.
+    """
+    mean = released.mean
+    each = clients * (noise_multiplier * SENSITIVITY) ** 2 / float(released.count.clamp_min(1))
+    return each * (torch.eye(len(mean), dtype=mean.dtype) + torch.outer(mean, mean) / COUNT_WEIGHT**2)
 
 
 class Releasing(Work):
