@@ -2,7 +2,7 @@
 
 OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/graffl_calibration.py --output benchmarks/results/graffl_calibration.md
 
-Parameters of a mixture of two Gaussians on a line are drawn from the prior, 150 records from them, dealt to three
+Parameters of a mixture of two Gaussians on a line are drawn from the prior, 90 records from them, dealt to three
 sites; the posterior is found, and the rank of each true parameter among its draws noted. Of a correct posterior ranks
 are uniform. ``--only`` takes one form; ``--kept FILE`` keeps finished draws, and goes on with them.
 """
@@ -25,7 +25,7 @@ from lit_epgan.likelihood_free.inference import FOUND, Inference
 from lit_epgan.likelihood_free.questions import answered, mean_embedding
 from lit_epgan.randomness import generator_for
 
-SITES, RECORDS, DELTA = 3, 150, 1e-5
+SITES, RECORDS, DELTA = 3, 90, 1e-5
 FORMS = {"by questions": 0.0, "on a release, z = 1": 1.0, "on a release, z = 2": 2.0}
 NAMES = ("lower mean", "upper mean", "weight of the lower", "log variance of the lower", "log variance of the upper")
 MIXTURE = GaussianMixture(2, 1, concentration=2.0, mean_precision=0.1, dof=5.0, scale=2.0)
@@ -46,7 +46,7 @@ def draw(form: str, particles: int, number: int) -> tuple[str, int, list[float],
     generator, noise_multiplier = generator_for("calibration", form, number), FORMS[form]
     theta = MIXTURE.prior(1, generator)
     x = MIXTURE.simulate(theta, RECORDS, generator)[0]
-    inference = Inference.of(MIXTURE, 7, particles, frequencies=32)
+    inference = Inference.of(MIXTURE, 7, particles, frequencies=24)
     released = EmbeddingFactor.of([x.double()], inference.phi.double(), torch.zeros(1, dtype=torch.float64))
     inference.phi.float()
     noise = None
@@ -66,7 +66,7 @@ def draw(form: str, particles: int, number: int) -> tuple[str, int, list[float],
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--particles", type=int, default=500)
+    parser.add_argument("--particles", type=int, default=300)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", choices=list(FORMS))
     parser.add_argument("--kept", type=Path)

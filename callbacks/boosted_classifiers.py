@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -33,25 +33,28 @@ class BoostedClassifiers(RoundEvaluation):
 
     The module summarises records by ``summarise(x) -> (n, d)`` and generates summaries by
     ``sample_class(label, n, generator) -> (n, d)``. Data sets are of (x, label); the test data are by site, or one set
-    for all, and where there are none the validation data stand in. Where the encoder is one of the clients' personal
+    for all, and where there are none the validation data stand in. Samples tell a site of the others' records, so
+    ``tested_on`` may be every site's test records, beside a site's own. Where the encoder is one of the clients' personal
     layers, every site's records are summarised by its own.
 
     Args:
         methods: of ``raw``, ``boosted``, ``oversampled``, ``smote``, ``fedavg`` and ``pooled``.
         repeats: of the methods that draw (``boosted``, ``oversampled``, ``smote``); the paper has "more than 20".
         seed: of all that is drawn.
+        tested_on: a site's ``own`` test records, or those of ``all`` sites.
 
     Raises:
         UserError: an unknown method, no repeats, a module without the two methods, data without labels or without
             anything to test on, or smote without imbalanced-learn.
     """
 
-    def __init__(self, methods: Sequence[str] = tuple(METHODS), repeats: int = 20, seed: int = 0) -> None:
+    def __init__(self, methods: Sequence[str] = tuple(METHODS), repeats: int = 20, seed: int = 0,
+                 tested_on: Literal["own", "all"] = "own") -> None:  # fmt: skip
         super().__init__()
         at_least(1, self, repeats=repeats)
         if unknown := [name for name in methods if name not in METHODS]:
             raise UserError(f"BoostedClassifiers has no method {few(unknown)}: choose of {few(list(METHODS))}.")
-        self.methods, self.repeats, self.seed = tuple(methods), repeats, seed
+        self.methods, self.repeats, self.seed, self.tested_on = tuple(methods), repeats, seed, tested_on
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse now what could not be done after the last round."""
@@ -72,6 +75,9 @@ class BoostedClassifiers(RoundEvaluation):
 
     def _table(self, module: LightningModule, train: dict[str, Records], test: dict[str, Records]) -> pd.DataFrame:
         rows = []
+        if self.tested_on == "all":
+            everything = tuple(np.concatenate(parts) for parts in zip(*test.values(), strict=True))
+            test = dict.fromkeys(test, everything)
         for name, (test_x, test_y) in test.items():
             site = Site(*train[name], test_x, test_y, federation=list(train.values()))
             repeats = [self._drawn(module, name, site, k) for k in range(self.repeats)]

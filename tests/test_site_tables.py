@@ -119,11 +119,11 @@ def test_breast_cancer_has_the_papers_ratios_and_every_row_once() -> None:
     train, test = tensors(data, "train"), tensors(data, "test")
     assert list(train) == list(test) == ["site-1", "site-2", "site-3"]
     both = {name: counts(torch.cat([train[name][1], test[name][1]])) for name in train}
-    assert both == {"site-1": [24, 119], "site-2": [24, 119], "site-3": [20, 119]}
+    assert both == {"site-1": [119, 24], "site-2": [119, 24], "site-3": [119, 20]}
     assert {name: counts(y) for name, (_, y) in test.items()} == {
-        "site-1": [7, 36],
-        "site-2": [7, 36],
-        "site-3": [6, 36],
+        "site-1": [36, 7],
+        "site-2": [36, 7],
+        "site-3": [36, 6],
     }
     assert data.labels is not None
     assert all(torch.equal(data.labels[name], y) for name, (_, y) in train.items())
@@ -141,7 +141,7 @@ def test_sites_hold_the_tables_rows_standardised_by_the_pooled_training_rows() -
     table = load_breast_cancer()
     raw = BreastCancerDataModule(batch_size=16, location=0, scale=1).load()
     raws, _ = joined(tensors(raw, "train"))
-    published = {tuple(row): label for row, label in zip(table.data.astype(np.float32), table.target, strict=True)}
+    published = {tuple(row): label for row, label in zip(table.data.astype(np.float32), 1 - table.target, strict=True)}
     assert [published[tuple(row)] for row in raws] == labels.tolist()
     tests, raw_tests = joined(test)[0], joined(tensors(raw, "test"))[0]
     np.testing.assert_allclose(tests, (raw_tests - raws.mean(0)) / raws.std(0), rtol=1e-3, atol=1e-3)
@@ -168,7 +168,8 @@ def test_the_table_is_classified_well_as_a_whole_but_not_by_what_a_site_learns()
         return float(roc_auc_score(y, fitted.decision_function(x)))
 
     assert auc(*joined(train)) > 0.985
-    assert all(auc(*own) < 0.97 for own in train.values())
+    assert all(auc(*own) < 0.98 for own in train.values())
+    assert min(auc(*own) for own in train.values()) < 0.9
 
 
 @pytest.mark.parametrize("partition", ["iid", "shifted", "dirichlet"])
@@ -193,7 +194,7 @@ def test_another_seed_deals_other_rows(partition: Any) -> None:
 def test_without_a_ratio_all_rows_are_dealt() -> None:
     data = BreastCancerDataModule(sites=4, partition="iid", ratio=None, batch_size=16, test_fraction=0).load()
     assert data.test is None
-    assert np.bincount(joined(tensors(data, "train"))[1]).tolist() == [212, 357]
+    assert np.bincount(joined(tensors(data, "train"))[1]).tolist() == [357, 212]
 
 
 def test_the_last_sites_have_lost_wines_of_one_grower() -> None:

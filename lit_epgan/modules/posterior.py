@@ -121,7 +121,7 @@ class PosteriorOfCodes(HoldsParticles, SuffiAE):
     """
 
     def __init__(self, simulator: Simulator, particles: int = 1000, label: int | None = None, **suffiae: Any) -> None:
-        SuffiAE.__init__(self, **suffiae)
+        super().__init__(**suffiae)
         if simulator.dimensions != self.dimensions:
             raise UserError(
                 f"the simulator's records have {simulator.dimensions} dimensions, and SuffiAE's codes "
