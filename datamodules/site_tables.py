@@ -35,7 +35,7 @@ class SiteTables(FederatedDataModule):
         location, scale: public numbers m and s, one for each column or one for all: a feature x becomes (x - m) / s.
         doubtful: what happens to a site with one class, with a constant column, or with no more training records than
             columns: ``refuse`` or ``warn``.
-        split_seed: decides which rows are test data.
+        split_seed: decides which rows are test data; null takes ``seed``, so that each seed has its own.
         federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``max_local_steps``, ``clients_per_round``,
             ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
 
@@ -55,7 +55,7 @@ class SiteTables(FederatedDataModule):
         location: float | Sequence[float] | None = None,
         scale: float | Sequence[float] | None = None,
         doubtful: Literal["refuse", "warn"] = "refuse",
-        split_seed: int = 7,
+        split_seed: int | None = 7,
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
@@ -63,7 +63,8 @@ class SiteTables(FederatedDataModule):
             raise UserError(f"data.test_fraction is {test_fraction}; it is a share of the rows, from 0 to below 1")
         if (location is None) != (scale is None):
             raise UserError("data.location and data.scale belong together: give both, or none for pooled statistics")
-        self.features, self.test_fraction, self.split_seed = features, test_fraction, split_seed
+        self.features, self.test_fraction = features, test_fraction
+        self.split_seed = self.seed if split_seed is None else split_seed
         self.location, self.scale, self.doubtful = location, scale, doubtful
         self.columns: list[str] = []
         self.label_names: list[str] = []
