@@ -34,8 +34,8 @@ class BoostedClassifiers(RoundEvaluation):
     The module summarises records by ``summarise(x) -> (n, d)`` and generates summaries by
     ``sample_class(label, n, generator) -> (n, d)``. Data sets are of (x, label); the test data are by site, or one set
     for all, and where there are none the validation data stand in. Samples tell a site of the others' records, so
-    ``tested_on`` may be every site's test records, beside a site's own. Where the encoder is one of the clients' personal
-    layers, every site's records are summarised by its own.
+    ``tested_on`` may be every site's test records. Where the encoder is one of the clients' personal layers, every
+    site's records are summarised by its own.
 
     Args:
         methods: of ``raw``, ``boosted``, ``oversampled``, ``smote``, ``fedavg`` and ``pooled``.

@@ -58,8 +58,9 @@ class Search:
         draws particles by their weights, and moves each ``moves`` times by Metropolis's rule: a question each
 
     M records are simulated for a particle: ``surplus`` times what the metric is worth, by adding to those that there
-    are, which keeps the weights exact; more where moves have become short, for that is what their noise does. In the end the metric, widened by the simulation's own noise, is the
-    likelihood of the data's mean embedding (synthetic likelihood: Wood 2010):
+    are, which keeps the weights exact; more where moves have become short, for that is what their noise does. In the
+    end the metric, widened by the simulation's own noise, is the likelihood of the data's mean embedding (synthetic
+    likelihood: Wood 2010):
 
         W* = B^T (I / n - B Sigma B^T / M)^-1 B,   B (Sigma + noise) B^T = I
 

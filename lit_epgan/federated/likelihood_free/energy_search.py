@@ -1,0 +1,113 @@
+"""A search by energy distances: simulated records go to the clients, and one number for each data set comes back."""
+
+from collections.abc import Generator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Total, Weighted, Work, scalar
+from lit_epgan.errors import UserError
+from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
+from lit_epgan.likelihood_free.energy import energy_distance, sliced_energy, unit_directions
+from lit_epgan.likelihood_free.tolerance_search import Comparing, ToleranceSearch, Tolerated
+from lit_epgan.randomness import generator_for
+
+SIMULATED, DISTANCE = "simulated", "distance"
+HELD = {name: f"energy.{name}" for name in ("theta", "distance", "rate", "step")}
+
+
+class EnergySearch(GradientFree):
+    """Sequential Monte Carlo by the energy distance, or its mean over random directions (``sliced``).
+
+    The server sends m data sets of ``records`` records each; client k answers their distances to its own records,
+    which sum with n_k (``energy_distance``). Nothing has to be chosen, no features and no bandwidth; but no likelihood
+    belongs to the distance, so the tolerance falls only while particles still move, and the posterior stays wider than
+    it should be. DiscrepancySearch ends with the right width.
+
+    Price of a round: ``moves`` x m numbers up, and ``records`` x d times that down.
+
+    Args:
+        distance: ``energy`` or ``sliced``.
+        records: of a simulated data set.
+        directions: of ``sliced``.
+        settings: ``moves`` and ``even`` of Search, ``inner`` and ``from_round`` of DiscrepancySearch.
+
+    Raises:
+        UserError: a number is out of its range, or the module holds no particles of a simulator.
+    """
+
+    def __init__(
+        self,
+        distance: Literal["energy", "sliced"] = "sliced",
+        records: int = 100,
+        directions: int = 12,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        if distance not in ("energy", "sliced"):
+            raise UserError(f"distance is {distance!r}; choose energy or sliced")
+        if records < 2 or directions < 1:
+            raise UserError(f"records and directions are {records} and {directions}; give at least 2 and 1")
+        self.distance, self.records, self.directions = distance, records, directions
+
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
+        """The search, and the directions, the same for everybody."""
+        networks = super().build(module, seed)
+        given = self.inference.search
+        simulator = given.statistics.simulator
+        self.search = ToleranceSearch(simulator, self.records, given.particles, given.moves, given.even)
+        self.along = unit_directions(simulator.dimensions, self.directions, generator_for(seed, "directions"))
+        return networks
+
+    def generation(self, server: Server) -> Rounds:
+        """From the prior in the first round; then a lower tolerance in each."""
+        generator = self.generator(server)
+        if HELD["theta"] in server.state:
+            held = {name: server.state[key].cpu() for name, key in HELD.items()}
+            at = Tolerated(held["theta"], held["distance"], float(held["rate"]), float(held["step"]))
+            comparing = self.search.generation(at, generator)
+        else:
+            comparing = self.search.start(generator)
+        at = yield from _exchanged(comparing)
+        server.state |= {HELD["theta"]: at.theta, HELD["distance"]: at.distance}
+        server.state |= {HELD["rate"]: scalar(at.rate), HELD["step"]: scalar(at.step)}
+        (where,) = server.flat.named("particles")
+        server.parameters[where] = at.theta.flatten().to(server.parameters)
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        """The distances; before ``from_round`` the inner algorithm's work."""
+        if question != DISTANCE:
+            return super().works(question, client, received)
+        return [Distances(self, client, received)]
+
+
+def _exchanged(comparing: Comparing) -> Generator[Exchange, Total, Tolerated]:
+    """A search whose questions go to the cohort."""
+    try:
+        simulated = next(comparing)
+        while True:
+            total = yield Exchange({SIMULATED: simulated}, question=DISTANCE, training=False)
+            simulated = comparing.send(total.mean(DISTANCE).cpu())
+    except StopIteration as end:
+        return end.value
+
+
+class Distances(Work):
+    """A client's answer: how far each simulated data set is from its records."""
+
+    def __init__(self, settings: EnergySearch, client: Client, received: Broadcast) -> None:
+        super().__init__(client, received)
+        self.settings = settings
+
+    @torch.no_grad()
+    def report(self) -> Report:
+        """``distance`` (m,) with the weight n_k, and ``weight``."""
+        simulated, settings = self.received[SIMULATED].cpu(), self.settings
+        records = torch.cat(list(summaries(self.client)))
+        found: Tensor = (
+            energy_distance(simulated, records)
+            if settings.distance == "energy"
+            else sliced_energy(simulated, records, settings.along)
+        )
+        return {DISTANCE: Weighted(found, float(len(records))), "weight": Count(float(len(records)), True)}
