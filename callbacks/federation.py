@@ -17,7 +17,7 @@ from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
-from lit_epgan.callbacks.silence import public
+from lit_epgan.callbacks.silence import LOGGING, public
 from lit_epgan.callbacks.trainer_options import check_module, check_schedules, check_trainer, save_between_rounds
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import (
@@ -185,7 +185,7 @@ class FederationCallback(Callback):
             federation.tensors,
             federation.networks,
             OptimizerStates(optimizers, [c.scheduler for c in schedules], self.optimizer_state, by_rounds),
-            Attributes(pl_module, own_attributes()),
+            Attributes(pl_module, own_attributes() | set(LOGGING)),
             dm.records,
             lambda batches: client_gradient(pl_module, flat, batches),
             lambda batches: client_loss(pl_module, batches),

@@ -3,9 +3,11 @@
 Each has a test in tests/test_lightning_internals.py whose name says what would break with a new Lightning.
 """
 
+import inspect
 import os
 import subprocess
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -140,6 +142,7 @@ class StepControl:
             ended()  # of this client: for Lightning it would be the end of the round
             raise _PassedError
 
+        self._step = _remember_signature(module.training_step)
         self._advance, self._passes = loop.advance, passes
         loop.advance = self._advance_or_pass  # type: ignore[method-assign]
         loop._should_accumulate = lambda: self._passed or accumulates()  # type: ignore[method-assign]
@@ -169,6 +172,8 @@ class StepControl:
     def remove(self) -> None:
         """Leave the loop and the module as they were."""
         loop = self._loop
+        if self._step is not None:
+            del self._step.__signature__
         del loop.advance, loop._should_accumulate
         del self._module.on_train_batch_start
         if self._own_start is not None:
@@ -176,6 +181,15 @@ class StepControl:
         if self._module.automatic_optimization:
             del loop._accumulated_batches_reached
             del loop.automatic_optimization._make_zero_grad_fn
+
+
+def _remember_signature(method: Any) -> Any:
+    """Keep a method's signature on its function, which is returned: Lightning works it out anew for every batch."""
+    function = getattr(method, "__func__", None)
+    if not isinstance(function, FunctionType) or hasattr(function, "__signature__"):
+        return None
+    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return function
 
 
 def between_rounds(fit_loop: dict[str, Any], rounds: int) -> None:

@@ -1,6 +1,7 @@
 """One client's training data: where its batches of a round come from."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -260,9 +261,14 @@ def batch_fetcher(dataset: Dataset) -> Callable[[list[int]], Any] | None:
     if isinstance(dataset, BatchDataset):
         return dataset.fetch
     if type(dataset) is TensorDataset:
-        tensors = dataset.tensors
-        return lambda indices: [tensor[indices] for tensor in tensors]  # a list, as the default collate gives
+        return partial(_fetch, dataset.tensors)
     return None
+
+
+def _fetch(tensors: Sequence[Tensor], indices: list[int]) -> list[Tensor]:
+    """A list, as the default collate gives."""
+    chosen = torch.tensor(indices)  # once for all tensors
+    return [tensor[chosen] for tensor in tensors]
 
 
 def client_of(

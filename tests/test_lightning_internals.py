@@ -1,6 +1,7 @@
 """Lightning's private names that the federation uses: each test's message says what is broken with a new Lightning."""
 
 import ast
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,20 @@ def test_accumulation_asks_the_client() -> None:
     module = Watching()
     controlled(module, accumulated=lambda: module.steps == 2)
     assert taken == [2]  # two batches have gathered gradients; the third one's closure runs within the step
+
+
+def test_the_steps_signature_is_worked_out_once() -> None:
+    """And forgotten with the rest."""
+    seen: list[bool] = []
+
+    class Alone(Counting):
+        def training_step(self, batch: Any) -> Tensor:
+            seen.append(inspect.signature(Alone.training_step) is inspect.signature(Alone.training_step))
+            return super().training_step(batch, 0)
+
+    controlled(Alone())
+    assert seen == [True] * 3
+    assert not hasattr(Alone.training_step, "__signature__")
 
 
 def test_the_loop_and_the_module_are_left_as_they_were() -> None:

@@ -95,6 +95,7 @@ def test_a_report_within_the_bound_passes_as_it_is() -> None:
     report = {"parameters": Weighted(torch.tensor([0.3, 0.4]), 1.0), "weight": Count(1)}
     clipped = NormClipping(1.0).at_client(report, {})
     assert clipped["parameters"] == report["parameters"]
+    assert NormClipping(1.0).at_client({"parameters": torch.zeros(2)}, {})["parameters"].tolist() == [0, 0]
 
 
 def test_clipping_by_hand() -> None:

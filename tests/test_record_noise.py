@@ -115,6 +115,24 @@ def test_poison_in_one_record_is_not_learnt() -> None:
     assert not torch.equal(vector(module), before)
 
 
+def test_a_layer_that_is_thawed_within_a_round_is_trained_from_then_on() -> None:
+    class Thawing(Regression):
+        def __init__(self) -> None:
+            super().__init__(momentum=0.0)
+            self.body[0].requires_grad_(False)
+            self.moved: list[bool] = []
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                self.body[0].requires_grad_(True)
+            self.moved.append(not torch.equal(self.body[0].weight, first))
+
+    module = Thawing()
+    first = module.body[0].weight.detach().clone()
+    fit(module, federation(sizes=(40,), local_steps=3), rounds=1, mechanism=RecordNoise(1.0, 1.0))
+    assert module.moved == [False, False, True]
+
+
 # What is promised and paid --------------------------------------------------------------------------------------------
 
 

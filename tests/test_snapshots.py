@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.snapshots.capturing import CONSTANTS
-from lit_epgan.snapshots.snapshot import MISSING, UnrestorableError, capture, equal, holds, restore
+from lit_epgan.snapshots.snapshot import MISSING, Snapshot, UnrestorableError, capture, equal, holds, restore
 
 UNREADABLE = [iter([1]), (i for i in "a"), io.BytesIO(b"a"), itertools.count(), [{"a": iter([1])}]]
 
@@ -135,6 +135,21 @@ def test_shared_parts_and_cycles_stay() -> None:
     assert holds(value, capture(value))
     twin = [torch.ones(2), {"same": shared}]
     assert restore(twin, capture(twin))[0] is not twin[1]["same"]
+
+
+@pytest.mark.parametrize("moved", [{"a": True}, {"a": 1, "b": 2}, {}, {"a": 1.0}, {"a": [1]}])
+def test_a_dictionary_of_constants_is_compared_by_what_it_holds(moved: dict[str, Any]) -> None:
+    value: dict[str, Any] = {"a": 1}
+    snapshot = Snapshot(value)
+    assert snapshot.is_content_of(value)
+    assert snapshot.is_content_of({"a": 1})
+    value.clear()
+    value.update(moved)
+    assert not snapshot.is_content_of(value)
+    parts: dict[str, Any] = {"inner": [1]}
+    deep = Snapshot(parts)
+    parts["inner"].append(2)
+    assert not deep.is_content_of(parts)
 
 
 def test_equal_sets_have_equal_copies() -> None:

@@ -1,5 +1,6 @@
 """What is done to whole reports, around any algorithm: clipping here, noise in a privacy mechanism."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,8 +146,7 @@ class NormClipping(Mechanism):
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
         """The report, clipped, its weights bounded; tensors that need no scaling are passed on as they are."""
-        norm = flat_norm(report)
-        scale = (self.bound / norm.clamp(min=self.bound)).item()
+        scale = self.bound / max(flat_norm(report), self.bound)
         return {name: self._bounded(term, scale) for name, term in report.items()}
 
     def _bounded(self, term: Term, scale: float) -> Term:
@@ -158,14 +158,15 @@ class NormClipping(Mechanism):
         return Weighted(tensor, min(term.weight, self.max_weight)) if isinstance(term, Weighted) else tensor
 
 
-def flat_norm(report: Report) -> Tensor:
-    """The Euclidean norm () of all entries of a report but its counts, as one flat vector, in float64."""
-    squares = [
-        torch.linalg.vector_norm(tensor_of(term).double()).square().cpu()
-        for term in report.values()
-        if not isinstance(term, Count)
-    ]
-    return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+def flat_norm(report: Report) -> float:
+    """The Euclidean norm of all entries of a report but its counts, as one flat vector, in double precision."""
+    return math.hypot(*(_norm(tensor_of(term)) for term in report.values() if not isinstance(term, Count)))
+
+
+def _norm(tensor: Tensor) -> float:
+    if not tensor.is_floating_point():
+        tensor = tensor.double()
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
 
 
 def refuse_single_reports(owner: object, named: Mapping[str, Aggregator], changes: Aggregator | None) -> None:

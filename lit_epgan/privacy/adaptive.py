@@ -82,7 +82,7 @@ class AdaptiveNoise(CentralNoise):
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
         """The report, clipped to the bound that was sent, and whether it was below it."""
-        size, bound = float(flat_norm(report)), float(received[BOUND])
+        size, bound = flat_norm(report), float(received[BOUND])
         below = math.isfinite(size) and size <= bound
         return {**self._clipped(report, size, bound), BELOW: torch.full((1,), below - 0.5, dtype=torch.float64)}
 

@@ -21,6 +21,7 @@ from lit_epgan.privacy.settings import check_settings
 from lit_epgan.randomness import generator_for, secure_normal
 
 FILE = "privacy.jsonl"
+TINY = 1e-30  # smaller factors lose digits in single precision
 
 
 class CentralNoise(Mechanism):
@@ -79,7 +80,7 @@ class CentralNoise(Mechanism):
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
         """The report, clipped to a norm of ``bound``; all zeros where it is not finite. Weights are 1."""
-        return self._clipped(report, float(flat_norm(report)), self.bound)
+        return self._clipped(report, flat_norm(report), self.bound)
 
     def _clipped(self, report: Report, size: float, bound: float) -> dict[str, Term]:
         scale = min(1.0, bound / size) if size > 0 else 0.0  # 0, too, where a number is infinite or none
@@ -93,7 +94,7 @@ class CentralNoise(Mechanism):
         if scale == 0:
             tensor = torch.zeros_like(tensor)
         elif scale < 1:
-            tensor = (tensor if tensor.is_floating_point() else tensor.double()) * scale
+            tensor = (tensor if tensor.is_floating_point() and scale > TINY else tensor.double()) * scale
         return Weighted(tensor) if isinstance(term, Weighted) else tensor
 
     # The server -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.batches import mapped, rows, stand_in, stands_in
-from lit_epgan.privacy.clipped_gradients import ClippedGradients, Loss
+from lit_epgan.privacy.clipped_gradients import ClippedGradients
+from lit_epgan.privacy.record_losses import Loss
 from lit_epgan.privacy.refusals import HOOK, Held, refuse_layers_that_mix, refuse_what_is_no_mean, refuse_without_hook
 
 Normal = Callable[[int], Tensor]
@@ -48,6 +49,7 @@ class NoisySteps(Work):
         self._installed = self._asked = False
         self._records: Any = None
         self._looked_at: nn.Module | None = None
+        self._clipped: ClippedGradients | None = None
 
     def begin(self) -> None:
         """Take the place of the module's loss.
@@ -105,34 +107,40 @@ class NoisySteps(Work):
             )
         self._asked = True
         if network is not self._looked_at:
-            name = next((n for n, part in self.client.module.named_modules() if part is network), "")
-            refuse_layers_that_mix(network, name)
-            self._looked_at = network
-        clipped = ClippedGradients(network, loss, self.bound, self.at_once)
+            self._look_at(network)
+        if self._clipped is None or not self._clipped.current:
+            self._clipped = ClippedGradients(network, loss, self.bound, self.at_once)
+        clipped = self._clipped
+        clipped.loss = loss
         if self.check and self._automatic:
             refuse_what_is_no_mean(network, loss, clipped, self._records)
             self.check = rows(self._records) < 2
-        held = Held(network)
+        self._held.note()
         total = clipped.sum(self._records)
-        held.refuse_more()
-        noise = self.normal(len(total)).to(total.device) * self.deviation
-        noised = (total.double() + noise).to(total.dtype) / self.expected
+        self._held.refuse_more()
+        noise = self.normal(len(total)).to(total.device)
+        noised = torch.add(total, noise, alpha=self.deviation).div_(self.expected).to(total.dtype)
         share, others = (1.0, None) if self._automatic else _others(batch)
-        own: Tensor = _Given.apply(clipped.parts(share * noised), *clipped.parameters)
+        own: Tensor = _Given.apply(share * noised, clipped.parts, *clipped.parameters)
         return own if others is None else own + loss(others)
+
+    def _look_at(self, network: nn.Module) -> None:
+        name = next((n for n, part in self.client.module.named_modules() if part is network), "")
+        refuse_layers_that_mix(network, name)
+        self._looked_at, self._held, self._clipped = network, Held(network), None
 
 
 class _Given(torch.autograd.Function):
-    """A loss of 0 whose gradient is given."""
+    """A loss of 0 whose gradient (d,) is given."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
-        ctx.gradients = gradients
+    def forward(ctx: Any, gradient: Tensor, parts: Callable[[Tensor], list[Tensor]], *parameters: Tensor) -> Tensor:
+        ctx.gradient, ctx.parts = gradient, parts
         return parameters[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
-        return None, *(scale * gradient for gradient in ctx.gradients)
+        return None, None, *ctx.parts(ctx.gradient * scale)
 
 
 def _others(batch: Any) -> tuple[Tensor | float, Any]:

@@ -1,6 +1,7 @@
 """What DP-SGD cannot train, or would not protect: each refused by a sentence that names it and what to do."""
 
-from collections.abc import Sized
+from collections.abc import Callable, Sized
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.batches import rows
-from lit_epgan.privacy.clipped_gradients import ClippedGradients, Loss
+from lit_epgan.privacy.clipped_gradients import ClippedGradients
+from lit_epgan.privacy.record_losses import Loss
 
 HOOK = "over_records"
 
@@ -78,7 +80,7 @@ def refuse_what_is_no_mean(network: nn.Module, loss: Loss, clipped: ClippedGradi
 
 
 class Held:
-    """What a network and its parts hold in ordinary attributes before they see records.
+    """What a network and its parts hold in ordinary attributes before they see records: ``note`` comes first.
 
     Args:
         network: the network.
@@ -86,8 +88,11 @@ class Held:
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
-        own = [part for part in network.modules() if not type(part).__module__.startswith("torch.")]
-        self._before = {part: _tensors_and_sizes(part) for part in own}
+        self._own = [part for part in network.modules() if not type(part).__module__.startswith("torch.")]
+
+    def note(self) -> None:
+        """What they hold now, they may hold."""
+        self._before = [(part, _tensors_and_sizes(part)) for part in self._own]
 
     def refuse_more(self) -> None:
         """Refuse a tensor that is new there, and a list or a dictionary that has grown: they are of single records.
@@ -97,8 +102,9 @@ class Held:
         Raises:
             UserError: naming the attribute.
         """
-        for part, before in self._before.items():
-            for name, what in _tensors_and_sizes(part).items():
+        for part, before in self._before:
+            now = _tensors_and_sizes(part)
+            for name, what in now.items() if now != before else ():
                 if before.get(name) != what:
                     kept = vars(part).pop(name)
                     if hasattr(kept, "clear"):
@@ -111,6 +117,15 @@ class Held:
 
 def _tensors_and_sizes(part: nn.Module) -> dict[str, int]:
     """By name, the identity of each tensor, and how much each container holds."""
-    found = {name: id(value) for name, value in vars(part).items() if isinstance(value, Tensor)}
-    sizes = {n: len(v) for n, v in vars(part).items() if isinstance(v, Sized) and not isinstance(v, Tensor | nn.Module)}
-    return found | sizes
+    found = {}
+    for name, value in vars(part).items():
+        if (measure := _measure(type(value))) is not None:  # type: ignore[arg-type]
+            found[name] = measure(value)
+    return found
+
+
+@cache
+def _measure(kind: type) -> Callable[[Any], int] | None:
+    if issubclass(kind, Tensor):
+        return id
+    return len if issubclass(kind, Sized) and not issubclass(kind, nn.Module) else None

@@ -40,6 +40,8 @@ class Snapshot:
         """Whether ``value`` holds now what the object held then."""
         if self._fixed and value is self.value:
             return True
+        if type(value) is dict and _same_constants(value, self.saved):
+            return True
         return holds(value, self.saved, self.known)
 
     def restore(self) -> Any:
@@ -101,6 +103,13 @@ def equal(a: Any, b: Any, seen: set[tuple[int, int]] | None = None) -> bool:
     if CONSTANTS.issuperset(map(type, a)):
         return a == b and list(map(type, a)) == list(map(type, b))
     return all(equal(x, y, seen) for x, y in zip(a, b, strict=True))
+
+
+def _same_constants(value: dict[Any, Any], saved: Any) -> bool:
+    """Whether a dictionary holds the very constants that were saved, which a copy shares with it."""
+    return value.keys() == saved.keys() and all(
+        part is saved[key] and type(part) in CONSTANTS for key, part in value.items()
+    )
 
 
 def _same_tensor(a: Tensor, b: Tensor) -> bool:

@@ -1,0 +1,90 @@
+"""The losses of single records, all at once, and the gradient of each by itself."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from lit_epgan.errors import UserError
+from lit_epgan.privacy.batches import mapped, rows, tensors
+from lit_epgan.privacy.linear_layers import LinearLayers, NoOuterProductError
+from lit_epgan.privacy.places import Places
+from lit_epgan.privacy.record_gradients import RecordGradients, Written
+
+Loss = Callable[[Any], Tensor]
+
+
+class RecordLosses:
+    """Losses of batches of one record each (``torch.func.vmap``), in which each record has a copy of the parameters.
+
+    So no record is in another one's gradient, whatever the loss does. Buffers that it changes stay as they are.
+
+    Args:
+        network: whose trained parameters the gradients are of.
+        linear: layers of it that need no copies.
+
+    Attributes:
+        parameters: the trained ones; the gradients are in step with them.
+    """
+
+    def __init__(self, network: nn.Module, linear: LinearLayers) -> None:
+        self.network, self.linear = network, linear
+        without = {id(p) for p in linear.parameters}
+        self._copied = [p for p in network.parameters() if p.requires_grad and id(p) not in without]
+        self._buffers = list(network.buffers())
+        self._places = Places(network, [*self._copied, *self._buffers])
+        self.parameters = [*linear.parameters, *self._copied]
+
+    def losses(self, loss: Loss, batch: Any) -> Tensor:
+        """The losses (records,) of every record."""
+        records = rows(batch)
+        return self._taken(loss, self.linear.biases(records), self._copies(records), batch)[0]
+
+    def gradients(self, loss: Loss, batch: Any) -> list[RecordGradients]:
+        """The gradients of every record, in step with ``parameters``.
+
+        Raises:
+            UserError: the loss cannot be taken record by record.
+            NoOuterProductError: one of the linear layers needs copies.
+        """
+        records = rows(batch)
+        biases, copies = self.linear.biases(records), [copy.requires_grad_() for copy in self._copies(records)]
+        losses, inputs = self._taken(loss, biases, copies, batch)
+        with torch.enable_grad():
+            total = losses.sum()  # each record's copies are in its own loss alone
+        found = torch.autograd.grad(total, [*biases, *copies], materialize_grads=True)
+        slopes, written = found[: len(biases)], found[len(biases) :]
+        return [*self.linear.gradients(total, biases, slopes, inputs), *map(Written, written)]
+
+    def _copies(self, records: int) -> list[Tensor]:
+        """The parameters (records, *shape), one for each record in one place of memory."""
+        return [p.detach().expand(records, *p.shape) for p in self._copied]
+
+    def _taken(
+        self, loss: Loss, biases: Sequence[Tensor], copies: Sequence[Tensor], batch: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The losses (records,), and what went into the linear layers (records, 1, inputs)."""
+        ones = [tensor.unsqueeze(1) for tensor in tensors(batch)]  # batches of one record
+        ends = len(biases), len(biases) + len(copies)
+
+        def of_one(*entries: Tensor) -> tuple[Tensor, ...]:
+            held = [*entries[ends[0] : ends[1]], *(buffer.clone() for buffer in self._buffers)]
+            parts = iter(entries[ends[1] :])
+            record = mapped(batch, lambda _: next(parts))
+            with self._places.taken_by(held), self.linear.shared(entries[: ends[0]]) as inputs:
+                value = loss(record)
+            return value, *inputs
+
+        try:
+            with torch.enable_grad():
+                losses, *inputs = vmap(of_one, randomness="different")(*biases, *copies, *ones)
+        except (UserError, NoOuterProductError):
+            raise
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise UserError(
+                f"the loss of {type(self.network).__name__} cannot be taken record by record "
+                f"({str(error).strip().splitlines()[0]}): leave out what looks at numbers (.item()) or changes buffers"
+            ) from error
+        return losses, inputs

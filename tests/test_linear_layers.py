@@ -1,0 +1,265 @@
+"""Gradients of linear layers without copies of their weights: the same ones, and given up where they would not be."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_epgan.privacy.clipped_gradients import ClippedGradients
+from lit_epgan.privacy.linear_layers import LinearLayers
+from lit_epgan.privacy.record_gradients import OuterProducts, Written
+
+RECORDS = 6
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3, bias=False)).double()
+
+
+def batch() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(RECORDS, 5, generator=generator, dtype=torch.float64)
+    return [x, torch.randint(3, (RECORDS,), generator=generator)]
+
+
+def entropy(net: nn.Sequential, b: Any) -> Tensor:
+    return F.cross_entropy(net(b[0]), b[1])
+
+
+def without_copies(gradients: ClippedGradients) -> bool:
+    """Whether the last sum was taken without copies of linear layers."""
+    return bool(gradients._taken.linear.parameters)
+
+
+def by_loop(net: nn.Module, loss: Any, b: Any) -> Tensor:
+    """The gradients (records, d) by plain autograd."""
+    rows = []
+    for k in range(RECORDS):
+        parts = torch.autograd.grad(
+            loss([part[k : k + 1] for part in b]), list(net.parameters()), materialize_grads=True, allow_unused=True
+        )
+        rows.append(torch.cat([part.flatten() for part in parts]))
+    return torch.stack(rows)
+
+
+# Losses in which a layer's weight acts through the output of one call alone ------------------------------------------
+
+
+def in_place(net: nn.Sequential, b: Any) -> Tensor:
+    return F.cross_entropy(net[2](net[0](b[0]).mul_(2.0)), b[1])
+
+
+def slope_beside(net: nn.Sequential, b: Any) -> Tensor:
+    """A derivative of its own that passes no layer."""
+    logits = net(b[0])
+    return F.cross_entropy(logits, b[1]) + torch.func.grad(lambda z: z.exp().sum())(logits).square().sum()
+
+
+# Losses in which it does not ------------------------------------------------------------------------------------------
+
+
+def decayed(net: nn.Sequential, b: Any) -> Tensor:
+    return entropy(net, b) + sum(p.square().sum() for p in net.parameters())
+
+
+def read(net: nn.Sequential, b: Any) -> Tensor:
+    return entropy(net, b) + net[2].weight.abs().sum()
+
+
+def read_in_secret(net: nn.Sequential, b: Any) -> Tensor:
+    loss = entropy(net, b)
+    try:
+        return loss + net[2].weight.abs().sum()
+    except Exception:
+        return loss
+
+
+def called_in_secret(net: nn.Sequential, b: Any) -> Tensor:
+    loss = entropy(net, b)
+    try:
+        return loss + net[2](torch.ones(1, 7, dtype=torch.float64)).sum()
+    except Exception:
+        return loss
+
+
+def called_twice(net: nn.Sequential, b: Any) -> Tensor:
+    return entropy(net, b) + net(2 * b[0]).square().sum()
+
+
+def watched(net: nn.Sequential, b: Any) -> Tensor:
+    with torch.no_grad():
+        target = net(b[0])
+    return (net(b[0]) - target - 1).square().sum()
+
+
+def without_gradient(net: nn.Sequential, b: Any) -> Tensor:
+    with torch.no_grad():
+        features = net[0](b[0])
+    return F.cross_entropy(net[2](features), b[1])
+
+
+def cut_off(net: nn.Sequential, b: Any) -> Tensor:
+    return F.cross_entropy(net[2](net[0](b[0]).detach()), b[1])
+
+
+def on_two_rows(net: nn.Sequential, b: Any) -> Tensor:
+    return net(torch.cat([b[0], 2 * b[0]])).square().sum()
+
+
+def on_no_row(net: nn.Sequential, b: Any) -> Tensor:
+    return net(b[0][0]).square().sum()
+
+
+def on_rows_in_turn(net: nn.Sequential, b: Any) -> Tensor:
+    both = torch.stack([b[0], 2 * b[0]])
+    return torch.func.vmap(lambda row: net(row).square().sum())(both).sum()
+
+
+def slope(net: nn.Sequential, b: Any) -> Tensor:
+    """A penalty of the slope at the row, as R1: from one call of the network."""
+    outputs, pull = torch.func.vjp(net, b[0])
+    return F.cross_entropy(outputs, b[1]) + pull(torch.ones_like(outputs))[0].square().sum()
+
+
+def slope_forwards(net: nn.Sequential, b: Any) -> Tensor:
+    outputs, along = torch.func.jvp(net, (b[0],), (torch.ones_like(b[0]),))
+    return F.cross_entropy(outputs, b[1]) + along.square().sum()
+
+
+@pytest.mark.parametrize("loss", [entropy, in_place, slope_beside])
+@pytest.mark.parametrize("at_once", [256, 4])
+def test_gradients_without_copies_are_those_of_a_loop(loss: Any, at_once: int) -> None:
+    net, b = network(), batch()
+    of_records = lambda records: loss(net, records)  # noqa: E731
+    expected = by_loop(net, of_records, b)
+    bound = float(expected.norm(dim=1).median())
+    gradients = ClippedGradients(net, of_records, bound, at_once)
+    clipped = expected * (bound / expected.norm(dim=1, keepdim=True)).clamp(max=1.0)
+    torch.testing.assert_close(gradients.sum(b), clipped.sum(0), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(gradients.of_each(b), expected, rtol=1e-10, atol=1e-12)
+    assert without_copies(gradients)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        decayed,
+        read,
+        read_in_secret,
+        called_in_secret,
+        called_twice,
+        watched,
+        without_gradient,
+        cut_off,
+        on_two_rows,
+        on_no_row,
+        on_rows_in_turn,
+        slope,
+        slope_forwards,
+    ],
+)
+def test_whatever_else_weights_do_is_noticed(loss: Any) -> None:
+    """Copies are taken then, and the gradients are right again."""
+    net, b = network(), batch()
+    before = dict(net[2]._parameters)
+    gradients = ClippedGradients(net, lambda records: loss(net, records), 1.0)
+    expected = by_loop(net, lambda records: loss(net, records), b)
+    torch.testing.assert_close(gradients.of_each(b), expected, rtol=1e-10, atol=1e-12)
+    assert not without_copies(gradients)
+    assert net[2]._parameters == before
+    assert "forward" not in vars(net[2])
+
+
+def test_layers_that_are_not_by_themselves_have_copies() -> None:
+    class Own(nn.Linear):
+        pass
+
+    tied, frozen = nn.Linear(4, 4), nn.Linear(4, 4)
+    frozen.bias.requires_grad_(False)
+    other = nn.Linear(4, 4)
+    other.weight = tied.weight
+    net = nn.Sequential(tied, other, frozen, Own(4, 4), nn.Linear(4, 4))
+    assert LinearLayers.of(net).parameters == list(net[4].parameters())
+
+
+def test_under_autocast_they_are_the_same_up_to_its_rounding() -> None:
+    net, (x, y) = network().float(), batch()
+    seen: set[torch.dtype] = set()
+
+    def loss(b: Any) -> Tensor:
+        logits = net(b[0])
+        seen.add(logits.dtype)
+        return F.cross_entropy(logits, b[1])
+
+    gradients, general = (ClippedGradients(net, loss, 1.0) for _ in range(2))
+    general._taken = general._general
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (each.sum([x.float(), y]) for each in (gradients, general))
+    assert without_copies(gradients)
+    assert seen == {torch.bfloat16}
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
+
+
+def test_a_network_that_trains_something_else_is_noticed() -> None:
+    net = network()
+    gradients = ClippedGradients(net, lambda b: entropy(net, b), 1.0)
+    assert gradients.current
+    net[0].bias.requires_grad_(False)
+    assert not gradients.current
+    net[0].bias.requires_grad_(True)
+    net[2].weight = nn.Parameter(net[2].weight.detach().clone())
+    assert not gradients.current
+
+
+# The two ways to hold gradients ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("size", [9, 300])
+def test_outer_products_are_what_is_written_out(bias: bool, size: int) -> None:
+    d, x = (torch.randn(RECORDS, n, generator=torch.Generator().manual_seed(n)) for n in (4, size))
+    products, weights = OuterProducts(d, x, bias), torch.rand(RECORDS, dtype=torch.float64)
+    outer = d[:, :, None] * x[:, None, :]
+    written = [Written(outer), Written(d)] if bias else [Written(outer)]
+    norms = torch.stack([each.square_norms for each in written]).sum(0)
+    torch.testing.assert_close(products.square_norms, norms, rtol=1e-5, atol=0.0)
+    sums = [each.weighted_sums(weights, clean=True)[0] for each in written]
+    torch.testing.assert_close(products.weighted_sums(weights, clean=True), sums, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_finite_has_no_part_where_nobody_waits_for_an_answer() -> None:
+    """On an accelerator it is not asked whether all is finite: a weight of 0 then takes such a record out."""
+    d, x = torch.randn(RECORDS, 4), torch.randn(RECORDS, 9)
+    weights = torch.rand(RECORDS, dtype=torch.float64)
+    d[1, 2], x[3, 4], weights[1], weights[3] = float("nan"), float("inf"), 0.0, 0.0
+    kept = torch.tensor([0, 2, 4, 5])
+    for found, expected in (
+        (OuterProducts(d, x, True), OuterProducts(d[kept], x[kept], True)),
+        (Written(d), Written(d[kept])),
+        (Written(x), Written(x[kept])),
+    ):
+        assert not found.square_norms.isfinite().all()
+        sums = found.weighted_sums(weights, clean=False)
+        torch.testing.assert_close(sums, expected.weighted_sums(weights[kept], clean=True))
+
+
+def test_a_weight_below_single_precision_is_not_rounded() -> None:
+    """A gradient of 1e38, clipped to 1e-3: the weight alone would lose three digits."""
+    products = OuterProducts(torch.full((1, 1), 1e19), torch.full((1, 1), 1e19), bias=False)
+    (found,) = products.weighted_sums(torch.tensor([1e-41], dtype=torch.float64), clean=True)
+    torch.testing.assert_close(found, torch.full((1, 1), 1e-3), rtol=1e-6, atol=0.0)
+
+
+def test_gradients_are_taken_as_they_lie_in_memory() -> None:
+    lying = torch.randn(RECORDS, 2, 5, 3, 4).permute(0, 3, 1, 4, 2)
+    weights = torch.rand(RECORDS, dtype=torch.float64)
+    (found,) = Written(lying).weighted_sums(weights, clean=True)
+    torch.testing.assert_close(found, (lying * weights.float().view(-1, 1, 1, 1, 1)).sum(0))
+    torch.testing.assert_close(
+        Written(lying).square_norms, lying.double().square().flatten(1).sum(1), rtol=1e-5, atol=0.0
+    )
+    (scalar,) = Written(lying[:, 0, 0, 0, 0]).weighted_sums(weights, clean=True)
+    torch.testing.assert_close(scalar, (lying[:, 0, 0, 0, 0] * weights.float()).sum())
