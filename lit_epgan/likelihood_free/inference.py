@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lit_epgan.embedding import RandomFourierFeatures, median_distance
 from lit_epgan.errors import UserError
+from lit_epgan.likelihood_free.correction import Correction
 from lit_epgan.likelihood_free.questions import Asking
 from lit_epgan.likelihood_free.refinement import PASSES, Refinement
 from lit_epgan.likelihood_free.search import Particles, Search
@@ -15,7 +16,7 @@ from lit_epgan.likelihood_free.statistics import Statistics
 
 BANDWIDTHS = (0.1, 0.2, 0.4, 0.8)  # in median distances between records of the prior
 PREDICTIVE = 500  # records by which that distance is measured
-SEARCHING, REFINING, FOUND = range(3)
+SEARCHING, REFINING, CORRECTING, FOUND = range(4)
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Stage:
 
     Attributes:
         particles: where they are.
-        kind: SEARCHING, REFINING or FOUND.
+        kind: SEARCHING, REFINING, CORRECTING or FOUND.
         generation: how many generations and passes there were.
     """
 
@@ -51,8 +52,8 @@ class Stage:
 class Inference:
     """The posterior of a simulator's parameters by questions alone, a generation at a time.
 
-    A ``Search`` from the prior; where it would end with more than ``most_records`` for each particle, a ``Refinement``
-    does the rest as soon as the particles are Gaussian, or a third of that is reached.
+    A ``Search`` from the prior, and a ``Correction`` at its end. Where the search would end with more than
+    ``most_records`` for each particle, a ``Refinement`` takes over as soon as the particles are Gaussian.
 
     Args:
         search: the settings of the search.
@@ -74,7 +75,7 @@ class Inference:
         moves: int = 5,
         even: float = 0.5,
         surplus: float = 10.0,
-        most_records: int = 3000,
+        most_records: int = 6000,
     ) -> "Inference":
         """With random Fourier features whose bandwidths follow from the prior, so that nothing of the data does.
 
@@ -111,13 +112,16 @@ class Inference:
         if at.kind == FOUND:
             return at
         if at.kind == REFINING:
-            particles = yield from self.refinement.pass_(at.particles, at.particles.finished, generator)
+            particles = yield from self.refinement.pass_(at.particles, generator)
             kind = FOUND if particles.finished == PASSES else REFINING
             return Stage(particles, kind, at.generation + 1)
+        if at.kind == CORRECTING:
+            particles = yield from Correction(self.search).pass_(at.particles, generator)
+            return Stage(particles, FOUND, at.generation + 1)
         particles = yield from self.search.generation(at.particles, generator)
         if particles.finished == 2:
-            return Stage(particles, FOUND, at.generation + 1)
-        if self.refinement.due(particles, self.most_records):
+            return Stage(particles, CORRECTING, at.generation + 1)
+        if self.refinement.due(particles, self.most_records, generator):
             return Stage(replace(particles, finished=0), REFINING, at.generation + 1)
         return Stage(particles, SEARCHING, at.generation + 1)
 

@@ -11,7 +11,9 @@ from lit_epgan.likelihood_free.questions import Asking, Question, statistic
 from lit_epgan.likelihood_free.search import FEWEST_RECORDS, Particles, Search
 from lit_epgan.likelihood_free.statistics import sufficient_directions
 
-PASSES = 3
+PASSES = 2  # with all of the data's records
+LEAP = 4.0
+FAR = 500  # from the data's number of records to what the particles know: too far for a line
 STEPS = 200  # of each particle's chain, on the server alone
 
 
@@ -26,8 +28,9 @@ class Refinement:
         posterior: prior(theta) N(B mu; a + A (theta - c), I / n)
 
     whose draws are the server's own work (Metropolis moves); B mu comes from one question about all particles. The
-    first pass goes half of the way from what the particles know to n, on a logarithmic scale; the second goes to n;
-    the last starts from particles that are as narrow as the posterior, where the linear mean is exact.
+    first pass has ``LEAP`` times as many records in the place of n as the particles' metric is worth, and each later one
+    as many times more, until it is n: so particles become narrow while the mean is linear over them. Two passes at n
+    follow each other; the last starts from particles as narrow as the posterior.
 
     Args:
         search: the search that came before.
@@ -38,7 +41,7 @@ class Refinement:
     search: Search
     surplus: float = 5.0
 
-    def due(self, at: Particles, most_records: int) -> bool:
+    def due(self, at: Particles, most_records: int, generator: torch.Generator) -> bool:
         """Whether a search is to end here, since it would become long and its particles are Gaussian by now.
 
         They are where a fresh draw is accepted as often as a step from where a particle is; nearly so, where steps
@@ -47,19 +50,20 @@ class Refinement:
         Args:
             at: where the search is.
             most_records: that may be simulated for a particle in a search that goes to its end.
+            generator: of the simulations by which it is seen how far the search is.
         """
+        observed = self.search.statistics.covariance(at.theta, generator) + at.noise
         exact = self.search.surplus * at.data <= most_records
-        return not exact and (at.step > 0.95 or (at.step > 0.5 and at.records > most_records / 3))
+        near = float(self.search.strength(at, observed).mean()) > at.data / FAR
+        return not exact and near and (at.step > 0.95 or (at.step > 0.5 and at.records > most_records / 6))
 
-    def pass_(self, at: Particles, number: int, generator: torch.Generator) -> Asking[Particles]:
-        """The pass of that number, from 0: one question."""
+    def pass_(self, at: Particles, generator: torch.Generator) -> Asking[Particles]:
+        """One pass: one question."""
         statistics = self.search.statistics
         simulator = statistics.simulator
-        covariance = statistics.covariance(at.theta, generator)
-        observed = covariance + at.noise
-        known = max(1.0, float(self.search.strength(at, observed)[0]))
-        n = (known * at.data) ** 0.5 if number == 0 else at.data
-        surplus = self.surplus if number == PASSES - 1 else 1.0
+        observed = statistics.covariance(at.theta, generator) + at.noise
+        n = min(at.data, LEAP * max(1.0, float(self.search.strength(at, observed).mean())))
+        surplus = self.surplus if at.finished else 2.0
         means = statistics.means(at.theta, max(FEWEST_RECORDS, int(surplus * n)), generator)
         b = sufficient_directions(at.theta, means, observed)
         question = Question.of(b, means)
@@ -72,7 +76,9 @@ class Refinement:
 
         theta = chains(at.theta, log_target, STEPS, 0.3, generator)
         theta = aligned(theta, theta.mean(0), simulator.symmetries())
-        return replace(at, theta=theta, data=answer.records, finished=number + 1)
+        return replace(
+            at, theta=theta, metric=n * b.T @ b, data=answer.records, finished=at.finished + int(n == at.data)
+        )
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,31 @@ class Statistics:
         return torch.stack(sums).sum(0) / sum(pieces)
 
     @torch.no_grad()
+    def moments(
+        self, theta: Tensor, directions: Tensor, records: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Mean (n, r) and covariance (n, r, r), float64, of V phi(x) in a data set for each row of theta (n, p).
+
+        Args:
+            theta: (n, p).
+            directions: V (r, D).
+            records: of a data set.
+            generator: of the simulations.
+        """
+        parts = theta.split(max(1, ROWS // records))
+        found = [self._moments(part, directions.to(self.phi.omega), records, generator) for part in parts]
+        return torch.cat([m for m, _ in found]).double(), torch.cat([c for _, c in found]).double()
+
+    def _moments(
+        self, theta: Tensor, directions: Tensor, records: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        x = self.simulator.simulate(theta, records, generator)
+        y = (self.phi(x.flatten(0, 1)) @ directions.T).unflatten(0, (len(theta), records))
+        mean = y.mean(1)
+        away = y - mean[:, None]
+        return mean, away.mT @ away / (records - 1)
+
+    @torch.no_grad()
     def covariance(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """Cov phi(x) within a data set, on average over theta (n, p): (D, D), float64.
 

@@ -1,0 +1,95 @@
+"""The last step of a search: a likelihood whose covariance belongs to the parameters, and not to all particles."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lit_epgan.likelihood_free.labels import consistent
+from lit_epgan.likelihood_free.moves import CrankNicolson
+from lit_epgan.likelihood_free.questions import Asking, Question, statistic
+from lit_epgan.likelihood_free.search import WIDE, Particles, Search
+from lit_epgan.likelihood_free.statistics import Statistics, spread_directions
+from lit_epgan.likelihood_free.tempering import resampled
+
+MOVES = 20  # of each particle, on the server alone
+
+
+@dataclass(frozen=True)
+class SyntheticLikelihood:
+    """N(s; m(theta), (S(theta) + N) / n) of a statistic s, from M simulated records at each theta (Wood 2010).
+
+    The mean m is that of M records, whose own noise S / M is taken off the covariance: on average over simulations the
+    likelihood is that of the true mean (pseudo-marginal).
+
+    Args:
+        statistics: the simulator and its features.
+        directions: V (r, D), of unit variance.
+        seen: s = V mu (r,), of the data.
+        noise: V N V^T (r, r), the noise of sqrt(n) s.
+        data: n.
+        records: M, above n.
+    """
+
+    statistics: Statistics
+    directions: Tensor
+    seen: Tensor
+    noise: Tensor
+    data: float
+    records: int
+
+    def log(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+        """The log likelihood (n,) at theta (n, p), up to a constant, with simulations of its own."""
+        means, covariances = self.statistics.moments(theta, self.directions, self.records, generator)
+        floor = 1e-6 * torch.eye(len(self.seen), dtype=means.dtype)
+        kernel = covariances * (1 / self.data - 1 / self.records) + (self.noise + floor) / self.data
+        factor = torch.linalg.cholesky(kernel)
+        away = torch.linalg.solve_triangular(factor, (self.seen - means)[..., None], upper=False)[..., 0]
+        return -0.5 * away.square().sum(1) - factor.diagonal(dim1=1, dim2=2).log().sum(1)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Particles of a finished search become draws under a ``SyntheticLikelihood``.
+
+    A search's metric is one for all particles, as its sums over sites need it. Where little data leave the posterior
+    wide, a record's covariance is another at its edges. One last question about all particles gives the statistic
+    s = V mu away, in the directions V in which they differ; then each particle is weighed by the likelihood against
+    the metric, and moved on, which is the server's own work.
+
+    Args:
+        search: the search that came before.
+    """
+
+    search: Search
+
+    def pass_(self, at: Particles, generator: torch.Generator) -> Asking[Particles]:
+        """One question; then weights and moves."""
+        statistics = self.search.statistics
+        simulator = statistics.simulator
+        observed = statistics.covariance(at.theta, generator) + at.noise
+        v = spread_directions(at.means, observed, WIDE * simulator.size)
+        question = Question.of(v, at.means)
+        answer = yield question
+        n = answer.records
+        records = max(at.records, int(self.search.surplus * n))
+        likelihood = SyntheticLikelihood(statistics, v, statistic(question, answer), v @ at.noise @ v.T, n, records)
+        own = likelihood.log(at.theta, generator)
+        drawn = resampled(own + 0.5 * at.discrepancy, generator)
+        theta = consistent(at.theta[drawn], simulator.symmetries())
+        return replace(at, theta=self._moved(theta, own[drawn], likelihood, generator), data=n)
+
+    def _moved(self, theta: Tensor, own: Tensor, likelihood: SyntheticLikelihood, generator: torch.Generator) -> Tensor:
+        """Metropolis moves, each with simulations of its own."""
+        simulator = self.search.statistics.simulator
+        kernel = CrankNicolson.fitted(theta, 0.5)
+        log_density = simulator.log_prior(theta) + own
+        for _ in range(MOVES):
+            proposal = kernel.propose(theta, generator)
+            proposed = simulator.log_prior(proposal) + likelihood.log(proposal, generator)
+            ratio = proposed - log_density + kernel.log_reference(theta) - kernel.log_reference(proposal)
+            accepted = torch.rand(len(theta), generator=generator).log() < ratio
+            theta = torch.where(accepted[:, None], proposal, theta)
+            log_density = torch.where(accepted, proposed, log_density)
+            kernel.adapt(float(accepted.double().mean()))
+        return theta
