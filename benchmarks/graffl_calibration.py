@@ -2,12 +2,11 @@
 
 OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/graffl_calibration.py --output benchmarks/results/graffl_calibration.md
 
-Parameters of a mixture of two Gaussians on a line are drawn from the prior, 90 records from them, dealt to three
+Parameters of a mixture of two Gaussians on a line are drawn from the prior, 240 records from them, dealt to three
 sites; the posterior is found, and the rank of each true parameter among its draws noted. Of a correct posterior ranks
 are uniform. ``--only`` takes one form; ``--kept FILE`` keeps finished draws, and goes on with them.
 """
 
-import argparse
 import json
 import time
 from functools import partial
@@ -18,17 +17,17 @@ import torch
 from side_by_side import markdown, options, publish
 
 from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
-from lit_epgan.federated.likelihood_free.search_on_release import noise_covariance
+from lit_epgan.federated.likelihood_free.search_on_release import noise_of
 from lit_epgan.likelihood_free import GaussianMixture
 from lit_epgan.likelihood_free.calibration import coverage, ranks, uniformity
 from lit_epgan.likelihood_free.inference import FOUND, Inference
 from lit_epgan.likelihood_free.questions import answered, mean_embedding
 from lit_epgan.randomness import generator_for
 
-SITES, RECORDS, DELTA = 3, 90, 1e-5
+SITES, RECORDS, DELTA = 3, 240, 1e-5
 FORMS = {"by questions": 0.0, "on a release, z = 1": 1.0, "on a release, z = 2": 2.0}
 NAMES = ("lower mean", "upper mean", "weight of the lower", "log variance of the lower", "log variance of the upper")
-MIXTURE = GaussianMixture(2, 1, concentration=2.0, mean_precision=0.1, dof=5.0, scale=2.0)
+MIXTURE = GaussianMixture(2, 1, concentration=4.0, mean_precision=0.03, dof=6.0, scale=4.0)
 
 
 def named(theta: torch.Tensor) -> torch.Tensor:
@@ -49,16 +48,16 @@ def draw(form: str, particles: int, number: int) -> tuple[str, int, list[float],
     inference = Inference.of(MIXTURE, 7, particles, frequencies=24)
     released = EmbeddingFactor.of([x.double()], inference.phi.double(), torch.zeros(1, dtype=torch.float64))
     inference.phi.float()
-    noise = None
+    noise: tuple = (None, 0.0)
     if noise_multiplier:
         for site in range(SITES):  # each noises its own; the sum is what the server sees
             mechanism = GaussianMechanism(noise_multiplier, DELTA, noise_seed=number)
             nothing = EmbeddingFactor(torch.zeros_like(released.statistics))
             released = released * nothing.released(mechanism, form, site)
-        noise = noise_covariance(released, noise_multiplier, SITES)
+        noise = noise_of(released, noise_multiplier, SITES)
     mean = released.mean if noise_multiplier else mean_embedding(inference.phi, x)
     start = time.process_time()
-    found = answered(inference.run(generator), mean, float(released.count.clamp_min(1)), noise)
+    found = answered(inference.run(generator), mean, float(released.count.clamp_min(1)), *noise)
     rank = ranks(named(theta), named(found.particles.theta)[None], generator)
     return form, number, rank[0].tolist(), found.kind == FOUND, time.process_time() - start
 
@@ -66,7 +65,7 @@ def draw(form: str, particles: int, number: int) -> tuple[str, int, list[float],
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--particles", type=int, default=300)
+    parser.add_argument("--particles", type=int, default=200)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", choices=list(FORMS))
     parser.add_argument("--kept", type=Path)

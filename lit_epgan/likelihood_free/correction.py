@@ -27,6 +27,7 @@ class SyntheticLikelihood:
         directions: V (r, D), of unit variance.
         seen: s = V mu (r,), of the data.
         noise: V N V^T (r, r), the noise of sqrt(n) s.
+        scaled: how much of it is ``scaled`` s s^T, which is m m^T at theta.
         data: n.
         records: M, above n.
     """
@@ -35,6 +36,7 @@ class SyntheticLikelihood:
     directions: Tensor
     seen: Tensor
     noise: Tensor
+    scaled: float
     data: float
     records: int
 
@@ -42,7 +44,9 @@ class SyntheticLikelihood:
         """The log likelihood (n,) at theta (n, p), up to a constant, with simulations of its own."""
         means, covariances = self.statistics.moments(theta, self.directions, self.records, generator)
         floor = 1e-6 * torch.eye(len(self.seen), dtype=means.dtype)
-        kernel = covariances * (1 / self.data - 1 / self.records) + (self.noise + floor) / self.data
+        noise = self.noise + floor - self.scaled * torch.outer(self.seen, self.seen)
+        noise = noise + self.scaled * means[:, :, None] * means[:, None]
+        kernel = covariances * (1 / self.data - 1 / self.records) + noise / self.data
         factor = torch.linalg.cholesky(kernel)
         away = torch.linalg.solve_triangular(factor, (self.seen - means)[..., None], upper=False)[..., 0]
         return -0.5 * away.square().sum(1) - factor.diagonal(dim1=1, dim2=2).log().sum(1)
@@ -73,7 +77,8 @@ class Correction:
         answer = yield question
         n = answer.records
         records = max(at.records, int(self.search.surplus * n))
-        likelihood = SyntheticLikelihood(statistics, v, statistic(question, answer), v @ at.noise @ v.T, n, records)
+        seen, noise = statistic(question, answer), v @ at.noise @ v.T
+        likelihood = SyntheticLikelihood(statistics, v, seen, noise, answer.scaled, n, records)
         own = likelihood.log(at.theta, generator)
         drawn = resampled(own + 0.5 * at.discrepancy, generator)
         theta = consistent(at.theta[drawn], simulator.symmetries())

@@ -47,11 +47,13 @@ class Answer:
         discrepancies: D_i (m,), up to a constant.
         records: n.
         noise: covariance (D, D) of the noise in sqrt(n) mu, where the data's embedding was released with noise.
+        scaled: how much of it is ``scaled`` mu mu^T: n itself was noised, and mu is a sum over it.
     """
 
     discrepancies: Tensor
     records: float
     noise: Tensor | None = None
+    scaled: float = 0.0
 
 
 Asking = Generator[Question, Answer, T]
@@ -69,12 +71,12 @@ def statistic(question: Question, answer: Answer) -> Tensor:
     return torch.linalg.lstsq(rows, known[:, None]).solution[:-1, 0]
 
 
-def answered(asking: Asking[T], mean: Tensor, records: float, noise: Tensor | None = None) -> T:
+def answered(asking: Asking[T], mean: Tensor, records: float, noise: Tensor | None = None, scaled: float = 0.0) -> T:
     """What inference finds where the data's mean embedding (D,), float64, is at hand: in one place, or released."""
     try:
         question = next(asking)
         while True:
-            question = asking.send(Answer(question.discrepancies(mean), records, noise))
+            question = asking.send(Answer(question.discrepancies(mean), records, noise, scaled))
     except StopIteration as end:
         return end.value
 

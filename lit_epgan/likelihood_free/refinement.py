@@ -28,9 +28,9 @@ class Refinement:
         posterior: prior(theta) N(B mu; a + A (theta - c), I / n)
 
     whose draws are the server's own work (Metropolis moves); B mu comes from one question about all particles. The
-    first pass has ``LEAP`` times as many records in the place of n as the particles' metric is worth, and each later one
-    as many times more, until it is n: so particles become narrow while the mean is linear over them. Two passes at n
-    follow each other; the last starts from particles as narrow as the posterior.
+    first pass has ``LEAP`` times as many records in the place of n as the particles' metric is worth, and each later
+    one as many times more, until it is n: so particles become narrow while the mean is linear over them. Two passes at
+    n follow each other; the last starts from particles as narrow as the posterior.
 
     Args:
         search: the search that came before.

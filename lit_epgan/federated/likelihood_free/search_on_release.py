@@ -24,7 +24,7 @@ class SearchOnRelease(GradientFree):
     first round   client k releases (n_k, sum_i phi(x_i)) under the Gaussian mechanism, and nothing else ever
     then          the server asks the sum over clients, mu~, as often as it likes; no client works
 
-    The posterior knows of the noise (``noise_covariance``), so its width is right at every z: as if the simulator added
+    The posterior knows of the noise (``noise_of``), so its width is right at every z: as if the simulator added
     the same noise to a simulated embedding.
 
     With ``noise_multiplier`` z everything that is learnt is one release for each client: the posterior, and all data
@@ -87,13 +87,13 @@ class SearchOnRelease(GradientFree):
             return
         released = EmbeddingFactor(server.state[TOTAL].cpu())
         records = float(released.count.clamp_min(1))
-        noise = noise_covariance(released, self.unit.mechanism.noise_multiplier, int(server.state[CLIENTS]))
+        noise = noise_of(released, self.unit.mechanism.noise_multiplier, int(server.state[CLIENTS]))
         generator, stage = self.generator(server), self.stage(server)
         if stage is None:
-            stage = answered(self.inference.start(generator), released.mean, records, noise)
+            stage = answered(self.inference.start(generator), released.mean, records, *noise)
         for _ in range(self.generations):
             if stage.kind != FOUND:
-                stage = answered(self.inference.step(stage, generator), released.mean, records, noise)
+                stage = answered(self.inference.step(stage, generator), released.mean, records, *noise)
         self.keep(server, stage)
 
     def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
@@ -101,7 +101,7 @@ class SearchOnRelease(GradientFree):
         return [Releasing(self, client, received)]
 
 
-def noise_covariance(released: EmbeddingFactor, noise_multiplier: float, clients: int) -> Tensor:
+def noise_of(released: EmbeddingFactor, noise_multiplier: float, clients: int) -> tuple[Tensor, float]:
     """The covariance (D, D) of the noise in sqrt(n) mu~, mu~ = sums / count, where each client has noised both.
 
         Cov = K (z S)^2 / n (I + mu~ mu~^T / w^2)
@@ -112,10 +112,14 @@ def noise_covariance(released: EmbeddingFactor, noise_multiplier: float, clients
         released: the sum of the clients' releases.
         noise_multiplier: z.
         clients: K.
+
+    Returns:
+        It, and the factor of mu~ mu~^T in it.
     """
     mean = released.mean
     each = clients * (noise_multiplier * SENSITIVITY) ** 2 / float(released.count.clamp_min(1))
-    return each * (torch.eye(len(mean), dtype=mean.dtype) + torch.outer(mean, mean) / COUNT_WEIGHT**2)
+    scaled = each / COUNT_WEIGHT**2
+    return each * torch.eye(len(mean), dtype=mean.dtype) + scaled * torch.outer(mean, mean), scaled
 
 
 class Releasing(Work):
