@@ -76,8 +76,8 @@ class BoostedClassifiers(RoundEvaluation):
     def _table(self, module: LightningModule, train: dict[str, Records], test: dict[str, Records]) -> pd.DataFrame:
         rows = []
         if self.tested_on == "all":
-            everything = tuple(np.concatenate(parts) for parts in zip(*test.values(), strict=True))
-            test = dict.fromkeys(test, everything)
+            x, y = (np.concatenate(parts) for parts in zip(*test.values(), strict=True))
+            test = dict.fromkeys(test, (x, y))
         for name, (test_x, test_y) in test.items():
             site = Site(*train[name], test_x, test_y, federation=list(train.values()))
             repeats = [self._drawn(module, name, site, k) for k in range(self.repeats)]

@@ -101,7 +101,8 @@ def draw(found: dict[str, Tensor], prior: dict[str, Tensor], drawn: Tensor, titl
     figure = Figure(figsize=(2.1 * columns, 1.7 * rows + (4.6 if plane else 0.4)), layout="constrained", dpi=100)
     below: Any = figure
     if plane:
-        above, below = figure.subfigures(2, 1, height_ratios=(4.4, 1.7 * rows))
+        parts: Any = figure.subfigures(2, 1, height_ratios=(4.4, 1.7 * rows))
+        above, below = parts
         _plane(above.subplots(), found, drawn, title)
     places = below.subplots(rows, columns, squeeze=False).flat
     for axes, pair in itertools.zip_longest(places, shown):
