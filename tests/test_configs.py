@@ -65,6 +65,8 @@ NARROW = {
     "fashion_conditional.yaml": NARROW_CONDITIONAL,
     "docstrings_words.yaml": ["--model.network.symbols", "11"],
     "folder.yaml": NARROW_DCGAN,
+    "graffl_breast_cancer.yaml": ["--federation.algorithm.from_round", "1", "--model.particles", "60"],
+    "graffl_toy.yaml": ["--data.points", "50", "--model.particles", "80"],
     "writers_classifier.yaml": ["--data.clients_per_round", "2"],
     "writers_fedavg_gan.yaml": ["--data.clients_per_round", "2"],
     "writers_release.yaml": FEW_FEATURES + ON_SERVER,
@@ -173,6 +175,8 @@ def two_rounds(config, on_top, run, request):
     if config.startswith("docstrings"):
         small = [*SMALL, "--data.library", str(write_library(Path("library"))), "--data.held_out_users", "2"]
         small += ["--data.clients_per_round", "2", "--data.vocabulary", "8", "--trainer.check_val_every_n_epoch", "1"]
+    if config == "graffl_breast_cancer.yaml":
+        small = ["--data.sites", "2", "--data.ratio", "5", *SMALL[2:]]
     if config == "folder.yaml":
         small = ["--data.path", str(write_images(Path("own"))), *SMALL[2:]]
     if config == "tiny_imagenet.yaml":
@@ -187,7 +191,7 @@ def two_rounds(config, on_top, run, request):
     assert main([*words, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]) == 0
     table = pd.read_csv(run / "metrics.csv")
     assert table["epoch"].max() == 1
-    evaluated = [name for name in table if name.startswith(("fid", "coverage", "mse", "accuracy", "wer"))]
+    evaluated = [name for name in table if name.startswith(("fid", "coverage", "mse", "accuracy", "wer", "error"))]
     assert evaluated
     assert table[evaluated[0]].notna().any()
     assert (run / "checkpoints" / "last.ckpt").is_file()
