@@ -101,4 +101,5 @@ def secure_uniform(n: int) -> torch.Tensor:
     if n == 0:
         return torch.zeros(0, dtype=torch.float64)
     words = torch.frombuffer(bytearray(os.urandom(8 * n)), dtype=torch.int64)
-    return words.bitwise_and_(2**52 - 1).double().add_(0.5).div_(2**52)
+    mantissas = words.bitwise_and_(2**52 - 1).bitwise_or_(1023 << 52)  # of numbers in [1, 2)
+    return mantissas.view(torch.float64).sub_(1 - 2**-53)

@@ -203,6 +203,18 @@ def test_under_autocast_they_are_the_same_up_to_its_rounding() -> None:
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.parametrize("copies", [False, True])
+def test_under_autocast_no_record_passes_the_bound(copies: bool) -> None:
+    """The sum of clipped gradients is taken in their own precision."""
+    net, (x, y) = network().float(), batch()
+    gradients = ClippedGradients(net, lambda b: 100 * entropy(net, b), 1.0)
+    if copies:
+        gradients._taken = gradients._general
+    with torch.autocast("cpu", torch.bfloat16):
+        sums = [gradients.sum([x[k : k + 1].float(), y[k : k + 1]]) for k in range(RECORDS)]
+    assert [float(each.double().norm()) for each in sums] == pytest.approx([1.0] * RECORDS, rel=1e-6)
+
+
 def test_a_network_that_trains_something_else_is_noticed() -> None:
     net = network()
     gradients = ClippedGradients(net, lambda b: entropy(net, b), 1.0)

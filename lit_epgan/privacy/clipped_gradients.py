@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
+from lit_epgan.precision import no_autocast
 from lit_epgan.privacy.batches import mapped, rows
 from lit_epgan.privacy.linear_layers import LinearLayers, NoOuterProductError
 from lit_epgan.privacy.record_gradients import RecordGradients
@@ -37,7 +38,6 @@ class ClippedGradients:
         self.loss, self.bound, self.at_once = loss, bound, at_once
         self.parameters = [p for p in network.parameters() if p.requires_grad]
         self._sizes = [p.numel() for p in self.parameters]
-        self._dtype = reduce(torch.promote_types, (p.dtype for p in self.parameters))
         holders = [part._parameters for part in network.modules()]
         self._held = [(h, name, p, p.requires_grad) for h in holders for name, p in h.items() if p is not None]
         self._general = RecordLosses(network, LinearLayers())
@@ -55,14 +55,16 @@ class ClippedGradients:
         Raises:
             UserError: the loss cannot be taken record by record.
         """
-        total = self.parameters[0].new_zeros(sum(self._sizes), dtype=self._dtype)
-        for part in self._in_parts(batch):
-            gradients = self._of_each(part)
+        sums = [self._clipped_sum(part) for part in self._in_parts(batch)]
+        return reduce(torch.add, sums) if sums else torch.zeros_like(_flat(self.parameters))
+
+    def _clipped_sum(self, batch: Any) -> Tensor:
+        gradients = self._of_each(batch)
+        with no_autocast(self.parameters[0].device):  # in half precision the sum could pass the bound
             norms = torch.stack([gradient.square_norms for gradient in gradients]).sum(0).sqrt()
             clean = norms.device.type == "cpu" and math.isfinite(norms.sum())  # an accelerator is not waited for
             scale = (self.bound / norms).clamp(max=1.0).nan_to_num(0.0)
-            total += self._weighted_sum(gradients, scale, clean)
-        return total
+            return self._weighted_sum(gradients, scale, clean)
 
     @torch.no_grad()
     def of_each(self, batch: Any) -> Tensor:
@@ -98,5 +100,10 @@ class ClippedGradients:
     def _weighted_sum(self, gradients: Sequence[RecordGradients], weights: Tensor, clean: bool) -> Tensor:
         """The sum (d,) of each record's gradient times its weight (records,)."""
         sums = [total for gradient in gradients for total in gradient.weighted_sums(weights, clean)]
-        found = {id(p): total.flatten() for p, total in zip(self._taken.parameters, sums, strict=True)}
-        return torch.cat([found[id(p)] for p in self.parameters])
+        found = dict(zip(map(id, self._taken.parameters), sums, strict=True))
+        return _flat([found[id(p)] for p in self.parameters])
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """One vector (d,)."""
+    return torch.cat([tensor.flatten() for tensor in tensors])

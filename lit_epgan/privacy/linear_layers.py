@@ -67,19 +67,19 @@ class LinearLayers:
         inputs += [layer.input_of_one_call() for layer in self._layers]
 
     def gradients(
-        self, loss: Tensor, biases: Sequence[Tensor], slopes: Sequence[Tensor], inputs: Sequence[Tensor]
+        self, losses: Tensor, biases: Sequence[Tensor], slopes: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> list[OuterProducts]:
         """The gradients of every layer.
 
         Args:
-            loss: the sum () over records.
+            losses: L (records,).
             biases, inputs: b and x (records, 1, any).
-            slopes: grad_b of the loss (records, 1, outputs).
+            slopes: grad_b L (records, 1, outputs).
 
         Raises:
-            NoOuterProductError: W acts on the loss in another way, too.
+            NoOuterProductError: W acts on the losses in another way, too.
         """
-        users, leaves = _graph(loss)
+        users, leaves = _graph(losses)
         found = []
         for layer, b, d, x in zip(self._layers, biases, slopes, inputs, strict=True):
             output, above = users.get(leaves.get(id(b))), users.get(leaves.get(id(layer.weight)))
@@ -87,7 +87,7 @@ class LinearLayers:
                 above = users.get(above[0]) if len(above) == 1 else None
             if above is None or len(above) != 1 or x.shape[:-1] != b.shape[:-1]:
                 raise NoOuterProductError
-            found.append(OuterProducts(d[:, 0], x.detach()[:, 0], layer.has_bias))
+            found.append(OuterProducts(d.squeeze(1), x.detach().squeeze(1), layer.has_bias))
         return found
 
 
@@ -136,11 +136,11 @@ class _KeptOff(Tensor):
         raise NoOuterProductError
 
 
-def _graph(loss: Tensor) -> tuple[dict[Node | None, list[Node]], dict[int, Node]]:
-    """Which operations use the result of each operation behind the loss; the leaves' own, by the tensor's identity."""
+def _graph(losses: Tensor) -> tuple[dict[Node | None, list[Node]], dict[int, Node]]:
+    """By operation behind the losses, which others use its result; the leaves' own, by the tensor's identity."""
     users: dict[Node | None, list[Node]] = {}
     leaves: dict[int, Node] = {}
-    waiting = [loss.grad_fn]
+    waiting = [losses.grad_fn]
     while waiting:
         node = waiting.pop()
         if not (behind := node.next_functions):  # type: ignore[union-attr]

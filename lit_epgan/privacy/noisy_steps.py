@@ -120,14 +120,21 @@ class NoisySteps(Work):
         self._held.refuse_more()
         noise = self.normal(len(total)).to(total.device)
         noised = torch.add(total, noise, alpha=self.deviation).div_(self.expected).to(total.dtype)
-        share, others = (1.0, None) if self._automatic else _others(batch)
-        own: Tensor = _Given.apply(share * noised, clipped.parts, *clipped.parameters)
+        if self._automatic:
+            return _given(noised, clipped)
+        share, others = _others(batch)
+        own = _given(share * noised, clipped)
         return own if others is None else own + loss(others)
 
     def _look_at(self, network: nn.Module) -> None:
         name = next((n for n, part in self.client.module.named_modules() if part is network), "")
         refuse_layers_that_mix(network, name)
         self._looked_at, self._held, self._clipped = network, Held(network), None
+
+
+def _given(gradient: Tensor, clipped: ClippedGradients) -> Tensor:
+    loss: Tensor = _Given.apply(gradient, clipped.parts, *clipped.parameters)
+    return loss
 
 
 class _Given(torch.autograd.Function):

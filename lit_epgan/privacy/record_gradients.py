@@ -68,8 +68,9 @@ class OuterProducts:
     def weighted_sums(self, weights: Tensor, clean: bool) -> list[Tensor]:
         """See ``RecordGradients``."""
         slopes, inputs = (self._slopes, self._inputs) if clean else (_finite(self._slopes), _finite(self._inputs))
-        weighted = (slopes * weights[:, None]).to(slopes.dtype)  # in float64: a weight may be too small for less
-        return [weighted.T @ inputs, weighted.sum(0)] if self._bias else [weighted.T @ inputs]
+        weighted = (slopes * weights.unsqueeze(1)).to(slopes.dtype)  # in float64: a weight may be too small for less
+        total = weighted.t().mm(inputs.to(slopes.dtype))  # under autocast they are narrower
+        return [total, weighted.sum(0)] if self._bias else [total]
 
 
 def _norms(vectors: Tensor) -> Tensor:

@@ -52,11 +52,10 @@ class RecordLosses:
         records = rows(batch)
         biases, copies = self.linear.biases(records), [copy.requires_grad_() for copy in self._copies(records)]
         losses, inputs = self._taken(loss, biases, copies, batch)
-        with torch.enable_grad():
-            total = losses.sum()  # each record's copies are in its own loss alone
-        found = torch.autograd.grad(total, [*biases, *copies], materialize_grads=True)
+        # of their sum: each record's copies are in its own loss alone
+        found = torch.autograd.grad(losses, [*biases, *copies], torch.ones_like(losses), materialize_grads=True)
         slopes, written = found[: len(biases)], found[len(biases) :]
-        return [*self.linear.gradients(total, biases, slopes, inputs), *map(Written, written)]
+        return [*self.linear.gradients(losses, biases, slopes, inputs), *map(Written, written)]
 
     def _copies(self, records: int) -> list[Tensor]:
         """The parameters (records, *shape), one for each record in one place of memory."""
