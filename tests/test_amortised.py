@@ -1,0 +1,154 @@
+"""Amortised inference: against a posterior in closed form, and as a file."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_epgan import tensor_file
+from lit_epgan.errors import UserError
+from lit_epgan.likelihood_free import flow
+from lit_epgan.likelihood_free.amortised import AmortisedPosterior, Summary
+from lit_epgan.likelihood_free.calibration import coverage, ranks, uniformity
+from lit_epgan.likelihood_free.ordering import ordered
+from lit_epgan.likelihood_free.simulator import Simulator
+
+RECORDS, NOISE = 4, 0.5
+VARIANCE = 1 / RECORDS + NOISE**2
+REASON = "pip install -e '.[sbi]'"
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class TwoMeans(Simulator):
+    """theta ~ N(0, I), records N(theta, I) in two dimensions; ``exchangeable`` says that their names mean nothing."""
+
+    size = dimensions = 2
+
+    def __init__(self, exchangeable: bool = False) -> None:
+        self.exchangeable = exchangeable
+
+    def prior(self, n: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(n, 2, generator=generator, dtype=torch.float64)
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        return -0.5 * theta.square().sum(1)
+
+    def simulate(self, theta: Tensor, records: int, generator: torch.Generator) -> Tensor:
+        return theta[:, None].float() + torch.randn(len(theta), records, 2, generator=generator)
+
+    def values(self, theta: Tensor) -> dict[str, Tensor]:
+        return {"mean": theta}
+
+    def symmetries(self) -> Tensor:
+        return torch.tensor([[0, 1], [1, 0]]) if self.exchangeable else super().symmetries()
+
+
+def noisy_mean(x: Tensor, generator: torch.Generator) -> Tensor:
+    return x.mean(1) + NOISE * torch.randn(len(x), 2, generator=generator)
+
+
+def trained(simulator: Simulator, summary: Summary = noisy_mean, steps: int = 2) -> AmortisedPosterior:
+    pytest.importorskip("sbi", reason=REASON)
+    return AmortisedPosterior.trained(simulator, summary, RECORDS, generator(), steps=steps)
+
+
+@pytest.mark.slow
+def test_a_gaussian_mean_has_its_closed_posterior_noise_included() -> None:
+    """s | theta ~ N(theta, v), v = 1 / records + noise^2; so theta | s ~ N(s / (1 + v), v / (1 + v))."""
+    simulator, v = TwoMeans(), VARIANCE
+    posterior = trained(simulator, steps=800)
+    sd = math.sqrt(v / (1 + v))
+    for s in (torch.tensor([0.0, 1.0]), torch.tensor([-1.0, 0.5])):
+        draws = posterior(s, 20_000, generator(1))
+        torch.testing.assert_close(draws.mean(0), s.double() / (1 + v), atol=0.12 * sd, rtol=0)
+        torch.testing.assert_close(draws.std(0), torch.full((2,), sd, dtype=torch.float64), atol=0, rtol=0.06)
+        assert abs(draws.T.corrcoef()[0, 1]) < 0.06
+    truth = simulator.prior(400, generator(2))
+    observed = noisy_mean(simulator.simulate(truth, RECORDS, generator(3)), generator(4))
+    u = ranks(truth, torch.stack([posterior(s, 200, generator(i)) for i, s in enumerate(observed)]), generator(5))
+    assert uniformity(u).min() > 0.01
+    assert all(each.low < 0.9 < each.high for each in coverage(u))
+
+
+@pytest.mark.slow
+def test_of_exchangeable_means_one_order_is_learnt() -> None:
+    """The summary is sorted, so both orders fit it alike; that which ascends is the closed posterior, folded."""
+    posterior, v = trained(TwoMeans(exchangeable=True), lambda x, g: noisy_mean(x, g).sort(1).values, 300), VARIANCE
+    s, sd = torch.tensor([-1.0, 1.5]), math.sqrt(v / (1 + v))
+    raw = flow.draw(posterior.estimator, s, 5000, generator(1))
+    assert (raw[:, 0] <= raw[:, 1]).double().mean() > 0.95
+    draws = posterior(s, 5000, generator(1))
+    assert (draws[:, 0] <= draws[:, 1]).all()
+    folded = s.double() / (1 + v) + sd * torch.randn(5000, 2, generator=generator(2), dtype=torch.float64)
+    torch.testing.assert_close(draws.mean(0), folded.sort(1).values.mean(0), atol=0.2 * sd, rtol=0)
+
+
+def test_it_is_the_same_as_a_file(tmp_path: Path) -> None:
+    posterior = trained(TwoMeans(exchangeable=True))
+    posterior.save(tmp_path / "posterior.pt")
+    read = AmortisedPosterior.load(tmp_path / "posterior.pt")
+    s = torch.tensor([0.3, -0.2])
+    assert torch.equal(read(s, 50, generator(1)), posterior(s, 50, generator(1)))
+    assert (read.records, read.length, read.by) == (RECORDS, 2, 0)
+    torch.load(tmp_path / "posterior.pt", weights_only=True)
+
+
+def test_all_randomness_comes_from_its_generators() -> None:
+    s, first = torch.zeros(2), trained(TwoMeans())
+    torch.rand(1)  # the global stream is elsewhere now
+    before = torch.get_rng_state()
+    again = trained(TwoMeans())
+    assert torch.equal(first(s, 9, generator(1)), again(s, 9, generator(1)))
+    assert not torch.equal(first(s, 9, generator(1)), first(s, 9, generator(2)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_it_cannot_answer_is_refused(tmp_path: Path) -> None:
+    posterior = trained(TwoMeans())
+    with pytest.raises(UserError, match=r"has shape \(3,\).*summaries of 2 numbers"):
+        posterior(torch.zeros(3), 5, generator())
+    with pytest.raises(UserError, match="not finite"):
+        posterior(torch.tensor([0.0, math.nan]), 5, generator())
+    with pytest.raises(UserError, match="a coordinate from 0 to 1"):
+        AmortisedPosterior.trained(TwoMeans(), noisy_mean, RECORDS, generator(), by=2, steps=2)
+    with pytest.raises(UserError, match="not finite"):
+        AmortisedPosterior.trained(TwoMeans(), lambda x, _: x.mean(1) / 0, RECORDS, generator())
+    posterior.save(tmp_path / "posterior.pt")
+    with (tmp_path / "posterior.pt").open("r+b") as file:
+        file.seek(600)
+        file.write(b"x")
+    with pytest.raises(UserError, match="damaged"):
+        AmortisedPosterior.load(tmp_path / "posterior.pt")
+    tensor_file.save({"weights": {}}, tmp_path / "other.pt")
+    with pytest.raises(UserError, match="no amortised posterior"):
+        AmortisedPosterior.load(tmp_path / "other.pt")
+    fits_not = {"records": 4, "size": 3, "length": 2, "by": 0, "symmetries": torch.arange(3)[None], "weights": {}}
+    tensor_file.save(fits_not, tmp_path / "foreign.pt")
+    with pytest.raises(UserError, match="train it again"):
+        AmortisedPosterior.load(tmp_path / "foreign.pt")
+
+
+def test_without_sbi_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sbi", None)
+    monkeypatch.delitem(sys.modules, "sbi.neural_nets", raising=False)
+    with pytest.raises(UserError, match=r"pip install 'lit_epgan\[sbi\]'"):
+        AmortisedPosterior.trained(TwoMeans(), noisy_mean, RECORDS, generator())
+
+
+def test_components_are_ordered_by_one_of_their_coordinates() -> None:
+    """Three components of two coordinates, by the second of each: 5 < 7 < 9."""
+    theta = torch.tensor([[1.0, 9.0, 2.0, 5.0, 3.0, 7.0], [4.0, 5.0, 5.0, 7.0, 6.0, 9.0]], dtype=torch.float64)
+    blocks = [[0, 1], [2, 3], [4, 5]]
+    orders = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+    symmetries = torch.tensor([[*blocks[i], *blocks[j], *blocks[k]] for i, j, k in orders])
+    expected = [[2.0, 5.0, 3.0, 7.0, 1.0, 9.0], [4.0, 5.0, 5.0, 7.0, 6.0, 9.0]]
+    assert ordered(theta, symmetries, 1).tolist() == expected
+    assert ordered(theta, symmetries, 3).tolist() == expected
+    for permutation in symmetries:
+        assert ordered(theta[:, permutation], symmetries, 1).tolist() == expected
