@@ -9,7 +9,13 @@ from lit_epgan.errors import UserError
 from lit_epgan.likelihood_free.labels import aligned
 from lit_epgan.likelihood_free.moves import CrankNicolson
 from lit_epgan.likelihood_free.questions import Asking, Question
-from lit_epgan.likelihood_free.statistics import Statistics, root, spread_directions, sufficient_directions
+from lit_epgan.likelihood_free.statistics import (
+    Statistics,
+    linear_share,
+    root,
+    spread_directions,
+    sufficient_directions,
+)
 from lit_epgan.likelihood_free.tempering import largest_step, resampled
 
 FEWEST_RECORDS = 100
@@ -17,6 +23,7 @@ GROWTH = 1.2  # of the metric within a generation, for which records are simulat
 STUCK = 0.15  # length of moves below which the simulations' noise is taken for the cause
 LEAST_SURPLUS = 3.0  # in every direction, so that what a kernel must add to a simulation's noise is positive
 WIDE = 2  # directions for each parameter while the mean is not yet linear in them
+LINEAR = 0.9  # share of the means' variance that parameters must explain before their directions are enough
 NEAR = 60  # a metric within this factor of the last one: directions are then taken from the particles
 
 
@@ -65,7 +72,7 @@ class Search:
         W* = B^T (I / n - B Sigma B^T / M)^-1 B,   B (Sigma + noise) B^T = I
 
     with the sufficient directions B; so no tolerance is left, and the posterior has its right width. While the
-    particles are still wide apart W* is n V^T V, with the directions V in which they differ most.
+    particles are wide apart, or in several places, W* is n V^T V, with the directions V in which they differ most.
 
     Args:
         statistics: the simulator and its mean embeddings.
@@ -152,8 +159,9 @@ class Search:
     def _last_metric(self, at: Particles, covariance: Tensor) -> tuple[Tensor, bool]:
         """W* as it is seen from here, and whether it is that of the sufficient directions."""
         observed = covariance + at.noise
-        if self.strength(at, observed)[0] < at.data / NEAR:
-            v = spread_directions(at.means, observed, WIDE * self.statistics.simulator.size)
+        v = spread_directions(at.means, observed, WIDE * self.statistics.simulator.size)
+        wide_apart = self.strength(at, observed)[0] < at.data / NEAR
+        if wide_apart or linear_share(at.theta, at.means @ v.T, 1 / at.records) < LINEAR:
             return at.data * v.T @ v, False
         b = sufficient_directions(at.theta, at.means, observed)
         simulated = b @ covariance @ b.T

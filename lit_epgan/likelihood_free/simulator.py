@@ -54,16 +54,17 @@ class Independent(Simulator):
         dimensions: d, of a record.
 
     Raises:
-        UserError: there is no parameter.
+        UserError: there is no parameter, or one that is discrete.
     """
 
     def __init__(self, priors: Mapping[str, Distribution], dimensions: int) -> None:
         if not priors:
             raise UserError(f"{type(self).__name__} has no parameter: give at least one prior")
         self.priors, self.dimensions = dict(priors), dimensions
-        self._maps: dict[str, Transform] = {name: biject_to(p.support) for name, p in priors.items()}
-        self._sizes = [self._maps[name].inv(p.sample()).numel() for name, p in priors.items()]
-        self.size = sum(self._sizes)
+        self._maps = {name: _to_the_line(name, p) for name, p in priors.items()}
+        with isolated():
+            self._shapes = {name: self._maps[name].inv(p.sample()).shape for name, p in priors.items()}
+        self.size = sum(shape.numel() for shape in self._shapes.values())
 
     @abstractmethod
     def records(self, values: dict[str, Tensor], records: int, generator: torch.Generator) -> Tensor:
@@ -95,6 +96,18 @@ class Independent(Simulator):
         return {name: self._maps[name](part) for name, part in self._parts(theta).items()}
 
     def _parts(self, theta: Tensor) -> dict[str, Tensor]:
-        parts = theta.split(self._sizes, 1)
-        shapes = {name: self._maps[name].inv(p.sample()).shape for name, p in self.priors.items()}
-        return {name: part.reshape(-1, *shapes[name]) for name, part in zip(self.priors, parts, strict=True)}
+        parts = theta.split([shape.numel() for shape in self._shapes.values()], 1)
+        return {n: part.reshape(-1, *shape) for (n, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+
+def _to_the_line(name: str, prior: Distribution) -> Transform:
+    """From unconstrained coordinates to the prior's support.
+
+    Raises:
+        UserError: the support is discrete.
+    """
+    try:
+        return biject_to(prior.support)
+    except NotImplementedError as error:
+        raise UserError(f"the prior of {name!r} is {type(prior).__name__}, whose support cannot be mapped to the real "
+                        "line: take a continuous distribution") from error  # fmt: skip

@@ -9,7 +9,7 @@ from lit_epgan.embedding import RandomFourierFeatures
 from lit_epgan.likelihood_free.simulator import Simulator
 
 ROWS = 8_192  # simulated and embedded at a time: they fit a processor's cache
-FINE = 1e-4  # ridge of the directions: it costs a few thousandths of the information
+FINE = 1e-5  # ridge of the directions: it costs about two thousandths of the information
 COARSE = 1e-4  # ridge where particles are wide apart: what is rare near some of them is common near others
 PAIRS = 8_000  # of records, from which the covariance is estimated
 
@@ -113,6 +113,21 @@ def spread_directions(means: Tensor, covariance: Tensor, most: int) -> Tensor:
     inverse = torch.linalg.inv(torch.linalg.cholesky(ridged(covariance, COARSE)))
     _, vectors = torch.linalg.eigh(inverse @ torch.cov(means.T) @ inverse.T)
     return vectors[:, -most:].T @ inverse
+
+
+def linear_share(theta: Tensor, statistics: Tensor, noise: float) -> float:
+    """The share of the variance of statistics (n, r) that is linear in theta (n, p), without the simulations' noise.
+
+    Args:
+        theta: (n, p).
+        statistics: (n, r).
+        noise: variance of each statistic at a given theta.
+    """
+    rows = torch.cat([torch.ones_like(theta[:, :1]), theta], 1)
+    left = statistics - rows @ torch.linalg.lstsq(rows, statistics).solution
+    expected = noise * statistics.shape[1]
+    whole = float(statistics.var(0).sum()) - expected
+    return 1 - max(0.0, float(left.var(0).sum()) - expected) / max(whole, 1e-300)
 
 
 def root(metric: Tensor) -> Tensor:
