@@ -98,7 +98,7 @@ def test_without_parameters_or_with_a_discrete_one_it_is_refused() -> None:
 
     with pytest.raises(UserError, match="Own has no parameter: give at least one prior"):
         Own()
-    with pytest.raises(UserError, match="the prior of 'beds' is Poisson, .* take a continuous distribution"):
+    with pytest.raises(UserError, match=r"the prior of 'beds' is Poisson, .* take a continuous distribution"):
         Own(rate=Gamma(1.0, 1.0), beds=Poisson(3.0))
 
 
