@@ -1,8 +1,11 @@
 """Batches for a differentially private run: every record takes part by a coin of its own."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from lit_epgan.randomness import generator_for, secure_uniform
 
@@ -32,10 +35,30 @@ class CoinBatches:
             epochs: passes.
             stream: names the random stream, where coins repeat.
         """
-        generator = None if self.seed is None else generator_for(self.seed, *stream, "coins")
+        uniform: Callable[[int], Tensor] = secure_uniform
+        if self.seed is not None:
+            uniform = partial(_repeated, generator_for(self.seed, *stream, "coins"))
         for _ in range(epochs * -(-records // batch_size) if steps is None else steps):
-            if generator is None:
-                coins = secure_uniform(records)
-            else:
-                coins = torch.rand(records, generator=generator, dtype=torch.float64)
-            yield torch.nonzero(coins < batch_size / records).flatten().tolist()
+            yield list(range(records)) if records <= batch_size else _drawn(records, batch_size / records, uniform)
+
+
+def _drawn(records: int, rate: float, uniform: Callable[[int], Tensor]) -> list[int]:
+    """The records whose coins say yes.
+
+    Between two of them is a geometric number of others, by the inverse of its distribution function: the price is that
+    of the records drawn, however many there are. Devroye 1986, "Non-uniform random variate generation", X.2.
+    """
+    expected, scale = records * rate, 1 / math.log1p(-rate)
+    enough = math.ceil(expected + 3 * math.sqrt(expected)) + 1  # mostly
+    drawn, record = list[int](), -1
+    while True:
+        for u in uniform(enough).tolist():
+            record += 1 + int(math.log(u) * scale)
+            if record >= records:
+                return drawn
+            drawn.append(record)
+
+
+def _repeated(generator: torch.Generator, n: int) -> Tensor:
+    """n numbers (n,) uniform in (0, 1]."""
+    return 1 - torch.rand(n, generator=generator, dtype=torch.float64)

@@ -30,6 +30,11 @@ def test_a_client_smaller_than_a_batch_gives_all_and_passes_have_as_many_steps_a
     assert len(list(CoinBatches()(50, 8, None, 2))) == 14
 
 
+def test_the_smallest_number_that_can_come_is_a_coin_that_says_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "rand", lambda n, **options: torch.zeros(n, dtype=torch.float64))
+    assert next(CoinBatches(3)(50, 8, 1, 1)) == list(range(50))
+
+
 def test_coins_are_secret_unless_a_study_repeats_them() -> None:
     def drawn(seed: int | None, *stream: int) -> list[list[int]]:
         return list(CoinBatches(seed)(200, 20, 3, 1, *stream))
