@@ -22,7 +22,7 @@ def ward_outbreaks():
 
 @pytest.mark.slow
 def test_an_epidemics_parameters_are_found_from_three_hospitals_discrepancies() -> None:
-    """60 wards at each of three hospitals; the posterior of the first two is at most half as wide as the prior, and holds the truth."""
+    """60 wards at each; the posterior of the first two is at most half as wide as the prior, and holds the truth."""
     simulator, generator = ward_outbreaks(), generator_for("wards")
     theta = torch.tensor([[1.6, 0.35, 0.8]], dtype=torch.float64)
     theta = torch.cat([theta[:, :1].log(), theta[:, 1:].logit()], 1)

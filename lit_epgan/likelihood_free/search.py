@@ -119,7 +119,7 @@ class Search:
         here = torch.zeros_like(followed)
         if at.metric.any():
             here = (yield Question.of(root(at.metric), at.means)).discrepancies
-        last, near = self._last_metric(at, covariance)
+        last = self._last_metric(at, covariance)
         answer = yield Question.of(root(last), at.means)
         there = answer.discrepancies
         step = largest_step(lambda b: 0.5 * (followed - (1 - b) * here - b * there), self.even)
@@ -132,7 +132,7 @@ class Search:
             metric=(1 - step) * at.metric + step * last,
             discrepancy=discrepancy[drawn],
             data=answer.records,
-            finished=at.finished + 1 if step == 1.0 and near else 0,
+            finished=at.finished + 1 if step == 1.0 else 0,
         )
         return (yield from self._moved(at, generator))
 
@@ -156,19 +156,19 @@ class Search:
         means = (at.records * at.means + (needed - at.records) * more) / needed
         return replace(at, means=means, records=needed)
 
-    def _last_metric(self, at: Particles, covariance: Tensor) -> tuple[Tensor, bool]:
-        """W* as it is seen from here, and whether it is that of the sufficient directions."""
+    def _last_metric(self, at: Particles, covariance: Tensor) -> Tensor:
+        """W* as it is seen from here."""
         observed = covariance + at.noise
         v = spread_directions(at.means, observed, WIDE * self.statistics.simulator.size)
         wide_apart = self.strength(at, observed)[0] < at.data / NEAR
         if wide_apart or linear_share(at.theta, at.means @ v.T, 1 / at.records) < LINEAR:
-            return at.data * v.T @ v, False
+            return at.data * v.T @ v
         b = sufficient_directions(at.theta, at.means, observed)
         simulated = b @ covariance @ b.T
         left = torch.eye(len(b), dtype=b.dtype) / at.data - simulated / at.records
         least = 0.5 * torch.eye(len(b), dtype=b.dtype) / at.data  # while there are too few records to be exact
         kernel = torch.linalg.inv(left) if torch.linalg.eigvalsh(left - least)[0] > 0 else torch.linalg.inv(least)
-        return b.T @ kernel @ b, bool(torch.linalg.eigvalsh(left - least)[0] > 0)
+        return b.T @ kernel @ b
 
     def _moved(self, at: Particles, generator: torch.Generator) -> Asking[Particles]:
         """Metropolis moves under the particles' metric."""

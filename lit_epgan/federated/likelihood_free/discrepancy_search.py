@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Total, Weighted, Work
-from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
+from lit_epgan.federated.likelihood_free.gradient_free import WEIGHT, GradientFree, mean_answer, summaries
 from lit_epgan.likelihood_free.inference import Stage
 from lit_epgan.likelihood_free.questions import Answer, Asking, Question
 
 OWN, COUNT = "inference.own", "inference.count"
-ROOT, SIMULATED, DISCREPANCY, WEIGHT = "root", "simulated", "discrepancy", "weight"
+ROOT, SIMULATED, DISCREPANCY = "root", "simulated", "discrepancy"
 
 
 class DiscrepancySearch(GradientFree):
@@ -49,25 +49,23 @@ class DiscrepancySearch(GradientFree):
         generator, stage = self.generator(server), self.stage(server)
         inference = self.inference
         asking = inference.start(generator) if stage is None else inference.step(stage, generator)
-        self.keep(server, (yield from _exchanged(asking)))
+        self.keep(server, (yield from self._exchanged(server, asking)))
+
+    def _exchanged(self, server: Server, asking: Asking[Stage]) -> Generator[Exchange, Total, Stage]:
+        """Inference whose questions go to the cohort."""
+        try:
+            question = next(asking)
+            while True:
+                total = yield self.asks(server, "discrepancy", {ROOT: question.root, SIMULATED: question.simulated})
+                question = asking.send(Answer(mean_answer(total, DISCREPANCY), float(total[WEIGHT])))
+        except StopIteration as end:
+            return end.value
 
     def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
         """The discrepancies; before ``from_round`` the inner algorithm's work."""
         if question != "discrepancy":
             return super().works(question, client, received)
         return [Discrepancies(self, client, received)]
-
-
-def _exchanged(asking: Asking[Stage]) -> Generator[Exchange, Total, Stage]:
-    """Inference whose questions go to the cohort."""
-    try:
-        question = next(asking)
-        while True:
-            sent = {ROOT: question.root, SIMULATED: question.simulated}
-            total = yield Exchange(sent, question="discrepancy", training=False)
-            question = asking.send(Answer(total.mean(DISCREPANCY).cpu(), float(total[WEIGHT])))
-    except StopIteration as end:
-        return end.value
 
 
 class Discrepancies(Work):

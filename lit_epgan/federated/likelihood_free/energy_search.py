@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Total, Weighted, Work, scalar
 from lit_epgan.errors import UserError
-from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
+from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, mean_answer, summaries
 from lit_epgan.likelihood_free.energy import energy_distance, sliced_energy, unit_directions
 from lit_epgan.likelihood_free.tolerance_search import Comparing, ToleranceSearch, Tolerated
 from lit_epgan.randomness import generator_for
@@ -69,28 +69,27 @@ class EnergySearch(GradientFree):
             comparing = self.search.generation(at, generator)
         else:
             comparing = self.search.start(generator)
-        at = yield from _exchanged(comparing)
+        at = yield from self._exchanged(server, comparing)
         server.state |= {HELD["theta"]: at.theta, HELD["distance"]: at.distance}
         server.state |= {HELD["rate"]: scalar(at.rate), HELD["step"]: scalar(at.step)}
         (where,) = server.flat.named("particles")
         server.parameters[where] = at.theta.flatten().to(server.parameters)
+
+    def _exchanged(self, server: Server, comparing: Comparing) -> Generator[Exchange, Total, Tolerated]:
+        """A search whose questions go to the cohort."""
+        try:
+            simulated = next(comparing)
+            while True:
+                total = yield self.asks(server, DISTANCE, {SIMULATED: simulated})
+                simulated = comparing.send(mean_answer(total, DISTANCE))
+        except StopIteration as end:
+            return end.value
 
     def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
         """The distances; before ``from_round`` the inner algorithm's work."""
         if question != DISTANCE:
             return super().works(question, client, received)
         return [Distances(self, client, received)]
-
-
-def _exchanged(comparing: Comparing) -> Generator[Exchange, Total, Tolerated]:
-    """A search whose questions go to the cohort."""
-    try:
-        simulated = next(comparing)
-        while True:
-            total = yield Exchange({SIMULATED: simulated}, question=DISTANCE, training=False)
-            simulated = comparing.send(total.mean(DISTANCE).cpu())
-    except StopIteration as end:
-        return end.value
 
 
 class Distances(Work):
@@ -103,11 +102,13 @@ class Distances(Work):
     @torch.no_grad()
     def report(self) -> Report:
         """``distance`` (m,) with the weight n_k, and ``weight``."""
-        simulated, settings = self.received[SIMULATED].cpu(), self.settings
         records = torch.cat(list(summaries(self.client)))
-        found: Tensor = (
-            energy_distance(simulated, records)
-            if settings.distance == "energy"
-            else sliced_energy(simulated, records, settings.along)
-        )
-        return {DISTANCE: Weighted(found, float(len(records))), "weight": Count(float(len(records)), True)}
+        return {DISTANCE: Weighted(self._distances(records), len(records)), "weight": Count(len(records), True)}
+
+    def _distances(self, records: Tensor) -> Tensor:
+        simulated, settings = self.received[SIMULATED].cpu(), self.settings
+        if not len(records):  # none of the class
+            return torch.zeros(len(simulated), dtype=torch.float64)
+        if settings.distance == "energy":
+            return energy_distance(simulated, records)
+        return sliced_energy(simulated, records, settings.along)

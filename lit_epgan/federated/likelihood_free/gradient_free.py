@@ -6,14 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine import Algorithm, Around, Client, Rounds, Server, scalar
+from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Rounds, Server, Total
 from lit_epgan.errors import UserError
 from lit_epgan.likelihood_free import Simulator
-from lit_epgan.likelihood_free.inference import FOUND, Inference, Stage
+from lit_epgan.likelihood_free.inference import Inference, Stage
 from lit_epgan.randomness import derive_seed, generator_for
 
-PREFIX = "inference."
-GENERATION, FOUND_AT = "inference.generation", "inference.found"
+PREFIX, WEIGHT = "inference.", "weight"
+NOBODY = (
+    "no client of the round has answered for any record: each was left out, or has none of the class that the module's "
+    "label names"
+)
 
 
 class GradientFree(Around):
@@ -75,6 +78,13 @@ class GradientFree(Around):
         """One round of inference."""
         raise NotImplementedError
 
+    def asks(self, server: Server, question: str, sent: Broadcast, **options: Any) -> Exchange:
+        """A question without training. What was trained to summarise records goes with it, once to each client."""
+        if not self.from_round:
+            return Exchange(sent, question, training=False, **options)
+        trained = {"parameters": server.parameters, **sent}
+        return Exchange(trained, question, training=False, kept={"parameters": self.from_round}, **options)
+
     def stage(self, server: Server) -> Stage | None:
         """Where inference is; None before its first generation."""
         held = {n.removeprefix(PREFIX): v.cpu() for n, v in server.state.items() if n.startswith(PREFIX)}
@@ -92,19 +102,22 @@ class GradientFree(Around):
         return generator_for(server.seed, "inference", server.round)
 
 
-def found(state: dict[str, Tensor]) -> bool:
-    """Whether inference is over, by the server's state."""
-    return int(state.get(PREFIX + "kind", scalar(0))) == FOUND
+def mean_answer(total: Total, name: str) -> Tensor:
+    """The mean of the clients' answers, by their numbers of records.
+
+    Raises:
+        UserError: nobody has answered for any record.
+    """
+    if WEIGHT not in total or not float(total[WEIGHT]):
+        raise UserError(NOBODY)
+    return total.mean(name).cpu()
 
 
 @torch.no_grad()
 def summaries(client: Client) -> Iterator[Tensor]:
-    """The summaries (n, d) of the client's records, batch by batch; of one class where the module is a model of one."""
+    """Summaries (n, d) of the client's records, batch by batch; of one class where the module is a model of one."""
     module: Any = client.module
     label: int | None = getattr(module, "label", None)
     for batch in client.data():
         x = batch if isinstance(batch, Tensor) else batch[0]
-        if label is not None:
-            x = x[batch[1] == label]
-        if len(x):
-            yield module.summarise(x).cpu()
+        yield module.summarise(x if label is None else x[batch[1] == label]).cpu()

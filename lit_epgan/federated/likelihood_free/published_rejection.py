@@ -7,7 +7,7 @@ import torch
 
 from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Stack, Work, scalar
 from lit_epgan.errors import UserError
-from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
+from lit_epgan.federated.likelihood_free.gradient_free import NOBODY, GradientFree, summaries
 from lit_epgan.likelihood_free.rejection import Accepted, distances, proposals
 
 THETA, DISTANCES = "rejection.theta", "rejection.distances"
@@ -58,8 +58,10 @@ class PublishedRejection(GradientFree):
         """``iterations`` comparisons of as many points as there are records."""
         generator, simulator = self.generator(server), self.inference.search.statistics.simulator
         kept = self.inference.search.particles
-        counted = yield Exchange({}, question="records", training=False, combine={RECORDS: Stack()})
-        sizes = {k: int(n) for k, n in counted.each[RECORDS].items()}
+        counted = yield self.asks(server, "records", {}, combine={RECORDS: Stack()})
+        sizes = {k: int(n) for k, n in counted.each.get(RECORDS, {}).items() if int(n)}
+        if not sizes:
+            raise UserError(NOBODY)
         accepted = self._accepted(server, simulator.size)
         for _ in range(self.iterations):
             theta, points = proposals(simulator, sum(sizes.values()), generator)
@@ -72,7 +74,7 @@ class PublishedRejection(GradientFree):
                 combine={ANSWERS: Stack()},
             )
             own = dict(zip(sizes, theta.split(list(sizes.values())), strict=True))
-            for k, answer in total.each[ANSWERS].items():
+            for k, answer in total.each.get(ANSWERS, {}).items():
                 accepted = accepted.with_more(own[k], answer.cpu(), kept)
         server.state |= {THETA: accepted.theta, DISTANCES: accepted.distances}
         if len(accepted.theta) == kept:

@@ -1,0 +1,300 @@
+"""The search by questions, in a federation: as if the data lay in one place, whoever is there to answer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from lit_epgan.callbacks import RoundCheckpoint
+from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.engine import Algorithm, PlainFederation, Round, Rounds, Server, passing
+from lit_epgan.engine.private import Private
+from lit_epgan.engine.wire import decode_answer, decode_task, encode_answer, encode_task
+from lit_epgan.errors import UserError
+from lit_epgan.federated import DiscrepancySearch, FedAvg, PublishedRejection
+from lit_epgan.likelihood_free import GaussianMixture
+from lit_epgan.likelihood_free.inference import FOUND, Inference, Stage
+from lit_epgan.likelihood_free.questions import answered, mean_embedding
+from lit_epgan.modules import Posterior, PosteriorOfCodes
+from lit_epgan.randomness import generator_for
+from tests.federations import federation, fit
+from tests.modules import Regression
+from tests.plain_federation import federated
+
+MIXTURE = GaussianMixture(2, 1, mean_precision=0.1)
+PLACES, SIZES, ROUNDS = (-6.0, 5.0, 0.0), (20, 35, 15), 5
+FAST: dict[str, Any] = {"frequencies": 6, "moves": 2}
+
+
+def records() -> list[Tensor]:
+    """Three sites that have nothing in common."""
+    normal = torch.randn(sum(SIZES), 1, generator=generator_for("sites")).split(SIZES)
+    return [place + x for place, x in zip(PLACES, normal, strict=True)]
+
+
+def data(sites: Sequence[Tensor] | None = None, **options: Any) -> FederatedDataModule:
+    sites = records() if sites is None else sites
+    labels = (torch.arange(len(x)) % 2 for x in sites)
+    return FederatedDataModule.from_datasets(
+        [TensorDataset(x, y) for x, y in zip(sites, labels, strict=True)], batch_size=8, **options
+    )
+
+
+def posterior(**options: Any) -> Posterior:
+    return Posterior(MIXTURE, particles=40, **options)
+
+
+def stage_of(plain: PlainFederation) -> Stage:
+    algorithm: Any = plain.federation.algorithm
+    stage = algorithm.stage(plain.server)
+    assert stage is not None
+    return stage
+
+
+def in_one_place(inference: Inference, rounds: Sequence[Sequence[Tensor]]) -> Stage:
+    """The same inference, of the records of each round's clients, with each round's own stream."""
+    stage = None
+    for number, sites in enumerate(rounds):
+        x, generator = torch.cat(list(sites)), generator_for(0, "inference", number)
+        asking = inference.start(generator) if stage is None else inference.step(stage, generator)
+        stage = answered(asking, mean_embedding(inference.phi, x), float(len(x)))
+    assert stage is not None
+    return stage
+
+
+def assert_same_stage(found: Stage, expected: Stage) -> None:
+    assert (found.kind, found.generation) == (expected.kind, expected.generation)
+    torch.testing.assert_close(found.particles.theta, expected.particles.theta, rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------- whose posterior it is
+
+
+@pytest.mark.parametrize("most_records", [3000, 100], ids=["to the end", "with a refinement"])
+def test_three_sites_find_the_particles_of_their_pooled_records(most_records: int) -> None:
+    algorithm = DiscrepancySearch(most_records=most_records, **FAST)
+    plain = federated(posterior(), data(), algorithm)
+    plain.run(ROUNDS)
+    stage = stage_of(plain)
+    assert_same_stage(stage, in_one_place(algorithm.inference, [records()] * ROUNDS))
+    assert stage.particles.data == sum(SIZES)
+    assert torch.equal(plain.module.particles.detach(), stage.particles.theta)
+
+
+def test_a_cohorts_posterior_is_that_of_its_own_records() -> None:
+    algorithm = DiscrepancySearch(**FAST)
+    sites, dealt = records(), data(clients_per_round=2)
+    plain = federated(posterior(), dealt, algorithm)
+    plain.run(ROUNDS)
+    cohorts = [dealt.cohort(number) for number in range(ROUNDS)]
+    assert len({tuple(cohort) for cohort in cohorts}) > 1
+    assert_same_stage(stage_of(plain), in_one_place(algorithm.inference, [[sites[k] for k in c] for c in cohorts]))
+
+
+def test_a_site_whose_records_are_not_finite_is_left_out() -> None:
+    sites = records()
+    sites[1] = sites[1].clone()
+    sites[1][3] = torch.nan
+    algorithm = DiscrepancySearch(**FAST)
+    plain = federated(posterior(), data(sites), algorithm)
+    with pytest.warns(UserWarning, match="left out") as warned:
+        plain.run(2)
+    assert [str(w.message) for w in warned if "left out" in str(w.message)] == [
+        f"round {k}: the update of client 'client-1' is not finite and is left out" for k in (0, 1)
+    ]
+    assert_same_stage(stage_of(plain), in_one_place(algorithm.inference, [[sites[0], sites[2]]] * 2))
+
+
+def test_of_one_class_only_its_records_are_looked_at() -> None:
+    """Also at a site that has none of it."""
+    sites = records()
+    algorithm = DiscrepancySearch(**FAST)
+    module = posterior(label=1)
+    dealt = FederatedDataModule.from_datasets(
+        [TensorDataset(x, (torch.arange(len(x)) % 2) * (k != 1)) for k, x in enumerate(sites)], batch_size=8
+    )
+    plain = federated(module, dealt, algorithm)
+    plain.run(2)
+    of_the_class = [sites[0][1::2], sites[2][1::2]]
+    assert_same_stage(stage_of(plain), in_one_place(algorithm.inference, [of_the_class] * 2))
+
+
+@pytest.mark.filterwarnings("ignore:PublishedRejection is GRAFFL's printed rule")
+@pytest.mark.parametrize("algorithm", [DiscrepancySearch(**FAST), PublishedRejection(**FAST)])
+def test_a_class_that_nobody_has_is_one_sentence(algorithm: Algorithm) -> None:
+    with pytest.raises(UserError, match="no client of the round has answered for any record"):
+        federated(posterior(label=7), data(), algorithm).run(1)
+
+
+# ---------------------------------------------------------------- rounds
+
+
+class Counted(DiscrepancySearch):
+    """Counts the questions of each round."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.asked: list[int] = []
+
+    def round(self, server: Server) -> Rounds:
+        self.asked.append(0)
+        yield from passing(super().round(server), lambda asked: asked, lambda *_: self._count())
+
+    def _count(self) -> None:
+        self.asked[-1] += 1
+
+
+@pytest.mark.parametrize("most_records", [3000, 100], ids=["to the end", "with a refinement"])
+def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(most_records: int) -> None:
+    algorithm = Counted(most_records=most_records, **FAST)
+    plain = federated(Posterior(GaussianMixture(1, 1, mean_precision=0.1), particles=100), data(), algorithm)
+    number = 0
+    while number == 0 or stage_of(plain).kind != FOUND:
+        plain.round(number)
+        number += 1
+        assert number < 60
+    found = plain.server.parameters.clone()
+    for after in (number, number + 1):
+        plain.round(after)
+    assert torch.equal(plain.server.parameters, found)
+    assert algorithm.asked[0] == 1
+    assert algorithm.asked[-2:] == [0, 0]
+    assert all(asked <= algorithm.exchanges(k, k + 1) for k, asked in enumerate(algorithm.asked))
+    assert algorithm.exchanges(0, 10) == 10 * (3 + 2)
+
+
+def test_what_is_asked_before_and_after_the_summary_is_trained() -> None:
+    algorithm = DiscrepancySearch(from_round=3, **FAST)
+    federated(posterior(), data(), algorithm)
+    assert [algorithm.trains(k) for k in range(5)] == [True, True, True, False, False]
+    assert algorithm.exchanges(1, 5) == 2 + 2 * 5  # FedAvg's two, and two generations
+    assert algorithm.exchanges(4, 6) == 2 * 5
+    assert algorithm.exchanges(0, 2) == 2
+
+
+def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    straight, stopped, resumed = posterior(), posterior(), posterior()
+    fit(straight, data(), 6, algorithm=DiscrepancySearch(**FAST))
+    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [RoundCheckpoint()]}
+    fit(stopped, data(), 3, tmp_path, algorithm=DiscrepancySearch(**FAST), **options)
+    last = str(tmp_path / "checkpoints" / "last.ckpt")
+    fit(resumed, data(), 6, algorithm=DiscrepancySearch(**FAST), ckpt_path=last)
+    assert torch.equal(straight.particles, resumed.particles)
+    assert not torch.equal(straight.particles, stopped.particles)
+
+
+# ---------------------------------------------------------------- a summary that is trained first
+
+CODES: dict[str, Any] = {"features": 3, "dimensions": 1, "hidden": [4]}
+
+
+def of_codes() -> PosteriorOfCodes:
+    torch.manual_seed(0)
+    return PosteriorOfCodes(MIXTURE, 40, **CODES)
+
+
+def wide_data() -> FederatedDataModule:
+    columns = torch.tensor([[1.0, -0.5, 0.3]])
+    return data([x @ columns + 0.1 * torch.randn(len(x), 3, generator=generator_for("wide")) for x in records()])
+
+
+class States(Callback):
+    """The module after each round."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Tensor]] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.seen.append({name: value.clone() for name, value in pl_module.state_dict().items()})
+
+
+def test_first_the_summary_is_trained_then_only_particles_move() -> None:
+    module, plain, states = of_codes(), of_codes(), States()
+    fit(module, wide_data(), 4, algorithm=DiscrepancySearch(from_round=2, **FAST), callbacks=[states])
+    fit(plain, wide_data(), 2, algorithm=FedAvg())
+    trained = [name for name, _ in plain.named_parameters() if name != "particles"]
+    assert len(trained) >= 6
+    for name in trained:
+        assert torch.equal(states.seen[1][name], plain.state_dict()[name]), name
+        assert torch.equal(states.seen[3][name], states.seen[1][name]), name
+        assert not torch.equal(states.seen[0][name], states.seen[1][name]), name
+    assert torch.equal(states.seen[1]["particles"], plain.particles)
+    assert not torch.equal(states.seen[3]["particles"], states.seen[1]["particles"])
+
+
+def test_the_codes_are_those_of_the_servers_encoder() -> None:
+    """The particles are the pooled codes' own, by the encoder that the federation ended with."""
+    algorithm = DiscrepancySearch(from_round=2, **FAST)
+    plain = federated(of_codes(), wide_data(), algorithm)
+    plain.run(4)
+    module: Any = plain.module
+    codes = [module.summarise(torch.stack([row[0] for row in client.dataset])) for client in wide_data_clients()]
+    stage = None
+    for number in (2, 3):
+        generator, inference = generator_for(0, "inference", number), algorithm.inference
+        asking = inference.start(generator) if stage is None else inference.step(stage, generator)
+        stage = answered(asking, mean_embedding(inference.phi, torch.cat(codes)), float(sum(SIZES)))
+    assert stage is not None
+    assert_same_stage(stage_of(plain), stage)
+
+
+def wide_data_clients() -> Any:
+    dealt = wide_data()
+    dealt.setup()
+    return dealt.clients
+
+
+@torch.no_grad()
+def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder() -> None:
+    """Each site has a module of its own, which its own training leaves unlike the server's."""
+    alone = federated(of_codes(), wide_data(), DiscrepancySearch(from_round=2, **FAST))
+    alone.run(4)
+    server, *sites = (
+        federated(of_codes(), wide_data(), DiscrepancySearch(from_round=2, **FAST)) for _ in range(1 + len(SIZES))
+    )
+    delivered: list[dict[str, int]] = [{} for _ in SIZES]
+    caches: list[dict[str, Tensor]] = [{} for _ in SIZES]
+    private = [Private() for _ in SIZES]
+    for site in sites:
+        site.place.optimizers.round_begins()
+    for number in range(4):
+        round_ = Round(server.federation, number)
+        while round_.exchange is not None:
+            for k in list(round_.asked):
+                task = decode_task(encode_task(round_.task(k, delivered[k])), caches[k])
+                answer = sites[k].answer(task, private[k])
+                private[k] = answer.private
+                round_.receive(k, decode_answer(encode_answer(answer)))
+            round_.close()
+    torch.testing.assert_close(server.server.parameters, alone.server.parameters, rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"from_round": -1}, "from_round is -1; rounds are counted from 0"),
+        ({"frequencies": 0}, "frequencies is 0"),
+        ({"moves": 0}, "moves, even and surplus are 0, 0.5 and 10; give at least 1, between 0 and 1, and above 1"),
+        ({"even": 1.0}, "moves, even and surplus are 5, 1 and 10"),
+        ({"surplus": 1.0}, "moves, even and surplus are 5, 0.5 and 1"),
+        ({"most_records": 0}, "most_records is 0; it must be at least 1"),
+    ],
+)
+def test_what_is_out_of_range_is_named(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        federated(posterior(), data(), DiscrepancySearch(**options))
+
+
+def test_particles_must_be_enough_and_a_module_must_hold_some() -> None:
+    with pytest.raises(UserError, match="particles is 20; 6 parameters need at least 24"):
+        federated(Posterior(MIXTURE, particles=20), data(), DiscrepancySearch(**FAST))
+    with pytest.raises(UserError, match="Regression has no simulator: DiscrepancySearch moves the particles"):
+        fit(Regression(), federation(), 1, algorithm=DiscrepancySearch(**FAST))
