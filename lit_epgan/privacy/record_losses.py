@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.batches import mapped, rows, tensors
 from lit_epgan.privacy.linear_layers import LinearLayers, NoOuterProductError
 from lit_epgan.privacy.places import Places
 from lit_epgan.privacy.record_gradients import RecordGradients, Written
+from lit_epgan.privacy.row_by_row import row_by_row
 
 Loss = Callable[[Any], Tensor]
 
@@ -78,7 +78,7 @@ class RecordLosses:
 
         try:
             with torch.enable_grad():
-                losses, *inputs = vmap(of_one, randomness="different")(*biases, *copies, *ones)
+                losses, *inputs = row_by_row(of_one, *biases, *copies, *ones)
         except (UserError, NoOuterProductError):
             raise
         except (RuntimeError, ValueError, TypeError) as error:
