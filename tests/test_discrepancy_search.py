@@ -18,9 +18,9 @@ from lit_epgan.engine.wire import decode_answer, decode_task, encode_answer, enc
 from lit_epgan.errors import UserError
 from lit_epgan.federated import DiscrepancySearch, FedAvg, PublishedRejection
 from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.inference import FOUND, Inference, Stage
+from lit_epgan.likelihood_free.inference import FOUND, SEARCHING, Inference, Stage
 from lit_epgan.likelihood_free.questions import answered, mean_embedding
-from lit_epgan.modules import Posterior, PosteriorOfCodes
+from lit_epgan.modules import Posterior, PosteriorOfCodes, SuffiAE
 from lit_epgan.randomness import generator_for
 from tests.federations import federation, fit
 from tests.modules import Regression
@@ -82,6 +82,7 @@ def test_three_sites_find_the_particles_of_their_pooled_records(most_records: in
     plain.run(ROUNDS)
     stage = stage_of(plain)
     assert_same_stage(stage, in_one_place(algorithm.inference, [records()] * ROUNDS))
+    assert (stage.kind == SEARCHING) == (most_records == 3000)
     assert stage.particles.data == sum(SIZES)
     assert torch.equal(plain.module.particles.detach(), stage.particles.theta)
 
@@ -151,8 +152,8 @@ class Counted(DiscrepancySearch):
 
 @pytest.mark.parametrize("most_records", [3000, 100], ids=["to the end", "with a refinement"])
 def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(most_records: int) -> None:
-    algorithm = Counted(most_records=most_records, **FAST)
-    plain = federated(Posterior(GaussianMixture(1, 1, mean_precision=0.1), particles=100), data(), algorithm)
+    algorithm, alike = Counted(most_records=most_records, **FAST), [x - x.mean() for x in records()]
+    plain = federated(Posterior(GaussianMixture(1, 1, mean_precision=0.1), particles=100), data(alike), algorithm)
     number = 0
     while number == 0 or stage_of(plain).kind != FOUND:
         plain.round(number)
@@ -166,6 +167,18 @@ def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(mo
     assert algorithm.asked[-2:] == [0, 0]
     assert all(asked <= algorithm.exchanges(k, k + 1) for k, asked in enumerate(algorithm.asked))
     assert algorithm.exchanges(0, 10) == 10 * (3 + 2)
+
+
+def test_a_site_reads_its_records_once() -> None:
+    read: list[int] = []
+
+    class Counting(Posterior):
+        def summarise(self, x: Tensor) -> Tensor:
+            read.append(len(x))
+            return super().summarise(x)
+
+    federated(Counting(MIXTURE, particles=40), data(), DiscrepancySearch(**FAST)).run(3)
+    assert sum(read) == sum(SIZES)
 
 
 def test_what_is_asked_before_and_after_the_summary_is_trained() -> None:
@@ -271,6 +284,7 @@ def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder() -> None
                 private[k] = answer.private
                 round_.receive(k, decode_answer(encode_answer(answer)))
             round_.close()
+    assert [known["parameters"] for known in delivered] == [2, 2, 2]  # sent once, and not in every exchange
     torch.testing.assert_close(server.server.parameters, alone.server.parameters, rtol=0, atol=1e-6)
 
 
@@ -298,3 +312,5 @@ def test_particles_must_be_enough_and_a_module_must_hold_some() -> None:
         federated(Posterior(MIXTURE, particles=20), data(), DiscrepancySearch(**FAST))
     with pytest.raises(UserError, match="Regression has no simulator: DiscrepancySearch moves the particles"):
         fit(Regression(), federation(), 1, algorithm=DiscrepancySearch(**FAST))
+    with pytest.raises(UserError, match="SuffiAE has no simulator"):
+        federated(SuffiAE(**CODES), wide_data(), DiscrepancySearch(**FAST))
