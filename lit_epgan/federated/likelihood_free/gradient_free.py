@@ -62,10 +62,13 @@ class GradientFree(Around):
         return round_ < self.from_round and super().trains(round_)
 
     def exchanges(self, start: int, stop: int) -> int:
-        """The inner algorithm's, then the start's, and a question or two and one for each move in every generation."""
+        """The inner algorithm's, and then the generations' questions."""
         trained = super().exchanges(start, min(stop, self.from_round))
-        generations = max(0, stop - max(start, self.from_round))
-        return trained + generations * (3 + self.inference.search.moves)
+        return trained + max(0, stop - max(start, self.from_round)) * self.questions()
+
+    def questions(self) -> int:
+        """How many a generation has at most: one at the start, or two about all particles, and one for each move."""
+        return 2 + self.inference.search.moves
 
     def round(self, server: Server) -> Rounds:
         """The inner algorithm's; then a generation."""

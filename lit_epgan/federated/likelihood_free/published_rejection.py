@@ -50,9 +50,9 @@ class PublishedRejection(GradientFree):
             stacklevel=2,
         )
 
-    def exchanges(self, start: int, stop: int) -> int:
+    def questions(self) -> int:
         """One in every iteration, and one for the number of records."""
-        return max(0, stop - start) * (self.iterations + 1)
+        return self.iterations + 1
 
     def generation(self, server: Server) -> Rounds:
         """``iterations`` comparisons of as many points as there are records."""
