@@ -165,9 +165,9 @@ def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(mo
     assert torch.equal(plain.server.parameters, found)
     assert algorithm.asked[0] == 1
     assert algorithm.asked[-2:] == [0, 0]
-    assert most_records < 3000 or max(algorithm.asked) == 2 + 2
+    assert max(algorithm.asked) == 1
     assert all(asked <= algorithm.exchanges(k, k + 1) for k, asked in enumerate(algorithm.asked))
-    assert algorithm.exchanges(0, 10) == 10 * (2 + 2)
+    assert algorithm.exchanges(0, 10) == 10
 
 
 def test_a_site_reads_its_records_once() -> None:
@@ -186,8 +186,8 @@ def test_what_is_asked_before_and_after_the_summary_is_trained() -> None:
     algorithm = DiscrepancySearch(from_round=3, **FAST)
     federated(posterior(), data(), algorithm)
     assert [algorithm.trains(k) for k in range(5)] == [True, True, True, False, False]
-    assert algorithm.exchanges(1, 5) == 2 + 2 * 4  # FedAvg's two, and two generations
-    assert algorithm.exchanges(4, 6) == 2 * 4
+    assert algorithm.exchanges(1, 5) == 2 + 2  # FedAvg's two, and two generations
+    assert algorithm.exchanges(4, 6) == 2
     assert algorithm.exchanges(0, 2) == 2
 
 

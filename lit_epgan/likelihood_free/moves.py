@@ -51,6 +51,36 @@ class CrankNicolson:
         self.step = min(1.0, max(SHORTEST, self.step * math.exp(accepted - ACCEPTED)))
 
 
+@dataclass
+class Differences:
+    """theta' = theta + h (a - b), a and b two particles of a population (differential evolution; ter Braak 2006).
+
+    Where particles are in several places, most differences are as long as one place is wide, which no covariance of all
+    particles knows. The proposal is symmetric, so a move towards a target p is accepted with min(1, p(theta') / p(theta)).
+
+    Attributes:
+        population: (n, p); it stays while particles move.
+        step: h.
+    """
+
+    population: Tensor
+    step: float
+
+    def propose(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+        """Where particles (n, p) may move."""
+        n = len(self.population)
+        first, second = torch.randint(n, (2, len(theta)), generator=generator)
+        return theta + self.step * (self.population[first] - self.population[second])
+
+    def log_reference(self, theta: Tensor) -> Tensor:
+        """Nothing is kept: zeros (n,)."""
+        return theta.new_zeros(len(theta))
+
+    def adapt(self, accepted: float) -> None:
+        """A longer step where many moves were accepted, a shorter one where few were."""
+        self.step = min(1.0, max(SHORTEST, self.step * math.exp(accepted - ACCEPTED)))
+
+
 def chains(
     theta: Tensor, log_target: Callable[[Tensor], Tensor], steps: int, step: float, generator: torch.Generator
 ) -> Tensor:

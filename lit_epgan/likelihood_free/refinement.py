@@ -14,6 +14,7 @@ from lit_epgan.likelihood_free.statistics import sufficient_directions
 PASSES = 2  # with all of the data's records
 LEAP = 4.0
 FAR = 500  # from the data's number of records to what the particles know: too far for a line
+GAUSSIAN = 0.5  # length of such steps
 STEPS = 200  # of each particle's chain, on the server alone
 
 
@@ -44,8 +45,7 @@ class Refinement:
     def due(self, at: Particles, most_records: int, generator: torch.Generator) -> bool:
         """Whether a search is to end here, since it would become long and its particles are Gaussian by now.
 
-        They are where a fresh draw is accepted as often as a step from where a particle is; nearly so, where steps
-        are long.
+        They are where long steps towards a Gaussian's draws are accepted.
 
         Args:
             at: where the search is.
@@ -55,7 +55,7 @@ class Refinement:
         observed = self.search.statistics.covariance(at.theta, generator) + at.noise
         exact = self.search.surplus * at.data <= most_records
         near = float(self.search.strength(at, observed).mean()) > at.data / FAR
-        return not exact and near and (at.step > 0.95 or (at.step > 0.5 and at.records > most_records / 6))
+        return not exact and near and at.step > GAUSSIAN
 
     def pass_(self, at: Particles, generator: torch.Generator) -> Asking[Particles]:
         """One pass: one question."""

@@ -1,5 +1,6 @@
 """Sequential Monte Carlo without likelihoods: from the prior to the posterior by questions about discrepancies."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -7,10 +8,12 @@ from torch import Tensor
 
 from lit_epgan.errors import UserError
 from lit_epgan.likelihood_free.labels import aligned
-from lit_epgan.likelihood_free.moves import CrankNicolson
-from lit_epgan.likelihood_free.questions import Asking, Question
+from lit_epgan.likelihood_free.moves import CrankNicolson, Differences
+from lit_epgan.likelihood_free.questions import Asking, Question, statistic
 from lit_epgan.likelihood_free.statistics import (
     Statistics,
+    basis,
+    leading,
     linear_share,
     root,
     spread_directions,
@@ -19,11 +22,13 @@ from lit_epgan.likelihood_free.statistics import (
 from lit_epgan.likelihood_free.tempering import largest_step, resampled
 
 FEWEST_RECORDS = 100
-GROWTH = 1.2  # of the metric within a generation, for which records are simulated ahead
-STUCK = 0.15  # length of moves below which the simulations' noise is taken for the cause
+MOVED = 0.25  # of what independent draws would differ by, squared: then particles have moved enough
+MOST_MOVES = 8  # times ``moves``
 LEAST_SURPLUS = 3.0  # in every direction, so that what a kernel must add to a simulation's noise is positive
 WIDE = 2  # directions for each parameter while the mean is not yet linear in them
 LINEAR = 0.9  # share of the means' variance that parameters must explain before their directions are enough
+HELD = 2 * WIDE  # directions for each parameter that a metric keeps
+FEWEST = 4  # particles for each parameter
 NEAR = 60  # a metric within this factor of the last one: directions are then taken from the particles
 
 
@@ -39,7 +44,8 @@ class Particles:
         discrepancy: their D_W (n,), up to a constant.
         noise: the covariance (D, D) of the noise in sqrt(n) mu.
         data: the data's number of records n, as the latest answer said.
-        step: length of their moves.
+        step: length of their moves towards a Gaussian's.
+        stride: length of their moves by differences.
         finished: how many of the latest generations had the last metric.
     """
 
@@ -51,6 +57,7 @@ class Particles:
     noise: Tensor
     data: float = 1.0
     step: float = 0.5
+    stride: float = 0.4
     finished: int = 0
 
 
@@ -61,13 +68,15 @@ class Search:
     Particles follow prior(theta) exp(-D_W / 2), with a data set simulated for each (pseudo-marginal: Andrieu and
     Roberts 2009). A generation
 
-        asks for the last metric W* as it is seen now, and moves as far to it as ``even`` allows, W <- (1 - b) W + b W*
-        draws particles by their weights, and moves each ``moves`` times by Metropolis's rule: a question each
+        asks about all particles under W and under the last metric W* as it is seen now
+        goes as far as ``even`` allows, W <- (1 - b) W + b W*, and draws particles by their weights
+        moves each by Metropolis's rule, until they have forgotten which of them were drawn twice
 
-    M records are simulated for a particle: ``surplus`` times what the metric is worth, by adding to those that there
-    are, which keeps the weights exact; more where moves have become short, for that is what their noise does. In the
-    end the metric, widened by the simulation's own noise, is the likelihood of the data's mean embedding (synthetic
-    likelihood: Wood 2010):
+    The answers give away the data's embedding in the directions that were asked for (``statistic``), so the moves need
+    no question. M records are simulated for a particle, by adding to those that there are, which keeps the weights
+    exact: so many that a log likelihood's variance is p / ``surplus``, and in the end ``surplus`` n. Then the metric,
+    widened by the simulation's own noise, is the likelihood of the data's mean embedding (synthetic likelihood: Wood
+    2010):
 
         W* = B^T (I / n - B Sigma B^T / M)^-1 B,   B (Sigma + noise) B^T = I
 
@@ -77,10 +86,9 @@ class Search:
     Args:
         statistics: the simulator and its mean embeddings.
         particles: how many.
-        moves: of each in a generation.
+        moves: of each in a generation, at least; at most eight times as many.
         even: the effective share of the particles that a step keeps.
-        surplus: M over what the metric is worth in records, on average over p directions; less is faster, with fewer
-            accepted moves.
+        surplus: M over what the metric is worth in records, in the end; less is faster, with fewer accepted moves.
 
     Raises:
         UserError: a number is out of its range.
@@ -94,8 +102,10 @@ class Search:
 
     def __post_init__(self) -> None:
         size = self.statistics.simulator.size
-        if self.particles < 4 * size:
-            raise UserError(f"particles is {self.particles}; {size} parameters need at least {4 * size}")
+        directions = min(self.statistics.phi.size, (HELD + WIDE) * size)
+        fewest = max(FEWEST * size, directions + 1)  # an answer is solved for its directions
+        if self.particles < fewest:
+            raise UserError(f"particles is {self.particles}; {size} parameters need at least {fewest}")
         if self.moves < 1 or not 0 < self.even < 1 or not self.surplus > 1:
             raise UserError(
                 f"moves, even and surplus are {self.moves}, {self.even:g} and {self.surplus:g}; give at least 1, "
@@ -113,28 +123,36 @@ class Search:
         return Particles(theta, means, FEWEST_RECORDS, nothing, torch.zeros_like(theta[:, 0]), noise, answer.records)
 
     def generation(self, at: Particles, generator: torch.Generator) -> Asking[Particles]:
-        """One generation: a question or two about all particles, then one for each move."""
+        """One generation: one question about all particles."""
         covariance = self.statistics.covariance(at.theta, generator)
-        followed, at = at.discrepancy, self._topped_up(at, covariance, generator)
-        here = torch.zeros_like(followed)
-        if at.metric.any():
-            here = (yield Question.of(root(at.metric), at.means)).discrepancies
-        last = self._last_metric(at, covariance)
-        answer = yield Question.of(root(last), at.means)
-        there = answer.discrepancies
-        step = largest_step(lambda b: 0.5 * (followed - (1 - b) * here - b * there), self.even)
-        discrepancy = (1 - step) * here + step * there
+        now = leading(root(at.metric), covariance, HELD * self.statistics.simulator.size)
+        last = root(self._last_metric(at, covariance))
+        asked = basis(torch.cat([now, last]))
+        question = Question.of(asked, at.means)
+        answer = yield question
+        seen = asked.T @ statistic(question, answer)
+        targets = Target(now, now @ seen), Target(last, last @ seen)
+        followed, at = at.discrepancy, replace(at, data=answer.records)
+        step, target = self._farther(at, followed, *targets)
+        at = self._topped_up(at, target, covariance, generator)
+        step, target = self._farther(at, followed, *targets)
+        discrepancy = target.discrepancies(at.means)
         drawn = resampled(0.5 * (followed - discrepancy), generator)
         at = replace(
             at,
             theta=at.theta[drawn],
             means=at.means[drawn],
-            metric=(1 - step) * at.metric + step * last,
+            metric=target.root.T @ target.root,
             discrepancy=discrepancy[drawn],
-            data=answer.records,
             finished=at.finished + 1 if step == 1.0 else 0,
         )
-        return (yield from self._moved(at, generator))
+        return self._moved(at, target, generator)
+
+    def _farther(self, at: Particles, followed: Tensor, now: "Target", last: "Target") -> "tuple[float, Target]":
+        """How far towards the last metric the particles can follow, and what they then have as target."""
+        here, there = now.discrepancies(at.means), last.discrepancies(at.means)
+        step = largest_step(lambda b: 0.5 * (followed - (1 - b) * here - b * there), self.even)
+        return step, Target.between(now, last, step)
 
     def strength(self, at: Particles, covariance: Tensor) -> Tensor:
         """How many records the metric is worth in its p strongest directions (p,): the eigenvalues of R Sigma R^T."""
@@ -144,12 +162,13 @@ class Search:
         r = root(at.metric)
         return torch.linalg.eigvalsh(r @ covariance @ r.T).flip(0)[:size]
 
-    def _topped_up(self, at: Particles, covariance: Tensor, generator: torch.Generator) -> Particles:
-        """With as many records for each particle as the metric needs."""
-        strength = self.strength(at, covariance)
-        needed = int(GROWTH * max(self.surplus * float(strength.mean()), LEAST_SURPLUS * float(strength[0])))
-        if at.step < STUCK:
-            needed = max(needed, int(1.5 * at.records))
+    def _topped_up(self, at: Particles, target: "Target", covariance: Tensor, generator: torch.Generator) -> Particles:
+        """With as many records for each particle as the target needs."""
+        observed = target.root @ covariance @ target.root.T
+        away = at.means @ target.root.T - target.seen
+        noise = float(((away @ observed) * away).sum(1).mean())  # M times the variance of D / 2
+        strength = float(torch.linalg.eigvalsh(observed)[-1])
+        needed = int(max(self.surplus * noise / self.statistics.simulator.size, LEAST_SURPLUS * strength))
         if needed <= at.records:
             return at
         more = self.statistics.means(at.theta, needed - at.records, generator)
@@ -170,22 +189,53 @@ class Search:
         kernel = torch.linalg.inv(left) if torch.linalg.eigvalsh(left - least)[0] > 0 else torch.linalg.inv(least)
         return b.T @ kernel @ b
 
-    def _moved(self, at: Particles, generator: torch.Generator) -> Asking[Particles]:
-        """Metropolis moves under the particles' metric."""
-        simulator, r = self.statistics.simulator, root(at.metric)
-        theta = aligned(at.theta, at.theta[at.discrepancy.argmin()], simulator.symmetries())
-        kernel = CrankNicolson.fitted(theta, at.step)
+    def _moved(self, at: Particles, target: "Target", generator: torch.Generator) -> Particles:
+        """Metropolis moves under the target, of two kinds in turn."""
+        simulator = self.statistics.simulator
+        start = theta = aligned(at.theta, at.theta[at.discrepancy.argmin()], simulator.symmetries())
+        independent = 2 * theta.var(0)
+        gaussian, differences = CrankNicolson.fitted(theta, at.step), Differences(theta, at.stride)
         means, discrepancy = at.means, at.discrepancy
-        log_density = simulator.log_prior(theta) - 0.5 * discrepancy - kernel.log_reference(theta)
-        for _ in range(self.moves):
+        log_density = simulator.log_prior(theta) - 0.5 * discrepancy
+        for move in range(MOST_MOVES * self.moves):
+            kernel = differences if move % 2 else gaussian
             proposal = kernel.propose(theta, generator)
             simulated = self.statistics.means(proposal, at.records, generator)
-            asked = (yield Question.of(r, simulated)).discrepancies
-            proposed = simulator.log_prior(proposal) - 0.5 * asked - kernel.log_reference(proposal)
-            accepted = torch.rand(len(theta), generator=generator).log() < proposed - log_density
+            asked = target.discrepancies(simulated)
+            proposed = simulator.log_prior(proposal) - 0.5 * asked
+            ratio = proposed - log_density + kernel.log_reference(theta) - kernel.log_reference(proposal)
+            accepted = torch.rand(len(theta), generator=generator).log() < ratio
             theta = torch.where(accepted[:, None], proposal, theta)
             means = torch.where(accepted[:, None], simulated, means)
             discrepancy = torch.where(accepted, asked, discrepancy)
             log_density = torch.where(accepted, proposed, log_density)
             kernel.adapt(float(accepted.double().mean()))
-        return replace(at, theta=theta, means=means, discrepancy=discrepancy, step=kernel.step)
+            moved = float(((theta - start).square().mean(0) / independent).mean())
+            if move + 1 >= self.moves and moved > MOVED:
+                break
+        return replace(
+            at, theta=theta, means=means, discrepancy=discrepancy, step=gaussian.step, stride=differences.step
+        )
+
+
+@dataclass(frozen=True)
+class Target:
+    """exp(-D_W / 2), D_W = || R mu_i - s ||^2: what particles follow.
+
+    Attributes:
+        root: R (r, D).
+        seen: s = R mu (r,), of the data.
+    """
+
+    root: Tensor
+    seen: Tensor
+
+    @classmethod
+    def between(cls, now: "Target", last: "Target", step: float) -> "Target":
+        """(1 - b) D + b D'."""
+        low, high = math.sqrt(1 - step), math.sqrt(step)
+        return cls(torch.cat([low * now.root, high * last.root]), torch.cat([low * now.seen, high * last.seen]))
+
+    def discrepancies(self, means: Tensor) -> Tensor:
+        """D_W (n,) of mean embeddings (n, D)."""
+        return (means @ self.root.T - self.seen).square().sum(1)

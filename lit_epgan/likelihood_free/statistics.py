@@ -135,3 +135,17 @@ def root(metric: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(metric)
     kept = values > 1e-12 * values.max()
     return (vectors[:, kept] * values[kept].sqrt()).T
+
+
+def leading(root: Tensor, covariance: Tensor, most: int) -> Tensor:
+    """The ``most`` directions of R (r, D) in which one record's covariance Sigma (D, D) is largest under R^T R."""
+    if len(root) <= most:
+        return root
+    _, vectors = torch.linalg.eigh(root @ covariance @ root.T)
+    return vectors[:, -most:].T @ root
+
+
+def basis(rows: Tensor) -> Tensor:
+    """Q (q, D) with Q Q^T = I, which spans what rows (r, D) do: rows = rows Q^T Q."""
+    _, values, vectors = torch.linalg.svd(rows, full_matrices=False)
+    return vectors[values > 1e-6 * values.max()]

@@ -17,8 +17,8 @@ ROOT, SIMULATED, DISCREPANCY = "root", "simulated", "discrepancy"
 class DiscrepancySearch(GradientFree):
     """Sequential Monte Carlo by discrepancies that clients answer: the idea of GRAFFL, by the rule of ``Inference``.
 
-    A generation is a round, with a few exchanges. In each, the server sends the mean embeddings of m simulated data
-    sets under a metric, R mu_i (m, r); client k answers one number for each,
+    A generation is a round of one exchange: the server sends the mean embeddings of m simulated data sets in r
+    directions, R mu_i (m, r); client k answers one number for each,
 
         D_ki = || R (mu_i - mu_k) ||^2,   mu_k = 1/n_k sum phi(x),   summed with its n_k
 
@@ -26,14 +26,14 @@ class DiscrepancySearch(GradientFree):
     sum, so secure aggregation hides each client's. The published rule, in which every record answers a point of its
     own, is PublishedRejection.
 
-    Not private: r + 1 data sets give R mu away (``questions.statistic`` solves for it, and the last passes use it), so
-    the server learns the mean embedding of all records, as if it had been sent; without secure aggregation each
-    client's. It learns nothing else, whatever it asks. SearchOnRelease adds noise once.
+    Not private: r + 1 data sets give R mu away. ``questions.statistic`` solves for it, so that a generation's moves
+    need no further question. The server learns the mean embedding of all records, as if it had been sent; without
+    secure aggregation each client's. It learns nothing else, whatever it asks. SearchOnRelease adds noise once.
 
     The posterior is that of the clients that answered: of a cohort, in a round; of all but those that dropped out.
 
-    Price of a generation: (2 + moves) x m numbers up, and r times that down; m is the module's number of particles, r
-    at most twice ``frequencies``, and the number of parameters in the end.
+    Price of a generation: m numbers up, and r times that down; m is the module's number of particles, r at most twice
+    ``frequencies`` and at most six for each parameter.
 
     Args:
         inner: trains the summary; FedAvg by default.

@@ -60,6 +60,10 @@ class EnergySearch(GradientFree):
         self.along = unit_directions(simulator.dimensions, self.directions, generator_for(seed, "directions"))
         return networks
 
+    def questions(self) -> int:
+        """One about each move, or one at the start."""
+        return max(1, self.search.moves)
+
     def generation(self, server: Server) -> Rounds:
         """From the prior in the first round; then a lower tolerance in each."""
         generator = self.generator(server)

@@ -67,8 +67,8 @@ class GradientFree(Around):
         return trained + max(0, stop - max(start, self.from_round)) * self.questions()
 
     def questions(self) -> int:
-        """How many a generation has at most: one at the start, or two about all particles, and one for each move."""
-        return 2 + self.inference.search.moves
+        """How many a generation has at most."""
+        return 1
 
     def round(self, server: Server) -> Rounds:
         """The inner algorithm's; then a generation."""
