@@ -12,7 +12,14 @@ from torch.distributions import LogNormal, Normal
 from lit_epgan.embedding import RandomFourierFeatures
 from lit_epgan.likelihood_free import Independent, Statistics
 from lit_epgan.likelihood_free.correction import SyntheticLikelihood
-from lit_epgan.likelihood_free.statistics import ridged, root, spread_directions, sufficient_directions
+from lit_epgan.likelihood_free.statistics import (
+    basis,
+    leading,
+    ridged,
+    root,
+    spread_directions,
+    sufficient_directions,
+)
 from lit_epgan.randomness import generator_for
 
 
@@ -219,3 +226,21 @@ def test_the_root_of_a_metric_has_its_rank() -> None:
     r = root(factor.T @ factor)
     assert r.shape == (4, 9)
     torch.testing.assert_close(r.T @ r, factor.T @ factor)
+
+
+def test_a_basis_spans_the_rows_once() -> None:
+    rows = torch.randn(4, 9, generator=generator_for("rows"), dtype=torch.float64)
+    q = basis(torch.cat([rows, 1e3 * rows[:3] + 1e-9]))
+    assert q.shape == (4, 9)
+    torch.testing.assert_close(q @ q.T, torch.eye(4, dtype=torch.float64))
+    torch.testing.assert_close(rows @ q.T @ q, rows)
+
+
+def test_a_metric_keeps_the_directions_that_are_worth_most() -> None:
+    """R Sigma R^T is known: the kept directions have its largest eigenvalues, and nothing between them."""
+    worth = torch.tensor([5.0, 1.0, 9.0, 3.0], dtype=torch.float64)
+    covariance = torch.diag(torch.tensor([4.0, 4.0, 1.0, 0.25], dtype=torch.float64))
+    r = torch.diag((worth / covariance.diagonal()).sqrt())
+    assert leading(r, covariance, 4) is r
+    kept = leading(r, covariance, 2)
+    torch.testing.assert_close(kept @ covariance @ kept.T, torch.diag(torch.tensor([5.0, 9.0], dtype=torch.float64)))

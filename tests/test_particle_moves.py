@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_epgan.likelihood_free.labels import aligned, consistent
 from lit_epgan.likelihood_free.mixture import GaussianMixture
-from lit_epgan.likelihood_free.moves import SHORTEST, CrankNicolson, chains
+from lit_epgan.likelihood_free.moves import SHORTEST, CrankNicolson, Differences, chains
 from lit_epgan.likelihood_free.tempering import effective_size, largest_step, resampled
 from lit_epgan.randomness import generator_for
 
@@ -119,6 +119,43 @@ def test_a_step_grows_while_moves_are_accepted_and_stays_in_its_range() -> None:
         for _ in range(20):
             kernel.adapt(accepted)
         assert kernel.step == end
+
+
+def test_a_difference_is_that_of_two_particles() -> None:
+    population = normal(6, 2)
+    start = normal(500, 2, stream="start")
+    moved = Differences(population, 0.7).propose(start, generator_for("propose")) - start
+    possible = 0.7 * (population[:, None] - population).flatten(0, 1)
+    nearest = (moved[:, None] - possible).abs().amax(-1).min(1)
+    assert float(nearest.values.max()) < 1e-12
+    assert len(nearest.indices.unique()) == 36 - 5  # all pairs; those of a particle with itself are one
+
+
+def test_differences_come_to_both_of_two_narrow_places() -> None:
+    """N(-20, .1^2) and N(20, .1^2) of equal weight: most differences are as long as one of them is wide.
+
+    Steps as long as one covariance of all particles says are hardly ever accepted.
+    """
+
+    def log_target(theta: Tensor) -> Tensor:
+        return torch.logaddexp(-50 * (theta + 20).square().sum(1), -50 * (theta - 20).square().sum(1))
+
+    side = torch.tensor([-20.0, 20.0], dtype=torch.float64).repeat(1000)[:, None]
+    theta = side + 0.5 * normal(2000, 2)  # five times too wide
+    log_density, generator = log_target(theta), generator_for("moves")
+    for _ in range(12):
+        kernel = Differences(theta, 0.8)
+        for _ in range(5):
+            proposal = kernel.propose(theta, generator)
+            accepted = torch.rand(len(theta), generator=generator).log() < log_target(proposal) - log_density
+            theta = torch.where(accepted[:, None], proposal, theta)
+            log_density = log_target(theta)
+            kernel.adapt(float(accepted.double().mean()))
+    for where in (-20.0, 20.0):
+        own = theta[(theta[:, 0] > 0) == (where > 0)]
+        assert 900 <= len(own) <= 1100
+        assert torch.allclose(own.mean(0), torch.full((2,), where, dtype=torch.float64), atol=0.02)
+        assert torch.allclose(own.std(0), torch.full((2,), 0.1, dtype=torch.float64), rtol=0.1)
 
 
 def test_chains_draw_from_a_target_that_is_no_gaussian() -> None:

@@ -41,15 +41,19 @@ class SyntheticLikelihood:
     records: int
 
     def log(self, theta: Tensor, generator: torch.Generator) -> Tensor:
-        """The log likelihood (n,) at theta (n, p), up to a constant, with simulations of its own."""
+        """The log likelihood (n,) at theta (n, p), up to a constant, with simulations of its own.
+
+        It is -inf where a covariance is singular: there the simulator has left what it can compute.
+        """
         means, covariances = self.statistics.moments(theta, self.directions, self.records, generator)
         floor = 1e-6 * torch.eye(len(self.seen), dtype=means.dtype)
         noise = self.noise + floor - self.scaled * torch.outer(self.seen, self.seen)
         noise = noise + self.scaled * means[:, :, None] * means[:, None]
         kernel = covariances * (1 / self.data - 1 / self.records) + noise / self.data
-        factor = torch.linalg.cholesky(kernel)
+        factor, failed = torch.linalg.cholesky_ex(kernel)
         away = torch.linalg.solve_triangular(factor, (self.seen - means)[..., None], upper=False)[..., 0]
-        return -0.5 * away.square().sum(1) - factor.diagonal(dim1=1, dim2=2).log().sum(1)
+        log = -0.5 * away.square().sum(1) - factor.diagonal(dim1=1, dim2=2).log().sum(1)
+        return log.masked_fill(failed > 0, -torch.inf)
 
 
 @dataclass(frozen=True)
