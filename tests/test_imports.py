@@ -105,6 +105,9 @@ def test_rooms_import_one_way() -> None:
         "lit_epgan.datamodules.base",
         "lit_epgan.datamodules.text",
         "lit_epgan.callbacks.pictures",
+        "lit_epgan.federated.fedavg_gan",
+        "lit_epgan.modules",
+        ENGINE,
     )
     assert_imports_only("lit_epgan.inspection", allowed=("lit_epgan.inspection", *inspects))
     data = "lit_epgan.datamodules"

@@ -2,6 +2,7 @@
 
 from lit_epgan.inspection.ask import Ask
 from lit_epgan.inspection.density import UnlikePublic
+from lit_epgan.inspection.federated_gan import FederatedGAN
 from lit_epgan.inspection.images import ImageView
 from lit_epgan.inspection.inspection import Inspection, Price
 from lit_epgan.inspection.selections import (
@@ -22,6 +23,7 @@ __all__ = [
     "Ask",
     "Check",
     "Everyone",
+    "FederatedGAN",
     "Findings",
     "ImageView",
     "Inspection",

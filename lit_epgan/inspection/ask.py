@@ -25,6 +25,7 @@ class Ask:
         what: the inspection, for whoever reads the ledger.
         group: the users.
         delta: of one selection of words, beside the noise; 0 where none is asked for.
+        rounds: of the groups' GANs, where they are trained, too.
     """
 
     queries: Queries
@@ -32,16 +33,22 @@ class Ask:
     what: str
     group: str = EVERYONE
     delta: float = 0.0
+    rounds: Releases | None = None
 
     @property
     def releases(self) -> Releases:
-        """What it will have released, all parts together."""
+        """What it will have released, all parts together, the GANs' rounds aside."""
         return Releases(self.noise_multiplier, delta=self.delta)
 
     @property
+    def planned(self) -> list[Releases]:
+        """All that will have been released."""
+        return [self.releases] if self.rounds is None else [self.releases, self.rounds]
+
+    @property
     def price(self) -> Spent:
-        """What that costs."""
-        return self.queries.price(self.releases)
+        """What all of that costs together."""
+        return self.queries.price(*self.planned)
 
     def part(self, share: float, what: str) -> "Ask":
         """A question that costs this share of the price: z / sqrt(share).

@@ -10,6 +10,8 @@ from torch.utils.data import ConcatDataset, Dataset
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
+from lit_epgan.inspection.federated_gan import FederatedGAN
+from lit_epgan.inspection.group_gans import add_gans
 from lit_epgan.inspection.primary import Primary, loaded, trained
 from lit_epgan.inspection.records import Records
 from lit_epgan.inspection.selections import Everyone, Selection
@@ -26,7 +28,8 @@ class Price:
     """What an inspection may cost.
 
     Attributes:
-        epsilon: of the whole inspection; its noise is the smallest that keeps it.
+        epsilon: of the whole inspection but its GANs, which have one of their own; its noise is the smallest that keeps
+            it.
         delta: for which epsilon is stated; below one over the number of users.
         relation: which data sets are neighbours, ``zero_out`` or ``replace_one``.
         ledger: the data set's, which everybody who looks at it shares; by default ``privacy.jsonl`` beside the page.
@@ -53,6 +56,7 @@ class Inspection:
         view: what is released and shown.
         selection: what of the users' data is looked at; by default everything.
         primary: the model that is asked what it gets right; any LightningModule with ``predict_step``.
+        generator: trains a GAN for each group, beside what the view releases; null for none.
         checkpoint: of the primary model. Without one it is trained on the public data.
         epochs, batch_size: of that training.
         price: in epsilon.
@@ -64,6 +68,7 @@ class Inspection:
     view: View
     selection: Selection | None = None
     primary: LightningModule | None = None
+    generator: FederatedGAN | None = None
     checkpoint: str | None = None
     epochs: int = 15
     batch_size: int = 32
@@ -94,8 +99,9 @@ class Inspection:
         queries = Queries(ledger, price.delta, price.relation, price.budget, price.noise_seed)
         own = self.view.delta_share * price.delta / MOVES[price.relation]
         z = noise_multiplier_for(price.epsilon, price.delta, lambda z: [Releases(z, delta=own)], price.relation)
-        ask = Ask(queries, z, f"inspection {name} ({self.rule})", price.group, own)
-        queries.refuse_beyond_budget(ask.releases, price.group)
+        rounds = None if self.generator is None else self.generator.releases(price.delta, price.relation)
+        ask = Ask(queries, z, f"inspection {name} ({self.rule})", price.group, own, rounds)
+        queries.refuse_beyond_budget(ask.planned, price.group)
         return ask
 
     def run(self, ask: Ask, say: Callable[[str], None] = lambda sentence: None) -> Findings:
@@ -112,8 +118,12 @@ class Inspection:
         data = self.data.data
         public = ConcatDataset(list(data.val.values())) if isinstance(data.val, Mapping) else data.val
         users = Users(data.train, public, self.rule, self._primary(public, say))
+        if self.generator is not None:
+            self.generator.check_users(users.private)
         say(f"Asking {len(data.train)} users: {self.rule}.")
-        return self.view.look(users, ask)
+        if self.generator is None:
+            return self.view.look(users, ask)
+        return add_gans(self.generator, users, ask, lambda: self.view.look(users, ask), say)
 
     def _primary(self, public: Dataset | None, say: Callable[[str], None]) -> Primary | None:
         if self.primary is None:

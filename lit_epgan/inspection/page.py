@@ -37,6 +37,7 @@ def page(inspection: Inspection, findings: Findings, ask: Ask, command: str) -> 
         verdict=verdict(findings.checks),
         drawn=[drawn(check) for check in findings.checks],
         pictures=[panel.picture and uri(panel.picture) for panel in findings.panels],
+        samples=[panel.samples and uri(panel.samples) for panel in findings.panels],
         cost=cost,
         total=total,
         relation=RELATIONS[cost.relation],

@@ -60,8 +60,7 @@ class Layout:
             described: (n, statistics + embedding), of every record.
         """
         weights = weights.double().clamp(0, 1)
-        mass = records.sums(weights)
-        inside = (mass >= at_least) & (mass > 0)
+        mass, inside = membership(records, weights, at_least)
         # one group after another: (n, groups, entries) at once would be groups times as much memory
         means = torch.stack([records.sums(described * column[:, None]) for column in weights.unbind(1)], 1)
         means = means / mass.clamp_min(torch.finfo(mass.dtype).tiny)[:, :, None]
@@ -80,6 +79,18 @@ class Layout:
             sd_count, sd_statistics = noise_multiplier / count, noise_multiplier / statistics
             found.append(Group(name, float(n) / count, s / statistics, mu / embedding, sd_count, sd_statistics))
         return found
+
+
+def membership(records: Records, weights: Tensor, at_least: float) -> tuple[Tensor, Tensor]:
+    """The weight (users, groups) of each user's records, and whether it makes the user one of a group's.
+
+    Args:
+        records: of the users.
+        weights: (n, groups) in [0, 1].
+        at_least: the weight that does.
+    """
+    mass = records.sums(weights)
+    return mass, (mass >= at_least) & (mass > 0)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ class Panel:
         picture: a PNG's bytes, if there is one.
         words: with a noised count each, if there are any.
         refused: why nothing is shown, if so.
+        samples: a PNG's bytes, of what the group's GAN makes, if there is one.
+        made: what is known of these.
     """
 
     title: str
@@ -58,6 +60,8 @@ class Panel:
     picture: bytes | None = None
     words: Sequence[tuple[str, str]] = ()
     refused: str = ""
+    samples: bytes | None = None
+    made: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

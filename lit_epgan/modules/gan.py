@@ -147,12 +147,7 @@ class GAN(Sampling):
             self._averaging.start()
         # frozen parameters get no gradient that the next step would throw away
         with frozen(discriminator_optimizer.param_groups[0]["params"]):
-            fake = self._generated(real)
-            (scores,) = self._scores(self._faster("discriminator"), fake)
-            loss = self.objective.generator_loss(scores)
-            from_prior = self.prior.generator_loss(self.generator, self.discriminator, fake.x)
-            if from_prior is not None:
-                loss = loss + from_prior
+            loss = self._generator_loss(real)
             optimizer.zero_grad()
             self.manual_backward(loss)
         optimizer.step()
@@ -205,6 +200,25 @@ class GAN(Sampling):
         if self.lr_decay is None:
             return optimizers
         return optimizers, [linear_decay(optimizer, self.lr_decay, self.trainer.max_epochs) for optimizer in optimizers]
+
+    def player_loss(self, player: Player, batch: Any) -> Tensor:
+        """One network's loss () in its first step on a batch, for whoever steps optimizers without a Trainer.
+
+        Args:
+            player: the network; the other one gets no gradient.
+            batch: see the class.
+        """
+        if player == "discriminator":
+            return self._discriminator_loss(rows_of(batch), 0)
+        with frozen(list(self.discriminator.parameters())):
+            return self._generator_loss(rows_of(batch))
+
+    def _generator_loss(self, real: Rows) -> Tensor:
+        fake = self._generated(real)
+        (scores,) = self._scores(self._faster("discriminator"), fake)
+        loss = self.objective.generator_loss(scores)
+        from_prior = self.prior.generator_loss(self.generator, self.discriminator, fake.x)
+        return loss if from_prior is None else loss + from_prior
 
     def _discriminator_loss(self, real: Rows, steps: int) -> Tensor:
         with torch.no_grad():

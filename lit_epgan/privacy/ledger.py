@@ -128,16 +128,21 @@ class Ledger:
             self._append(file, lines)
         return names
 
-    def refuse_beyond_budget(self, planned: Releases, group: str = EVERYONE, budget: Budget | None = None) -> None:
-        """Look whether ``planned`` would pass the budget now; nothing is written, and ``begin`` looks again.
+    def refuse_beyond_budget(
+        self, planned: Sequence[Releases], group: str = EVERYONE, budget: Budget | None = None
+    ) -> None:
+        """Look whether all ``planned`` together would pass the budget now.
+
+        Nothing is written, and ``begin`` looks again.
 
         Raises:
             UserError: it would, or the budget is another than the ledger's.
         """
         book = self.read()
         self._takes(book, budget)
-        book.accounts["planned"] = Account("planned", "", group, planned)
-        self._refuse_more_than_the_budget(book, planned, group)
+        for number, each in enumerate(planned):
+            book.accounts[f"planned {number}"] = Account(f"planned {number}", "", group, each)
+        self._refuse_more_than_the_budget(book, " and ".join(map(str, planned)), group)
 
     def release(self, name: str, count: int = 1) -> None:
         """Write that the account is about to make a release; it counts from now on.
@@ -173,7 +178,7 @@ class Ledger:
             book = self._book(file)
             self._append(file, [{"kind": "end", "run": name} for name in names if not book.accounts[name].ended])
 
-    def _refuse_more_than_the_budget(self, book: Book, planned: Releases, group: str) -> None:
+    def _refuse_more_than_the_budget(self, book: Book, planned: Releases | str, group: str) -> None:
         if book.budget.epsilon is None:
             return
         with_it = book.spent(group) if group != EVERYONE else book.total()

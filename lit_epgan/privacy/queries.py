@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -74,8 +74,10 @@ class Queries:
             return total + noise_multiplier * self.normal(len(total), what, group).to(total.device)
 
     @contextlib.contextmanager
-    def account(self, releases: Releases, what: str, group: str = EVERYONE) -> Iterator[Callable[[], None]]:
+    def account(self, releases: Releases, what: str, group: str = EVERYONE) -> Iterator[Callable[..., None]]:
         """Ask in another way than by ``sum``: enter before data are read, and call what it gives before each release.
+
+        With a number n it is called before n of them.
 
         Raises:
             UserError: the budget would be passed, or the ledger cannot be written.
@@ -86,8 +88,8 @@ class Queries:
         finally:
             self.ledger.end(name)  # what was planned and not released is free again
 
-    def refuse_beyond_budget(self, planned: Releases, group: str = EVERYONE) -> None:
-        """Look whether answers would pass the budget, so that nothing is prepared in vain.
+    def refuse_beyond_budget(self, planned: Sequence[Releases], group: str = EVERYONE) -> None:
+        """Look whether answers would pass the budget together, so that nothing is prepared in vain.
 
         Raises:
             UserError: it would, or the budget is another than the ledger's.
