@@ -20,6 +20,7 @@ from lit_epgan.modules import GAN
 from lit_epgan.randomness import derive_seed, generator_for
 
 LARGE = 20.0  # epsilons that protect nobody
+HIDDEN = "the noise hides what users teach: expect nothing to be seen"
 
 
 def add_gans(
@@ -53,7 +54,9 @@ def add_gans(
             return findings
         release(ask.rounds.count)  # all of them, whatever happens to this process
         gans = _trained(settings, users, ask, names, say)
-    _show(findings, gans, settings)
+    deviation = _deviation(ask, users)
+    hidden = settings.noise_length(deviation, len(users.private)) > 1
+    _show(findings, gans, settings.samples, [HIDDEN] if hidden else [])
     findings.released[-1:-1] = told(settings, ask, users)  # before the sentence that says: nothing else
     findings.reading += " The lower pictures are samples of a generator that never saw an image of theirs."
     return findings
@@ -85,8 +88,7 @@ def selected(users: Iterable[Records], selection: Selection, seed: int) -> dict[
 def told(settings: FederatedGAN, ask: Ask, users: Users) -> list[str]:
     """What the GANs' rounds have released, and under which guarantee, in sentences."""
     assert ask.rounds is not None
-    t, z, queries = users.selection.together, ask.rounds.noise_multiplier, ask.queries
-    deviation = z * math.sqrt(t)
+    t, queries, deviation = users.selection.together, ask.queries, _deviation(ask, users)
     asked = settings.users_per_round or len(users.private)
     length = settings.noise_length(deviation, len(users.private))
     price = queries.price(ask.rounds)
@@ -101,37 +103,37 @@ def told(settings: FederatedGAN, ask: Ask, users: Users) -> list[str]:
         f"A user is in {groups}, so the groups share one price: the GANs by themselves cost "
         f"{price}; the sum by itself {queries.price(ask.releases)}."
         + (" Such an epsilon protects nobody: these GANs are a simulation." if price.epsilon > LARGE else ""),
-        f"In each round the noise is {length:.2g} times as long as the sum of all reports can be. {_outlook(length)}",
+        f"In each round the noise is {length:.2g} times as long as the sum of all reports can be.",
     ]
 
 
-def _outlook(length: float) -> str:
-    if length > 1:
-        return "Such noise hides what users teach a discriminator: expect little or nothing to be seen in the samples."
-    return "So much noise leaves a large group's discriminator something to learn."
+def _deviation(ask: Ask, users: Users) -> float:
+    """Of the noise on each group's sum, in S: a user may be in several groups."""
+    assert ask.rounds is not None
+    return ask.rounds.noise_multiplier * math.sqrt(users.selection.together)
 
 
 def _trained(
     settings: FederatedGAN, users: Users, ask: Ask, names: list[str], say: Callable[[str], None]
 ) -> dict[str, GAN]:
-    assert ask.rounds is not None
     known = ask.queries.noise_seed
     seed = secrets.randbits(63) if known is None else derive_seed(known, "GANs")  # cohorts are secret
     images = selected(users.records(), users.selection, seed)
-    deviation = ask.rounds.noise_multiplier * math.sqrt(users.selection.together)
     gans = {}
     for name in names:
         say(f"Training the GAN of the group “{name}”: {settings.rounds} rounds.")
         own = images[name] + [next(iter(images[name]))[:0]] * (len(users.private) - len(images[name]))
-        gans[name] = settings.train(own, deviation, seed, None if known is None else derive_seed(known, name))
+        gans[name] = settings.train(
+            own, _deviation(ask, users), seed, None if known is None else derive_seed(known, name)
+        )
     return gans
 
 
-def _show(findings: Findings, gans: dict[str, GAN], settings: FederatedGAN) -> None:
+def _show(findings: Findings, gans: dict[str, GAN], samples: int, notes: list[str]) -> None:
     for place, panel in enumerate(findings.panels):
         if panel.title in gans:
-            made = gans[panel.title].sample(settings.samples, generator_for("samples"))
+            made = gans[panel.title].sample(samples, generator_for("samples"))
             lines = ["samples of the group's GAN"]
             lines += [f"{each.title} {float(each.of(made).mean()):+.2f}" for each in image_statistics(0.0)]
-            findings.panels[place] = replace(panel, samples=picture(made), made=lines)
+            findings.panels[place] = replace(panel, samples=picture(made), made=lines + notes)
     findings.kept["generators"] = {name: gan.generator.state_dict() for name, gan in gans.items()}
