@@ -287,11 +287,12 @@ def test_the_price_is_the_accountants_and_the_ledgers(tmp_path: Any, relation: A
     assert f"{cohort or 5} of 5 users" in told
 
 
-def test_a_target_is_reached_by_the_smallest_noise() -> None:
+@pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
+def test_a_target_is_reached_by_the_smallest_noise(relation: Any) -> None:
     own = settings(noise_multiplier=None, target_epsilon=1.5, users_per_round=2, users=50, rounds=20)
-    rounds = own.releases(1e-5, "zero_out")
-    assert spent([rounds], 1e-5).epsilon <= 1.5
-    assert spent([rounds.with_noise(rounds.noise_multiplier / 1.01, 20)], 1e-5).epsilon > 1.5
+    rounds = own.releases(1e-5, relation)
+    assert spent([rounds], 1e-5, relation).epsilon <= 1.5
+    assert spent([rounds.with_noise(rounds.noise_multiplier / 1.01, 20)], 1e-5, relation).epsilon > 1.5
     assert (rounds.count, rounds.sampling, rounds.rate, rounds.population) == (20, "fixed", 0.04, 50)
 
 
