@@ -1,10 +1,11 @@
-"""Is GRAFFL's posterior as wide as it should be? Simulation-based calibration of the default and of the private form.
+"""Is GRAFFL's posterior as wide as it should be? Simulation-based calibration of all its forms.
 
 OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/graffl_calibration.py --output benchmarks/results/graffl_calibration.md
 
 Parameters of a mixture of two Gaussians on a line are drawn from the prior, 240 records from them, dealt to three
 sites; the posterior is found, and the rank of each true parameter among its draws noted. Of a correct posterior ranks
-are uniform. ``--only`` takes one form; ``--kept FILE`` keeps finished draws, and goes on with them.
+are uniform. ``--only`` takes one form; ``--kept FILE`` keeps finished draws, and goes on with them. The amortised form
+needs ``pip install -e '.[sbi]'``: one flow is trained for all draws.
 """
 
 import json
@@ -16,16 +17,20 @@ from pathlib import Path
 import torch
 from side_by_side import markdown, options, publish
 
-from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
+from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism, RandomFourierFeatures
+from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.federated.likelihood_free.search_on_release import noise_of
 from lit_epgan.likelihood_free import GaussianMixture
+from lit_epgan.likelihood_free.amortised import AmortisedPosterior
 from lit_epgan.likelihood_free.calibration import coverage, ranks, uniformity
 from lit_epgan.likelihood_free.inference import FOUND, Inference
 from lit_epgan.likelihood_free.questions import answered, mean_embedding
 from lit_epgan.randomness import generator_for
 
 SITES, RECORDS, DELTA = 3, 240, 1e-5
-FORMS = {"by questions": 0.0, "on a release, z = 1": 1.0, "on a release, z = 2": 2.0}
+AMORTISED = "amortised, on a release, z = 1"
+FORMS = {"by questions": 0.0, "on a release, z = 1": 1.0, "on a release, z = 2": 2.0, AMORTISED: 1.0}
+PARTICLES, FREQUENCIES = 200, 24
 NAMES = ("lower mean", "upper mean", "weight of the lower", "log variance of the lower", "log variance of the upper")
 MIXTURE = GaussianMixture(2, 1, concentration=4.0, mean_precision=0.03, dof=6.0, scale=4.0)
 
@@ -39,13 +44,41 @@ def named(theta: torch.Tensor) -> torch.Tensor:
     return torch.cat([means, weights[:, :1], variances.log()], 1)
 
 
-def draw(form: str, particles: int, number: int) -> tuple[str, int, list[float], bool, float]:
+def features() -> RandomFourierFeatures:
+    """What records are embedded by."""
+    return Inference.of(MIXTURE, 7, PARTICLES, FREQUENCIES).phi
+
+
+def noised_mean(x: torch.Tensor, generator: torch.Generator, phi: RandomFourierFeatures) -> torch.Tensor:
+    """What data sets (n, records, 1) have as the sites' releases with z = 1, in one sum: (n, D)."""
+    noise = FORMS[AMORTISED] * SENSITIVITY * SITES**0.5 * torch.randn(len(x), 1 + phi.size, generator=generator)
+    count = (x.shape[1] + noise[:, :1] / COUNT_WEIGHT).clamp_min(1)
+    return (x.shape[1] * phi.means(x) + noise[:, 1:]) / count
+
+
+def amortised(draws: int, steps: int) -> list[tuple[str, int, list[float], bool, float]]:
+    """The same of a flow that has learnt every data set's posterior at once."""
+    summary, generator = partial(noised_mean, phi=features()), generator_for("amortised")
+    posterior = AmortisedPosterior.trained(MIXTURE, summary, RECORDS, generator, by=1, steps=steps)
+    results = []
+    for number in range(draws):
+        generator = generator_for("calibration", AMORTISED, number)
+        theta = MIXTURE.prior(1, generator)
+        observed = summary(MIXTURE.simulate(theta, RECORDS, generator), generator)[0]
+        start = time.process_time()
+        found = posterior(observed, 1000, generator)
+        rank = ranks(named(theta), named(found)[None], generator)
+        results.append((AMORTISED, number, rank[0].tolist(), True, time.process_time() - start))
+    return results
+
+
+def draw(form: str, number: int) -> tuple[str, int, list[float], bool, float]:
     """One truth, its data, the posterior, and where the truth ranks in it."""
     torch.set_num_threads(1)
     generator, noise_multiplier = generator_for("calibration", form, number), FORMS[form]
     theta = MIXTURE.prior(1, generator)
     x = MIXTURE.simulate(theta, RECORDS, generator)[0]
-    inference = Inference.of(MIXTURE, 7, particles, frequencies=24)
+    inference = Inference.of(MIXTURE, 7, PARTICLES, FREQUENCIES)
     released = EmbeddingFactor.of([x.double()], inference.phi.double(), torch.zeros(1, dtype=torch.float64))
     inference.phi.float()
     noise: tuple = (None, 0.0)
@@ -65,7 +98,7 @@ def draw(form: str, particles: int, number: int) -> tuple[str, int, list[float],
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--particles", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=4000, help="of the flow's training")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", choices=list(FORMS))
     parser.add_argument("--kept", type=Path)
@@ -73,9 +106,12 @@ def main() -> None:
     results = [json.loads(line) for line in arguments.kept.read_text().splitlines()] if _exists(arguments.kept) else []
     done = {(form, number) for form, number, *_ in results}
     forms = [arguments.only] if arguments.only else list(FORMS)
-    wanted = [(f, n) for n in range(arguments.draws) for f in forms if (f, n) not in done]
+    if AMORTISED in forms:
+        results += amortised(arguments.draws, arguments.steps)
+    asked = [f for f in forms if f != AMORTISED]
+    wanted = [(f, n) for n in range(arguments.draws) for f in asked if (f, n) not in done]
     with get_context("fork").Pool(arguments.workers) as pool:
-        for result in pool.imap_unordered(partial(_draw, arguments.particles), wanted):
+        for result in pool.imap_unordered(_draw, wanted):
             results.append(result)
             if arguments.kept:
                 with arguments.kept.open("a") as file:
@@ -88,8 +124,8 @@ def _exists(path: Path | None) -> bool:
     return path is not None and path.is_file()
 
 
-def _draw(particles: int, case: tuple[str, int]) -> tuple[str, int, list[float], bool, float]:
-    return draw(case[0], particles, case[1])
+def _draw(case: tuple[str, int]) -> tuple[str, int, list[float], bool, float]:
+    return draw(*case)
 
 
 def report(results: list, forms: list[str]) -> str:

@@ -12,6 +12,8 @@ from torch.distributions import LogNormal, Normal
 from lit_epgan.embedding import RandomFourierFeatures
 from lit_epgan.likelihood_free import Independent, Statistics
 from lit_epgan.likelihood_free.correction import SyntheticLikelihood
+from lit_epgan.likelihood_free.refinement import LinearMean, Refinement
+from lit_epgan.likelihood_free.search import Search
 from lit_epgan.likelihood_free.statistics import (
     basis,
     leading,
@@ -244,3 +246,26 @@ def test_a_metric_keeps_the_directions_that_are_worth_most() -> None:
     assert leading(r, covariance, 4) is r
     kept = leading(r, covariance, 2)
     torch.testing.assert_close(kept @ covariance @ kept.T, torch.diag(torch.tensor([5.0, 9.0], dtype=torch.float64)))
+
+
+def test_pairs_are_mirrored_and_have_the_same_random_numbers() -> None:
+    """A location moves a record and its pair's by opposite amounts, so that both means add up to twice the centre's."""
+
+    class Located(Independent):
+        def __init__(self) -> None:
+            super().__init__({"place": Normal(0.0, 1.0)}, 1)
+
+        def records(self, values: dict[str, Tensor], records: int, generator: torch.Generator) -> Tensor:
+            noise = torch.randn(len(values["place"]), records, 1, generator=generator)
+            return values["place"][:, None, None].float() + noise
+
+    phi = RandomFourierFeatures(1, 1, [1e3], generator_for("phi")).float()  # nearly linear: sin(x w) = x w
+    theta = 0.1 * torch.randn(40, 1, generator=generator_for("theta"), dtype=torch.float64)
+    refinement = Refinement(Search(Statistics(Located(), phi), particles=40))
+    pairs, means = refinement._in_pairs(theta, 10, generator_for("pairs"))
+    torch.testing.assert_close(pairs[:20], theta[:20])
+    torch.testing.assert_close(pairs[:20] + pairs[20:], 2 * theta[:20].mean(0).expand(20, 1))
+    apart = (means[:20, 1] - means[20:, 1]) / float(phi.omega)
+    torch.testing.assert_close(apart, (pairs[:20] - pairs[20:])[:, 0], rtol=1e-2, atol=1e-3)
+    found = LinearMean.fitted(pairs, means[:, 1:])
+    torch.testing.assert_close(found.slope, phi.omega.double(), rtol=1e-3, atol=0)  # ten records, and no noise

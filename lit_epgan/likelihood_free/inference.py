@@ -71,7 +71,7 @@ class Inference:
         simulator: Simulator,
         seed: int,
         particles: int = 1000,
-        frequencies: int = 64,
+        frequencies: int = 128,
         moves: int = 5,
         even: float = 0.5,
         surplus: float = 10.0,

@@ -15,7 +15,8 @@ PASSES = 2  # with all of the data's records
 LEAP = 4.0
 FAR = 500  # from the data's number of records to what the particles know: too far for a line
 GAUSSIAN = 0.5  # length of such steps
-STEPS = 200  # of each particle's chain, on the server alone
+PAIRS = 200_000  # of records, from which the covariance is estimated
+STEPS = 500  # of each particle's chain, on the server alone
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ class Refinement:
 
     Args:
         search: the search that came before.
-        surplus: records for each particle over the data's, in the last pass; the regression's error is
-            (p / (particles surplus))^(1/2) of the posterior's standard deviation.
+        surplus: records for each particle over the data's; the error of the mean at the particles' centre is
+            (2 / (particles surplus))^(1/2) of the posterior's standard deviation.
     """
 
     search: Search
-    surplus: float = 5.0
+    surplus: float = 2.0
 
     def due(self, at: Particles, most_records: int, generator: torch.Generator) -> bool:
         """Whether a search is to end here, since it would become long and its particles are Gaussian by now.
@@ -61,14 +62,13 @@ class Refinement:
         """One pass: one question."""
         statistics = self.search.statistics
         simulator = statistics.simulator
-        observed = statistics.covariance(at.theta, generator) + at.noise
+        observed = statistics.covariance(at.theta, generator, PAIRS) + at.noise
         n = min(at.data, LEAP * max(1.0, float(self.search.strength(at, observed).mean())))
-        surplus = self.surplus if at.finished else 2.0
-        means = statistics.means(at.theta, max(FEWEST_RECORDS, int(surplus * n)), generator)
-        b = sufficient_directions(at.theta, means, observed)
+        theta, means = self._in_pairs(at.theta, max(FEWEST_RECORDS, int(self.surplus * n)), generator)
+        b = sufficient_directions(theta, means, observed)
         question = Question.of(b, means)
         answer = yield question
-        line = LinearMean.fitted(at.theta, question.simulated)
+        line = LinearMean.fitted(theta, question.simulated)
         seen = statistic(question, answer)
 
         def log_target(theta: Tensor) -> Tensor:
@@ -79,6 +79,20 @@ class Refinement:
         return replace(
             at, theta=theta, metric=n * b.T @ b, data=answer.records, finished=at.finished + int(n == at.data)
         )
+
+    def _in_pairs(self, theta: Tensor, records: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Half of the particles and their mirror images about the mean, and the means of both.
+
+        A pair's data sets are simulated by the same random numbers, so that what differs is the parameters' doing: a
+        regression on parameters that lie in such pairs is one of the pairs' differences.
+        """
+        half = theta[: len(theta) // 2]
+        mirrored = 2 * half.mean(0) - half
+        again = torch.Generator()
+        again.set_state(generator.get_state())
+        first = self.search.statistics.means(half, records, generator)
+        second = self.search.statistics.means(mirrored, records, again)
+        return torch.cat([half, mirrored]), torch.cat([first, second])
 
 
 @dataclass(frozen=True)

@@ -65,15 +65,19 @@ class Statistics:
         return mean, away.mT @ away / (records - 1)
 
     @torch.no_grad()
-    def covariance(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+    def covariance(self, theta: Tensor, generator: torch.Generator, pairs: int = PAIRS) -> Tensor:
         """Cov phi(x) within a data set, on average over theta (n, p): (D, D), float64.
 
-        By differences of two records of one data set each: E (phi(x) - phi(x')) (phi(x) - phi(x'))^T / 2.
+        By differences of two records of one data set each: E (phi(x) - phi(x')) (phi(x) - phi(x'))^T / 2. Directions
+        that are sufficient under it keep all but D / pairs of the information.
         """
-        rows = theta[torch.randint(len(theta), (PAIRS,), generator=generator)]
-        pairs = self.phi(self.simulator.simulate(rows, 2, generator).flatten(0, 1)).double().unflatten(0, (PAIRS, 2))
-        away = pairs[:, 0] - pairs[:, 1]
-        return away.T @ away / (2 * PAIRS)
+        rows = theta[torch.randint(len(theta), (pairs,), generator=generator)]
+        return torch.stack([self._scatter(part, generator) for part in rows.split(ROWS)]).sum(0) / (2 * pairs)
+
+    def _scatter(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+        features = self.phi(self.simulator.simulate(theta, 2, generator).flatten(0, 1)).unflatten(0, (len(theta), 2))
+        away = (features[:, 0] - features[:, 1]).double()
+        return away.T @ away
 
 
 def ridged(covariance: Tensor, ridge: float) -> Tensor:
