@@ -56,7 +56,7 @@ class Differences:
     """theta' = theta + h (a - b), a and b two particles of a population (differential evolution; ter Braak 2006).
 
     Where particles are in several places, most differences are as long as one place is wide, which no covariance of all
-    particles knows. The proposal is symmetric, so a move towards a target p is accepted with min(1, p(theta') / p(theta)).
+    particles knows. The proposal is symmetric: a move towards a target p is accepted with min(1, p(theta') / p(theta)).
 
     Attributes:
         population: (n, p); it stays while particles move.
