@@ -8,6 +8,7 @@ and all seeds: the mean's distance in exact standard deviations, and the width o
 
 import math
 import time
+from functools import partial
 from multiprocessing import get_context
 
 import torch
@@ -32,14 +33,14 @@ def numbers(values: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([values["weights"], values["means"].flatten(1), covariances], 1)
 
 
-def compared(case: tuple[int, float, int]) -> tuple[int, float, list[float], list[float], bool, float]:
+def compared(particles: int, case: tuple[int, float, int]) -> tuple[int, float, list[float], list[float], bool, float]:
     """Distances of the means in exact deviations, and ratios of the widths."""
     records, z, seed = case
     torch.set_num_threads(1)
     generator = generator_for("exact", records, seed)
     x = torch.cat([c + torch.randn(records // SITES, 2, generator=generator) for c in CENTRES])
     exact = numbers(gibbs(x, TOY, chains=2, draws=1000, burn_in=200, seed=seed).pooled())
-    inference = Inference.of(TOY, seed)
+    inference = Inference.of(TOY, seed, particles)
     start = time.process_time()
     if z:
         phi = inference.phi
@@ -63,11 +64,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--records", type=int, nargs="+", default=[900, 9000])
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 1.0, 2.0])
+    parser.add_argument("--particles", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     cases = [(n, z, s) for n in arguments.records for z in arguments.noise for s in range(arguments.seeds)]
     with get_context("fork").Pool(arguments.workers) as pool:
-        results = pool.map(compared, cases, chunksize=1)
+        results = pool.map(partial(compared, arguments.particles), cases, chunksize=1)
     rows = []
     for n in arguments.records:
         for z in arguments.noise:
@@ -81,7 +83,7 @@ def main() -> None:
     header = ("records", "z", "mean's distance, RMS", "largest", "width, geometric mean", "least and largest", "found",
               "seconds")  # fmt: skip
     notes = (
-        f"{arguments.seeds} seeds, 1,000 particles; distances in exact standard deviations; z is the noise of each of "
+        f"{arguments.seeds} seeds, {arguments.particles:,} particles; distances in exact standard deviations; z is the noise of each of "
         f"{SITES} sites' release, 0 none. Bars without noise: a tenth of a standard deviation, 15 % of the width."
     )
     publish(markdown("GRAFFL beside the exact posterior", header, rows, notes), arguments.output)
