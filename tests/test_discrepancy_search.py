@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from scipy import stats
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -20,6 +21,8 @@ from lit_epgan.federated import DiscrepancySearch, FedAvg, PublishedRejection
 from lit_epgan.likelihood_free import GaussianMixture
 from lit_epgan.likelihood_free.inference import FOUND, SEARCHING, Inference, Stage
 from lit_epgan.likelihood_free.questions import answered, mean_embedding
+from lit_epgan.likelihood_free.search import Particles, Search, Target
+from lit_epgan.likelihood_free.statistics import Statistics, ridged, root
 from lit_epgan.modules import Posterior, PosteriorOfCodes, SuffiAE
 from lit_epgan.randomness import generator_for
 from tests.federations import federation, fit
@@ -315,3 +318,71 @@ def test_particles_must_be_enough_and_a_module_must_hold_some() -> None:
         fit(Regression(), federation(), 1, algorithm=DiscrepancySearch(**FAST))
     with pytest.raises(UserError, match="SuffiAE has no simulator"):
         federated(SuffiAE(**CODES), wide_data(), DiscrepancySearch(**FAST))
+
+
+# ---------------------------------------------------------------- the search itself
+
+
+def test_a_generation_draws_particles_by_the_change_of_their_discrepancy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each n w_i times, up to one, w_i ~ exp(-D_W / 2) after the prior; half of the particles stay effective."""
+    monkeypatch.setattr(Search, "_moved", lambda self, at, target, generator: at)
+    x = torch.cat(records())
+    inference = Inference.of(MIXTURE, 0, particles=200, frequencies=6)
+    generator, mean = generator_for("weights"), mean_embedding(inference.phi, x)
+    before = answered(inference.search.start(generator), mean, float(len(x)))
+    after = answered(inference.search.generation(before, generator), mean, float(len(x)))
+    assert after.records == before.records
+    away = before.means - mean
+    discrepancy = ((away @ after.metric) * away).sum(1)
+    weights = (-0.5 * discrepancy).softmax(0)
+    assert float(1 / weights.square().sum()) == pytest.approx(100, rel=0.02)
+    expected = 200 * weights
+    counts = (after.theta[:, None] == before.theta).all(2).sum(0)
+    assert ((counts >= (expected - 1e-6).floor()) & (counts <= (expected + 1e-6).ceil())).all()
+    torch.testing.assert_close(after.discrepancy.sort().values, discrepancy.repeat_interleave(counts).sort().values)
+
+
+def test_records_are_added_until_a_log_likelihood_is_as_exact_as_asked() -> None:
+    """Its variance, over data sets that are simulated anew, is about p / surplus = .06; one covariance is for all."""
+    inference, at, target, covariance = asked()
+    topped = inference.search._topped_up(at, target, covariance, generator_for("more"))
+    assert topped.records > at.records
+    statistics, generator = inference.search.statistics, generator_for("anew")
+    logs = torch.stack([target.discrepancies(statistics.means(at.theta, topped.records, generator)) for _ in range(40)])
+    assert 0.05 < float((0.5 * logs).var(0).mean()) < 0.1
+
+
+def test_records_are_added_to_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    inference, at, target, covariance = asked()
+    monkeypatch.setattr(Statistics, "means", lambda self, theta, records, generator: 5.0 + 0 * at.means)
+    topped = inference.search._topped_up(at, target, covariance, generator_for("more"))
+    share = at.records / topped.records
+    assert 0 < share < 0.8
+    torch.testing.assert_close(topped.means, share * at.means + (1 - share) * 5.0)
+
+
+def asked() -> tuple[Inference, Particles, Target, Tensor]:
+    """Particles from the prior under a metric that is worth 30 records."""
+    x = torch.cat(records())
+    inference = Inference.of(MIXTURE, 0, particles=60, frequencies=6, surplus=100.0)
+    generator, mean = generator_for("surplus"), mean_embedding(inference.phi, x)
+    at = answered(inference.search.start(generator), mean, float(len(x)))
+    covariance = inference.search.statistics.covariance(at.theta, generator)
+    r = root(30 * torch.linalg.inv(ridged(covariance, 0.1)))
+    return inference, at, Target(r, r @ mean), covariance
+
+
+def test_moves_leave_the_prior_as_it_is_where_nothing_is_asked() -> None:
+    """Its coordinates are log Gamma, Student and log inverse-chi^2 variables: no Gaussian that a move proposes."""
+    inference = Inference.of(MIXTURE, 0, particles=2000, frequencies=2)
+    generator, size = generator_for("prior"), inference.phi.size
+    theta = MIXTURE.prior(2000, generator)
+    nothing = Target(torch.zeros(0, size, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))
+    zeros = torch.zeros(2000, dtype=torch.float64)
+    at = Particles(theta, torch.zeros(2000, size).double(), 1, torch.zeros(size, size).double(), zeros, zeros)
+    moved = inference.search._moved(at, nothing, generator)
+    assert float((moved.theta != theta).any(1).double().mean()) > 0.5
+    fresh = MIXTURE.prior(20_000, generator)
+    for k in range(3):  # both components alike
+        pooled = moved.theta[:, [k, k + 3]].flatten().numpy()
+        assert stats.ks_2samp(pooled, fresh[:, k].numpy()).pvalue > 1e-3
