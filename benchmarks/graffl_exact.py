@@ -83,8 +83,9 @@ def main() -> None:
     header = ("records", "z", "mean's distance, RMS", "largest", "width, geometric mean", "least and largest", "found",
               "seconds")  # fmt: skip
     notes = (
-        f"{arguments.seeds} seeds, {arguments.particles:,} particles; distances in exact standard deviations; z is the noise of each of "
-        f"{SITES} sites' release, 0 none. Bars without noise: a tenth of a standard deviation, 15 % of the width."
+        f"{arguments.seeds} seeds, {arguments.particles:,} particles; distances in exact standard deviations; z is the "
+        f"noise of each of {SITES} sites' release, 0 none. Bars without noise: a tenth of a standard deviation, 15 % of "
+        "the width."
     )
     publish(markdown("GRAFFL beside the exact posterior", header, rows, notes), arguments.output)
 
