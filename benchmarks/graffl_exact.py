@@ -84,8 +84,8 @@ def main() -> None:
               "seconds")  # fmt: skip
     notes = (
         f"{arguments.seeds} seeds, {arguments.particles:,} particles; distances in exact standard deviations; z is the "
-        f"noise of each of {SITES} sites' release, 0 none. Bars without noise: a tenth of a standard deviation, 15 % of "
-        "the width."
+        f"noise of each of {SITES} sites' release, 0 none. Bars without noise: a tenth of a standard deviation, 15 % "
+        "of the width."
     )
     publish(markdown("GRAFFL beside the exact posterior", header, rows, notes), arguments.output)
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from lit_epgan.likelihood_free.labels import consistent
 from lit_epgan.likelihood_free.moves import CrankNicolson
 from lit_epgan.likelihood_free.questions import Asking, Question, statistic
-from lit_epgan.likelihood_free.search import WIDE, Particles, Search
-from lit_epgan.likelihood_free.statistics import Statistics, spread_directions
+from lit_epgan.likelihood_free.search import FEWEST_RECORDS, Particles, Search
+from lit_epgan.likelihood_free.statistics import Statistics
 from lit_epgan.likelihood_free.tempering import resampled
 
 MOVES = 20  # of each particle, on the server alone
@@ -62,7 +62,7 @@ class Correction:
 
     A search's metric is one for all particles, as its sums over sites need it. Where little data leave the posterior
     wide, a record's covariance is another at its edges. One last question about all particles gives the statistic
-    s = V mu away, in the directions V in which they differ; then each particle is weighed by the likelihood against
+    s = V mu away, in the sufficient directions V; then each particle is weighed by the likelihood against
     the metric, and moved on, which is the server's own work.
 
     Args:
@@ -75,12 +75,11 @@ class Correction:
         """One question; then weights and moves."""
         statistics = self.search.statistics
         simulator = statistics.simulator
-        observed = statistics.covariance(at.theta, generator) + at.noise
-        v = spread_directions(at.means, observed, WIDE * simulator.size)
+        v = self.search.directions(at, statistics.covariance(at.theta, generator))
         question = Question.of(v, at.means)
         answer = yield question
         n = answer.records
-        records = max(at.records, int(self.search.surplus * n))
+        records = max(FEWEST_RECORDS, int(self.search.surplus * n))
         seen, noise = statistic(question, answer), v @ at.noise @ v.T
         likelihood = SyntheticLikelihood(statistics, v, seen, noise, answer.scaled, n, records)
         own = likelihood.log(at.theta, generator)

@@ -15,6 +15,7 @@ from lit_epgan.likelihood_free.simulator import Simulator
 from lit_epgan.likelihood_free.statistics import Statistics
 
 BANDWIDTHS = (0.1, 0.2, 0.4, 0.8)  # in median distances between records of the prior
+EACH, FEWEST = 7, 32  # frequencies
 PREDICTIVE = 500  # records by which that distance is measured
 SEARCHING, REFINING, CORRECTING, FOUND = range(4)
 
@@ -71,7 +72,7 @@ class Inference:
         simulator: Simulator,
         seed: int,
         particles: int = 1000,
-        frequencies: int = 128,
+        frequencies: int | None = None,
         moves: int = 5,
         even: float = 0.5,
         surplus: float = 10.0,
@@ -83,7 +84,8 @@ class Inference:
             simulator: the model and its prior.
             seed: of the features; everybody who answers has the same.
             particles, moves, even, surplus: of Search.
-            frequencies: of the features; D is twice as many. As many numbers as parameters are kept of them.
+            frequencies: of the features; D is twice as many. As many numbers as parameters are kept of them. By default
+                seven for each parameter, and at least 32.
             most_records: as above.
 
         Raises:
@@ -92,6 +94,7 @@ class Inference:
         if most_records < 1:
             raise UserError(f"most_records is {most_records}; it must be at least 1")
         generator = torch.Generator().manual_seed(seed)
+        frequencies = max(FEWEST, EACH * simulator.size) if frequencies is None else frequencies
         predictive = simulator.simulate(simulator.prior(PREDICTIVE, generator), 1, generator)[:, 0]
         unit = median_distance(predictive)
         phi = RandomFourierFeatures(simulator.dimensions, frequencies, [unit * b for b in BANDWIDTHS], generator)

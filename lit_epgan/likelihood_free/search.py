@@ -11,10 +11,12 @@ from lit_epgan.likelihood_free.labels import aligned
 from lit_epgan.likelihood_free.moves import CrankNicolson, Differences
 from lit_epgan.likelihood_free.questions import Asking, Question, statistic
 from lit_epgan.likelihood_free.statistics import (
+    FINE,
     Statistics,
     basis,
     leading,
     linear_share,
+    ridged,
     root,
     spread_directions,
     sufficient_directions,
@@ -29,6 +31,7 @@ WIDE = 2  # directions for each parameter while the mean is not yet linear in th
 LINEAR = 0.9  # share of the means' variance that parameters must explain before their directions are enough
 HELD = 2 * WIDE  # directions for each parameter that a metric keeps
 FEWEST = 4  # particles for each parameter
+NOISE = 4.0  # times what a regression on parameters finds where there is nothing
 NEAR = 60  # a metric within this factor of the last one: directions are then taken from the particles
 
 
@@ -182,12 +185,19 @@ class Search:
         wide_apart = self.strength(at, observed)[0] < at.data / NEAR
         if wide_apart or linear_share(at.theta, at.means @ v.T, 1 / at.records) < LINEAR:
             return at.data * v.T @ v
-        b = sufficient_directions(at.theta, at.means, observed)
+        b = self.directions(at, covariance)
         simulated = b @ covariance @ b.T
         left = torch.eye(len(b), dtype=b.dtype) / at.data - simulated / at.records
         least = 0.5 * torch.eye(len(b), dtype=b.dtype) / at.data  # while there are too few records to be exact
         kernel = torch.linalg.inv(left) if torch.linalg.eigvalsh(left - least)[0] > 0 else torch.linalg.inv(least)
         return b.T @ kernel @ b
+
+    def directions(self, at: Particles, covariance: Tensor) -> Tensor:
+        """The sufficient directions B (q, D) near the particles, of those of which data say something."""
+        observed = covariance + at.noise
+        simulated = torch.linalg.solve(ridged(observed, FINE), covariance).trace()
+        noise = NOISE * float(simulated) / (at.records * len(at.theta))
+        return sufficient_directions(at.theta, at.means, observed, noise)
 
     def _moved(self, at: Particles, target: "Target", generator: torch.Generator) -> Particles:
         """Metropolis moves under the target, of two kinds in turn."""

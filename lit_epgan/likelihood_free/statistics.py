@@ -1,5 +1,6 @@
 """Mean embeddings of simulated data sets, and which of their directions tell parameters apart."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from lit_epgan.likelihood_free.simulator import Simulator
 ROWS = 8_192  # simulated and embedded at a time: they fit a processor's cache
 FINE = 1e-5  # ridge of the directions: it costs about two thousandths of the information
 COARSE = 1e-4  # ridge where particles are wide apart: what is rare near some of them is common near others
-PAIRS = 8_000  # of records, from which the covariance is estimated
+PAIRS = 50_000  # of records, from which the covariance is estimated
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,12 @@ def ridged(covariance: Tensor, ridge: float) -> Tensor:
     return covariance + ridge * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=covariance.dtype)
 
 
-def sufficient_directions(theta: Tensor, means: Tensor, covariance: Tensor) -> Tensor:
-    """The directions B (p, D) of the embedding that tell parameters apart, of unit variance: B Sigma B^T = I.
+def sufficient_directions(theta: Tensor, means: Tensor, covariance: Tensor, least: float = 1e-12) -> Tensor:
+    """The directions B (q, D) of the embedding that tell parameters apart, of unit variance: B Sigma B^T = I, q <= p.
 
-        B = R^-1 J^T Sigma^-1,   J = d mu / d theta,   R R^T = J^T Sigma^-1 J
+        B = E^-1/2 U^T J^T Sigma^-1,   J = d mu / d theta,   U E U^T = J^T Sigma^-1 J
 
+    in coordinates in which the particles' covariance is one.
     J is the regression of the means on the parameters. B mu keeps all the Fisher information of the embedding that is
     linear in theta near these (a score's projection on the features; Fearnhead and Prangle 2012 regress the other
     way), so as many numbers as parameters stand for thousands of features.
@@ -98,13 +100,18 @@ def sufficient_directions(theta: Tensor, means: Tensor, covariance: Tensor) -> T
         theta: (n, p), near each other.
         means: their mean embeddings (n, D).
         covariance: Sigma (D, D), of one record's features.
+        least: the information that a record must have of a direction, in units of the particles' deviation. What has
+            less is noise of the regression: of parameters of which data say nothing.
     """
     covariance = ridged(covariance, FINE)
-    slope = torch.linalg.lstsq(theta - theta.mean(0), means - means.mean(0)).solution  # (p, D): J^T
+    away = theta - theta.mean(0)
+    _, upper = torch.linalg.qr(away)
+    white = away @ torch.linalg.inv(upper) * math.sqrt(len(theta))
+    slope = white.T @ (means - means.mean(0)) / len(theta)  # (p, D): J^T
     solved = torch.linalg.solve(covariance, slope.T).T
-    information = solved @ slope.T
-    ridge = 1e-9 * information.diagonal().mean() * torch.eye(len(information), dtype=theta.dtype)
-    return torch.linalg.solve_triangular(torch.linalg.cholesky(information + ridge), solved, upper=False)
+    values, vectors = torch.linalg.eigh(solved @ slope.T)
+    kept = values > max(least, 1e-9 * float(values[-1]))
+    return (vectors[:, kept] / values[kept].sqrt()).T @ solved
 
 
 def spread_directions(means: Tensor, covariance: Tensor, most: int) -> Tensor:
