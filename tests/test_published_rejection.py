@@ -23,7 +23,7 @@ from tests.federations import fit
 from tests.plain_federation import federated
 from tests.test_discrepancy_search import MIXTURE, SIZES, data, records
 
-KEPT = 30
+KEPT = 40
 pytestmark = pytest.mark.filterwarnings("ignore:PublishedRejection is GRAFFL's printed rule")
 
 
