@@ -21,8 +21,9 @@ from lit_epgan.federated import DiscrepancySearch, FedAvg, PublishedRejection
 from lit_epgan.likelihood_free import GaussianMixture
 from lit_epgan.likelihood_free.inference import FOUND, SEARCHING, Inference, Stage
 from lit_epgan.likelihood_free.questions import answered, mean_embedding
-from lit_epgan.likelihood_free.search import Particles, Search, Target
+from lit_epgan.likelihood_free.search import Particles, Search
 from lit_epgan.likelihood_free.statistics import Statistics, ridged, root
+from lit_epgan.likelihood_free.target import Target
 from lit_epgan.modules import Posterior, PosteriorOfCodes, SuffiAE
 from lit_epgan.randomness import generator_for
 from tests.federations import federation, fit

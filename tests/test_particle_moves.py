@@ -74,7 +74,7 @@ FACTOR = torch.tensor([[2.0, 0.0], [-1.5, 0.5]], dtype=torch.float64)
 @pytest.mark.parametrize("step", [0.1, 0.6, 1.0])
 def test_a_proposal_keeps_the_reference(step: float) -> None:
     """40,000 draws from N(m, L L^T), proposed from once, have its moments; what they were shows by sqrt(1 - h^2)."""
-    kernel = CrankNicolson(MEAN, FACTOR, step)
+    kernel = CrankNicolson(step, MEAN, FACTOR)
     before = MEAN + normal(40_000, 2) @ FACTOR.T
     after = kernel.propose(before, generator_for("propose"))
     covariance = FACTOR @ FACTOR.T
@@ -85,7 +85,7 @@ def test_a_proposal_keeps_the_reference(step: float) -> None:
 
 
 def test_a_chain_of_proposals_comes_to_the_reference_from_anywhere() -> None:
-    kernel, generator = CrankNicolson(MEAN, FACTOR, 0.5), generator_for("chain")
+    kernel, generator = CrankNicolson(0.5, MEAN, FACTOR), generator_for("chain")
     theta = torch.full((20_000, 2), 40.0, dtype=torch.float64)
     for _ in range(60):
         theta = kernel.propose(theta, generator)
@@ -96,7 +96,7 @@ def test_a_chain_of_proposals_comes_to_the_reference_from_anywhere() -> None:
 def test_the_reference_density_is_scipys_up_to_a_constant() -> None:
     theta = normal(5, 2)
     expected = torch.from_numpy(stats.multivariate_normal.logpdf(theta, MEAN, FACTOR @ FACTOR.T))
-    found = CrankNicolson(MEAN, FACTOR, 0.5).log_reference(theta)
+    found = CrankNicolson(0.5, MEAN, FACTOR).log_reference(theta)
     assert torch.allclose(found - found[0], expected - expected[0])
 
 
@@ -110,7 +110,7 @@ def test_a_reference_is_a_fifth_wider_than_the_particles() -> None:
 
 
 def test_a_step_grows_while_moves_are_accepted_and_stays_in_its_range() -> None:
-    kernel = CrankNicolson(MEAN, FACTOR, 0.4)
+    kernel = CrankNicolson(0.4, MEAN, FACTOR)
     kernel.adapt(0.3)
     assert kernel.step == pytest.approx(0.4)
     kernel.adapt(0.5)
@@ -124,7 +124,7 @@ def test_a_step_grows_while_moves_are_accepted_and_stays_in_its_range() -> None:
 def test_a_difference_is_that_of_two_particles() -> None:
     population = normal(6, 2)
     start = normal(500, 2, stream="start")
-    moved = Differences(population, 0.7).propose(start, generator_for("propose")) - start
+    moved = Differences(0.7, population).propose(start, generator_for("propose")) - start
     possible = 0.7 * (population[:, None] - population).flatten(0, 1)
     nearest = (moved[:, None] - possible).abs().amax(-1).min(1)
     assert float(nearest.values.max()) < 1e-12
@@ -144,7 +144,7 @@ def test_differences_come_to_both_of_two_narrow_places() -> None:
     theta = side + 0.5 * normal(2000, 2)  # five times too wide
     log_density, generator = log_target(theta), generator_for("moves")
     for _ in range(12):
-        kernel = Differences(theta, 0.8)
+        kernel = Differences(0.8, theta)
         for _ in range(5):
             proposal = kernel.propose(theta, generator)
             accepted = torch.rand(len(theta), generator=generator).log() < log_target(proposal) - log_density

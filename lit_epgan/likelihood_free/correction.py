@@ -95,9 +95,7 @@ class Correction:
         for _ in range(MOVES):
             proposal = kernel.propose(theta, generator)
             proposed = simulator.log_prior(proposal) + likelihood.log(proposal, generator)
-            ratio = proposed - log_density + kernel.log_reference(theta) - kernel.log_reference(proposal)
-            accepted = torch.rand(len(theta), generator=generator).log() < ratio
+            accepted = kernel.accepts(theta, proposal, proposed - log_density, generator)
             theta = torch.where(accepted[:, None], proposal, theta)
             log_density = torch.where(accepted, proposed, log_density)
-            kernel.adapt(float(accepted.double().mean()))
         return theta

@@ -15,7 +15,7 @@ from lit_epgan.likelihood_free.simulator import Simulator
 from lit_epgan.likelihood_free.statistics import Statistics
 
 BANDWIDTHS = (0.1, 0.2, 0.4, 0.8)  # in median distances between records of the prior
-EACH, FEWEST = 7, 32  # frequencies
+EACH, FEWEST = 7, 32  # frequencies for a parameter, and in all
 PREDICTIVE = 500  # records by which that distance is measured
 SEARCHING, REFINING, CORRECTING, FOUND = range(4)
 

@@ -1,6 +1,7 @@
 """Metropolis moves of all particles at once, that need no gradient and no tuning by hand."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,27 +14,60 @@ SHORTEST = 0.02
 
 
 @dataclass
-class CrankNicolson:
+class Kernel(ABC):
+    """A proposal and Metropolis's rule.
+
+    Attributes:
+        step: h, the length of its moves.
+    """
+
+    step: float
+
+    @abstractmethod
+    def propose(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+        """Where particles (n, p) may move."""
+
+    @abstractmethod
+    def log_reference(self, theta: Tensor) -> Tensor:
+        """The log density (n,), up to a constant, that proposals leave as it is."""
+
+    def accepts(self, theta: Tensor, proposal: Tensor, gained: Tensor, generator: torch.Generator) -> Tensor:
+        """Which particles move (n,): with min(1, p(theta') N(theta) / p(theta) N(theta')). The step follows.
+
+        Args:
+            theta, proposal: (n, p).
+            gained: log p(theta') - log p(theta) (n,), of the target.
+            generator: of the decisions.
+        """
+        ratio = gained + self.log_reference(theta) - self.log_reference(proposal)
+        accepted = torch.rand(len(theta), generator=generator).log() < ratio
+        self.adapt(float(accepted.double().mean()))
+        return accepted
+
+    def adapt(self, accepted: float) -> None:
+        """A longer step where many moves were accepted, a shorter one where few were."""
+        self.step = min(1.0, max(SHORTEST, self.step * math.exp(accepted - ACCEPTED)))
+
+
+@dataclass
+class CrankNicolson(Kernel):
     """theta' = m + sqrt(1 - h^2) (theta - m) + h L e, e ~ N(0, I) (preconditioned Crank-Nicolson; Cotter et al. 2013).
 
-    It keeps N(m, L L^T), so a move towards a target p is accepted with min(1, p(theta') N(theta) / p(theta) N(theta')).
-    At h = 1 a proposal forgets where it comes from; short steps are a random walk.
+    It keeps N(m, L L^T). At h = 1 a proposal forgets where it comes from; short steps are a random walk.
 
     Attributes:
         mean, factor: m (p,), L (p, p).
-        step: h.
     """
 
     mean: Tensor
     factor: Tensor
-    step: float
 
     @classmethod
     def fitted(cls, theta: Tensor, step: float) -> "CrankNicolson":
         """With the mean of particles (n, p), and a little more than their covariance."""
         covariance = WIDER * torch.cov(theta.T).reshape(theta.shape[1], theta.shape[1])
         jitter = 1e-9 * covariance.diagonal() + 1e-18
-        return cls(theta.mean(0), torch.linalg.cholesky(covariance + torch.diag(jitter)), step)
+        return cls(step, theta.mean(0), torch.linalg.cholesky(covariance + torch.diag(jitter)))
 
     def propose(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """Where particles (n, p) may move."""
@@ -46,25 +80,19 @@ class CrankNicolson:
         away = torch.linalg.solve_triangular(self.factor, (theta - self.mean).T, upper=False)
         return -0.5 * away.square().sum(0)
 
-    def adapt(self, accepted: float) -> None:
-        """A longer step where many moves were accepted, a shorter one where few were."""
-        self.step = min(1.0, max(SHORTEST, self.step * math.exp(accepted - ACCEPTED)))
-
 
 @dataclass
-class Differences:
+class Differences(Kernel):
     """theta' = theta + h (a - b), a and b two particles of a population (differential evolution; ter Braak 2006).
 
     Where particles are in several places, most differences are as long as one place is wide, which no covariance of all
-    particles knows. The proposal is symmetric: a move towards a target p is accepted with min(1, p(theta') / p(theta)).
+    particles knows. The proposal is symmetric: it leaves every place as likely as it is.
 
     Attributes:
         population: (n, p); it stays while particles move.
-        step: h.
     """
 
     population: Tensor
-    step: float
 
     def propose(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         """Where particles (n, p) may move."""
@@ -75,10 +103,6 @@ class Differences:
     def log_reference(self, theta: Tensor) -> Tensor:
         """Nothing is kept: zeros (n,)."""
         return theta.new_zeros(len(theta))
-
-    def adapt(self, accepted: float) -> None:
-        """A longer step where many moves were accepted, a shorter one where few were."""
-        self.step = min(1.0, max(SHORTEST, self.step * math.exp(accepted - ACCEPTED)))
 
 
 def chains(
@@ -94,9 +118,7 @@ def chains(
             kernel = CrankNicolson.fitted(theta, kernel.step)
         proposal = kernel.propose(theta, generator)
         proposed = log_target(proposal)
-        ratio = proposed - log_density - kernel.log_reference(proposal) + kernel.log_reference(theta)
-        accepted = torch.rand(len(theta), generator=generator).log() < ratio
+        accepted = kernel.accepts(theta, proposal, proposed - log_density, generator)
         theta = torch.where(accepted[:, None], proposal, theta)
         log_density = torch.where(accepted, proposed, log_density)
-        kernel.adapt(float(accepted.double().mean()))
     return theta

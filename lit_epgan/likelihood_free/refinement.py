@@ -15,7 +15,7 @@ PASSES = 2  # with all of the data's records
 LEAP = 4.0
 FAR = 500  # from the data's number of records to what the particles know: too far for a line
 GAUSSIAN = 0.5  # length of such steps
-PAIRS = 200_000  # of records, from which the covariance is estimated
+MANY_PAIRS = 200_000  # of records, from which the covariance is estimated
 STEPS = 500  # of each particle's chain, on the server alone
 
 
@@ -62,7 +62,7 @@ class Refinement:
         """One pass: one question."""
         statistics = self.search.statistics
         simulator = statistics.simulator
-        observed = statistics.covariance(at.theta, generator, PAIRS) + at.noise
+        observed = statistics.covariance(at.theta, generator, MANY_PAIRS) + at.noise
         n = min(at.data, LEAP * max(1.0, float(self.search.strength(at, observed).mean())))
         theta, means = self._in_pairs(at.theta, max(FEWEST_RECORDS, int(self.surplus * n)), generator)
         b = sufficient_directions(theta, means, observed)

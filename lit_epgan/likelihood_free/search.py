@@ -1,6 +1,5 @@
 """Sequential Monte Carlo without likelihoods: from the prior to the posterior by questions about discrepancies."""
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from lit_epgan.errors import UserError
 from lit_epgan.likelihood_free.labels import aligned
-from lit_epgan.likelihood_free.moves import CrankNicolson, Differences
+from lit_epgan.likelihood_free.moves import CrankNicolson, Differences, Kernel
 from lit_epgan.likelihood_free.questions import Asking, Question, statistic
 from lit_epgan.likelihood_free.statistics import (
     FINE,
@@ -21,6 +20,7 @@ from lit_epgan.likelihood_free.statistics import (
     spread_directions,
     sufficient_directions,
 )
+from lit_epgan.likelihood_free.target import Target
 from lit_epgan.likelihood_free.tempering import largest_step, resampled
 
 FEWEST_RECORDS = 100
@@ -151,7 +151,7 @@ class Search:
         )
         return self._moved(at, target, generator)
 
-    def _farther(self, at: Particles, followed: Tensor, now: "Target", last: "Target") -> "tuple[float, Target]":
+    def _farther(self, at: Particles, followed: Tensor, now: Target, last: Target) -> tuple[float, Target]:
         """How far towards the last metric the particles can follow, and what they then have as target."""
         here, there = now.discrepancies(at.means), last.discrepancies(at.means)
         step = largest_step(lambda b: 0.5 * (followed - (1 - b) * here - b * there), self.even)
@@ -165,7 +165,7 @@ class Search:
         r = root(at.metric)
         return torch.linalg.eigvalsh(r @ covariance @ r.T).flip(0)[:size]
 
-    def _topped_up(self, at: Particles, target: "Target", covariance: Tensor, generator: torch.Generator) -> Particles:
+    def _topped_up(self, at: Particles, target: Target, covariance: Tensor, generator: torch.Generator) -> Particles:
         """With as many records for each particle as the target needs."""
         observed = target.root @ covariance @ target.root.T
         away = at.means @ target.root.T - target.seen
@@ -199,53 +199,28 @@ class Search:
         noise = NOISE * float(simulated) / (at.records * len(at.theta))
         return sufficient_directions(at.theta, at.means, observed, noise)
 
-    def _moved(self, at: Particles, target: "Target", generator: torch.Generator) -> Particles:
+    def _moved(self, at: Particles, target: Target, generator: torch.Generator) -> Particles:
         """Metropolis moves under the target, of two kinds in turn."""
         simulator = self.statistics.simulator
         start = theta = aligned(at.theta, at.theta[at.discrepancy.argmin()], simulator.symmetries())
         independent = 2 * theta.var(0)
-        gaussian, differences = CrankNicolson.fitted(theta, at.step), Differences(theta, at.stride)
+        gaussian, differences = CrankNicolson.fitted(theta, at.step), Differences(at.stride, theta)
         means, discrepancy = at.means, at.discrepancy
         log_density = simulator.log_prior(theta) - 0.5 * discrepancy
         for move in range(MOST_MOVES * self.moves):
-            kernel = differences if move % 2 else gaussian
+            kernel: Kernel = differences if move % 2 else gaussian
             proposal = kernel.propose(theta, generator)
             simulated = self.statistics.means(proposal, at.records, generator)
             asked = target.discrepancies(simulated)
             proposed = simulator.log_prior(proposal) - 0.5 * asked
-            ratio = proposed - log_density + kernel.log_reference(theta) - kernel.log_reference(proposal)
-            accepted = torch.rand(len(theta), generator=generator).log() < ratio
+            accepted = kernel.accepts(theta, proposal, proposed - log_density, generator)
             theta = torch.where(accepted[:, None], proposal, theta)
             means = torch.where(accepted[:, None], simulated, means)
             discrepancy = torch.where(accepted, asked, discrepancy)
             log_density = torch.where(accepted, proposed, log_density)
-            kernel.adapt(float(accepted.double().mean()))
             moved = float(((theta - start).square().mean(0) / independent).mean())
             if move + 1 >= self.moves and moved > MOVED:
                 break
         return replace(
             at, theta=theta, means=means, discrepancy=discrepancy, step=gaussian.step, stride=differences.step
         )
-
-
-@dataclass(frozen=True)
-class Target:
-    """exp(-D_W / 2), D_W = || R mu_i - s ||^2: what particles follow.
-
-    Attributes:
-        root: R (r, D).
-        seen: s = R mu (r,), of the data.
-    """
-
-    root: Tensor
-    seen: Tensor
-
-    @classmethod
-    def between(cls, now: "Target", last: "Target", step: float) -> "Target":
-        """(1 - b) D + b D'."""
-        low, high = math.sqrt(1 - step), math.sqrt(step)
-        return cls(torch.cat([low * now.root, high * last.root]), torch.cat([low * now.seen, high * last.seen]))
-
-    def discrepancies(self, means: Tensor) -> Tensor:
-        """D_W (n,) of mean embeddings (n, D)."""
-        return (means @ self.root.T - self.seen).square().sum(1)

@@ -69,16 +69,15 @@ class ToleranceSearch:
         theta, distance = at.theta[drawn], at.distance[drawn]
         theta = aligned(theta, theta[distance.argmin()], self.simulator.symmetries())
         kernel = CrankNicolson.fitted(theta, at.step)
-        log_density = self._log_density(kernel, theta, rate * distance)
+        log_density = self.simulator.log_prior(theta) - rate * distance
         for _ in range(self.moves):
             proposal = kernel.propose(theta, generator)
             asked = yield self.simulator.simulate(proposal, self.records, generator)
-            proposed = self._log_density(kernel, proposal, rate * asked)
-            accepted = torch.rand(len(theta), generator=generator).log() < proposed - log_density
+            proposed = self.simulator.log_prior(proposal) - rate * asked
+            accepted = kernel.accepts(theta, proposal, proposed - log_density, generator)
             theta = torch.where(accepted[:, None], proposal, theta)
             distance = torch.where(accepted, asked, distance)
             log_density = torch.where(accepted, proposed, log_density)
-            kernel.adapt(float(accepted.double().mean()))
         return replace(at, theta=theta, distance=distance, rate=rate, step=kernel.step)
 
     def _faster(self, at: Tolerated) -> float:
@@ -86,9 +85,6 @@ class ToleranceSearch:
         spread = at.distance - at.distance.min()
         most = FASTEST * max(at.rate, 1 / float(spread.mean().clamp_min(FIRST)))
         return most * largest_step(lambda b: -b * most * spread, self.even)
-
-    def _log_density(self, kernel: CrankNicolson, theta: Tensor, penalty: Tensor) -> Tensor:
-        return self.simulator.log_prior(theta) - penalty - kernel.log_reference(theta)
 
 
 def compared(comparing: Comparing, distance: Callable[[Tensor], Tensor]) -> Tolerated:
