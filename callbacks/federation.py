@@ -165,7 +165,7 @@ class FederationCallback(Callback):
         algorithm.start(server)
         if (guarantee := algorithm.guarantee()) is not None:
             rank_zero_info(f"{type(algorithm).__name__}: {guarantee}")
-        self._mechanism.refuse(dm, tensors, self.optimizer_state)
+        self._mechanism.prepare(dm, tensors, self.optimizer_state)
         if any(merge != "mean" for merge in tensors.merges.values()):
             rank_zero_info(f"buffers are merged as follows. {partition(tensors.merges)}")
 

@@ -15,6 +15,7 @@ from lit_epgan.callbacks.private_run import (
 from lit_epgan.callbacks.silence import without_training_logs
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Algorithm, Mechanism, Plan, Sampler
+from lit_epgan.engine.mechanisms import LocalPlan
 from lit_epgan.engine.module_state import ModuleState
 
 
@@ -27,6 +28,7 @@ class MechanismInFit:
 
     def __init__(self, mechanism: Mechanism | None) -> None:
         self.mechanism = mechanism
+        self._local: LocalPlan | None = None
 
     def set_up(self, trainer: Trainer, module: LightningModule) -> None:
         """Leave out what tells of single clients or records.
@@ -42,14 +44,19 @@ class MechanismInFit:
         if self.mechanism.by_record:
             refuse_late_changes(module)
 
-    def refuse(self, datamodule: FederatedDataModule, tensors: ModuleState, optimizer_state: str) -> None:
-        """Refuse settings by which more than the protected model would leave.
+    def prepare(self, datamodule: FederatedDataModule, tensors: ModuleState, optimizer_state: str) -> None:
+        """Refuse settings by which more than the protected model would leave, and see to it how records are drawn.
+
+        A Trainer makes a fit's first batch before ``begin``: coins have to be there by then.
 
         Raises:
             UserError: naming the setting.
         """
-        if self.mechanism is not None and self.mechanism.private:
+        if self.mechanism is None:
+            return
+        if self.mechanism.private:
             refuse_what_tells(datamodule, tensors, optimizer_state)
+        self._local = drawn_by_coins(datamodule, self.mechanism.noise_seed) if self.mechanism.by_record else None
 
     def begin(
         self,
@@ -69,9 +76,8 @@ class MechanismInFit:
         rounds = range(trainer.current_epoch, trainer.max_epochs or 0)
         exchanges = algorithm.exchanges(rounds.start, rounds.stop)
         folder, resumed = Path(trainer.default_root_dir), trainer.current_epoch > 0
-        local = drawn_by_coins(datamodule, self.mechanism.noise_seed) if self.mechanism.by_record else None
         clients = len(datamodule.active)
-        self.mechanism.begin(Plan(sampler, clients, exchanges, folder, resumed, state, rounds, local))
+        self.mechanism.begin(Plan(sampler, clients, exchanges, folder, resumed, state, rounds, self._local))
         if (promised := self.mechanism.guarantee()) is not None:
             rank_zero_info(f"{type(self.mechanism).__name__}: {promised}")
 

@@ -22,7 +22,7 @@ from lit_epgan.engine import Algorithm, InTurn
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FedSeq, TiltedExpectationPropagation
 from lit_epgan.modules.priors import HistoryPrior
-from lit_epgan.privacy import CentralNoise, CorrelatedNoise
+from lit_epgan.privacy import CentralNoise, CorrelatedNoise, RecordNoise
 from lit_epgan.runs.metrics_file import MetricsFile
 from tests.federations import client_sets, federation
 from tests.modules import Regression, TwoOptimizers
@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--algorithm", choices=sorted(ALGORITHMS), default="fedavg")
     parser.add_argument("--optimizer-state", default="reset")
     parser.add_argument("--noise-seed", type=int, help="a private run, whose noise repeats")
+    parser.add_argument("--unit", choices=["user", "record"], default="user", help="whom the noise hides")
     parser.add_argument("--groups", type=int, help="so many, which take turns; their noise is correlated")
     parser.add_argument("--trouble", nargs="*", default=[], metavar="RANK=KIND")
     parser.add_argument("--patience", type=float, default=30.0)
@@ -130,7 +131,8 @@ def main() -> None:
     trouble = {int(rank): kind for rank, kind in (word.split("=") for word in args.trouble)}
     private: dict[str, Any] = {}
     if args.noise_seed is not None:
-        private["mechanism"] = CentralNoise(0.5, 4.0, noise_seed=args.noise_seed)
+        noise = CentralNoise if args.unit == "user" else RecordNoise
+        private["mechanism"] = noise(0.5, 4.0, noise_seed=args.noise_seed)
     if args.groups is not None:
         private = {"sampler": InTurn(args.groups), "mechanism": CorrelatedNoise(0.5, 4.0, noise_seed=args.noise_seed)}
     callback = FederationCallback(ALGORITHMS[args.algorithm], args.optimizer_state, **private)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_epgan.privacy.ledger import Ledger
 from tests.processes import model, run
 
 pytestmark = pytest.mark.slow
@@ -15,6 +16,7 @@ RUNS = [
     ("--module", "gan"),
     ("--module", "gan", "--algorithm", "tilted"),
     ("--module", "regression", "--noise-seed", "1", "--groups", "2"),  # noise once, and not for each rank
+    ("--module", "regression", "--noise-seed", "1", "--unit", "record"),
 ]
 
 
@@ -32,6 +34,19 @@ def test_ranks_agree(tmp_path: Path, options: tuple[str, ...]) -> None:
             torch.testing.assert_close(
                 value, expected[name], rtol=1e-6, atol=1e-6 * float(expected[name].abs().max()), msg=f"{ranks}: {name}"
             )
+
+
+def test_every_client_pays_once_for_its_steps_whichever_rank_trains_it(tmp_path: Path) -> None:
+    """A round's cohort of 3 of 4 clients moves from rank to rank; the ledger is one file."""
+    books = []
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        run(folder, "--module", "regression", "--noise-seed", "1", "--unit", "record", devices=ranks)
+        accounts = Ledger(folder / "privacy.jsonl").read().accounts.values()
+        books.append({each.group: (each.made, each.planned, each.ended) for each in accounts})
+    assert books[0] == books[1]
+    assert len(books[0]) == 4
+    assert all(made > 0 and ended for made, _, ended in books[0].values())
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -223,6 +223,19 @@ def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_un
         spent([Releases(1.0), Releases(1.0, unit="record")], 1e-5)
 
 
+def test_a_fits_first_batch_is_drawn_by_coins_like_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Trainer makes it before training starts; a resumed fit does so again."""
+
+    def shuffled(*_: Any) -> Any:
+        raise AssertionError("drawn from a permutation, for which the accountant's price is not the right one")
+
+    monkeypatch.setattr("lit_epgan.datamodules.clients.DatasetClient.draw", staticmethod(shuffled))
+    options: dict[str, Any] = {"folder": tmp_path, "mechanism": RecordNoise(1.0, 4.0, noise_seed=1)}
+    trainer = fit(Regression(), federation(), 2, **options)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    fit(Regression(), federation(), 3, ckpt_path=str(tmp_path / "last.ckpt"), **options)
+
+
 def test_every_rank_pays_for_its_own_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 announces for all; each rank writes the steps of the clients that it trains, once a round."""
     asked = plan({0: 100, 1: 40, 2: 1000}, 10, {0: 10, 1: 4, 2: 100}, folder=tmp_path)
