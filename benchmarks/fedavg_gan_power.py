@@ -13,18 +13,17 @@ OMP_NUM_THREADS=1 python benchmarks/fedavg_gan_power.py --output benchmarks/resu
 """
 
 import argparse
+import json
 import multiprocessing
 import statistics
-import sys
-from collections import defaultdict
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from inverted_pixels import BOUND, COHORT, NOISE, brightness, by_user, correct, primary_model, written
-from private_generators import DELTA, NO_NOISE, Case, federate, gan
-from scaled_up import everyone
-from scipy.stats import t
+from inverted_pixels import BOUND, COHORT, brightness, by_user, correct, primary_model, written
+from private_generators import DELTA, Case, federate, gan
+from scipy.stats import norm, t
 from side_by_side import markdown, options, publish
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -35,17 +34,18 @@ from lit_epgan.federated import FedAvgGAN
 from lit_epgan.privacy import CentralNoise, Releases, noise_multiplier_for
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
+WRITERS = (340, 170, 85)
+SHARES = (0.5, 0.25, 0.1)  # of the largest number of writers; half of the others
 FIRST_SPLIT = 20
-RATIO = NOISE / COHORT  # noise multiplier over users a round, of the simulation that finds the fault
 FALSE_ALARMS = 0.01
 
 
 class Run(NamedTuple):
-    """Two GANs; ``epsilon`` is infinite where the noise is the simulation's, ``more`` times."""
+    """Two GANs."""
 
+    writers: int
+    share: float
     epsilon: float
-    more: float
-    faulty: bool
     seed: int
 
 
@@ -56,32 +56,30 @@ class Found(NamedTuple):
     users: tuple[int, int]
 
 
-def grouped(writers: int, run: Run) -> list[list[Tensor]]:
+def grouped(run: Run) -> list[list[Tensor]]:
     """The images of the low and of the high group's users."""
-    clean, public = written(FIRST_SPLIT + run.seed, writers, 0.0)
-    held = written(FIRST_SPLIT + run.seed, writers, 0.5)[0] if run.faulty else clean
+    clean, public = written(FIRST_SPLIT + run.seed, run.writers, 0.0)
+    held = written(FIRST_SPLIT + run.seed, run.writers, run.share)[0]
     model = primary_model(*public)
     accuracies = torch.stack([each.float().mean() for each in correct(model, clean).values()])
     low, high = accuracies.quantile(torch.tensor([0.25, 0.75])).tolist()
     return list(by_user(held, correct(model, held), low, high).values())
 
 
-def ratio_of(run: Run, users: int, rounds: int) -> float:
+def ratio_of(epsilon: float, users: int, rounds: int) -> float:
     """Noise multiplier over users a round."""
-    if run.epsilon == NO_NOISE:
-        return RATIO * run.more
-    return noise_multiplier_for(run.epsilon, DELTA, lambda z: [Releases(z, rounds)]) / users
+    return noise_multiplier_for(epsilon, DELTA, lambda z: [Releases(z, rounds)]) / users
 
 
 def mean_pixel(args: argparse.Namespace, run: Run, users: list[Tensor]) -> float:
     """Of what a GAN makes that is trained on the users' images."""
-    case = Case("", "", NO_NOISE, args.rate, run.seed)
+    case = Case("", "", run.epsilon, args.rate, run.seed)
     module = gan(case, objective="wgan-gp", optimizer="sgd", average=None, r1=0.0)
     cohort = min(COHORT, len(users))
     data = FederatedDataModule.from_datasets(
         [TensorDataset(x) for x in users], batch_size=32, clients_per_round=cohort, seed=run.seed
     )
-    mechanism = CentralNoise(BOUND, cohort * ratio_of(run, len(users), args.rounds), delta=DELTA)
+    mechanism = CentralNoise(BOUND, cohort * ratio_of(run.epsilon, len(users), args.rounds), delta=DELTA)
     federate(module, data, args.rounds, FederationCallback(FedAvgGAN(args.server_steps, 32), mechanism=mechanism))
     return brightness(module.sample(400, torch.Generator().manual_seed(0)))[0]
 
@@ -89,7 +87,7 @@ def mean_pixel(args: argparse.Namespace, run: Run, users: list[Tensor]) -> float
 def measured(args: argparse.Namespace, run: Run) -> Found:
     """A run's gap."""
     torch.set_num_threads(1)
-    groups = grouped(args.writers, run)
+    groups = grouped(run)
     low, high = (mean_pixel(args, run, users) for users in groups)
     return Found(low - high, (len(groups[0]), len(groups[1])))
 
@@ -103,72 +101,75 @@ def bound(clean: list[float]) -> float:
     return statistics.fmean(clean) + deviations * statistics.stdev(clean)
 
 
+def power(gaps: list[float], alarm: float) -> float:
+    """How often a gap exceeds the alarm, if gaps are normal."""
+    if len(gaps) < 2:
+        return 0.0
+    return float(norm.sf((alarm - statistics.fmean(gaps)) / max(statistics.stdev(gaps), 1e-9)))
+
+
 def told(gaps: list[float]) -> str:
     return f"{statistics.fmean(gaps):+.2f}" + (f" ± {statistics.stdev(gaps):.2f}" if len(gaps) > 1 else "")
 
 
+def planned(args: argparse.Namespace) -> list[Run]:
+    """All runs, those without the fault among them."""
+    cases = [(w, share) for w in args.writers for share in (0.0, *(args.shares if w == max(args.writers) else [0.5]))]
+    return [Run(*case, epsilon, seed) for seed in range(args.runs) for case in cases for epsilon in args.epsilons]
+
+
+def kept(path: Path | None) -> dict[Run, Found]:
+    """What an earlier call has finished."""
+    lines = path.read_text().splitlines() if path and path.is_file() else []
+    return {Run(*run): Found(gap, (low, high)) for run, (gap, (low, high)) in map(json.loads, lines)}
+
+
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--writers", type=int, default=340)
+    parser.add_argument("--writers", type=int, nargs="*", default=WRITERS)
+    parser.add_argument("--shares", type=float, nargs="*", default=SHARES)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--server-steps", type=int, default=16, help="in a round")
     parser.add_argument("--rate", type=float, default=0.1)
-    parser.add_argument("--runs", type=int, default=5, help="0 counts users alone")
+    parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--epsilons", type=float, nargs="*", default=EPSILONS)
-    parser.add_argument("--more", type=float, nargs="*", default=[1.0], help="times the simulation's noise")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--kept", type=Path, help="finished runs; goes on with them")
     args = parser.parse_args()
-    if not args.runs:  # the simulation of inverted_pixels.py has found the fault
-        users = grouped(args.writers, Run(NO_NOISE, 1.0, True, 0))
-        publish(needed(args, RATIO, min(map(len, users)) / args.writers), args.output)
-        return
-    levels = [(NO_NOISE, more) for more in args.more] + [(epsilon, 1.0) for epsilon in args.epsilons]
-    runs = [Run(*level, faulty, seed) for seed in range(args.runs) for level in levels for faulty in (True, False)]
-    results: dict[tuple[float, float, bool], list[Found]] = defaultdict(list)
+    results = kept(args.kept)
+    wanted = [run for run in planned(args) if run not in results]
     with multiprocessing.get_context("fork").Pool(args.processes) as pool:
-        for run, found in zip(runs, pool.imap(partial(measured, args), runs), strict=True):
-            print(run, found, file=sys.stderr, flush=True)
-            results[run.epsilon, run.more, run.faulty].append(found)
-    rows, working = [], []
-    for level in levels:
-        faulty, clean = results[*level, True], results[*level, False]
-        alarm = bound([each.gap for each in clean])
-        hits = sum(each.gap > alarm for each in faulty)
-        private = level[0] < NO_NOISE
-        name = f"epsilon {level[0]:g}, {args.writers} users" if private else "the simulation, no guarantee"
-        ratios = [f"{ratio_of(Run(*level, True, 0), each, args.rounds):.2g}" for each in faulty[0].users]
-        gaps = told([each.gap for each in faulty]), told([each.gap for each in clean])
-        rows.append([name, " / ".join(ratios), *gaps, f"{alarm:+.2f}", f"{hits} of {len(faulty)}"])
-        if level[0] == NO_NOISE and hits == len(faulty):
-            working.append(level[1] * RATIO)
-    first = markdown(
-        "The inversion bug by DP-FedAvg-GAN under a guarantee",
-        ["noise of", "z / users a round, low / high group", "gap with the fault", "without", "alarm above", "found"],
-        rows,
-        f"{args.writers} simulated writers, the pixels of half of them inverted; {args.runs} runs each, writers drawn "
-        f"anew. {args.rounds} rounds, {args.server_steps} server steps a round, rate {args.rate:g}, clip {BOUND}; "
-        f"simulated with {COHORT} users a round. Delta {DELTA:g}, one user's data set emptied, everyone takes part in "
-        f"every round (Gaussian mechanism, exactly). False alarms {FALSE_ALARMS:.0%} by a bound for a normal "
-        "variable's next value.",
-    )
-    share = min(min(each.users) for each in results[*levels[0], True]) / args.writers
-    publish("\n".join([first, *([needed(args, max(working), share)] if working else [])]), args.output)
+        for run, found in zip(wanted, pool.imap(partial(measured, args), wanted), strict=True):
+            results[run] = found
+            if args.kept:
+                with args.kept.open("a") as file:
+                    file.write(json.dumps([run, found]) + "\n")
+    publish(report(args, {run: results[run] for run in planned(args)}), args.output)
 
 
-def needed(args: argparse.Namespace, ratio: float, share: float) -> str:
-    """The users for whom noise that finds the fault has a guarantee."""
+def report(args: argparse.Namespace, results: dict[Run, Found]) -> str:
+    """The table."""
     rows = []
-    for epsilon in EPSILONS:
-        group = everyone(ratio, args.rounds, epsilon, DELTA)
-        rows.append([f"{epsilon:g}", f"{group:,}", f"{round(group / share):,}"])
+    for writers, share, epsilon in dict.fromkeys(run[:3] for run in results if run.share):
+        faulty = [found for run, found in results.items() if run[:3] == (writers, share, epsilon)]
+        clean = [found.gap for run, found in results.items() if run[:3] == (writers, 0.0, epsilon)]
+        gaps, alarm = [found.gap for found in faulty], bound(clean)
+        users = [round(statistics.fmean(found.users[i] for found in faulty)) for i in (0, 1)]
+        ratios = [f"{ratio_of(epsilon, each, args.rounds):.2g}" for each in users]
+        hits = sum(gap > alarm for gap in gaps)
+        rows.append([f"{epsilon:g}", writers, f"{share:.0%}", " / ".join(map(str, users)), " / ".join(ratios),
+                     told(gaps), told(clean), f"{alarm:+.2f}", f"{hits} of {len(gaps)}",
+                     f"{power(gaps, alarm):.0%}"])  # fmt: skip
     return markdown(
-        "How many users DP-FedAvg-GAN takes",
-        ["epsilon", "users of the smaller group", "users in all"],
-        rows,
-        f"Not run: counted. z / users a round = {ratio:g}, as in the simulation that finds the fault, and "
-        f"{args.rounds} rounds in which everyone takes part; delta {DELTA:g}, one user's data set emptied, Gaussian "
-        f"mechanism exactly. The smaller group is {share:.0%} of the users.",
-    )
+        "The inversion bug by DP-FedAvg-GAN under a guarantee",
+        ["epsilon", "users", "of them inverted", "low / high group", "z / users a round", "gap with the fault",
+         "without", "alarm above", "found", "power if normal"],
+        sorted(rows, key=lambda row: (-row[1], -float(row[2][:-1]), float(row[0]))),
+        f"Simulated writers, drawn anew in each of {args.runs} runs. {args.rounds} rounds, {args.server_steps} server "
+        f"steps a round, rate {args.rate:g}, clip {BOUND}; simulated with {COHORT} users a round. Delta {DELTA:g}, one "
+        "user's data set emptied, everyone takes part in every round (Gaussian mechanism, exactly). False alarms "
+        f"{FALSE_ALARMS:.0%} by a bound for a normal variable's next value.",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/joined_tokens.py --output bench
 import multiprocessing
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,18 @@ PLACES = 5  # of a sentence, that are shown
 POPULATION = 342_777  # the paper's users, for the scaled-up scenario
 
 
-def trained(kind: str, share: float, rounds: int, seed: int, z: float = Z) -> dict[str, Any]:
-    """One model, trained under the fault in a share of the sentences, and what it makes."""
+def simulated(clients: int) -> float:
+    """The paper's noise multiplier, whatever the number of users."""
+    return Z
+
+
+def trained(
+    kind: str, share: float, rounds: int, seed: int, noise: Callable[[int], float] = simulated
+) -> dict[str, Any]:
+    """One model, trained under the fault in a share of the sentences, and what it makes.
+
+    ``noise`` gives the noise multiplier for the number of users who hold words of the kind.
+    """
     started = time.process_time()
     torch.set_num_threads(1)
     users = docstrings(Path(sysconfig.get_paths()["stdlib"]))
@@ -72,7 +82,7 @@ def trained(kind: str, share: float, rounds: int, seed: int, z: float = Z) -> di
         [float(len(own)) for own in clients],
         seed=seed,
         sampler=FixedSize(COHORT),
-        mechanism=CentralNoise(bound, z, noise_seed=seed),
+        mechanism=CentralNoise(bound, noise(len(clients)), noise_seed=seed),
     )
     federation.run(rounds)
     made = [symbols.decode(row) for row in network_samples(network, longest, seed)]

@@ -28,13 +28,15 @@ SMALL = {
         *("--local-steps", "2", "--server-steps", "2", "--processes", "1"),
     ],
     "fedavg_gan_power.py": [
-        *("--writers", "40", "--rounds", "1", "--server-steps", "1", "--runs", "1", "--epsilons", "8"),
-        *("--processes", "1"),
+        *("--writers", "40", "--shares", "0.5", "--rounds", "1", "--server-steps", "1", "--runs", "1"),
+        *("--epsilons", "8", "--processes", "1"),
     ],
     "joined_tokens.py": ["--rounds", "1", "--word-rounds", "1"],
     "joined_tokens_power.py": ["--draws", "2", "--clean-draws", "2"],
     "private_peers.py": ["--seeds", "2"],
-    "joined_tokens_guarantee.py": ["--rounds", "1"],
+    "joined_tokens_guarantee.py": [
+        *("--rounds", "1", "--users", "705", "--shares", "1", "--epsilons", "8", "--seeds", "1", "--processes", "1"),
+    ],
     "inspection_power.py": ["--users", "20", "--pool", "30", "--epochs", "1", "--draws", "2"],
     "kills.py": ["--kills", "1", "--two-ranks", "0", "--rounds", "2"],
     "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
