@@ -183,8 +183,8 @@ def test_a_user_moves_both_groups_together_by_the_stated_length(pixel: float) ->
     """By sqrt(2) S / users at most; one that is emptied reports zeros, and still counts in the divisor."""
     users = people()
     rule = Slice([0])
-    emptied = selected_images(Users({**users, "user 3": TensorDataset(torch.zeros(0, *SHAPE), torch.zeros(0))}, None, rule)
-                       .records(), rule, 0)  # fmt: skip
+    nobody = TensorDataset(torch.zeros(0, *SHAPE), torch.zeros(0))
+    emptied = selected_images(Users({**users, "user 3": nobody}, None, rule).records(), rule, 0)
     users["user 3"] = TensorDataset(torch.full((5, *SHAPE), pixel), users["user 3"].tensors[1])
     full = selected_images(Users(users, None, rule).records(), rule, 0)
     moved = float((discriminators(full) - discriminators(emptied)).norm())

@@ -97,7 +97,7 @@ class FederatedGenerator(ABC):
 
     @abstractmethod
     def batch(self, own: Any, rows: Tensor) -> Any:
-        """A batch of these rows, int64 (n,), of what a user trains on; its first entry has n rows, also where n is 0."""
+        """A batch of these rows, int64 (n,), of what a user trains on; its first entry has n rows, n >= 0."""
 
     @abstractmethod
     def loss(self, module: nn.Module, batch: Any) -> Tensor:

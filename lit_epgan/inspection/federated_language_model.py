@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +58,8 @@ class FederatedLanguageModel(FederatedGenerator):
         "the price covers that."
     )
     reading = (
-        "The lower words are made byte by byte by a group's language model. The interval of their share is that of "
-        "making so few; it tells nothing of the noise in training, nor how well the model has learnt."
+        "The lower words are made byte by byte by a group's language model. How many hold a space depends on the noise "
+        "in training, too, and on how well the model has learnt: the interval of their share leaves that out."
     )
     skips_refused = False  # it may show what words have in common of which each is rare
 
@@ -145,8 +144,9 @@ class FederatedLanguageModel(FederatedGenerator):
         share, before = joined_share(made), joined_share(self._made(self.model))
         lines = [
             "made by the group's language model",
-            f"{share.joined} of {share.shown} words made hold a space: {share.percent}, of making them alone",
-            f"before the training: {before.percent}",
+            f"{share.joined} of {share.shown} words made hold a space: {share.percent}; the interval is that of making "
+            "so few",
+            f"of those made before training: {before.percent}",
         ]
         return replace(panel, made_words=listed, made=lines)
 
