@@ -239,6 +239,7 @@ def test_the_price_is_the_accountants_and_that_of_one_group(
     told = " ".join(found.released)
     assert str(spent([rounds], 1e-4, relation)) in told
     assert f"{cohort or 5} of 5 users" in told
+    assert ("A user is in one group at most" in told) == (first == 0)
 
 
 def test_all_rounds_are_charged_before_the_first(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,19 +276,17 @@ def making(*words: str) -> Callable[..., list[list[int]]]:
 
 
 def test_the_page_shows_what_is_made_once_and_escaped(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LanguageModel, "sample", making("<b>x y", "\x1b\u202e", "z", "z"))
-    own = inspection(listed=2, samples=40)
+    monkeypatch.setattr(LanguageModel, "sample", making("<b>x y", "z", "z", "\x1b\u202e", "k"))
+    own = inspection(listed=3, samples=40)
     ask = own.ask("look", tmp_path)
     before = torch.get_rng_state()
     found = own.run(ask)
     assert torch.equal(torch.get_rng_state(), before)
-    assert [panel.made_words for panel in found.panels] == [["<b>x␣y", "\\x1b\\u202e"]] * 2  # "z" is the third
+    assert [panel.made_words for panel in found.panels] == [["<b>x␣y", "z", "\\x1b\\u202e"]] * 2  # "k" is the fourth
     html = page(own, found, ask, "a command")
     assert html.count("<code>&lt;b&gt;x␣y</code>") == 2
     assert "<b>x" not in html
-    assert (
-        html.count("10 of 40 words made hold a space: 25 % (95 %: 13 to 41 %)") == 2
-    )  # of Clopper and Pearson's table
+    assert html.count("8 of 40 words made hold a space: 20 % (95 %: 9 to 36 %)") == 2  # of Clopper and Pearson's table
     assert "A user is in 2 groups at most, so the groups share one price" in html
     assert found.released[-1] == "Nothing else."
 
@@ -299,13 +298,16 @@ def test_much_noise_and_none_worth_the_name_are_called_so(tmp_path: Any, z: floa
     assert ("protects nobody" in " ".join(found.released)) == nobody
 
 
-def test_noise_hides_what_is_shorter_over_all_rounds() -> None:
+def test_noise_counts_over_all_rounds(tmp_path: Any) -> None:
     """Sixteen rounds: the noise is four times as long, what they teach sixteen times."""
     own = settings(rounds=16)
     numbers = sum(parameter.numel() for parameter in own.model.parameters())
     assert own.noise_length(3.0, 50) == pytest.approx(3 * math.sqrt(numbers) / 50)
-    assert not own.hides(3.99)
-    assert own.hides(4.01)
+    assert own.lasting(6.0) == 1.5
+    found, _ = run(tmp_path, rounds=4)
+    length = own.noise_length(2.0 * math.sqrt(2), 5)
+    assert f"the noise is {length:.2g} times" in found.released[-2]
+    assert f"their noise is {length / 2:.2g} times" in found.released[-2]
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,9 @@ class FederatedGAN(FederatedGenerator):
         """The discriminator's."""
         return sum(parameter.numel() for parameter in self.gan.discriminator.parameters())
 
-    def hides(self, length: float) -> bool:
-        """A discriminator starts each round against another generator: what the rounds teach does not add up."""
-        return length > 1
+    def lasting(self, length: float) -> float:
+        """A discriminator meets another generator in each round: what the rounds teach does not add up."""
+        return length
 
     def shown(self, panel: Panel, module: GAN) -> Panel:
         """With a picture of samples, and their statistics."""

@@ -112,8 +112,8 @@ class FederatedGenerator(ABC):
         """How many numbers a report has."""
 
     @abstractmethod
-    def hides(self, length: float) -> bool:
-        """Whether the noise hides what users teach, where each round's has this ``noise_length``."""
+    def lasting(self, length: float) -> float:
+        """How long the noise is in what all rounds leave, where each round's has this ``noise_length``."""
 
     @abstractmethod
     def shown(self, panel: Panel, module: Any) -> Panel:

@@ -133,9 +133,9 @@ class FederatedLanguageModel(FederatedGenerator):
         """All of the model's."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def hides(self, length: float) -> bool:
-        """What the rounds teach adds up, T times as long; their noises are independent, sqrt(T) times as long."""
-        return length / math.sqrt(self.rounds) > 1
+    def lasting(self, length: float) -> float:
+        """What T rounds teach adds up, T times as long; their noises are independent, sqrt(T) times as long."""
+        return length / math.sqrt(self.rounds)
 
     def shown(self, panel: Panel, module: LanguageModel) -> Panel:
         """With different ones of the words that it makes, and the share of all that hold a space."""

@@ -52,7 +52,7 @@ def add_generators(
     for place, panel in enumerate(findings.panels):
         if panel.title in trained:
             shown = settings.shown(panel, trained[panel.title])
-            notes = [HIDDEN] if settings.hides(_length(settings, ask, users)) else []
+            notes = [HIDDEN] if settings.lasting(_length(settings, ask, users)) > 1 else []
             findings.panels[place] = replace(shown, made=[*shown.made, *notes])
     findings.kept["generators"] = {name: settings.kept(module) for name, module in trained.items()}
     findings.released[-1:-1] = told(settings, ask, users)  # before the sentence that says: nothing else
@@ -66,7 +66,8 @@ def told(settings: FederatedGenerator, ask: Ask, users: Users) -> list[str]:
     t, queries, deviation = users.selection.together, ask.queries, _deviation(ask, users)
     asked = settings.users_per_round or len(users.private)
     price = queries.price(ask.rounds)
-    kind, part = settings.kind, settings.reported
+    kind, part, length = settings.kind, settings.reported, _length(settings, ask, users)
+    lasting = settings.lasting(length)
     groups = "one group at most" if t == 1 else f"{t} groups at most"
     return [
         f"For each group the {part}s of {settings.rounds} rounds of {settings.method}: in a round {asked} of "
@@ -78,8 +79,8 @@ def told(settings: FederatedGenerator, ask: Ask, users: Users) -> list[str]:
         f"A user is in {groups}, so the groups share one price: the {kind}s by themselves cost "
         f"{price}; the sum by itself {queries.price(ask.releases)}."
         + (f" Such an epsilon protects nobody: these {kind}s are a simulation." if price.epsilon > LARGE else ""),
-        f"In each round the noise is {_length(settings, ask, users):.2g} times as long as the sum of all reports can "
-        "be.",
+        f"In each round the noise is {length:.2g} times as long as the sum of all reports can be."
+        + (f" All rounds add up, and their noise is {lasting:.2g} times as long." if lasting != length else ""),
     ]
 
 
