@@ -16,8 +16,9 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvgGAN
 from lit_epgan.inspection import Ask, FederatedGAN, Findings, Inspection, Panel, Price, Slice, Users, View
 from lit_epgan.inspection.federated_gan import turn_loss
-from lit_epgan.inspection.group_gans import add_gans, selected
+from lit_epgan.inspection.group_generators import add_generators
 from lit_epgan.inspection.page import page
+from lit_epgan.inspection.selected import selected_images
 from lit_epgan.modules import GAN, GaussianPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, Ledger, Releases, spent
@@ -84,7 +85,7 @@ def generators(findings: Findings) -> dict[str, dict[str, Tensor]]:
 def test_the_selected_examples_by_hand() -> None:
     """A user needs two zeros for the first group, two others for the second; the fourth has one zero."""
     users = Users(people(), None, Slice([0], at_least=2))
-    found = selected(users.records(), users.selection, 0)
+    found = selected_images(users.records(), users.selection, 0)
     images = [own.tensors[0] for own in people().values()]
     expected = {
         "label 0": [images[0][:2], images[1], images[2][:0], images[3][:0], images[4]],
@@ -104,7 +105,7 @@ def test_an_example_is_taken_as_often_as_its_weight_says() -> None:
             return 0.3 * super().weights(records)
 
     users = Users(people([[0] * 4000]), None, Half([0]))
-    (images,) = selected(users.records(), users.selection, 0)["label 0"]
+    (images,) = selected_images(users.records(), users.selection, 0)["label 0"]
     assert len(images) / 4000 == pytest.approx(0.3, abs=0.03)
 
 
@@ -112,7 +113,7 @@ def test_a_user_counts_in_no_more_groups_than_the_selection_says() -> None:
     rule = Slice([0])
     rule.together = 1
     users = Users(people(), None, rule)
-    found = selected(users.records(), rule, 0)
+    found = selected_images(users.records(), rule, 0)
     assert [len(x) for x in found["label 0"]] == [2, 4, 0, 1, 0]
     assert [len(x) for x in found["any other label"]] == [0, 0, 2, 0, 0]
 
@@ -182,10 +183,10 @@ def test_a_user_moves_both_groups_together_by_the_stated_length(pixel: float) ->
     """By sqrt(2) S / users at most; one that is emptied reports zeros, and still counts in the divisor."""
     users = people()
     rule = Slice([0])
-    emptied = selected(Users({**users, "user 3": TensorDataset(torch.zeros(0, *SHAPE), torch.zeros(0))}, None, rule)
-                       .records(), rule, 0)  # fmt: skip
+    nobody = TensorDataset(torch.zeros(0, *SHAPE), torch.zeros(0))
+    emptied = selected_images(Users({**users, "user 3": nobody}, None, rule).records(), rule, 0)
     users["user 3"] = TensorDataset(torch.full((5, *SHAPE), pixel), users["user 3"].tensors[1])
-    full = selected(Users(users, None, rule).records(), rule, 0)
+    full = selected_images(Users(users, None, rule).records(), rule, 0)
     moved = float((discriminators(full) - discriminators(emptied)).norm())
     assert moved <= math.sqrt(2) * 0.5 / len(LABELS) * (1 + 1e-5)
     if pixel == 1e6:
@@ -254,7 +255,7 @@ def test_users_without_records_are_asked_too(tmp_path: Any, monkeypatch: pytest.
     users = Users(people([[0]] * 256 + [[]] * 3), None, Slice([0]))
     ask = own.ask("look", tmp_path)
     assert own.generator is not None
-    add_gans(own.generator, users, ask, lambda: Counted().look(users, ask))
+    add_generators(own.generator, users, ask, lambda: Counted().look(users, ask))
     assert asked == [259, 259]
 
 

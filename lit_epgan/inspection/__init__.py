@@ -3,6 +3,8 @@
 from lit_epgan.inspection.ask import Ask
 from lit_epgan.inspection.density import UnlikePublic
 from lit_epgan.inspection.federated_gan import FederatedGAN
+from lit_epgan.inspection.federated_generator import FederatedGenerator
+from lit_epgan.inspection.federated_language_model import FederatedLanguageModel
 from lit_epgan.inspection.images import ImageView
 from lit_epgan.inspection.inspection import Inspection, Price
 from lit_epgan.inspection.selections import (
@@ -24,6 +26,8 @@ __all__ = [
     "Check",
     "Everyone",
     "FederatedGAN",
+    "FederatedGenerator",
+    "FederatedLanguageModel",
     "Findings",
     "ImageView",
     "Inspection",

@@ -25,7 +25,7 @@ class Ask:
         what: the inspection, for whoever reads the ledger.
         group: the users.
         delta: of one selection of words, beside the noise; 0 where none is asked for.
-        rounds: of the groups' GANs, where they are trained, too.
+        rounds: of the groups' generators, where they are trained, too.
     """
 
     queries: Queries
@@ -37,7 +37,7 @@ class Ask:
 
     @property
     def releases(self) -> Releases:
-        """What it will have released, all parts together, the GANs' rounds aside."""
+        """What it will have released, all parts together, the generators' rounds aside."""
         return Releases(self.noise_multiplier, delta=self.delta)
 
     @property

@@ -1,32 +1,28 @@
 """DP-FedAvg-GAN on a group's selected examples: discriminators at the users, the generator on the server."""
 
-import copy
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from lit_epgan.engine import Everyone, FixedSize, PlainFederation
 from lit_epgan.errors import UserError
 from lit_epgan.federated.fedavg_gan import FedAvgGAN
+from lit_epgan.inspection.federated_generator import FederatedGenerator, nothing
+from lit_epgan.inspection.images import picture
+from lit_epgan.inspection.selected import selected_images
+from lit_epgan.inspection.statistics import image_statistics
+from lit_epgan.inspection.view import Panel, Users
 from lit_epgan.modules import GAN, UniformPrior
-from lit_epgan.privacy.accountant import noise_multiplier_for
-from lit_epgan.privacy.central import CentralNoise
-from lit_epgan.privacy.releases import Relation, Releases
-from lit_epgan.privacy.settings import check_settings
-from lit_epgan.randomness import generator_for, isolated
+from lit_epgan.randomness import generator_for
 
 
-class FederatedGAN:
+class FederatedGAN(FederatedGenerator):
     """A GAN for each group, trained by DP-FedAvg-GAN (Augenstein et al. 2020, algorithm 1) on the selected examples.
 
-    All users are asked alike, whatever group they are in: a cohort is drawn from all, the same one for all groups. A
-    user outside a group reports zeros, and the divisor is the cohort's size, as both are public. A user is in at most
-    t groups (``Selection.together``), so one user moves a round's sums of all groups together, as one vector, by at
-    most sqrt(t) S. With noise N(0, (z S)^2 t I) on them a round is one release with noise multiplier z.
+    ``FederatedGenerator`` says what one user can move.
 
     Args:
         gan: the module; every group starts with a copy.
@@ -45,6 +41,11 @@ class FederatedGAN:
         UserError: a number is out of its range, or the GAN keeps what a private run cannot.
     """
 
+    kind, reported, method = "GAN", "discriminator", "DP-FedAvg-GAN"
+    server = "The generators are trained on the server against these discriminators, and see no image."
+    reading = "The lower pictures are samples of a generator that never saw an image of theirs."
+    skips_refused = True  # a GAN of few users would show nothing
+
     def __init__(
         self,
         gan: GAN,
@@ -59,33 +60,11 @@ class FederatedGAN:
         batch_size: int = 32,
         samples: int = 100,
     ) -> None:
-        check_settings("generator", bound, noise_multiplier, target_epsilon, 0.5, "zero_out", None)
-        if min(rounds, local_steps, samples) < 1:
-            raise UserError("generator.rounds, generator.local_steps and generator.samples are at least 1")
-        if users_per_round is not None and not 1 <= users_per_round <= (users or 0):
-            raise UserError(
-                f"generator.users_per_round is {users_per_round}, and generator.users {users}: the price depends on "
-                "both, and a round asks at least one user and at most all"
-            )
         _check_gan(gan)
-        self.algorithm = FedAvgGAN(server_steps, batch_size)
-        self.gan, self.rounds, self.bound, self.samples = gan, rounds, bound, samples
-        self.noise_multiplier, self.target_epsilon = noise_multiplier, target_epsilon
-        self.users_per_round, self.users = users_per_round, users
-        self.local_steps, self.batch_size = local_steps, batch_size
-
-    def releases(self, delta: float, relation: Relation) -> Releases:
-        """What all rounds of all groups release together; z is found for ``target_epsilon`` where that is given."""
-        kind = Releases(1.0, self.rounds)
-        if self.users_per_round is not None and self.users is not None:
-            rate = self.users_per_round / self.users
-            kind = Releases(1.0, self.rounds, "fixed", rate, self.users)
-        z = self.noise_multiplier
-        if z is None:
-            assert self.target_epsilon is not None
-            asked = self.target_epsilon
-            z = noise_multiplier_for(asked, delta, lambda z: [kind.with_noise(z, self.rounds)], relation)
-        return kind.with_noise(z, self.rounds)
+        algorithm = FedAvgGAN(server_steps, batch_size)
+        price = noise_multiplier, target_epsilon, users_per_round, users
+        super().__init__(gan, algorithm, rounds, bound, *price, local_steps, batch_size, samples)
+        self.gan = gan
 
     def check_users(self, private: Mapping[str, Dataset]) -> None:
         """Refuse users whose number, or the shape of whose images, is another than was said; both are public.
@@ -96,58 +75,49 @@ class FederatedGAN:
         Raises:
             UserError: naming what was said, and what it is.
         """
-        if self.users not in (None, len(private)):
-            raise UserError(f"generator.users is {self.users}, and the data have {len(private)}: give this number")
+        super().check_users(private)
         made = tuple(self.gan.sample(1, generator_for("shape")).shape[1:])
         shape = next((tuple(own[0][0].shape) for own in private.values() if len(own)), made)  # type: ignore[arg-type]
         if made != shape:
             raise UserError(f"generator.gan makes images {made}, and the users' are {shape}: give it that shape")
 
-    def train(self, images: Sequence[Tensor], deviation: float, seed: int, noise_seed: int | None = None) -> GAN:
-        """A group's GAN.
+    def selected(self, users: Users, seed: int) -> dict[str, list[Tensor]]:
+        """Images (n, *shape)."""
+        found = selected_images(users.records(), users.selection, seed)
+        none = next(iter(found.values()))[0][:0]  # of users after the last block that has a record
+        return {name: own + [none] * (len(users.private) - len(own)) for name, own in found.items()}
 
-        Args:
-            images: of every user, also outside the group, the selected ones (n, *shape), n >= 0.
-            deviation: of the noise on a round's sum, in S.
-            seed: of cohorts and steps; it has to stay a secret where the price counts on cohorts.
-            noise_seed: repeats the noise, for studies.
-        """
-        with isolated():
-            federation = self.federation(images, deviation, seed, noise_seed)
-            federation.run(self.rounds)
-        gan = federation.module
-        assert isinstance(gan, GAN)
-        return gan
+    def batch(self, own: Tensor, rows: Tensor) -> list[Tensor]:
+        """Images alone."""
+        return [own[rows]]
 
-    def federation(
-        self, images: Sequence[Tensor], deviation: float, seed: int, noise_seed: int | None = None
-    ) -> PlainFederation:
-        """The group's federation before its first round; see ``train``."""
+    def loss(self, module: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+        """That of the network whose turn it is."""
+        return turn_loss(module, batch)
 
-        gan = copy.deepcopy(self.gan)
+    def optimizer(self, module: Any) -> torch.optim.Optimizer:
+        """One for both networks."""
+        return one_optimizer(module)
 
-        def batches(user: int, round_: int) -> Iterator[list[Tensor]]:
-            own = images[user]
-            order = torch.randperm(len(own), generator=generator_for(seed, round_, user, "order"))
-            rows = order.split(self.batch_size)  # one empty batch of a user outside: it reports zeros
-            return ([own[some]] for some in islice(rows, self.local_steps))
+    def numbers(self) -> int:
+        """The discriminator's."""
+        return sum(parameter.numel() for parameter in self.gan.discriminator.parameters())
 
-        return PlainFederation(
-            self.algorithm,
-            gan,
-            turn_loss,
-            lambda _: one_optimizer(gan),
-            batches,
-            [1.0] * len(images),  # not the true number: it tells who is in the group
-            seed,
-            Everyone() if self.users_per_round is None else FixedSize(self.users_per_round),
-            CentralNoise(self.bound, deviation, noise_seed=noise_seed),
-        )
+    def lasting(self, length: float) -> float:
+        """A discriminator meets another generator in each round: what the rounds teach does not add up."""
+        return length
 
-    def noise_length(self, deviation: float, users: int) -> float:
-        """How long a round's noise on the sum is, in lengths of the longest sum of all that are asked."""
-        numbers = sum(parameter.numel() for parameter in self.gan.discriminator.parameters())
-        return deviation * math.sqrt(numbers) / (self.users_per_round or users)
+    def shown(self, panel: Panel, module: GAN) -> Panel:
+        """With a picture of samples, and their statistics."""
+        made = module.sample(self.samples, generator_for("samples"))
+        lines = ["samples of the group's GAN"]
+        lines += [f"{each.title} {float(each.of(made).mean()):+.2f}" for each in image_statistics(0.0)]
+        return replace(panel, samples=picture(made), made=lines)
+
+    def kept(self, module: GAN) -> dict[str, Tensor]:
+        """The generator's."""
+        state: dict[str, Tensor] = module.generator.state_dict()
+        return state
 
 
 def turn_loss(gan: nn.Module, batch: Sequence[Tensor]) -> Tensor:
@@ -159,10 +129,7 @@ def turn_loss(gan: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     """
     assert isinstance(gan, GAN)
     (player,) = gan.turns
-    if not len(batch[0]):
-        nothing: Tensor = sum(parameter.sum() for parameter in getattr(gan, player).parameters()) * torch.zeros(())
-        return nothing
-    return gan.player_loss(player, batch)
+    return gan.player_loss(player, batch) if len(batch[0]) else nothing(getattr(gan, player))
 
 
 def one_optimizer(gan: GAN) -> torch.optim.Optimizer:

@@ -10,8 +10,8 @@ from torch.utils.data import ConcatDataset, Dataset
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
-from lit_epgan.inspection.federated_gan import FederatedGAN
-from lit_epgan.inspection.group_gans import add_gans
+from lit_epgan.inspection.federated_generator import FederatedGenerator
+from lit_epgan.inspection.group_generators import add_generators
 from lit_epgan.inspection.primary import Primary, loaded, trained
 from lit_epgan.inspection.records import Records
 from lit_epgan.inspection.selections import Everyone, Selection
@@ -28,8 +28,8 @@ class Price:
     """What an inspection may cost.
 
     Attributes:
-        epsilon: of the whole inspection but its GANs, which have one of their own; its noise is the smallest that keeps
-            it.
+        epsilon: of the whole inspection but its generators, which have one of their own; its noise is the smallest that
+            keeps it.
         delta: for which epsilon is stated; below one over the number of users.
         relation: which data sets are neighbours, ``zero_out`` or ``replace_one``.
         ledger: the data set's, which everybody who looks at it shares; by default ``privacy.jsonl`` beside the page.
@@ -56,7 +56,7 @@ class Inspection:
         view: what is released and shown.
         selection: what of the users' data is looked at; by default everything.
         primary: the model that is asked what it gets right; any LightningModule with ``predict_step``.
-        generator: trains a GAN for each group, beside what the view releases; null for none.
+        generator: trains a GAN or a language model for each group, beside what the view releases; null for none.
         checkpoint: of the primary model. Without one it is trained on the public data.
         epochs, batch_size: of that training.
         price: in epsilon.
@@ -68,7 +68,7 @@ class Inspection:
     view: View
     selection: Selection | None = None
     primary: LightningModule | None = None
-    generator: FederatedGAN | None = None
+    generator: FederatedGenerator | None = None
     checkpoint: str | None = None
     epochs: int = 15
     batch_size: int = 32
@@ -123,7 +123,7 @@ class Inspection:
         say(f"Asking {len(data.train)} users: {self.rule}.")
         if self.generator is None:
             return self.view.look(users, ask)
-        return add_gans(self.generator, users, ask, lambda: self.view.look(users, ask), say)
+        return add_generators(self.generator, users, ask, lambda: self.view.look(users, ask), say)
 
     def _primary(self, public: Dataset | None, say: Callable[[str], None]) -> Primary | None:
         if self.primary is None:

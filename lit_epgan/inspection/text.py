@@ -26,13 +26,13 @@ class OutsideVocabulary(Selection):
     """
 
     task = "T3, debugging unknown labels, e.g. out-of-vocabulary words"
-    together = 2
 
     def __init__(self, first: int = 1, at_least: int = 1) -> None:
         if first < 0:
             raise UserError(f"selection.first is {first}: a number of places, 0 for no groups by place")
         self.first, self.at_least = first, at_least
         self.groups = ("at the start of a sentence", "later in a sentence") if first else ("words anywhere",)
+        self.together = len(self.groups)
 
     def weights(self, records: Records) -> torch.Tensor:
         """Each word outside is in one of the groups."""

@@ -52,6 +52,7 @@ class Panel:
         words: with a noised count each, if there are any.
         refused: why nothing is shown, if so.
         samples: a PNG's bytes, of what the group's GAN makes, if there is one.
+        made_words: what the group's language model makes, if there is one.
         made: what is known of these.
     """
 
@@ -61,6 +62,7 @@ class Panel:
     words: Sequence[tuple[str, str]] = ()
     refused: str = ""
     samples: bytes | None = None
+    made_words: Sequence[str] = ()
     made: Sequence[str] = ()
 
 

@@ -68,12 +68,16 @@ class JoinedShare:
         """In [0, 1]; 0 where nothing was shown."""
         return self.joined / self.shown if self.shown else 0.0
 
+    @property
+    def percent(self) -> str:
+        """The share with its interval."""
+        share, low, high = (f"{100 * value:.0f}" for value in (self.share, self.low, self.high))
+        return f"{share} % ({100 * self.level:.4g} %: {low} to {high} %)"
+
     def __str__(self) -> str:
         if not self.shown:
             return "no word was shown"
-        share, low, high = (f"{100 * value:.0f}" for value in (self.share, self.low, self.high))
-        interval = f"{100 * self.level:.4g} %: {low} to {high} %"
-        return f"{self.joined} of {self.shown} words shown are joined: {share} % ({interval})"
+        return f"{self.joined} of {self.shown} words shown are joined: {self.percent}"
 
 
 def joined_share(shown: Collection[str], level: float = 0.95) -> JoinedShare:
