@@ -103,10 +103,6 @@ class FederatedGAN(FederatedGenerator):
         """The discriminator's."""
         return sum(parameter.numel() for parameter in self.gan.discriminator.parameters())
 
-    def lasting(self, length: float) -> float:
-        """A discriminator meets another generator in each round: what the rounds teach does not add up."""
-        return length
-
     def shown(self, panel: Panel, module: GAN) -> Panel:
         """With a picture of samples, and their statistics."""
         made = module.sample(self.samples, generator_for("samples"))

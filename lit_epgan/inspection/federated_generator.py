@@ -112,10 +112,6 @@ class FederatedGenerator(ABC):
         """How many numbers a report has."""
 
     @abstractmethod
-    def lasting(self, length: float) -> float:
-        """How long the noise is in what all rounds leave, where each round's has this ``noise_length``."""
-
-    @abstractmethod
     def shown(self, panel: Panel, module: Any) -> Panel:
         """The group's panel with what its module makes."""
 
@@ -185,6 +181,13 @@ class FederatedGenerator(ABC):
             Everyone() if self.users_per_round is None else FixedSize(self.users_per_round),
             CentralNoise(self.bound, deviation, noise_seed=noise_seed),
         )
+
+    def lasting(self, length: float) -> float:
+        """How long the noise of all rounds together is, where each round's has this ``noise_length``.
+
+        What T rounds teach adds up, T times as long; their noises are independent, sqrt(T) times as long.
+        """
+        return length / math.sqrt(self.rounds)
 
     def noise_length(self, deviation: float, users: int) -> float:
         """How long a round's noise on the sum is, in lengths of the longest sum of all that are asked."""

@@ -1,7 +1,6 @@
 """DP-FedAvg of a character model on a group's selected words, whose own words show what these are."""
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -132,10 +131,6 @@ class FederatedLanguageModel(FederatedGenerator):
     def numbers(self) -> int:
         """All of the model's."""
         return sum(parameter.numel() for parameter in self.model.parameters())
-
-    def lasting(self, length: float) -> float:
-        """What T rounds teach adds up, T times as long; their noises are independent, sqrt(T) times as long."""
-        return length / math.sqrt(self.rounds)
 
     def shown(self, panel: Panel, module: LanguageModel) -> Panel:
         """With different ones of the words that it makes, and the share of all that hold a space."""

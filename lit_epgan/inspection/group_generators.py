@@ -80,7 +80,7 @@ def told(settings: FederatedGenerator, ask: Ask, users: Users) -> list[str]:
         f"{price}; the sum by itself {queries.price(ask.releases)}."
         + (f" Such an epsilon protects nobody: these {kind}s are a simulation." if price.epsilon > LARGE else ""),
         f"In each round the noise is {length:.2g} times as long as the sum of all reports can be."
-        + (f" All rounds add up, and their noise is {lasting:.2g} times as long." if lasting != length else ""),
+        + (f" All rounds add up, and their noise is {lasting:.2g} times as long." if settings.rounds > 1 else ""),
     ]
 
 
