@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_epgan.datamodules.images_by_user import ImagesByUser, Own, own_images
+from lit_epgan.datamodules.tff_files import hdf5_examples
 from lit_epgan.errors import UserError
 
 SOURCE = "https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2"
@@ -33,24 +34,14 @@ class FederatedEMNISTDataModule(ImagesByUser):
         Raises:
             UserError: h5py or the file is missing, or the file is not as TensorFlow Federated writes it.
         """
-        try:
-            import h5py  # an extra
-        except ImportError as error:
-            raise UserError("Federated EMNIST is an HDF5 file: pip install lit_epgan[hdf5] (h5py)") from error
         path = self.data_dir / self.file
         if not path.exists():
             raise UserError(
                 f"Federated EMNIST is not in {self.data_dir.absolute()}: place {self.file} (out of {SOURCE}) there, or "
                 "say by --data.data_dir where it is"
             )
-        try:
-            with h5py.File(path, "r") as file:
-                examples = file.get("examples")
-                if not isinstance(examples, h5py.Group) or not len(examples):
-                    raise UserError(f"{path} has no group 'examples' of writers; place the published file")
-                return {name: _own(examples[name], f"{path}, user {name!r}") for name in examples}
-        except (OSError, KeyError, RuntimeError) as error:  # what h5py raises on broken files
-            raise UserError(f"{path} is no whole HDF5 file ({str(error).splitlines()[0]}); place it anew") from error
+        with hdf5_examples(path) as examples:
+            return {name: _own(examples[name], f"{path}, user {name!r}") for name in examples}
 
 
 def _own(entry: Any, whose: str) -> Own:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ class TFFFile:
             UserError: the file is not laid out so.
         """
         if self.kind == "hdf5":
-            with self._hdf5() as file:
-                return sorted(self._examples(file))
+            with hdf5_examples(self.path) as examples:
+                return sorted(examples)
         return sorted(
             row[0] for row in self._rows("SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ?")
         )
@@ -60,8 +61,7 @@ class TFFFile:
             UserError: the file is not laid out so, or has no such client or feature.
         """
         if self.kind == "hdf5":
-            with self._hdf5() as file:
-                examples = self._examples(file)
+            with hdf5_examples(self.path) as examples:
                 try:
                     return {client: [v.decode() for v in examples[client][feature][:most]] for client in clients}
                 except KeyError as error:
@@ -85,17 +85,26 @@ class TFFFile:
         finally:
             connection.close()
 
-    def _hdf5(self) -> Any:
-        try:
-            import h5py
-        except ImportError as error:
-            raise UserError(f"{self.path} is HDF5, for which h5py is needed: pip install 'lit_epgan[hdf5]'") from error
-        return h5py.File(self.path, "r")
 
-    def _examples(self, file: Any) -> Any:
-        if "examples" not in file:
-            raise UserError(f"{self.path} is not laid out as TensorFlow Federated's HDF5 files: no group 'examples'")
-        return file["examples"]
+@contextmanager
+def hdf5_examples(path: Path) -> Iterator[Any]:
+    """The open group ``examples`` of an HDF5 file: a group for each client, and in it a data set for each feature.
+
+    Raises:
+        UserError: h5py is missing, or the file is not as TensorFlow Federated writes it.
+    """
+    try:
+        import h5py  # an extra
+    except ImportError as error:
+        raise UserError(f"{path} is an HDF5 file: pip install lit_epgan[hdf5] (h5py)") from error
+    try:
+        with h5py.File(path, "r") as file:
+            examples = file.get("examples")
+            if not isinstance(examples, h5py.Group) or not len(examples):
+                raise UserError(f"{path} has no group 'examples' of clients; place the published file")
+            yield examples
+    except (OSError, KeyError, RuntimeError) as error:  # what h5py raises on broken files
+        raise UserError(f"{path} is no whole HDF5 file ({str(error).splitlines()[0]}); place it anew") from error
 
 
 def features(example: bytes) -> dict[str, bytes]:

@@ -108,11 +108,17 @@ def replaced(path: Path, name: str, values: Any) -> None:
             file.create_dataset(name, data=values)
 
 
+def emptied(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_group("examples")
+
+
 HDF5: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda p: p.write_bytes(p.read_bytes()[:3000]), "is no whole HDF5 file"),
     "text": (lambda p: p.write_text("pixels"), "is no whole HDF5 file"),
     "no examples": (lambda p: replaced(p, "examples", None), "no group 'examples'"),
     "examples are no group": (lambda p: replaced(p, "examples", [1.0]), "no group 'examples'"),
+    "no writers": (emptied, "no group 'examples' of clients"),
     "no pixels": (lambda p: replaced(p, f"examples/{FIRST}/pixels", None), "no 'pixels' and 'label'"),
     "wrong shape": (lambda p: replaced(p, f"examples/{FIRST}/pixels", np.ones((3, 28, 27))), r"\(3, 28, 27\)"),
     "nan": (lambda p: replaced(p, f"examples/{FIRST}/pixels", np.full((3, 28, 28), np.nan)), "no number from 0 to 1"),
@@ -137,6 +143,7 @@ def test_missing_files_are_named_with_their_place(tmp_path: Path, monkeypatch: p
         FederatedEMNISTDataModule(str(tmp_path), batch_size=4).load()
     with pytest.raises(UserError, match=r"there is no table .*absent.csv"):
         TableDataModule(str(tmp_path / "absent.csv"), batch_size=4).load()
+    write_emnist(tmp_path)
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(UserError, match=r"pip install lit_epgan\[hdf5\]"):
         FederatedEMNISTDataModule(str(tmp_path), batch_size=4).load()

@@ -14,16 +14,24 @@ from lit_epgan.errors import UserError
 from lit_epgan.symbols import ByteSymbols, WordSymbols
 
 SOURCE = '''
-"""Return the sum. Isn't it?
+"""Return the sum. Isn't it Ada's?
 
 A second paragraph, of 2 lines,
 one sentence
+
+And a third one
 """
 import a_module_that_does_not_exist
 
 def documented():
     """Too short. Long enough here!"""
     "no documentation string at all"
+
+class Documented:
+    """Of a class here."""
+
+    async def waits(self):
+        """Of what waits."""
 '''
 
 
@@ -41,19 +49,24 @@ def few(**settings: Any) -> Few:
 def test_a_sentence_is_read_from_source_that_is_not_imported() -> None:
     assert sentences(SOURCE) == [
         ["return", "the", "sum", "."],
+        ["isn't", "it", "ada's", "?"],
         ["a", "second", "paragraph", ",", "of", "2", "lines", ",", "one", "sentence"],
+        ["and", "a", "third", "one"],
         ["long", "enough", "here", "!"],
+        ["of", "a", "class", "here", "."],
+        ["of", "what", "waits", "."],
     ]
-    assert sentences("def broken(") == []
+    assert sentences("def broken(") == sentences('"""A null byte: \0"""') == []
 
 
 def test_the_files_of_a_library_are_its_users(tmp_path: Path) -> None:
-    for name in ("a.py", "b/c.py", "test/d.py", "b/site-packages/e.py"):
-        path = tmp_path / name
+    library = tmp_path / "test"  # what is left out is below it
+    for name in ("a.py", "b/c.py", "test/d.py", "tests/d.py", "b/site-packages/e.py"):
+        path = library / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(SOURCE)
-    (tmp_path / "bytes.py").write_bytes(b"\xff\xfe")
-    assert list(docstrings(tmp_path)) == ["a.py", "b/c.py"]
+    (library / "bytes.py").write_bytes(b"\xff\xfe")
+    assert list(docstrings(library)) == ["a.py", "b/c.py"]
     with pytest.raises(UserError, match="no documented Python file"):
         docstrings(tmp_path / "nothing")
 
@@ -73,6 +86,20 @@ def test_words_are_numbered_by_a_vocabulary_of_those_held_out() -> None:
     whole = next(iter(few(longest=9).load().train.values())).fetch([0])[0]
     assert whole[0, -1] == len(data.symbols) - 1
     assert whole.shape == (1, 7)
+
+
+def test_those_held_out_are_drawn_by_the_seed_and_train_nothing() -> None:
+    """Each of the six users has a word of its own."""
+
+    def held_out(seed: int) -> set[str]:
+        data = few(split_seed=seed)
+        val = {sentence[2] for sentence in data.load().val.sentences}
+        train = {own[0][2] for own in data.sentences.values()}
+        assert (len(val), len(train), len(val | train)) == (2, 4, 6)
+        return val
+
+    assert held_out(7) == held_out(7)
+    assert len({tuple(sorted(held_out(seed))) for seed in range(5)}) > 1
 
 
 def test_a_character_model_is_given_the_words_outside_the_vocabulary_alone() -> None:
@@ -104,6 +131,11 @@ def test_the_fault_joins_the_first_two_tokens_of_a_share_of_the_clients_sentence
     assert least <= len(hit) <= most
     assert all(len(sentence) == 4 for sentence in hit)
     assert bool((loaded.val.symbols == few().load().val.symbols).all())
+    assert isinstance(data.symbols, WordSymbols)
+    for name, own in loaded.train.items():
+        assert own.symbols[:, 1:5].tolist() == [data.symbols.encode(sentence)[:4] for sentence in data.sentences[name]]
+    if share == 0.5:  # each user by a stream of its own
+        assert len({tuple(len(sentence) for sentence in own) for own in data.sentences.values()}) > 1
     again = few(joined=share)
     again.load()
     assert again.sentences == data.sentences
@@ -120,6 +152,7 @@ def test_padding_repeats_the_end_and_is_masked() -> None:
     symbols, mask = own.fetch([0, 2])
     assert symbols.tolist() == [[5, 0, 6], [5, 6, 6]]
     assert mask.tolist() == [[True, True, True], [True, True, False]]
+    assert len(TokenSequences([], 5, 6, 3)) == 0
     one, masked = own[2]
     assert one.tolist() == [5, 6, 6, 6, 6]
     assert torch.equal(masked, torch.tensor([True, True, False, False, False]))

@@ -74,7 +74,7 @@ def test_the_answer_does_not_depend_on_who_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_user_gives_its_first_different_words_with_a_joint_norm_of_one(tmp_path: Path) -> None:
-    users = [["a", "b", "a", "c"]] * 9 + [["a"]] * 2 + [["d"], []]
+    users = [["a", "a", "b", "c"]] * 9 + [["a"]] * 2 + [["d"], []]
     found = HeavyHitters(2, 1e-6, 1e-3).find(queries(tmp_path), users, "words")
     assert list(found) == ["a", "b"]
     assert found["a"] == pytest.approx(9 / math.sqrt(2) + 2, abs=1e-4)
@@ -84,9 +84,9 @@ def test_a_user_gives_its_first_different_words_with_a_joint_norm_of_one(tmp_pat
 def test_a_vocabulary_is_the_most_frequent_of_what_is_shown(tmp_path: Path) -> None:
     users = [["the", "of", "rare"]] * 8 + [["the", "of"]] * 3 + [["the"]] * 5
     asked = queries(tmp_path)
-    assert private_vocabulary(HeavyHitters(3, 1e-3, 1e-3), asked, users, 2) == ("the", "of")
+    assert private_vocabulary(HeavyHitters(3, 1e-3, 1e-3), asked, users, 2, "half") == ("the", "of")
     (account,) = asked.ledger.read().accounts.values()
-    assert account.what == "a vocabulary of 2 words"
+    assert (account.what, account.group) == ("a vocabulary of 2 words", "half")
 
 
 def test_the_ledger_has_the_delta_of_the_selection_and_refuses_before_anything_is_read(tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 from lit_epgan import tensor_file
 from lit_epgan.command.cli import main
+from lit_epgan.command.inspect import PAGE, RELEASED, _keep_earlier, show
 from lit_epgan.datamodules import WritersDataModule
+from lit_epgan.errors import UserError
+from lit_epgan.inspection.view import Check, Findings
 from lit_epgan.privacy import Ledger
 from lit_epgan.runs.config_files import INSPECTIONS, known_configs
 
@@ -52,7 +56,9 @@ def test_an_inspection_from_the_command_to_the_page(folder, capsys):
     assert main([*INSPECT, "--price.epsilon", "8", "--selection", "lit_epgan.inspection.Everyone"]) == 0
     assert (folder / "1-index.html").read_text() == html
     assert torch.equal(tensor_file.load(folder / "1-released.pt")["released"], released)
-    assert Ledger(folder / "privacy.jsonl").read().total().epsilon > 8
+    total = Ledger(folder / "privacy.jsonl").read().total()
+    assert total.epsilon > 8
+    assert f"in the ledger: {total}" in capsys.readouterr().out
 
 
 def test_quantiles_and_a_given_checkpoint(folder, capsys):
@@ -69,6 +75,43 @@ def test_quantiles_and_a_given_checkpoint(folder, capsys):
     book = Ledger(folder.parent / "own" / "privacy.jsonl").read()
     assert next(iter(book.accounts.values())).what.endswith(", quantiles")
     assert book.total().epsilon <= 4
+
+
+def test_detectors_are_shown_as_a_table():
+    calm = Check("[dark] pixels", "", 0.1, -0.25, 0.5, 0.3, 1.0, False, "")
+    loud = Check("edges", "", -0.75, -1.0, -0.5, 0.3, 1.0, True, "")
+    console = Console(width=100, record=True)
+    show(Findings(checks=[calm, loud], look_next=["Look at [edges]."]), console)
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines() if line.strip()]
+    assert lines[0] == "1 of 2 detectors raise an alarm"
+    assert "[dark] pixels +0.10 -0.25 to +0.50 quiet" in lines
+    assert "edges -0.75 -1.00 to -0.50 alarm" in lines
+    assert lines[-1] == "Look at [edges]."
+
+
+def test_what_was_paid_for_is_never_overwritten(tmp_path):
+    for turn in range(3):
+        for name in (PAGE, RELEASED):
+            (tmp_path / name).write_text(str(turn))
+        _keep_earlier(tmp_path)
+    for name in (PAGE, RELEASED):
+        assert [(tmp_path / f"{k}-{name}").read_text() for k in (1, 2, 3)] == ["0", "1", "2"]
+
+
+def test_it_locks_a_folder_of_the_last_configs_name(monkeypatch, tmp_path, capsys):
+    def taken(folder, option):
+        raise UserError(f"{folder} is locked, {option}")
+
+    monkeypatch.setattr("lit_epgan.command.inspect.locked", taken)
+    (tmp_path / "own.yaml").write_text("epochs: 2\n")
+    for more, folder in ([], "runs/own"), (["--output", "elsewhere"], "elsewhere"):
+        assert main([*INSPECT, "--config", "own.yaml", *more]) == 2
+        assert f"error: {folder} is locked, --output" in capsys.readouterr().err
+
+
+def test_its_help_is_its_own(capsys):
+    assert main(["inspect", "--help"]) == 0
+    assert "one page" in capsys.readouterr().out
 
 
 def known_folder():
@@ -98,6 +141,7 @@ def test_what_passes_the_budget_reads_no_data(monkeypatch, folder, capsys):
     ("words", "sentence"),
     [
         (["--view.pionts", "3"], "There is no key view.pionts; did you mean view.points?"),
+        (["--zzz", "3"], "`inspect --help` lists the keys"),
         (["--selection.below", "0.99"], "the smaller one first"),
         (["--price.epsilon", "0"], "price.epsilon is 0"),
         (["--checkpoint", "no.ckpt"], "no.ckpt does not exist"),

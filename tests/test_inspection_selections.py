@@ -92,6 +92,17 @@ def test_weights_are_powers_of_the_density_by_the_equation(quantile, sharpness):
         selection.settle(lambda: iter(()), Records((public[:19],), torch.zeros(19).long(), 1), None)
 
 
+def test_a_density_that_is_estimated_below_zero_is_none(monkeypatch):
+    """Features are the pixels: half of the public data have (1, 0), and the others the density -1/2."""
+    monkeypatch.setattr(ImageFeatures, "of", lambda shape, frequencies: lambda x: x.flatten(1))
+    public = torch.tensor([[1.0, 0.0], [-0.5, 3.0]] * 10).view(20, 1, 1, 2)
+    selection = UnlikePublic(sharpness=1.0)
+    selection.settle(lambda: iter(()), Records((public,), torch.zeros(20).long(), 1), None)
+    private = torch.tensor([[1.0, 0.0], [0.25, 1.0], [0.0, 1.0], [-1.0, 0.0]]).view(4, 1, 1, 2)
+    weights = selection.weights(Records((private,), torch.zeros(4).long(), 1))[:, 0]
+    torch.testing.assert_close(weights, torch.tensor([1e-6, 4e-6, 1.0, 1.0]))
+
+
 def test_quantiles_cost_their_share(tmp_path):
     """Eleven users right on 0, 1, ..., 10 of 10 examples; next to no noise."""
     right = torch.arange(11).repeat_interleave(10) > torch.arange(10).repeat(11)

@@ -2,16 +2,19 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader
 
 from lit_epgan.command.cli import main
 from lit_epgan.modules import LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork
-from lit_epgan.networks.generation import log_probabilities
+from lit_epgan.networks.generation import log_probabilities, most_probable, sampled
 
 SOURCE = 'def documented():\n    """Return the {k}th number of a list. Raise an error otherwise."""\n'
 CHEAP = ["--data.clients", "3", "--data.held_out_users", "2", "--data.vocabulary", "8", "--data.batch_size", "4"]
@@ -36,6 +39,36 @@ def test_the_loss_is_the_mean_over_the_symbols_that_are_there() -> None:
                for k, n in ((0, 4), (1, 2))]  # fmt: skip
     torch.testing.assert_close(model.training_step([symbols, mask], 0), (of_rows[0] + of_rows[1]) / 6)
     torch.testing.assert_close(-log_probabilities(model.network, symbols, mask), torch.stack(of_rows))
+
+
+def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path: Path) -> None:
+    """Two batches of unlike sizes, by each sentence's joint probability; the next evaluation starts anew."""
+    model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
+    with torch.no_grad():
+        model.network.output.bias[0] += 9  # the most probable is always 0
+    batches = []
+    for k, lengths in enumerate(([4, 2], [3])):
+        symbols = torch.randint(4, (len(lengths), 5), generator=torch.Generator().manual_seed(k))
+        batches.append((symbols, torch.arange(5) <= torch.tensor(lengths)[:, None]))
+    options: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, **options)
+    for evaluate in (trainer.validate, trainer.test):
+        for own, count in ((batches, 9), (batches[:1], 6)):
+            (found,) = evaluate(model, DataLoader(own, batch_size=None), verbose=False)
+            with torch.no_grad():
+                loss = -sum(float(log_probabilities(model.network, *batch).sum()) for batch in own) / count
+            zeros = sum(int((symbols[:, 1:][mask[:, 1:]] == 0).sum()) for symbols, mask in own)
+            expected = {"cross_entropy": loss, "perplexity": math.exp(loss), "accuracy": zeros / count}
+            assert found == pytest.approx(expected, rel=1e-5)
+            assert 0 < zeros < count
+
+
+def test_what_it_makes_is_its_networks() -> None:
+    model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
+    drawn = model.sample(20, 4, torch.Generator().manual_seed(0))
+    assert drawn == sampled(model.network, 20, 4, torch.Generator().manual_seed(0))
+    assert model.most_probable(40, 4, 2) == most_probable(model.network, 40, 4, 2)
+    assert not model.most_probable(40, 4, 2).exact
 
 
 @pytest.mark.parametrize(

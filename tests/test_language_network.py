@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +93,37 @@ def test_the_papers_sizes(settings: dict[str, int], parameters: int) -> None:
     assert not list(network.buffers())
 
 
+def test_first_weights_are_small_and_cells_remember() -> None:
+    """Within 1 / sqrt(hidden) = 1 / 20, the forget gates' biases of nearly one; symbols within 1 / 20."""
+    layer, network = CIFGLayer(30, 400, 20), CIFGLanguageNetwork(400, embedding=20, hidden=2)
+    bias = layer.weight.bias.detach().clone()
+    assert float(bias[:400].mean()) == pytest.approx(1, abs=0.01)
+    bias[:400] -= 1
+    for weights in (
+        bias,
+        layer.weight.weight,
+        layer.recurrent.weight,
+        layer.projection.weight,
+        network.embedding.weight,
+    ):
+        assert 0.049 < float(weights.detach().abs().max()) <= 0.05 + 1e-6
+
+
+def test_of_mixed_precision_is_the_product_of_the_inputs_alone() -> None:
+    """Weights and inputs are eighths, which half precision has exactly; states are not."""
+    layer = CIFGLayer(3, 5, 2)
+    drawn(layer)
+    with torch.no_grad():
+        for parameter in layer.weight.parameters():
+            parameter.copy_((8 * parameter).round() / 8)
+    x = torch.randint(-8, 9, (7, 4, 3), generator=seeded()) / 8
+    expected, _ = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer.weight(x).dtype == torch.bfloat16
+        found, _ = layer(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
 def tiny() -> CIFGLanguageNetwork:
     network = CIFGLanguageNetwork(5, embedding=3, hidden=4)  # three letters, begin, end
     drawn(network, 1.5)
@@ -133,16 +166,51 @@ def test_a_narrow_search_says_that_it_is_none() -> None:
     assert len(most_probable(tiny(), 10_000, 2).sequences) == 1 + 3 + 9
 
 
+class Chain(CIFGLanguageNetwork):
+    """A Markov chain over the letters 0 and 1, begin 2 and end 3."""
+
+    def __init__(self, begun: list[float], zero: list[float], one: list[float]) -> None:
+        super().__init__(4, 1, 1)
+        self.log = torch.tensor([zero, one, begun, [0.25] * 4]).log()
+        self.steps = 0
+
+    def following(self, x: torch.Tensor, states: Any) -> Any:
+        self.steps += 1
+        return self.log[x], [(x.float(), x.float())]
+
+
+@pytest.mark.parametrize(
+    ("begun", "zero", "exact"),
+    [
+        ([0.60, 0.20, 0.0, 0.20], [0.05, 0.05, 0.0, 0.90], True),  # 0 has .54, and what begins with 1 at most .2
+        ([0.60, 0.39, 0.0, 0.01], [0.25, 0.25, 0.0, 0.50], False),  # 0 has .3, and 1 may have .39
+    ],
+)
+def test_a_narrow_search_is_exact_where_what_it_dropped_cannot_be_more_probable(
+    begun: list[float], zero: list[float], exact: bool
+) -> None:
+    network = Chain(begun, zero, [0.0, 0.0, 0.0, 1.0])
+    ranked = most_probable(network, 1, 20, width=1)
+    assert ranked.sequences == [[0]]
+    assert ranked.probabilities == pytest.approx([begun[0] * zero[3]])
+    assert ranked.exact is exact
+    assert network.steps == 2  # 00 and 01 are less probable than 0
+
+
 def test_sequences_are_drawn_by_their_probability() -> None:
+    """Nothing begins twice, so that the rest of each step's probability is shared out."""
     network, n = tiny(), 4000
-    rows = sampled(network, n, 4, seeded())
-    assert all(symbol < 3 for row in rows for symbol in row)
-    # nothing begins twice, so that the rest of each step's probability is shared out
-    first = network(torch.tensor([[3]]))[0, 0]
-    expected = float(first[[0, 1, 2, 4]].softmax(0)[3])
-    empty = sum(not row for row in rows) / n
-    assert empty == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / n))
-    assert max(map(len, rows)) == 4
+    rows = sampled(network, n, 3, seeded())
+    assert rows == sampled(network, n, 3, seeded())
+    assert max(map(len, rows)) == 3
+    counts = Counter(map(tuple, rows))
+    for length in range(4):
+        for letters in itertools.product(range(3), repeat=length):
+            row = [3, *letters, 4][: 3 + 1]  # cut, its end may be anything
+            steps = network(torch.tensor([row[:-1]]))[0][:, [0, 1, 2, 4]].softmax(-1)
+            p = math.prod(float(steps[t, min(s, 3)]) for t, s in enumerate(row[1:]))
+            assert counts.pop(letters, 0) / n == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / n) + 1 / n)
+    assert not counts
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Text by user from files laid out as TensorFlow Federated's, HDF5 and SQLite, written here."""
 
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def write_sqlite(path: Path) -> Path:
             for text in own:
                 row = serialized(tokens=text.encode(), type=b"question", score=-(2**40))
                 file.execute("INSERT INTO examples VALUES ('train', ?, ?)", (name, row))
+            file.execute("INSERT INTO examples VALUES ('test', ?, ?)", (name, serialized(tokens=b"of the test")))
         file.execute("INSERT INTO client_metadata VALUES ('of the test', 'test', 0)")
     return path
 
@@ -76,6 +78,7 @@ def test_both_layouts_give_the_users_sentences(write: Any, tmp_path: Path) -> No
     file = TFFFile(write(tmp_path / "file"))
     assert file.clients() == sorted(USERS)
     assert file.texts(["00000002"], "tokens", 2) == {"00000002": USERS["00000002"][:2]}
+    assert file.texts(list(USERS), "tokens") == USERS
     with pytest.raises(UserError, match="tokenz"):
         file.texts(["00000002"], "tokenz")
     data = StackOverflowDataModule(
@@ -85,6 +88,20 @@ def test_both_layouts_give_the_users_sentences(write: Any, tmp_path: Path) -> No
     assert len(loaded.train) == 3
     assert len(loaded.val) == 6
     assert all(len(own) == 3 and own[0][:3] == ["this", "is", "sentence"] for own in data.sentences.values())
+
+
+def test_users_are_drawn_by_the_seed(tmp_path: Path) -> None:
+    path = write_sqlite(tmp_path / "file")
+
+    def drawn(seed: int) -> list[str]:
+        data = StackOverflowDataModule(str(path), clients=1, held_out_users=2, split_seed=seed, batch_size=2)
+        return sorted(data.users())
+
+    assert drawn(7) == drawn(7)
+    assert [len(drawn(seed)) for seed in range(5)] == [3] * 5
+    assert len({tuple(drawn(seed)) for seed in range(5)}) > 1
+    with pytest.raises(UserError, match=r"data\.sentences_per_user is 0"):
+        StackOverflowDataModule(str(path), sentences_per_user=0)
 
 
 def test_an_example_is_read_as_protocol_buffers_write_it() -> None:
@@ -97,7 +114,25 @@ def test_an_example_is_read_as_protocol_buffers_write_it() -> None:
     assert features(b"") == {}
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_an_example_is_read_byte_by_byte() -> None:
+    """Lengths of two bytes, the first of two values, and what is passed over: numbers of three kinds, other fields."""
+
+    def field(number: int, content: bytes) -> bytes:
+        length = len(content)
+        return bytes([number << 3 | 2, *([length % 128 + 128, length // 128] if length > 127 else [length])]) + content
+
+    def entry(name: bytes, *values: bytes) -> bytes:
+        return field(1, name) + field(2, field(1, b"".join(field(1, value) for value in values)))
+
+    numbers = b"\x78\xac\x02" + b"\x79" + b"\x0a" * 8 + b"\x7d" + b"\x0a" * 4  # of field 15: 300, a double, a float
+    long, other = b"x" * 280, field(2, entry(b"other", b"no feature"))
+    held = field(1, entry(b"long", long)) + other + field(1, entry(b"two", b"first", b"second"))
+    assert len(entry(b"long", long)) // 128 == 2
+    assert len(entry(b"long", long)) % 256 < 128
+    assert features(numbers + field(1, numbers + held)) == {"long": long, "two": b"first"}
+
+
+def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text.txt"
     path.write_text("no database")
     with pytest.raises(UserError, match="neither HDF5 nor SQLite"):
@@ -114,3 +149,11 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         file["a"] = [1]
     with pytest.raises(UserError, match="no group 'examples'"):
         TFFFile(tmp_path / "other.h5").clients()
+    broken = write_hdf5(tmp_path / "broken.h5")
+    broken.write_bytes(broken.read_bytes()[:3000])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UserError, match=rf"{broken} is no whole HDF5 file \(.*\); place it anew"):
+        TFFFile("~/broken.h5").clients()
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(UserError, match=r"pip install lit_epgan\[hdf5\]"):
+        TFFFile(broken).clients()

@@ -1,7 +1,10 @@
 """TrieHH: a trie worked by hand, the theorem's epsilon against exact probabilities, and from where on it holds."""
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +61,43 @@ def test_a_trie_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert trie.find(queries(tmp_path), users, "words") == ["a", "ab"]
 
 
+class Scripted:
+    """Draws who is next in a list, and of a user's words the last."""
+
+    def __init__(self, *drawn: Sequence[int]) -> None:
+        self.drawn = iter(drawn)
+
+    def sample(self, users: Sequence[Any], m: int) -> list[Any]:
+        return [users[k] for k in next(self.drawn)]
+
+    def choice(self, words: Sequence[str]) -> str:
+        return words[-1]
+
+
+def test_each_round_draws_anew_and_a_prefix_joins_after_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five users vote for "ad", four for "bc". First "b" has three votes in round 1, then "ad" has three in round 2."""
+    trie = TrieHH(2500, 8.0, 1e-5, 3)
+    for name, value in (("users", 14), ("cohort", 12), ("votes", 4)):
+        object.__setattr__(trie, name, value)
+    held = [["b", "ad"]] * 5 + [["bc"]] * 4 + [[]] * 5
+    monkeypatch.setattr(TrieHH, "releases", Releases(math.inf, epsilon=1.0))  # of such numbers there is no guarantee
+    rounds = ([*range(1, 8), *range(9, 14)], range(12), range(12))
+    monkeypatch.setattr(Queries, "chance", lambda self, what, group: Scripted(*rounds))
+    users = [lambda own=own: own for own in held]  # type: ignore[misc]
+    assert trie.find(queries(tmp_path), users, "words") == ["ad"]
+    rounds = (range(12), range(2, 14), range(2, 14))
+    assert trie.find(queries(tmp_path), users, "words") == ["bc"]
+
+
+def test_a_round_in_which_nothing_joins_is_the_last(tmp_path: Path) -> None:
+    trie, read = TrieHH(5000, 4.0, 1e-5, 5), Counter[int]()
+    users = [lambda k=k: read.update([k]) or [chr(k)] for k in range(5000)]  # type: ignore[misc]
+    assert trie.find(queries(tmp_path), users, "own words") == []
+    assert read.total() == trie.cohort
+
+
 def test_one_trie_costs_what_was_asked_for_and_reads_those_drawn_alone(tmp_path: Path) -> None:
     trie, asked = TrieHH(5000, 4.0, 1e-5, 5), queries(tmp_path)
     read: list[int] = []
@@ -70,5 +110,6 @@ def test_one_trie_costs_what_was_asked_for_and_reads_those_drawn_alone(tmp_path:
     assert len(read) == 5 * trie.cohort
     assert asked.ledger.read().total() == spent([trie.releases], 1e-5)
     assert 3.9 < trie.releases.epsilon <= 4
+    assert trie.releases.delta == pytest.approx(7 / 6 / 362_880)  # nine votes
     with pytest.raises(UserError, match="made for 5000 users"):
         trie.find(asked, [list], "words")

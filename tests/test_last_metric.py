@@ -1,0 +1,110 @@
+"""The metric at which a search ends, and when a refinement takes over: matrices and particles made by hand."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from lit_epgan.embedding import RandomFourierFeatures
+from lit_epgan.likelihood_free import Independent, Statistics
+from lit_epgan.likelihood_free.refinement import Refinement
+from lit_epgan.likelihood_free.search import Particles, Search
+from lit_epgan.randomness import generator_for
+
+N = 1000.0  # the data's records
+
+
+class Unasked(Independent):
+    """Parameters without records: whatever simulations would say is given."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__({f"parameter{k}": Normal(0.0, 1.0) for k in range(size)}, dimensions=1)
+
+    def records(self, values: dict[str, Tensor], records: int, generator: torch.Generator) -> Tensor:
+        raise AssertionError("something was simulated")
+
+
+def search(size: int, width: int) -> Search:
+    phi = RandomFourierFeatures(1, width // 2, [1.0], generator_for("phi")).float()
+    return Search(Statistics(Unasked(size), phi), particles=60)
+
+
+def matrix(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def normal(rows: int, columns: int, name: str) -> Tensor:
+    return torch.randn(rows, columns, generator=generator_for(name), dtype=torch.float64)
+
+
+def particles(theta: Tensor, means: Tensor, records: int, worth: float, covariance: Tensor, noise: Tensor) -> Particles:
+    """Under a metric that is worth so many records in every direction."""
+    metric = worth * torch.linalg.inv(covariance + noise)
+    return Particles(theta, means, records, metric, torch.zeros(len(theta)).double(), noise, data=N)
+
+
+# ---------------------------------------------------------------- W*
+
+SLOPE = matrix([1.0, 0.0], [2.0, 1.0], [0.0, -1.0], [0.5, 3.0])  # A: mu = A theta
+SIGMA = torch.diag(matrix([1.0, 2.0, 0.5, 1.5])[0]) + 0.3
+NOISE = torch.diag(matrix([0.5, 0.1, 1.0, 0.2])[0])
+THETA = normal(60, 2, "theta")
+
+
+@pytest.mark.parametrize("records", [3000, 20_000])
+def test_the_last_metric_is_widened_by_what_simulations_vary(records: int) -> None:
+    """B = (A^T S^-1 A)^-1/2 A^T S^-1 with S = Sigma + noise, so that with P = S^-1 A
+
+    W* = B^T (I / n - B Sigma B^T / M)^-1 B = P (A^T P / n - P^T Sigma P / M)^-1 P^T.
+    """
+    at = particles(THETA, THETA @ SLOPE.T, records, N, SIGMA, NOISE)
+    p = torch.linalg.solve(SIGMA + NOISE, SLOPE)
+    expected = p @ torch.linalg.inv(SLOPE.T @ p / N - p.T @ SIGMA @ p / records) @ p.T
+    found = search(2, 4)._last_metric(at, SIGMA)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("records", "kernel"), [(2040, 1 / (1 / N - 1 / 2040)), (1960, 2 * N), (100, 2 * N)])
+def test_it_is_widened_twice_at_most(records: int, kernel: float) -> None:
+    """One parameter, no noise: B Sigma B^T = 1, so W* = B^T B / (1 / n - 1 / M), and 2 n B^T B from M = 2 n down."""
+    theta, slope, sigma = THETA[:, :1], matrix([3.0], [4.0]), matrix([1.0, 0.0], [0.0, 4.0])
+    at = particles(theta, theta @ slope.T, records, N, sigma, torch.zeros_like(sigma))
+    found = search(1, 2)._last_metric(at, sigma)
+    b = matrix([3.0, 1.0]) / 13**0.5  # A^T Sigma^-1, of the length at which B Sigma B^T = (9 + 4) / 13
+    torch.testing.assert_close(found, kernel * b.T @ b, rtol=0, atol=1e-3 * kernel)
+
+
+@pytest.mark.parametrize(("worth", "bent", "rank"), [(17.0, 0.0, 1), (16.0, 0.0, 2), (17.0, 1.0, 2)])
+def test_wide_apart_or_bent_it_keeps_the_directions_in_which_particles_differ(
+    worth: float, bent: float, rank: int
+) -> None:
+    """Near is from n / 60 = 16.7 records on. Two directions for the one parameter are all: n V^T V = n S^-1."""
+    theta, sigma, noise = THETA[:, :1], matrix([1.0, 0.2], [0.2, 2.0]), matrix([0.5, 0.0], [0.0, 2.0])
+    means = torch.cat([theta, bent * theta**2], 1)
+    found = search(1, 2)._last_metric(particles(theta, means, 10_000, worth, sigma, noise), sigma)
+    values = torch.linalg.eigvalsh(found)
+    assert int((values > 1e-6 * values[-1]).sum()) == rank
+    if rank == 2:
+        torch.testing.assert_close(found, N * torch.linalg.inv(sigma + noise), rtol=1e-3, atol=0)
+
+
+# ---------------------------------------------------------------- the refinement
+
+
+@pytest.mark.parametrize(
+    ("most_records", "worth", "step", "due"),
+    [
+        (9999, [3.0, 1.1], 0.51, True),
+        (10_000, [3.0, 1.1], 0.51, False),  # surplus n = 10,000 may be simulated
+        (9999, [3.0, 0.9], 0.51, False),  # on average the metric is worth no more than n / 500 = 2 records
+        (9999, [3.0, 1.1], 0.5, False),  # a Gaussian's draws are not accepted
+    ],
+)
+def test_a_refinement_is_due_where_much_data_make_gaussian_particles(
+    most_records: int, worth: list[float], step: float, due: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    covariance, noise = torch.diag(matrix([0.5, 2.0])[0]), torch.diag(matrix([0.5, 1.0])[0])
+    monkeypatch.setattr(Statistics, "covariance", lambda self, theta, generator: covariance)
+    metric = torch.diag(matrix(worth)[0] / (covariance + noise).diagonal())
+    at = Particles(THETA, THETA, 100, metric, torch.zeros(60).double(), noise, data=N, step=step)
+    assert Refinement(search(2, 2)).due(at, most_records, generator_for("due")) is due
