@@ -1,6 +1,7 @@
 """The callback that federates any LightningModule: one epoch is one round, clients are segments of its loader."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.lightning_internals import StepControl, own_attributes
 from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
+from lit_epgan.callbacks.remote import Alone, this_end
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
@@ -99,6 +101,7 @@ class FederationCallback(Callback):
         self._state = FederationState(type(self.algorithm).__qualname__)
         self._federation: Federation | None = None
         self._place: Workplace | None = None
+        self._end = Alone()
         self._driver: RoundDriver | None = None
         self._control: StepControl | None = None
         self._step_hooks: list[Any] = []
@@ -134,7 +137,8 @@ class FederationCallback(Callback):
         self._datamodule = datamodule
         sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)
         self._sampler = sampler
-        datamodule.federate(sampler, self.algorithm.trains)
+        self._end = this_end(datamodule.client_names, Path(trainer.default_root_dir))
+        self._end.federate(datamodule, sampler, self.algorithm.trains)
 
     @torch.no_grad()
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -172,7 +176,8 @@ class FederationCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The seat at which clients work; optimizers and schedulers have been restored by now."""
         federation, dm = self.federation, self._datamodule
-        self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state)
+        if self._end.holds_clients if self._mechanism.by_record else self._end.holds_server:
+            self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state)
         check_schedules(trainer)
         flat, optimizers = federation.server.flat, list(trainer.optimizers)
         schedules, automatic = trainer.lr_scheduler_configs, pl_module.automatic_optimization
@@ -194,7 +199,7 @@ class FederationCallback(Callback):
         seat = Seat(self.algorithm, self._place, dm.client_names, dm.seed, self.mechanism)
         training = ServerTraining(pl_module, federation.server, self._place, self._state)
         federation.server.train, federation.server.holding = training, training.holding
-        self._driver = driver = RoundDriver(federation, seat, dm)
+        self._driver = driver = self._end.driver(federation, seat, dm)
         self._adjusted = {id(o.optimizer): o for o in self._place.optimized}
         self._step_hooks = [self._watch(o) for o in self._place.optimized]
         self._control = StepControl(
@@ -258,6 +263,8 @@ class FederationCallback(Callback):
         if self._driver is not None:
             with public(pl_module):
                 pl_module.log_dict(self._driver.budget)
+        if self._end.ended:
+            trainer.should_stop = True
 
     # A local step -----------------------------------------------------------------------------------------------------
     # a module that steps its optimizers by itself does so under autocast, which algorithms must not see
@@ -287,6 +294,7 @@ class FederationCallback(Callback):
         """Leave the module with the server's model."""
         self._leave()
         self._mechanism.end()
+        self._end.end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the module with the server's model of the last finished round."""

@@ -30,6 +30,11 @@ class MechanismInFit:
         self.mechanism = mechanism
         self._local: LocalPlan | None = None
 
+    @property
+    def by_record(self) -> bool:
+        """Whether it is at work at the clients, and not on what they send."""
+        return self.mechanism is not None and self.mechanism.by_record
+
     def set_up(self, trainer: Trainer, module: LightningModule) -> None:
         """Leave out what tells of single clients or records.
 
@@ -41,7 +46,7 @@ class MechanismInFit:
         if self.mechanism.private or self.mechanism.by_record:
             without_callbacks_that_tell(trainer)
             without_training_logs(module)
-        if self.mechanism.by_record:
+        if self.by_record:
             refuse_late_changes(module)
 
     def prepare(self, datamodule: FederatedDataModule, tensors: ModuleState, optimizer_state: str) -> None:
@@ -56,7 +61,7 @@ class MechanismInFit:
             return
         if self.mechanism.private:
             refuse_what_tells(datamodule, tensors, optimizer_state)
-        self._local = drawn_by_coins(datamodule, self.mechanism.noise_seed) if self.mechanism.by_record else None
+        self._local = drawn_by_coins(datamodule, self.mechanism.noise_seed) if self.by_record else None
 
     def begin(
         self,

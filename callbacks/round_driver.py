@@ -76,8 +76,11 @@ class RoundDriver:
         self._forget_moved()
         place.attributes.settle()
         place.attributes.round_begins()
-        self._round = Round(self.federation, self._number)
+        self._round = self._new_round()
         self._answer()
+
+    def _new_round(self) -> Round:
+        return Round(self.federation, self._number)
 
     def finish(self) -> None:
         """All clients are done: close what is open, and load the server's new model into the module.

@@ -114,6 +114,7 @@ class FederatedDataModule(LightningDataModule):
         self.on_train_batch: Callable[[Any], Any] | None = None  # FederationCallback's: a batch is about to be used
         self.sampler: Sampler = Everyone() if clients_per_round is None else FixedSize(clients_per_round)
         self._trains: Callable[[int], bool] = lambda round_: True
+        self._asked: Callable[[int], bool] = lambda round_: True
         self.clients: list[Client] = []
         self.client_names: list[str] = []
         self._data: ClientData | None = None
@@ -209,14 +210,17 @@ class FederatedDataModule(LightningDataModule):
             )
         self.sampler.check(len(self.active))
 
-    def federate(self, sampler: Sampler, trains: Callable[[int], bool]) -> None:
+    def federate(
+        self, sampler: Sampler, trains: Callable[[int], bool], asked: Callable[[int], bool] = lambda round_: True
+    ) -> None:
         """Draw the rounds' clients as a federation wants it.
 
         Args:
             sampler: draws the cohorts.
             trains: of a round's number: whether its clients read batches.
+            asked: of the number of a round that begins: whether clients work here in it.
         """
-        self.sampler, self._trains = sampler, trains
+        self.sampler, self._trains, self._asked = sampler, trains, asked
         if self.clients:
             sampler.check(len(self.active))
 
@@ -239,7 +243,7 @@ class FederatedDataModule(LightningDataModule):
 
     def share(self, round_: int) -> list[int]:
         """This rank's clients of the round. A client always belongs to the same rank, which keeps its private state."""
-        if not self._trains(round_):
+        if not self._asked(round_) or not self._trains(round_):
             return []
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
         return [client for client in self.cohort(round_) if client % ranks == rank]

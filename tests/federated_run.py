@@ -20,8 +20,22 @@ from lit_epgan.callbacks import FederatedStrategy, FederationCallback, RoundChec
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, InTurn
 from lit_epgan.errors import UserError
-from lit_epgan.federated import ExpectationPropagation, FedAvg, FedSeq, TiltedExpectationPropagation
+from lit_epgan.federated import (
+    SCAFFOLD,
+    EmbeddingSites,
+    ExpectationPropagation,
+    FedAdam,
+    FedAvg,
+    FedAvgGAN,
+    FedNP,
+    FedProx,
+    FedSeq,
+    GeneratorSites,
+    TiltedExpectationPropagation,
+)
+from lit_epgan.modules import GAN
 from lit_epgan.modules.priors import HistoryPrior
+from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, RecordNoise
 from lit_epgan.runs.metrics_file import MetricsFile
 from tests.federations import client_sets, federation
@@ -31,7 +45,15 @@ from tests.speech_gans import batch, speech_gan
 ALGORITHMS: dict[str, Algorithm] = {
     "fedavg": FedAvg(),
     "ep": ExpectationPropagation(prior_scale=10.0),
+    "tied_ep": ExpectationPropagation(prior_scale=10.0, tied=True),
+    "fedprox": FedProx(0.1),
+    "scaffold": SCAFFOLD(),
+    "fedadam": FedAdam(lr=0.1),
+    "fednp": FedNP("body.1", "body.3", latent=2, hidden=4),
     "fedseq": FedSeq(length=2),
+    "generator_sites": GeneratorSites("generator", own_rows=3, pool=20),
+    "embedding_sites": EmbeddingSites(frequencies=16, points=10, herding_steps=2, own_rows=2),
+    "fedavg_gan": FedAvgGAN(server_steps=2, batch_size=4),
     "tilted_acoustic": TiltedExpectationPropagation("discriminator.bottleneck", components=2, hidden=4, weight=0.1),
     "tilted": TiltedExpectationPropagation("discriminator.1", components=2, hidden=4, tilt_every=1, weight=0.1),
 }
@@ -106,6 +128,11 @@ def federated(name: str) -> tuple[LightningModule, FederatedDataModule]:
         return module, FederatedDataModule.from_datasets(
             chunks, batch_size=2, clients_per_round=3, val_dataset=chunks[0]
         )
+    if name == "points":
+        torch.manual_seed(1)
+        generator = MLPGenerator((3,), 2, (8,), "layer", tanh=False)
+        points = GAN(generator, MLPDiscriminator((3,), (8,)), average=None)
+        return points, federation(clients_per_round=3, local_steps=3)
     sets = dict(zip(("client-0", "client-3"), client_sets((9, 5)), strict=True))
     data = federation(clients_per_round=3, val_dataset=sets)
     return Regression(dropout=0.3) if name == "regression" else TwoOptimizers(), data
@@ -115,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--module", choices=["regression", "gan", "speech_gan"], default="regression")
+    parser.add_argument("--module", choices=["regression", "gan", "points", "speech_gan"], default="regression")
     parser.add_argument("--algorithm", choices=sorted(ALGORITHMS), default="fedavg")
     parser.add_argument("--optimizer-state", default="reset")
     parser.add_argument("--noise-seed", type=int, help="a private run, whose noise repeats")

@@ -85,7 +85,17 @@ def test_this_test_sees_the_project() -> None:
     assert "lit_epgan.engine.samplers" in imports(ROOT / "datamodules/base.py")
 
 
-@pytest.mark.parametrize("room", [*MATHEMATICS, ENGINE, SNAPSHOTS, "lit_epgan.federated", "lit_epgan.privacy"])
+WITHOUT_LIGHTNING = (
+    ENGINE,
+    SNAPSHOTS,
+    "lit_epgan.federated",
+    "lit_epgan.privacy",
+    "lit_epgan.remote",
+    "lit_epgan.flare",
+)
+
+
+@pytest.mark.parametrize("room", [*MATHEMATICS, *WITHOUT_LIGHTNING])
 def test_mathematics_needs_no_lightning(room: str) -> None:
     for name, path in modules(room):
         assert not any(within(i, "lightning", "pytorch_lightning") for i in imports(path)), name
@@ -99,6 +109,8 @@ def test_rooms_import_one_way() -> None:
     assert_imports_only("lit_epgan.federated", allowed=("lit_epgan.federated", ENGINE, *MATHEMATICS))
     assert_imports_only("lit_epgan.speech", allowed=("lit_epgan.speech",))
     assert_imports_only("lit_epgan.privacy", allowed=("lit_epgan.privacy", ENGINE))
+    assert_imports_only("lit_epgan.remote", allowed=("lit_epgan.remote", ENGINE))
+    assert_imports_only("lit_epgan.flare", allowed=("lit_epgan.flare", "lit_epgan.remote", "lit_epgan.runs.run_folder"))
     inspects = (
         "lit_epgan.embedding",
         "lit_epgan.privacy",

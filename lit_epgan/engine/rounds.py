@@ -186,6 +186,18 @@ class Round:
                 stacklevel=2,
             )
 
+    def leave_out(self, client: int, why: str) -> None:
+        """Go on without a client whose answer does not come.
+
+        Args:
+            client: its index.
+            why: for the warning.
+        """
+        name = self._federation.names[client]
+        self._federation.private.forget(name)
+        self.dropped.append(client)
+        warnings.warn(f"round {self.number}: client {name!r} is left out: {why}", stacklevel=2)
+
     @torch.no_grad()
     def close(self) -> None:
         """All clients of the exchange have answered: combine over ranks, and let the algorithm go on.

@@ -1,0 +1,202 @@
+"""A fit as one end of a federation of several processes: the server's, or an institution's."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lit_epgan.callbacks.round_driver import RoundDriver
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.rounds import Mark
+from lit_epgan.engine import Federation, Round, Sampler, Seat
+from lit_epgan.errors import UserError
+from lit_epgan.remote.clients import RemoteClients
+from lit_epgan.remote.link import Place, place
+from lit_epgan.remote.round import RemoteRound, RemoteServer
+from lit_epgan.remote.sent import Sent
+from lit_epgan.remote.shapes import Shapes
+
+STARTING = 120.0  # seconds that a server may take to start
+SENT = "sent.csv"  # in an institution's folder: what has left it
+
+
+class Alone:
+    """One job holds the server and all clients."""
+
+    holds_server = holds_clients = True
+
+    def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
+        """Let the data module draw the rounds' clients."""
+        datamodule.federate(sampler, trains)
+
+    def driver(self, federation: Federation, seat: Seat, datamodule: FederatedDataModule) -> RoundDriver:
+        """What drives the rounds."""
+        return RoundDriver(federation, seat, datamodule)
+
+    @property
+    def ended(self) -> bool:
+        """Whether another process has ended the fit."""
+        return False
+
+    def end(self) -> None:
+        """The fit is over."""
+
+
+class AtServer(Alone):
+    """The server's process: no client works here."""
+
+    holds_clients = False
+
+    def __init__(self, where: Place) -> None:
+        self._where, self._listener = where, where.listener()
+        self._clients: RemoteClients | None = None
+
+    def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
+        """No client's batches are read here."""
+        datamodule.federate(sampler, trains, lambda round_: False)
+
+    def driver(self, federation: Federation, seat: Seat, datamodule: FederatedDataModule) -> RoundDriver:
+        """One that asks the institutions, once all of them are there."""
+        self._clients = RemoteClients(self._listener, federation.names, self._where.patience, self._where.largest)
+        self._clients.meet(federation.active)
+        return ServerDriver(federation, seat, datamodule, self._clients, self._where.least)
+
+    def end(self) -> None:
+        """Let the institutions go."""
+        if self._clients is not None:
+            self._clients.end()
+
+
+class AtInstitution(Alone):
+    """An institution's process: one client works here, when the server asks it."""
+
+    holds_server = False
+
+    def __init__(self, where: Place, names: Sequence[str], folder: Path) -> None:
+        if where.name not in names:
+            raise UserError(f"the institution {where.name!r} is none of the federation's clients: {', '.join(names)}")
+        sent = Sent(folder / SENT)
+        self._server = RemoteServer(where.called(STARTING), where.name, list(names).index(where.name), sent)
+
+    def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
+        """The server says when this client's batches are read."""
+        datamodule.federate(AskedByServer(self._server), trains, self._server.trains)
+
+    def driver(self, federation: Federation, seat: Seat, datamodule: FederatedDataModule) -> RoundDriver:
+        """One whose rounds are the server's."""
+        return InstitutionDriver(federation, seat, datamodule, self._server)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server has said that there are no more rounds."""
+        return self._server.ended
+
+    def end(self) -> None:
+        """The server knows: it has counted the rounds, or will miss this institution."""
+        self._server.link.close()
+
+
+def this_end(names: Sequence[str], folder: Path) -> Alone:
+    """This process's end of the federation.
+
+    Args:
+        names: the clients'.
+        folder: the run's.
+    """
+    where = place()
+    if where is None:
+        return Alone()
+    return AtServer(where) if where.role == "server" else AtInstitution(where, names, folder)
+
+
+class AskedByServer(Sampler):
+    """The one client of an institution, in every round."""
+
+    def __init__(self, server: RemoteServer) -> None:
+        self._server = server
+
+    def draw(self, clients: Sequence[int], seed: int, round_: int) -> list[list[int]]:
+        """This client."""
+        return [[self._server.client]]
+
+    def rate(self, clients: int) -> float:
+        """1: whoever is drawn less often pays for no less."""
+        return 1.0
+
+
+class ServerDriver(RoundDriver):
+    """Rounds whose clients are processes of their own: with a round's first batch all of it is asked and answered.
+
+    The batch itself is not trained on; it is there because a Trainer's epoch has at least one. An institution that is
+    lost is left out of the round, and of those that follow until it calls again.
+
+    Args:
+        federation, seat, datamodule: as of a RoundDriver.
+        clients: the institutions.
+        least: of them must be there, or the fit ends.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        seat: Seat,
+        datamodule: FederatedDataModule,
+        clients: RemoteClients,
+        least: int,
+    ) -> None:
+        super().__init__(federation, seat, datamodule)
+        self._clients, self._least = clients, least
+
+    def _open(self, mark: Mark) -> None:
+        """Nobody works here."""
+
+    def _answer(self) -> None:
+        round_, private = self._round, self.federation.private
+        assert isinstance(round_, Round)
+        self._take_in()
+        trains = self.federation.algorithm.trains(self._number)
+        self._clients.begin(self._number, self.federation.server.cohort if trains else [])
+        while round_.exchange is not None:
+            held = {k: private.take_up(self.federation.names[k]) for k in round_.asked}
+            tasks = {k: round_.task(k, own.delivered) for k, own in held.items()}
+            shapes = Shapes()
+            for k, answer in self._clients.ask(tasks):
+                if answer is not None and (misfit := shapes.misfit(answer.report)):
+                    self._clients.lose(k, misfit)
+                    answer = None
+                if answer is None:
+                    round_.leave_out(k, self._clients.lost[k])
+                else:
+                    answer.private.delivered = held[k].delivered
+                    round_.receive(k, answer)
+            self._check()
+            round_.close()
+        self._clients.over(self._number, round_.dropped)
+
+    def _take_in(self) -> None:
+        """Those who have called since the last round know nothing of what they were sent before."""
+        for k in self._clients.meet():
+            kept = self.federation.private.clients.get(self.federation.names[k])
+            if kept is not None:
+                kept.delivered = {}
+
+    def _check(self) -> None:
+        here = len(self._clients.present)
+        if here < self._least:
+            lost = "; ".join(f"{self.federation.names[k]}: {why}" for k, why in self._clients.lost.items())
+            raise UserError(
+                f"round {self._number}: {here} institutions are left of at least {self._least} ({lost}). "
+                "Start them again, and go on with --ckpt_path last"
+            )
+
+
+class InstitutionDriver(RoundDriver):
+    """Rounds that the server's process holds."""
+
+    def __init__(
+        self, federation: Federation, seat: Seat, datamodule: FederatedDataModule, server: RemoteServer
+    ) -> None:
+        super().__init__(federation, seat, datamodule)
+        self._server = server
+
+    def _new_round(self) -> Any:
+        return RemoteRound(self._server, self.federation.private, self._number)

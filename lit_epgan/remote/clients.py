@@ -1,0 +1,135 @@
+"""The server's end: clients that are processes of their own."""
+
+import contextlib
+import json
+import queue
+from collections.abc import Iterable, Iterator, Mapping
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener
+from threading import Thread
+
+from lit_epgan.engine.messages import Task
+from lit_epgan.engine.seat import Answer
+from lit_epgan.engine.wire import decode_answer, encode_task
+from lit_epgan.remote.notes import Kind, Note, answer_to
+
+LARGEST_HELLO = 10_000  # bytes
+
+
+class RemoteClients:
+    """The institutions' links, by the clients' indices.
+
+    One that breaks its link, sends what is no answer, or is silent for too long, has no link any more until it calls
+    again. It takes part from the round after its call on.
+
+    Args:
+        listener: where institutions call.
+        names: the clients'.
+        patience: seconds that an answer may take.
+        largest: bytes of an answer.
+
+    Attributes:
+        lost: why a client's link was closed, by its index; of those who have none.
+    """
+
+    def __init__(self, listener: Listener, names: list[str], patience: float, largest: int) -> None:
+        self._listener, self._names, self._patience, self._largest = listener, names, patience, largest
+        self._links: dict[int, Connection] = {}
+        self._calls: queue.Queue[tuple[int, Connection]] = queue.Queue()
+        self._closed = False
+        self.lost: dict[int, str] = {}
+        Thread(target=self._take_calls, daemon=True).start()
+
+    @property
+    def present(self) -> set[int]:
+        """Who has a link."""
+        return set(self._links)
+
+    def meet(self, wanted: Iterable[int] = ()) -> set[int]:
+        """Take in those who have called, and wait for the wanted ones; who is new."""
+        missing, new = set(wanted) - self.present, set[int]()
+        while missing or not self._calls.empty():
+            k, link = self._calls.get()
+            self.lose(k, "it has called again")
+            self._links[k] = link
+            self.lost.pop(k, None)
+            missing.discard(k)
+            new.add(k)
+        return new
+
+    def begin(self, round_: int, training: Iterable[int]) -> None:
+        """A round begins.
+
+        Args:
+            round_: its number.
+            training: the clients that are going to train in it.
+        """
+        trains = set(training)
+        for k in self.present:
+            self._tell(k, Note.of(Kind.BEGIN, round=round_, trains=k in trains))
+
+    def ask(self, tasks: Mapping[int, Task]) -> Iterator[tuple[int, Answer | None]]:
+        """The clients' answers, in the order of the tasks, so that sums do not depend on who is quick.
+
+        None comes from those that are lost now.
+        """
+        for k, task in tasks.items():
+            self._tell(k, Note(Kind.TASK, encode_task(task)))
+        for k in tasks:
+            yield k, self._answer(k, tasks[k])
+
+    def over(self, round_: int, dropped: Iterable[int]) -> None:
+        """A round is over; the reports of those who were dropped have not counted."""
+        gone = set(dropped)
+        for k in self.present:
+            self._tell(k, Note.of(Kind.OVER, round=round_, counts=k not in gone))
+
+    def end(self) -> None:
+        """There are no more rounds."""
+        for k in self.present:
+            self._tell(k, Note(Kind.END))
+            self.lose(k, "the fit has ended")
+        self._closed = True
+        self._listener.close()
+
+    def _take_calls(self) -> None:
+        """Puts everybody who calls, and says who it is, into a queue."""
+        while not self._closed:
+            try:
+                link = self._listener.accept()
+                name = json.loads(Note.read(link.recv_bytes(LARGEST_HELLO)).of_kind(Kind.HELLO))["name"]
+                self._calls.put((self._names.index(name), link))
+            except (AuthenticationError, EOFError, OSError, ValueError, KeyError):
+                continue  # a stranger, or one that has gone again
+
+    def _tell(self, k: int, note: Note) -> None:
+        if k in self._links:
+            try:
+                self._links[k].send_bytes(note.written())
+            except OSError:
+                self.lose(k, "its link is broken")
+
+    def _answer(self, k: int, task: Task) -> Answer | None:
+        link = self._links.get(k)
+        if link is None:
+            return None
+        try:
+            if not link.poll(self._patience):
+                self.lose(k, f"it has not answered for {self._patience:g} seconds")
+                return None
+            return decode_answer(answer_to(task, Note.read(link.recv_bytes(self._largest))))
+        except EOFError:
+            self.lose(k, "its link is broken")
+        except OSError as error:
+            self.lose(k, f"its link is broken, or it sent more than {self._largest:,} bytes ({error})")
+        except Exception as error:  # whatever bytes it sent
+            self.lose(k, f"what it sent is no answer ({str(error).splitlines()[0] if str(error) else type(error)})")
+        return None
+
+    def lose(self, k: int, why: str) -> None:
+        """Close a client's link, if it has one."""
+        link = self._links.pop(k, None)
+        if link is not None:
+            self.lost[k] = why
+            with contextlib.suppress(OSError):
+                link.close()

@@ -1,0 +1,66 @@
+"""A link between two processes on one machine, and how a process learns which one it has."""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Literal
+
+VARIABLE = "LIT_EPGAN_REMOTE"
+PAUSE = 0.05  # seconds between two calls
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process's place in a federation of several.
+
+    Attributes:
+        role: ``server`` or ``institution``.
+        address: of the socket that the server listens at, or that the institution is to call.
+        key: which both ends must know, in hexadecimal digits.
+        name: the institution's.
+        patience: seconds that the server waits for an answer.
+        least: institutions without which the server does not go on.
+        largest: bytes of an answer.
+    """
+
+    role: Literal["server", "institution"]
+    address: str
+    key: str
+    name: str = ""
+    patience: float = 3600.0
+    least: int = 1
+    largest: int = 2**32
+
+    def environment(self) -> dict[str, str]:
+        """The variable by which a process is told."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    def called(self, seconds: float = 0.0) -> Connection:
+        """An institution's link.
+
+        Args:
+            seconds: for which nobody may be listening yet.
+
+        Raises:
+            OSError: nobody is.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return Client(self.address, "AF_UNIX", authkey=bytes.fromhex(self.key))
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(PAUSE)
+
+    def listener(self) -> Listener:
+        """Where the server takes institutions in."""
+        return Listener(self.address, "AF_UNIX", backlog=128, authkey=bytes.fromhex(self.key))
+
+
+def place() -> Place | None:
+    """This process's place; None where a federation is one job."""
+    told = os.environ.get(VARIABLE)
+    return Place(**json.loads(told)) if told else None

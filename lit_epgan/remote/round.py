@@ -1,0 +1,126 @@
+"""An institution's end: the server's rounds, as far as one client sees them."""
+
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torch import Tensor
+
+from lit_epgan.engine.messages import Task
+from lit_epgan.engine.private import PrivateStates
+from lit_epgan.engine.seat import Answer
+from lit_epgan.engine.wire import decode_task, encode_answer
+from lit_epgan.errors import UserError
+from lit_epgan.remote.notes import Kind, Note, answered
+from lit_epgan.remote.sent import Sent
+
+
+class RemoteServer:
+    """The institution's link to the server.
+
+    Args:
+        link: to the server.
+        name: the institution's.
+        client: its index among all clients.
+        sent: the list of what has left.
+
+    Attributes:
+        round: the number of the round that the server is in, or was in last; -1 before the first.
+        ended: whether there are no more rounds.
+    """
+
+    def __init__(self, link: Connection, name: str, client: int, sent: Sent) -> None:
+        self.link, self.name, self.client, self.sent = link, name, client, sent
+        self.round, self.ended, self._trains, self._begun = -1, False, False, False
+        self._cache: dict[str, Tensor] = {}
+        link.send_bytes(Note.of(Kind.HELLO, name=name).written())
+
+    def trains(self, round_: int) -> bool:
+        """Whether the institution trains in a round; waits until the server begins it, or a later one."""
+        while self.round < round_ and not self.ended:
+            note = self._next()
+            if note.kind is Kind.BEGIN:
+                about = note.about()
+                self.round, self._trains = about["round"], about["trains"]
+                if self.round < round_ and not self._begun:
+                    raise UserError(
+                        f"the server goes on from round {self.round}, and this institution's checkpoint is of a later "
+                        "one: start it again with --ckpt_path and its checkpoints/previous.ckpt"
+                    )
+                self._begun = True
+        return self.round == round_ and self._trains and not self.ended
+
+    def task(self) -> Task | bool:
+        """The round's next task; at its end whether the institution's report has counted."""
+        note = self._next()
+        if note.kind is Kind.TASK:
+            return decode_task(note.body, self._cache)
+        return bool(note.kind is Kind.OVER and note.about()["counts"])
+
+    def answer(self, task: Task, answer: Answer) -> None:
+        """Send what comes of a task; what the client keeps stays here."""
+        self.sent.note(task, answer.report)
+        self.link.send_bytes(answered(task, encode_answer(answer)).written())
+
+    def _next(self) -> Note:
+        try:
+            note = Note.read(self.link.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise UserError(
+                "the server has closed the link: it has ended, or has given this institution up; its log says why. "
+                "Start this institution again with --ckpt_path last"
+            ) from error
+        self.ended = note.kind is Kind.END
+        return note
+
+
+class RemoteRound:
+    """A round that the server's process holds, used as ``engine.Round`` is by whoever drives a seat.
+
+    Args:
+        server: the link.
+        private: what the client keeps.
+        number: of the round.
+
+    Attributes:
+        exchange: the question that the institution is asked; None where it is asked nothing more in this round.
+        asked: the client, while there is one.
+        dropped: nobody: it is the server who drops.
+        budget: nothing: it is the server who counts.
+    """
+
+    def __init__(self, server: RemoteServer, private: PrivateStates, number: int) -> None:
+        self.number, self._server, self._private = number, server, private
+        self.exchange: Task | None = None
+        self.asked: list[int] = []
+        self.dropped: list[int] = []
+        self.budget: dict[str, Tensor] = {}
+        if server.trains(number) or server.round == number:
+            self.close()
+
+    def task(self, client: int, delivered: dict[str, int] | None = None, billed: bool = True) -> Task:
+        """The task at hand."""
+        assert self.exchange is not None
+        return self.exchange
+
+    def receive(self, client: int, answer: Answer, look: Callable[[], Any] = lambda: None) -> None:
+        """Send the answer to the server; what the client keeps is its own if the round is finished."""
+        self._private.propose(self._server.name, answer.private)
+        assert self.exchange is not None
+        self._server.answer(self.exchange, answer)
+
+    def close(self) -> None:
+        """Wait for the next task, or for the end of the round."""
+        found = self._server.task()
+        if isinstance(found, Task):
+            self.exchange, self.asked = found, [self._server.client]
+            return
+        self.exchange, self.asked = None, []
+        if found:
+            self._private.commit()
+        else:
+            self._private.abandon()
+
+    def abandon(self) -> None:
+        """The round is cut off here."""
+        self._private.abandon()

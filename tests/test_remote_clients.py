@@ -1,0 +1,165 @@
+"""The server's end of links to institutions: what they send wrong, late, twice or not at all leaves them out."""
+
+import secrets
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_epgan.engine.messages import Count, Task, Weighted, scalar
+from lit_epgan.engine.private import Private
+from lit_epgan.engine.seat import Answer
+from lit_epgan.engine.wire import encode_answer
+from lit_epgan.remote.clients import RemoteClients
+from lit_epgan.remote.link import Place
+from lit_epgan.remote.notes import Kind, Note, answer_to, answered
+from lit_epgan.remote.shapes import Shapes
+
+NAMES = ["a", "b", "c"]
+PATIENCE, LARGEST = 0.2, 10_000
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Place:
+    return Place("server", str(tmp_path / "s"), secrets.token_hex(16))
+
+
+@pytest.fixture
+def clients(at: Place) -> Iterator[RemoteClients]:
+    found = RemoteClients(at.listener(), NAMES, PATIENCE, LARGEST)
+    yield found
+    found.end()
+
+
+def called(at: Place, name: str) -> Any:
+    link = at.called()
+    link.send_bytes(Note.of(Kind.HELLO, name=name).written())
+    return link
+
+
+def task(client: int, round_: int = 3, exchange: int = 1) -> Task:
+    return Task(client, round_, exchange, "train", True, {"parameters": torch.ones(2)})
+
+
+def answer(value: float = 1.0) -> Answer:
+    return Answer({"change": Weighted(torch.full((2,), value), 5.0), "weight": Count(5.0, True)}, Private(), 4)
+
+
+def note(value: float = 1.0, round_: int = 3, exchange: int = 1) -> bytes:
+    return answered(task(0, round_, exchange), encode_answer(answer(value))).written()
+
+
+def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at: Place, clients: RemoteClients) -> None:
+    links = [called(at, name) for name in NAMES]
+    assert clients.meet(range(3)) == {0, 1, 2}
+    for k in (2, 0, 1):
+        links[k].send_bytes(note(float(k)))
+    found = list(clients.ask({k: task(k) for k in (1, 2, 0)}))
+    assert [k for k, _ in found] == [1, 2, 0]
+    for k, each in found:
+        assert each is not None
+        assert each.steps == 4
+        torch.testing.assert_close(each.report["change"].tensor, torch.full((2,), float(k)))  # type: ignore[union-attr]
+    assert not clients.lost
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (None, "has not answered for 0.2 seconds"),
+        (note(round_=2), "an answer to another question"),
+        (note(exchange=0), "an answer to another question"),
+        (Note(Kind.HELLO).written(), "says HELLO where ANSWER was expected"),
+        (b"?", "is not a valid Kind"),
+        (b"", "is not a valid Kind"),
+        (note()[:40], "is no answer"),
+        (b"A" + bytes(LARGEST), "more than 10,000 bytes"),
+        (b"A" + bytes(16) + b"cos\nsystem\n(S'false'\ntR.", "an answer to another question"),
+        (note()[:17] + b"cos\nsystem\n(S'false'\ntR.", "is no answer"),
+    ],
+)
+def test_what_is_no_answer_leaves_one_institution_out(
+    at: Place, clients: RemoteClients, sent: bytes | None, why: str
+) -> None:
+    good, bad = called(at, "a"), called(at, "b")
+    clients.meet([0, 1])
+    if sent is not None:
+        bad.send_bytes(sent)
+    good.send_bytes(note())
+    found = dict(clients.ask({1: task(1), 0: task(0)}))
+    assert found[1] is None
+    assert found[0] is not None
+    assert why in clients.lost[1]
+    assert clients.present == {0}
+    assert [k for k, each in clients.ask({1: task(1)}) if each is not None] == []  # nobody is asked: nothing waits
+
+
+def test_an_answer_that_comes_twice_is_not_counted_twice(at: Place, clients: RemoteClients) -> None:
+    link = called(at, "a")
+    clients.meet([0])
+    link.send_bytes(note())
+    link.send_bytes(note())
+    ((_, first),) = clients.ask({0: task(0)})
+    assert first is not None
+    ((_, second),) = clients.ask({0: task(0, exchange=2)})
+    assert second is None
+    assert "another question" in clients.lost[0]
+
+
+def test_who_is_lost_calls_again_and_takes_part_from_then_on(at: Place, clients: RemoteClients) -> None:
+    first = called(at, "a")
+    clients.meet([0])
+    first.close()
+    ((_, nothing),) = clients.ask({0: task(0)})
+    assert nothing is None
+    again = called(at, "a")
+    assert clients.meet([0]) == {0}
+    again.send_bytes(note())
+    ((_, found),) = clients.ask({0: task(0)})
+    assert found is not None
+    assert not clients.lost
+
+
+def test_strangers_are_not_let_in(at: Place, clients: RemoteClients) -> None:
+    """A wrong key, a name that is not expected, a note that is no hello, and no note at all."""
+    with pytest.raises(AuthenticationError):
+        Client(at.address, "AF_UNIX", authkey=b"wrong")
+    called(at, "nobody")
+    at.called().send_bytes(Note.of(Kind.BEGIN, round=1, trains=True).written())
+    at.called().close()
+    link = called(at, "c")
+    assert clients.meet([2]) == {2}
+    assert clients.present == {2}
+    link.close()
+
+
+def test_rounds_are_told_to_everybody(at: Place, clients: RemoteClients) -> None:
+    links = {k: called(at, NAMES[k]) for k in (0, 1)}
+    clients.meet(links)
+    clients.begin(7, [1])
+    clients.over(7, [0])
+    clients.end()
+    for k, link in links.items():
+        told = [Note.read(link.recv_bytes()) for _ in range(3)]
+        assert told[0].about() == {"round": 7, "trains": k == 1}
+        assert told[1].about() == {"round": 7, "counts": k != 0}
+        assert told[2].kind is Kind.END
+
+
+def test_an_answer_is_read_back(at: Place) -> None:
+    assert answer_to(task(0), Note.read(note())) == encode_answer(answer())
+
+
+def test_an_entry_has_one_shape_in_all_reports_of_an_exchange() -> None:
+    shapes = Shapes()
+    assert shapes.misfit({"change": Weighted(torch.ones(3), 2.0), "n": Count(1.0)}) is None
+    assert shapes.misfit({"change": torch.zeros(3), "new": Count(9.0)}) is None
+    wrong = shapes.misfit({"change": torch.zeros(4), "other": torch.zeros(2)})
+    assert wrong == "its 'change' is of shape (4,), and that of those before it of shape (3,)"
+    assert shapes.misfit({"other": torch.zeros(5)}) is None  # what did not fit is not held against others
+    wrong = shapes.misfit({"new": scalar(1.0)})
+    assert wrong == "its 'new' is of shape (1,), and that of those before it a number"
