@@ -12,6 +12,7 @@ from lit_epgan.signals import Stopped, stoppable
 from lit_epgan.text import printable
 
 HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml ... [--KEY VALUE ...]
+       python -m lit_epgan federate --config NAME.yaml [--KEY VALUE ...]
        python -m lit_epgan inspect --config NAME.yaml [--KEY VALUE ...]
        python -m lit_epgan privacy show LEDGER
 
@@ -20,6 +21,7 @@ HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --confi
   test       evaluate it on the test data
   predict    write samples of it to the run's folder
   study      methods x seeds in parallel: a table with t-tests, plots and one HTML page
+  federate   as fit, a process for the server and one for each client, carried by NVIDIA FLARE
   inspect    look at users' data under differential privacy: groups side by side, detectors, one HTML page
   privacy    show what runs on a private data set have spent of its budget
 
@@ -37,7 +39,7 @@ inspections: {inspections}
 
 LIT_EPGAN_DEBUG=1 shows the traceback behind an error.
 """
-COMMANDS = ("fit", "validate", "test", "predict", "study", "inspect", "privacy")
+COMMANDS = ("fit", "validate", "test", "predict", "study", "federate", "inspect", "privacy")
 
 
 def main(args: list[str] | None = None) -> int:
@@ -80,6 +82,10 @@ def _run(args: list[str]) -> int:
         from lit_epgan.study.command import study  # each command pays for its own imports only
 
         return study(args[1:])
+    if command == "federate":
+        from lit_epgan.command.federate import federate
+
+        return federate(args[1:])
     if command == "inspect":
         from lit_epgan.command.inspect import inspect
 

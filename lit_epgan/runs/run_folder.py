@@ -13,6 +13,8 @@ CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
 PICTURES = "pictures"
 WANDB_ID = "wandb_id.txt"
+INSTITUTIONS = "institutions"  # of a federation of processes: a folder for each
+SERVER_LOG = "server.log"
 
 
 def default_folder(config_files: list[str]) -> Path:

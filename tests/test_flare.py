@@ -1,0 +1,66 @@
+"""A federation over NVIDIA FLARE: real processes, by its simulator."""
+
+import csv
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_epgan.command.cli import main
+from tests.processes import ROOT, environment
+
+SMALL = ["--config", "digits_classifier.yaml", "--data.clients", "2", "--trainer.max_epochs", "2"]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    loaded: dict[str, torch.Tensor] = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    return loaded
+
+
+@pytest.mark.slow
+def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path: Path) -> None:
+    """And nothing but reports leaves an institution, which its list says row by row."""
+    words = [*SMALL, "--trainer.default_root_dir", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "lit_epgan", "federate", *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "A server and 2 institutions (client-0, client-1)" in done.stderr
+    assert "round 2/2" in done.stderr
+    assert main(["fit", *SMALL, "--trainer.default_root_dir", str(tmp_path / "alone")]) == 0
+    expected, found = weights(tmp_path / "alone"), weights(tmp_path / "run")
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6 * float(value.abs().max()), msg=name)
+    assert (tmp_path / "run" / "metrics.csv").is_file()
+    for site in ("site-1", "site-2"):
+        folder = tmp_path / "run" / "institutions" / site
+        assert not (folder / "metrics.csv").exists()
+        rows = list(csv.DictReader((folder / "sent.csv").open()))
+        assert Counter((row["round"], row["entry"]) for row in rows) == {
+            (round_, entry): 1 for round_ in "01" for entry in ("parameters", "weight", "federation/weight")
+        }
+        assert {row["shape"] for row in rows if row["entry"] == "parameters"} == {"4810"}
+
+
+def test_without_flare_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "nvflare", None)
+    for name in [name for name in sys.modules if name.startswith("lit_epgan.flare")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["federate", *SMALL]) == 2
+    assert "pip install -e '.[flare]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_configuration_without_a_federation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["federate", *SMALL, "--federation", "null"]) == 2
+    assert "federate needs a federation" in capsys.readouterr().err
+
+
+def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["federate", "--help"]) == 0
+    assert "NVIDIA FLARE job" in capsys.readouterr().out
