@@ -76,6 +76,8 @@ class FederationCallback(Callback):
         sampler: who takes part in a round; by default everyone, or the data module's ``clients_per_round``.
         mechanism: what is done to whole reports, as ``NormClipping``; nothing by default.
         aggregator: what stands for the sum of the clients' changes, as ``Median``; the sum by default.
+        policy: a file of what an institution lets happen to its data (docs/institutions.md); read in an institution's
+            own process, where nothing is sent that it does not allow.
 
     Raises:
         UserError: for Trainer options that would break a round, with what to use instead.
@@ -90,12 +92,14 @@ class FederationCallback(Callback):
         sampler: Sampler | None = None,
         mechanism: Mechanism | None = None,
         aggregator: Aggregator | None = None,
+        policy: str | None = None,
     ) -> None:
         self.algorithm = algorithm if algorithm is not None else Algorithm()
         self.optimizer_state: OptimizerPolicy = optimizer_state
         self.buffers: BufferPolicy | Mapping[str, Merge] = buffers
         self.local = list(local)
         self.sampler, self.mechanism, self.aggregator = sampler, mechanism, aggregator
+        self.policy = policy
         self._mechanism = MechanismInFit(mechanism)
         self.accept_changes = False  # the command line's: a resumed run's seed and data may differ
         self._state = FederationState(type(self.algorithm).__qualname__)
@@ -137,7 +141,7 @@ class FederationCallback(Callback):
         self._datamodule = datamodule
         sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)
         self._sampler = sampler
-        self._end = this_end(datamodule.client_names, Path(trainer.default_root_dir))
+        self._end = this_end(datamodule.client_names, Path(trainer.default_root_dir), self.policy)
         self._end.federate(datamodule, sampler, self.algorithm.trains)
 
     @torch.no_grad()
@@ -178,6 +182,7 @@ class FederationCallback(Callback):
         federation, dm = self.federation, self._datamodule
         if self._end.holds_clients if self._mechanism.by_record else self._end.holds_server:
             self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state)
+        self._end.check(type(self.algorithm).__name__, self.mechanism)
         check_schedules(trainer)
         flat, optimizers = federation.server.flat, list(trainer.optimizers)
         schedules, automatic = trainer.lr_scheduler_configs, pl_module.automatic_optimization

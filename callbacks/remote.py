@@ -4,16 +4,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.rounds import Mark
-from lit_epgan.engine import Federation, Round, Sampler, Seat
+from lit_epgan.engine import Federation, Mechanism, Round, Sampler, Seat
 from lit_epgan.errors import UserError
 from lit_epgan.remote.clients import RemoteClients
+from lit_epgan.remote.gate import Gate
 from lit_epgan.remote.link import Place, place
+from lit_epgan.remote.policy import Policy
 from lit_epgan.remote.round import RemoteRound, RemoteServer
-from lit_epgan.remote.sent import Sent
 from lit_epgan.remote.shapes import Shapes
+from lit_epgan.runs.yaml_files import load_yaml
 
 STARTING = 120.0  # seconds that a server may take to start
 SENT = "sent.csv"  # in an institution's folder: what has left it
@@ -31,6 +35,9 @@ class Alone:
     def driver(self, federation: Federation, seat: Seat, datamodule: FederatedDataModule) -> RoundDriver:
         """What drives the rounds."""
         return RoundDriver(federation, seat, datamodule)
+
+    def check(self, algorithm: str, mechanism: Mechanism | None) -> None:
+        """Refuse a training that this end does not allow, before it begins."""
 
     @property
     def ended(self) -> bool:
@@ -56,9 +63,10 @@ class AtServer(Alone):
 
     def driver(self, federation: Federation, seat: Seat, datamodule: FederatedDataModule) -> RoundDriver:
         """One that asks the institutions, once all of them are there."""
-        self._clients = RemoteClients(self._listener, federation.names, self._where.patience, self._where.largest)
+        terms = self._where.terms
+        self._clients = RemoteClients(self._listener, federation.names, terms.patience, terms.largest)
         self._clients.meet(federation.active)
-        return ServerDriver(federation, seat, datamodule, self._clients, self._where.least)
+        return ServerDriver(federation, seat, datamodule, self._clients, terms.least)
 
     def end(self) -> None:
         """Let the institutions go."""
@@ -71,11 +79,11 @@ class AtInstitution(Alone):
 
     holds_server = False
 
-    def __init__(self, where: Place, names: Sequence[str], folder: Path) -> None:
+    def __init__(self, where: Place, names: Sequence[str], folder: Path, policy: str | None) -> None:
         if where.name not in names:
             raise UserError(f"the institution {where.name!r} is none of the federation's clients: {', '.join(names)}")
-        sent = Sent(folder / SENT)
-        self._server = RemoteServer(where.called(STARTING), where.name, list(names).index(where.name), sent)
+        gate = Gate(_policy(policy), folder / SENT, where.terms.dry)
+        self._server = RemoteServer(where.called(STARTING), where.name, list(names).index(where.name), gate)
 
     def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
         """The server says when this client's batches are read."""
@@ -84,6 +92,16 @@ class AtInstitution(Alone):
     def driver(self, federation: Federation, seat: Seat, datamodule: FederatedDataModule) -> RoundDriver:
         """One whose rounds are the server's."""
         return InstitutionDriver(federation, seat, datamodule, self._server)
+
+    def check(self, algorithm: str, mechanism: Mechanism | None) -> None:
+        """Refuse what the institution's policy does not allow.
+
+        Raises:
+            UserError: naming the rule.
+        """
+        name = None if mechanism is None else type(mechanism).__name__
+        own = None if mechanism is None else mechanism.own_epsilon()
+        self._server.gate.policy.check_plan(algorithm, name, own)
 
     @property
     def ended(self) -> bool:
@@ -95,17 +113,28 @@ class AtInstitution(Alone):
         self._server.link.close()
 
 
-def this_end(names: Sequence[str], folder: Path) -> Alone:
+def _policy(path: str | None) -> Policy:
+    """The policy in a file; without one everything is allowed."""
+    if path is None:
+        return Policy()
+    try:
+        return Policy.of(load_yaml(Path(path)), path)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"the policy {path} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def this_end(names: Sequence[str], folder: Path, policy: str | None = None) -> Alone:
     """This process's end of the federation.
 
     Args:
         names: the clients'.
         folder: the run's.
+        policy: an institution's, a file.
     """
     where = place()
     if where is None:
         return Alone()
-    return AtServer(where) if where.role == "server" else AtInstitution(where, names, folder)
+    return AtServer(where) if where.role == "server" else AtInstitution(where, names, folder, policy)
 
 
 class AskedByServer(Sampler):
@@ -154,7 +183,7 @@ class ServerDriver(RoundDriver):
         assert isinstance(round_, Round)
         self._take_in()
         trains = self.federation.algorithm.trains(self._number)
-        self._clients.begin(self._number, self.federation.server.cohort if trains else [])
+        self._clients.begin(self._number, self.federation.server.cohort, trains)
         while round_.exchange is not None:
             held = {k: private.take_up(self.federation.names[k]) for k in round_.asked}
             tasks = {k: round_.task(k, own.delivered) for k, own in held.items()}

@@ -22,6 +22,7 @@ from lit_epgan.engine import Algorithm, InTurn
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     SCAFFOLD,
+    DiscrepancySearch,
     EmbeddingSites,
     ExpectationPropagation,
     FedAdam,
@@ -33,7 +34,8 @@ from lit_epgan.federated import (
     GeneratorSites,
     TiltedExpectationPropagation,
 )
-from lit_epgan.modules import GAN
+from lit_epgan.likelihood_free import GaussianMixture
+from lit_epgan.modules import GAN, Posterior
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, RecordNoise
@@ -42,6 +44,7 @@ from tests.federations import client_sets, federation
 from tests.modules import Regression, TwoOptimizers
 from tests.speech_gans import batch, speech_gan
 
+MODULES = ("regression", "gan", "points", "posterior", "speech_gan")
 ALGORITHMS: dict[str, Algorithm] = {
     "fedavg": FedAvg(),
     "ep": ExpectationPropagation(prior_scale=10.0),
@@ -53,6 +56,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedseq": FedSeq(length=2),
     "generator_sites": GeneratorSites("generator", own_rows=3, pool=20),
     "embedding_sites": EmbeddingSites(frequencies=16, points=10, herding_steps=2, own_rows=2),
+    "graffl": DiscrepancySearch(frequencies=6, moves=2),
     "fedavg_gan": FedAvgGAN(server_steps=2, batch_size=4),
     "tilted_acoustic": TiltedExpectationPropagation("discriminator.bottleneck", components=2, hidden=4, weight=0.1),
     "tilted": TiltedExpectationPropagation("discriminator.1", components=2, hidden=4, tilt_every=1, weight=0.1),
@@ -128,6 +132,8 @@ def federated(name: str) -> tuple[LightningModule, FederatedDataModule]:
         return module, FederatedDataModule.from_datasets(
             chunks, batch_size=2, clients_per_round=3, val_dataset=chunks[0]
         )
+    if name == "posterior":
+        return Posterior(GaussianMixture(1, 3), particles=40), federation(clients_per_round=3)
     if name == "points":
         torch.manual_seed(1)
         generator = MLPGenerator((3,), 2, (8,), "layer", tanh=False)
@@ -142,12 +148,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--module", choices=["regression", "gan", "points", "speech_gan"], default="regression")
+    parser.add_argument("--module", choices=MODULES, default="regression")
     parser.add_argument("--algorithm", choices=sorted(ALGORITHMS), default="fedavg")
     parser.add_argument("--optimizer-state", default="reset")
     parser.add_argument("--noise-seed", type=int, help="a private run, whose noise repeats")
     parser.add_argument("--unit", choices=["user", "record"], default="user", help="whom the noise hides")
     parser.add_argument("--groups", type=int, help="so many, which take turns; their noise is correlated")
+    parser.add_argument("--policy", help="of institutions, a file")
     parser.add_argument("--trouble", nargs="*", default=[], metavar="RANK=KIND")
     parser.add_argument("--patience", type=float, default=30.0)
     parser.add_argument("--resume", action="store_true")
@@ -162,7 +169,7 @@ def main() -> None:
         private["mechanism"] = noise(0.5, 4.0, noise_seed=args.noise_seed)
     if args.groups is not None:
         private = {"sampler": InTurn(args.groups), "mechanism": CorrelatedNoise(0.5, 4.0, noise_seed=args.noise_seed)}
-    callback = FederationCallback(ALGORITHMS[args.algorithm], args.optimizer_state, **private)
+    callback = FederationCallback(ALGORITHMS[args.algorithm], args.optimizer_state, policy=args.policy, **private)
     trainer = Trainer(
         max_epochs=5,
         accelerator="cpu",

@@ -44,6 +44,19 @@ def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path: Path) 
         assert {row["shape"] for row in rows if row["entry"] == "parameters"} == {"4810"}
 
 
+@pytest.mark.slow
+def test_a_dry_run_tells_what_would_leave_and_sends_nothing(tmp_path: Path) -> None:
+    words = [*SMALL, "--trainer.default_root_dir", str(tmp_path / "run"), "--dry_run"]
+    command = [sys.executable, "-m", "lit_epgan", "federate", *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "site-1 would send first:" in done.stdout
+    assert "site-2 would send first:" in done.stdout
+    assert "parameters" in done.stdout
+    assert done.stdout.rstrip().endswith("Nothing was sent.")
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+
+
 def test_without_flare_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

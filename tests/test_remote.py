@@ -1,12 +1,18 @@
 """A federation whose server and clients are processes of their own ends with the model of one process."""
 
+import csv
 import secrets
+from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
 
+from lit_epgan.engine.messages import Count, tensor_of
+from lit_epgan.engine.wire import decode_answer
 from lit_epgan.remote.link import Place
+from lit_epgan.remote.notes import WORDS, Kind, Note
 from tests.processes import Started, command, model, run
 
 pytestmark = pytest.mark.slow
@@ -27,19 +33,41 @@ RUNS = [
     ("--module", "points", "--algorithm", "generator_sites"),
     ("--module", "points", "--algorithm", "embedding_sites"),
     ("--module", "points", "--algorithm", "fedavg_gan"),
+    ("--module", "posterior", "--algorithm", "graffl"),  # rounds without training
 ]
 
 
-def started(folder: Path, *options: str) -> dict[str, Started]:
-    """Five processes: the server's, and one for each client."""
+def started(folder: Path, *options: str, overheard: list[bytes] | None = None) -> dict[str, Started]:
+    """Five processes: the server's, and one for each client; what the last client sends may be overheard."""
     folder.mkdir(exist_ok=True)
     key, address = secrets.token_hex(16), str(folder / f"{secrets.token_hex(4)}")
     server = Started(command(folder / "server", *options), **Place("server", address, key).environment())
     found = {"server": server}
     for name in NAMES:
         where = Place("institution", address, key, name)
+        if overheard is not None and name == NAMES[-1]:
+            where = Place("institution", address + "-tapped", key, name)
+            Thread(target=tap, args=(where, Place("server", address, key), overheard), daemon=True).start()
         found[name] = Started(command(folder / name, *options), **where.environment())
     return found
+
+
+def tap(institution: Place, server: Place, overheard: list[bytes]) -> None:
+    """Stands between an institution and the server, and keeps all that the institution sends."""
+
+    def hand_on(source: Connection, target: Connection, keep: list[bytes]) -> None:
+        try:
+            while True:
+                keep.append(source.recv_bytes())
+                target.send_bytes(keep[-1])
+        except (EOFError, OSError, TypeError):  # the last one of a link that is closed meanwhile
+            target.close()
+
+    with institution.listener() as listener:
+        outside = listener.accept()
+    inside = server.called(60.0)
+    Thread(target=hand_on, args=(inside, outside, []), daemon=True).start()
+    hand_on(outside, inside, overheard)
 
 
 def ended(processes: dict[str, Started]) -> None:
@@ -90,3 +118,38 @@ def test_an_institution_that_is_killed_is_left_out_and_the_others_go_on(tmp_path
     printed = processes["server"].printed()
     assert "round 2: client 'client-2' is left out: its link is broken" in printed
     assert all(bool(value.isfinite().all()) for value in model(tmp_path / "several" / "server").values())
+
+
+def test_an_institution_keeps_to_its_policy(tmp_path: Path) -> None:
+    """It ends before its first report leaves, and nothing is listed; without it the server has nothing to merge."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("algorithms: [ExpectationPropagation]\n")
+    processes = started(tmp_path / "several", "--module", "regression", "--policy", str(policy))
+    for name in NAMES:
+        assert processes[name].wait() != 0
+        assert "algorithms is ['ExpectationPropagation'], and FedAvg is none of them" in processes[name].printed()
+        assert not (tmp_path / "several" / name / "sent.csv").exists()
+    assert processes["server"].wait() != 0
+    assert "round 0: no client has answered, so there is nothing to merge" in processes["server"].printed()
+
+
+def test_nothing_but_its_name_and_reports_leaves_an_institution(tmp_path: Path) -> None:
+    """Every byte is looked at on its way. The list of what has left says the same, entry by entry."""
+    overheard: list[bytes] = []
+    ended(started(tmp_path / "several", "--module", "regression", "--algorithm", "ep", overheard=overheard))
+    hello, *answers = map(Note.read, overheard)
+    assert (hello.kind, hello.about()) == (Kind.HELLO, {"name": NAMES[-1]})
+    assert {note.kind for note in answers} == {Kind.ANSWER}
+    found = []
+    for note in answers:
+        round_, exchange = (int.from_bytes(note.body[k : k + 8], "little") for k in (0, 8))
+        for name, term in decode_answer(note.body[WORDS:]).report.items():
+            shape = "" if isinstance(term, Count) else " x ".join(map(str, tensor_of(term).shape))
+            found.append((str(round_), str(exchange), name, shape))
+    listed = list(csv.DictReader((tmp_path / "several" / NAMES[-1] / "sent.csv").open()))
+    assert sorted(found) == sorted((r["round"], r["exchange"], r["entry"], r["shape"]) for r in listed)
+    assert len(found) > 5
+    sizes = {len(note.written()) for note in answers}
+    assert (
+        max(sizes) < 3000
+    )  # 41 parameters, their precisions and a header

@@ -140,12 +140,12 @@ def test_strangers_are_not_let_in(at: Place, clients: RemoteClients) -> None:
 def test_rounds_are_told_to_everybody(at: Place, clients: RemoteClients) -> None:
     links = {k: called(at, NAMES[k]) for k in (0, 1)}
     clients.meet(links)
-    clients.begin(7, [1])
+    clients.begin(7, [1, 2, 3], True)
     clients.over(7, [0])
     clients.end()
     for k, link in links.items():
         told = [Note.read(link.recv_bytes()) for _ in range(3)]
-        assert told[0].about() == {"round": 7, "trains": k == 1}
+        assert told[0].about() == {"round": 7, "trains": k == 1, "cohort": 3}
         assert told[1].about() == {"round": 7, "counts": k != 0}
         assert told[2].kind is Kind.END
 

@@ -1,26 +1,37 @@
 """``python -m lit_epgan federate``: a configuration's fit as a federation of processes, carried by NVIDIA FLARE."""
 
+import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
+import pandas
+
+from lit_epgan.callbacks.remote import SENT
 from lit_epgan.command.lightning_cli import FederatedCLI
 from lit_epgan.command.placing import make_room, say
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
+from lit_epgan.remote.link import Terms
 from lit_epgan.runs.config_files import resolve_configs
 from lit_epgan.runs.end import read_end
 from lit_epgan.runs.run_folder import INSTITUTIONS, SERVER_LOG, default_folder
 
 WORKSPACE = "flare"  # FLARE's own files, in the run's folder
 MISSING = "federate needs NVIDIA FLARE, which is not installed: pip install -e '.[flare]'."
-USAGE = """usage: python -m lit_epgan federate --config NAME.yaml [--KEY VALUE ...]
+USAGE = """usage: python -m lit_epgan federate --config NAME.yaml [OPTIONS] [--KEY VALUE ...]
 
 Trains what `fit` trains with the same words, as an NVIDIA FLARE job on this machine, by FLARE's simulator.
 The server and each client are processes of their own, which share nothing but messages.
-The run's folder holds the server's run, and institutions/SITE each client's log, and sent.csv: all that has left it."""
+The run's folder holds the server's run, and institutions/SITE each client's log, and sent.csv: all that has left it.
+
+  --dry_run                  list what each institution would send first, and send nothing
+  --least N                  institutions without which the run ends; 1 by default
+  --patience SECONDS         that an institution may take for an answer, or it is left out; an hour by default
+  --federation.policy FILE   what the institutions let happen to their data
+  --KEY VALUE                overrides a key of the configuration, as with fit"""
 
 
 class Clients(FederatedCLI):
@@ -55,7 +66,8 @@ def federate(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         return 0
-    words = resolve_configs(["fit", *args])
+    own, rest = _options().parse_known_args(list(args))
+    words = resolve_configs(["fit", *rest])
     found = Clients(words)
     try:
         from lit_epgan.flare.simulation import simulate
@@ -69,11 +81,36 @@ def federate(args: Sequence[str]) -> int:
     institutions = f"{len(found.names)} institutions ({few(found.names)})"
     say(f"A server and {institutions}, carried by NVIDIA FLARE. All is in {folder}")
     with followed(folder / SERVER_LOG):
-        simulate(words[1:], folder, found.names, folder / WORKSPACE)
+        simulate(words[1:], folder, found.names, folder / WORKSPACE, Terms(own.patience, own.least, own.dry_run))
+    if own.dry_run:
+        _tell(folder)
+        return 0
     end = read_end(folder)
     if end is None or not end.finished:
         raise UserError(f"the federation has ended early: {folder / SERVER_LOG} and {folder / INSTITUTIONS} say why.")
     return 0
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--dry_run", action="store_true")
+    parser.add_argument("--least", type=int, default=Terms.least)
+    parser.add_argument("--patience", type=float, default=Terms.patience)
+    return parser
+
+
+def _tell(folder: Path) -> None:
+    """Print what each institution would have sent.
+
+    Raises:
+        UserError: one has come to nothing that it would send.
+    """
+    for site in sorted((folder / INSTITUTIONS).iterdir()):
+        listed = site / SENT
+        if not listed.is_file():
+            raise UserError(f"{site.name} has nothing to send: {site / 'fit.log'} says why.")
+        print(f"{site.name} would send first:\n{pandas.read_csv(listed).to_string(index=False, na_rep='')}")
+    print("Nothing was sent.")
 
 
 @contextmanager

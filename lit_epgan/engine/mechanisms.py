@@ -110,6 +110,10 @@ class Mechanism:
         """What the algorithm gets in place of ``total``; ``cohort``: how many clients were asked, a public number."""
         return total
 
+    def own_epsilon(self) -> float | None:
+        """What all planned work costs the clients' records by noise of their own; None where they add none."""
+        return None
+
     def guarantee(self) -> str | None:
         """What holds when all that is planned has been done, in a sentence; None if nothing is promised."""
         return None

@@ -90,6 +90,7 @@ class Round:
         server.chains = federation.sampler.draw(federation.active, server.seed, number)
         self._budget, self._worked = Counter[str](), set[int]()
         self.dropped: list[int] = []
+        self._silent: list[int] = []
         self._causes = Causes(federation.names, number, server.flat, federation.tensors)
         self._norms = ReportNorms(federation.names, number)
         self._exchanges = 0
@@ -196,6 +197,7 @@ class Round:
         name = self._federation.names[client]
         self._federation.private.forget(name)
         self.dropped.append(client)
+        self._silent.append(client)
         warnings.warn(f"round {self.number}: client {name!r} is left out: {why}", stacklevel=2)
 
     @torch.no_grad()
@@ -305,6 +307,8 @@ class Round:
 
     def _nothing(self, dropped: list[int]) -> str:
         names = few([self._federation.names[k] for k in dropped])
+        if set(dropped) == set(self._silent):
+            return f"round {self.number}: no client has answered, so there is nothing to merge ({names}){self._safe}"
         return (
             f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {names}); "
             f"{self._causes.advice(dropped)}{self._safe}"

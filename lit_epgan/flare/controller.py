@@ -4,6 +4,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import ReturnCode
@@ -13,6 +14,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from lit_epgan.flare.fit import Fit
+from lit_epgan.remote.link import Terms
 from lit_epgan.remote.notes import Kind, Note
 
 NOTES, ANSWER = "notes", "answer"  # the task's name and its entry; the answer's entry
@@ -29,11 +31,15 @@ class RoundController(Controller):  # type: ignore[misc]
         directory: where it works.
         log: where it prints to.
         institutions: by FLARE's name of a site, the client that it is.
+        terms: the federation's, by name.
     """
 
-    def __init__(self, words: list[str], directory: str, log: str, institutions: dict[str, str]) -> None:
+    def __init__(
+        self, words: list[str], directory: str, log: str, institutions: dict[str, str], terms: dict[str, Any]
+    ) -> None:
         super().__init__(task_check_period=CHECK)
-        self.words, self.directory, self.log, self.institutions = words, directory, log, institutions
+        self.words, self.directory, self.log = words, directory, log
+        self.institutions, self.terms = institutions, terms
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing: the fit starts with the job."""
@@ -49,7 +55,7 @@ class RoundController(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """The job: from the start of the server's fit to its end."""
-        fit = Fit("server", self.words, Path(self.directory), Path(self.log))
+        fit = Fit("server", self.words, Path(self.directory), Path(self.log), Terms(**self.terms))
         fit.start()
         with ThreadPoolExecutor(len(self.institutions)) as pool:
             served = [

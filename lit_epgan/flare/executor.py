@@ -2,6 +2,7 @@
 
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -12,6 +13,7 @@ from nvflare.apis.signal import Signal
 
 from lit_epgan.flare.controller import ANSWER, NOTES
 from lit_epgan.flare.fit import Fit
+from lit_epgan.remote.link import Terms
 from lit_epgan.remote.notes import Kind, Note
 
 
@@ -23,11 +25,13 @@ class SeatExecutor(Executor):  # type: ignore[misc]
         directory: where it works.
         log: where it prints to.
         client: its name in the federation.
+        terms: the federation's, by name.
     """
 
-    def __init__(self, words: list[str], directory: str, log: str, client: str) -> None:
+    def __init__(self, words: list[str], directory: str, log: str, client: str, terms: dict[str, Any]) -> None:
         super().__init__()
-        self.words, self.directory, self.log, self.client = words, directory, log, client
+        self.words, self.directory, self.log = words, directory, log
+        self.client, self.terms = client, terms
         self._fit: Fit | None = None
         self._link: Connection | None = None
 
@@ -57,7 +61,9 @@ class SeatExecutor(Executor):  # type: ignore[misc]
         return reply
 
     def _started(self) -> Connection:
-        self._fit = Fit("institution", self.words, Path(self.directory), Path(self.log), self.client)
+        self._fit = Fit(
+            "institution", self.words, Path(self.directory), Path(self.log), Terms(**self.terms), self.client
+        )
         self._link = self._fit.taken_in()
         return self._link
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Literal
 
-from lit_epgan.remote.link import Place
+from lit_epgan.remote.link import Place, Terms
 
 PATIENCE = 10.0  # seconds that a fit has for leaving after its last note
 
@@ -25,14 +25,21 @@ class Fit:
         words: after ``fit``.
         directory: where it works.
         log: the file.
+        terms: the federation's.
         name: the institution's.
     """
 
     def __init__(
-        self, role: Literal["server", "institution"], words: Sequence[str], directory: Path, log: Path, name: str = ""
+        self,
+        role: Literal["server", "institution"],
+        words: Sequence[str],
+        directory: Path,
+        log: Path,
+        terms: Terms,
+        name: str = "",
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="lit_epgan_")  # a socket's path must be short
-        self.place = Place(role, str(Path(self._folder.name) / "link"), secrets.token_hex(32), name)
+        self.place = Place(role, str(Path(self._folder.name) / "link"), secrets.token_hex(32), name, terms)
         self._words, self._directory, self._log = list(words), directory, log
         self._process: subprocess.Popen[bytes] | None = None
 

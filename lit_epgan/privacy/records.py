@@ -197,6 +197,10 @@ class RecordNoise(Mechanism):
         most = max(prices, key=lambda kind: prices[kind].epsilon)
         return next(name for name, kind in releases.items() if kind == most), prices[most]
 
+    def own_epsilon(self) -> float | None:
+        """Of the client who pays most."""
+        return self._dearest(self._planned)[1].epsilon if self._planned else None
+
     def guarantee(self) -> str | None:
         """What all planned steps guarantee together, for all that a client sends."""
         if not self._planned:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import queue
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from threading import Thread
@@ -57,16 +57,17 @@ class RemoteClients:
             new.add(k)
         return new
 
-    def begin(self, round_: int, training: Iterable[int]) -> None:
+    def begin(self, round_: int, cohort: Sequence[int], trains: bool) -> None:
         """A round begins.
 
         Args:
             round_: its number.
-            training: the clients that are going to train in it.
+            cohort: its clients.
+            trains: whether they are going to train.
         """
-        trains = set(training)
         for k in self.present:
-            self._tell(k, Note.of(Kind.BEGIN, round=round_, trains=k in trains))
+            about = {"round": round_, "trains": trains and k in cohort, "cohort": len(cohort)}
+            self._tell(k, Note.of(Kind.BEGIN, **about))
 
     def ask(self, tasks: Mapping[int, Task]) -> Iterator[tuple[int, Answer | None]]:
         """The clients' answers, in the order of the tasks, so that sums do not depend on who is quick.

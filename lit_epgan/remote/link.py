@@ -12,6 +12,23 @@ PAUSE = 0.05  # seconds between two calls
 
 
 @dataclass(frozen=True)
+class Terms:
+    """On which the processes of a federation work together.
+
+    Attributes:
+        patience: seconds that the server waits for an answer.
+        least: institutions without which the server does not go on.
+        dry: whether institutions list their first report, and send nothing.
+        largest: bytes of an answer.
+    """
+
+    patience: float = 3600.0
+    least: int = 1
+    dry: bool = False
+    largest: int = 2**32
+
+
+@dataclass(frozen=True)
 class Place:
     """A process's place in a federation of several.
 
@@ -20,18 +37,14 @@ class Place:
         address: of the socket that the server listens at, or that the institution is to call.
         key: which both ends must know, in hexadecimal digits.
         name: the institution's.
-        patience: seconds that the server waits for an answer.
-        least: institutions without which the server does not go on.
-        largest: bytes of an answer.
+        terms: the federation's.
     """
 
     role: Literal["server", "institution"]
     address: str
     key: str
     name: str = ""
-    patience: float = 3600.0
-    least: int = 1
-    largest: int = 2**32
+    terms: Terms = Terms()
 
     def environment(self) -> dict[str, str]:
         """The variable by which a process is told."""
@@ -63,4 +76,7 @@ class Place:
 def place() -> Place | None:
     """This process's place; None where a federation is one job."""
     told = os.environ.get(VARIABLE)
-    return Place(**json.loads(told)) if told else None
+    if not told:
+        return None
+    words = json.loads(told)
+    return Place(**words | {"terms": Terms(**words["terms"])})

@@ -11,8 +11,8 @@ from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.seat import Answer
 from lit_epgan.engine.wire import decode_task, encode_answer
 from lit_epgan.errors import UserError
+from lit_epgan.remote.gate import Gate
 from lit_epgan.remote.notes import Kind, Note, answered
-from lit_epgan.remote.sent import Sent
 
 
 class RemoteServer:
@@ -22,15 +22,15 @@ class RemoteServer:
         link: to the server.
         name: the institution's.
         client: its index among all clients.
-        sent: the list of what has left.
+        gate: what leaves passes there.
 
     Attributes:
         round: the number of the round that the server is in, or was in last; -1 before the first.
         ended: whether there are no more rounds.
     """
 
-    def __init__(self, link: Connection, name: str, client: int, sent: Sent) -> None:
-        self.link, self.name, self.client, self.sent = link, name, client, sent
+    def __init__(self, link: Connection, name: str, client: int, gate: Gate) -> None:
+        self.link, self.name, self.client, self.gate = link, name, client, gate
         self.round, self.ended, self._trains, self._begun = -1, False, False, False
         self._cache: dict[str, Tensor] = {}
         link.send_bytes(Note.of(Kind.HELLO, name=name).written())
@@ -48,6 +48,7 @@ class RemoteServer:
                         "one: start it again with --ckpt_path and its checkpoints/previous.ckpt"
                     )
                 self._begun = True
+                self.gate.policy.check_cohort(about["cohort"])
         return self.round == round_ and self._trains and not self.ended
 
     def task(self) -> Task | bool:
@@ -59,7 +60,7 @@ class RemoteServer:
 
     def answer(self, task: Task, answer: Answer) -> None:
         """Send what comes of a task; what the client keeps stays here."""
-        self.sent.note(task, answer.report)
+        self.gate.passes(task, answer.report)
         self.link.send_bytes(answered(task, encode_answer(answer)).written())
 
     def _next(self) -> Note:

@@ -1,0 +1,97 @@
+"""What an institution lets happen to its data, checked where they are."""
+
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Any
+
+from lit_epgan.engine.messages import Report
+from lit_epgan.errors import UserError
+
+LISTS = ("algorithms", "mechanisms", "entries")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An institution's rules. Each that is None lets everything pass.
+
+    Attributes:
+        algorithms: names of the algorithms that may work on its data.
+        mechanisms: names of the mechanisms of which one must be at work.
+        epsilon: the most that all planned steps may cost by the institution's own noise (RecordNoise). Noise that the
+            server adds is not the institution's to vouch for: such a mechanism is refused under this rule.
+        cohort: the fewest clients of a round, as the server says how many there are.
+        entries: patterns of names (``*``) of what may leave in a report.
+    """
+
+    algorithms: list[str] | None = None
+    mechanisms: list[str] | None = None
+    epsilon: float | None = None
+    cohort: int | None = None
+    entries: list[str] | None = None
+
+    @classmethod
+    def of(cls, rules: Any, where: str) -> "Policy":
+        """The policy that a file holds.
+
+        Args:
+            rules: what the file says.
+            where: its name.
+
+        Raises:
+            UserError: it has a rule that there is not, or one of another kind.
+        """
+        known = {field.name for field in fields(cls)}
+        if not isinstance(rules, dict) or not set(rules) <= known:
+            strange = f"{rules!r}" if not isinstance(rules, dict) else ", ".join(sorted(map(str, set(rules) - known)))
+            raise UserError(f"the policy {where}: {strange} is no rule; there are {', '.join(sorted(known))}")
+        for name, value in rules.items():
+            wanted: tuple[type, ...] = (list,) if name in LISTS else (int, float)
+            if value is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
+                what = "a list" if name in LISTS else "a number"
+                raise UserError(f"the policy {where}: {name} is {value!r}; give {what}")
+        return cls(**rules)
+
+    def check_plan(self, algorithm: str, mechanism: str | None, epsilon: float | None) -> None:
+        """Refuse a training before it begins.
+
+        Args:
+            algorithm: its name.
+            mechanism: its name; None for none.
+            epsilon: what the institution's own noise makes of all planned steps; None where it adds none.
+
+        Raises:
+            UserError: naming the rule.
+        """
+        allowed = self.algorithms is None or algorithm in self.algorithms
+        self._check("algorithms", allowed, f"{algorithm} is none of them")
+        at_work = "none is at work" if mechanism is None else f"{mechanism} is none of them"
+        self._check("mechanisms", self.mechanisms is None or mechanism in self.mechanisms, at_work)
+        if self.epsilon is not None:
+            self._check("epsilon", epsilon is not None, "no noise of this institution's own is planned (RecordNoise)")
+            assert epsilon is not None
+            self._check("epsilon", epsilon <= self.epsilon, f"{epsilon:.3g} is planned")
+
+    def check_cohort(self, clients: int) -> None:
+        """Refuse a round of too few.
+
+        Raises:
+            UserError: naming the rule.
+        """
+        self._check("cohort", self.cohort is None or clients >= self.cohort, f"the round has {clients}")
+
+    def check_report(self, report: Report) -> None:
+        """Refuse what may not leave.
+
+        Raises:
+            UserError: naming the entry.
+        """
+        for name in report:
+            allowed = self.entries is None or any(fnmatchcase(name, pattern) for pattern in self.entries)
+            self._check("entries", allowed, f"{name!r} is none of them")
+
+    def _check(self, rule: str, kept: bool, why: str) -> None:
+        if not kept:
+            raise UserError(
+                f"the institution's policy does not allow this: {rule} is {getattr(self, rule)}, and {why}. It was not "
+                "sent. Settle with the federation what is trained, or change the policy"
+            )

@@ -1,0 +1,108 @@
+"""What leaves an institution: listed before it leaves, and refused where its own policy says so."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_epgan.engine.messages import Count, Report, Task, Weighted
+from lit_epgan.errors import UserError
+from lit_epgan.privacy import CentralNoise, RecordNoise, Releases, spent
+from lit_epgan.remote.gate import Gate
+from lit_epgan.remote.policy import Policy
+from tests.test_record_noise import plan
+
+TASK = Task(1, 4, 2, "train", True, {})
+REPORT: Report = {
+    "parameters": Weighted(torch.tensor([3.0, 9.0]), 7.0, torch.tensor([0.0, 5.0])),
+    "networks": torch.zeros(2, 3, dtype=torch.float64),
+    "weight": Count(7.0, True),
+}
+
+
+def test_a_report_is_listed_entry_by_entry(tmp_path: Path) -> None:
+    gate = Gate(Policy(), tmp_path / "institution" / "sent.csv")
+    gate.passes(TASK, REPORT)
+    gate.passes(TASK, {"weight": Count(2.0)})
+    rows = list(csv.reader((tmp_path / "institution" / "sent.csv").open()))
+    assert rows == [
+        ["round", "exchange", "question", "entry", "shape", "type", "norm", "weight", "bytes"],
+        ["4", "2", "train", "parameters", "2", "float32", "5", "7", "8"],
+        ["4", "2", "train", "networks", "2 x 3", "float64", "0", "", "48"],
+        ["4", "2", "train", "weight", "", "number", "7", "", "8"],
+        ["4", "2", "train", "weight", "", "number", "2", "", "8"],
+    ]
+
+
+def test_a_dry_run_lists_and_sends_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing was sent"):
+        Gate(Policy(), tmp_path / "sent.csv", dry=True).passes(TASK, REPORT)
+    assert len((tmp_path / "sent.csv").read_text().splitlines()) == 4
+
+
+def test_what_may_not_leave_is_neither_listed_nor_sent(tmp_path: Path) -> None:
+    gate = Gate(Policy(entries=["param*", "weight"]), tmp_path / "sent.csv")
+    with pytest.raises(UserError, match=r"entries is \['param\*', 'weight'\], and 'networks' is none of them"):
+        gate.passes(TASK, REPORT)
+    assert not (tmp_path / "sent.csv").exists()
+    gate.passes(TASK, {name: REPORT[name] for name in ("parameters", "weight")})
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Policy(algorithms=["EP"]), "FedAvg is none of them"),
+        (Policy(mechanisms=["RecordNoise"]), "none is at work"),
+        (Policy(mechanisms=["RecordNoise"], algorithms=["FedAvg"]), "none is at work"),
+        (Policy(epsilon=8.0), "no noise of this institution's own is planned"),
+    ],
+)
+def test_a_training_is_refused_before_it_begins(policy: Policy, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        policy.check_plan("FedAvg", None, None)
+
+
+def test_a_training_that_keeps_the_rules_passes() -> None:
+    policy = Policy(["FedAvg", "FedProx"], ["RecordNoise"], 2.0, 3, ["parameters"])
+    policy.check_plan("FedProx", "RecordNoise", 2.0)
+    with pytest.raises(UserError, match=r"epsilon is 2\.0, and 2\.01 is planned"):
+        policy.check_plan("FedProx", "RecordNoise", 2.01)
+    with pytest.raises(UserError, match="CentralNoise is none of them"):
+        policy.check_plan("FedProx", "CentralNoise", None)
+    policy.check_cohort(3)
+    with pytest.raises(UserError, match="cohort is 3, and the round has 2"):
+        policy.check_cohort(2)
+    Policy().check_plan("anything", None, None)
+    Policy().check_cohort(1)
+
+
+def test_the_institutions_own_epsilon_is_that_of_all_planned_steps() -> None:
+    mechanism = RecordNoise(1.0, 1.5)
+    assert mechanism.own_epsilon() is None
+    mechanism.begin(plan({0: 100, 1: 40}, 10, {0: 10, 1: 4}))
+    expected = max(spent([kind], 1e-5).epsilon for kind in mechanism._planned.values())
+    assert mechanism.own_epsilon() == expected > 0
+    assert CentralNoise(1.0, 1.0).own_epsilon() is None  # the server's noise: nothing the institution can vouch for
+    assert spent([Releases(1.0)], 1e-5).epsilon > 0
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        (None, "None is no rule"),
+        (["algorithms"], "is no rule"),
+        ({"algoritms": []}, "algoritms is no rule; there are algorithms, cohort, entries, epsilon, mechanisms"),
+        ({"algorithms": "FedAvg"}, "algorithms is 'FedAvg'; give a list"),
+        ({"epsilon": "2"}, "epsilon is '2'; give a number"),
+        ({"cohort": True}, "cohort is True; give a number"),
+    ],
+)
+def test_a_file_that_is_no_policy_is_refused(rules: Any, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        Policy.of(rules, "policy.yaml")
+
+
+def test_a_files_rules_are_the_policy() -> None:
+    assert Policy.of({"epsilon": 2, "cohort": None}, "policy.yaml") == Policy(epsilon=2)
