@@ -20,15 +20,20 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return loaded
 
 
-@pytest.mark.slow
-def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path: Path) -> None:
-    """And nothing but reports leaves an institution, which its list says row by row."""
-    words = [*SMALL, "--trainer.default_root_dir", str(tmp_path / "run")]
-    command = [sys.executable, "-m", "lit_epgan", "federate", *words]
+def federate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command as a process, to its end."""
+    command = [sys.executable, "-m", "lit_epgan", "federate", *SMALL, "--trainer.default_root_dir", str(folder), *words]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "A server and 2 institutions (client-0, client-1)" in done.stderr
-    assert "round 2/2" in done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path: Path) -> None:
+    """Two jobs: one round, and the second one from its checkpoints. Each list says what has left."""
+    said = federate(tmp_path / "run", "--trainer.max_epochs", "1").stderr
+    assert "A server and 2 institutions (client-0, client-1)" in said
+    assert "round 2/2" in federate(tmp_path / "run", "--ckpt_path", "last").stderr
     assert main(["fit", *SMALL, "--trainer.default_root_dir", str(tmp_path / "alone")]) == 0
     expected, found = weights(tmp_path / "alone"), weights(tmp_path / "run")
     for name, value in expected.items():
@@ -46,10 +51,7 @@ def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_dry_run_tells_what_would_leave_and_sends_nothing(tmp_path: Path) -> None:
-    words = [*SMALL, "--trainer.default_root_dir", str(tmp_path / "run"), "--dry_run"]
-    command = [sys.executable, "-m", "lit_epgan", "federate", *words]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = federate(tmp_path / "run", "--dry_run")
     assert "site-1 would send first:" in done.stdout
     assert "site-2 would send first:" in done.stdout
     assert "parameters" in done.stdout
@@ -72,6 +74,19 @@ def test_without_flare_the_command_says_what_to_install(
 def test_a_configuration_without_a_federation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["federate", *SMALL, "--federation", "null"]) == 2
     assert "federate needs a federation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--least", "0"], "give at least 1"),
+        (["--patience", "nan"], "more than 0"),
+        (["--least", "two"], "invalid int"),
+    ],
+)
+def test_terms_that_cannot_be_are_refused(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["federate", *SMALL, *words]) == 2
+    assert why in capsys.readouterr().err
 
 
 def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:

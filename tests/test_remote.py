@@ -150,6 +150,4 @@ def test_nothing_but_its_name_and_reports_leaves_an_institution(tmp_path: Path) 
     assert sorted(found) == sorted((r["round"], r["exchange"], r["entry"], r["shape"]) for r in listed)
     assert len(found) > 5
     sizes = {len(note.written()) for note in answers}
-    assert (
-        max(sizes) < 3000
-    )  # 41 parameters, their precisions and a header
+    assert max(sizes) < 3000  # 41 parameters, their precisions and a header

@@ -30,6 +30,7 @@ The run's folder holds the server's run, and institutions/SITE each client's log
   --dry_run                  list what each institution would send first, and send nothing
   --least N                  institutions without which the run ends; 1 by default
   --patience SECONDS         that an institution may take for an answer, or it is left out; an hour by default
+  --ckpt_path last           goes on where the federation was stopped
   --federation.policy FILE   what the institutions let happen to their data
   --KEY VALUE                overrides a key of the configuration, as with fit"""
 
@@ -66,7 +67,7 @@ def federate(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         return 0
-    own, rest = _options().parse_known_args(list(args))
+    own, rest = _own(list(args))
     words = resolve_configs(["fit", *rest])
     found = Clients(words)
     try:
@@ -76,13 +77,14 @@ def federate(args: Sequence[str]) -> int:
             raise
         raise UserError(MISSING) from error
     folder = found.folder.resolve()
-    make_room(folder)
+    if found.config.fit.ckpt_path is None:
+        make_room(folder)
     folder.mkdir(parents=True, exist_ok=True)
     institutions = f"{len(found.names)} institutions ({few(found.names)})"
     say(f"A server and {institutions}, carried by NVIDIA FLARE. All is in {folder}")
     with followed(folder / SERVER_LOG):
-        simulate(words[1:], folder, found.names, folder / WORKSPACE, Terms(own.patience, own.least, own.dry_run))
-    if own.dry_run:
+        simulate(words[1:], folder, found.names, folder / WORKSPACE, own)
+    if own.dry:
         _tell(folder)
         return 0
     end = read_end(folder)
@@ -91,12 +93,23 @@ def federate(args: Sequence[str]) -> int:
     return 0
 
 
-def _options() -> argparse.ArgumentParser:
+def _own(args: list[str]) -> tuple[Terms, list[str]]:
+    """The command's own words, and those that are left.
+
+    Raises:
+        UserError: a number is none, or out of its range.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--dry_run", action="store_true")
     parser.add_argument("--least", type=int, default=Terms.least)
     parser.add_argument("--patience", type=float, default=Terms.patience)
-    return parser
+    try:
+        own, rest = parser.parse_known_args(args)
+    except argparse.ArgumentError as error:
+        raise UserError(f"{error}; federate --help lists the options.") from error
+    if own.least < 1 or not own.patience > 0:
+        raise UserError(f"--least {own.least} and --patience {own.patience:g}: give at least 1, and more than 0.")
+    return Terms(own.patience, own.least, own.dry_run), rest
 
 
 def _tell(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """FLARE's server: starts the server's fit, and hands its notes on to the institutions and their answers back."""
 
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -74,20 +75,18 @@ class RoundController(Controller):  # type: ignore[misc]
         link = self._called(fit, abort_signal)
         if link is None:
             return
-        link.send_bytes(Note.of(Kind.HELLO, name=name).written())
-        notes: list[bytes] = []
-        while not abort_signal.triggered:
-            try:
+        with link, contextlib.suppress(EOFError, OSError):  # the fit has ended, or has given the institution up
+            link.send_bytes(Note.of(Kind.HELLO, name=name).written())
+            notes: list[bytes] = []
+            while not abort_signal.triggered:
                 notes.append(link.recv_bytes())
-            except EOFError:
-                return
-            kind = Note.read(notes[-1]).kind
-            if kind in (Kind.TASK, Kind.END):
-                answer = self._asked(site, notes, abort_signal, fl_ctx)
-                notes = []
-                if kind is Kind.END or answer is None:
-                    return
-                link.send_bytes(answer)
+                kind = Note.read(notes[-1]).kind
+                if kind in (Kind.TASK, Kind.END):
+                    answer = self._asked(site, notes, abort_signal, fl_ctx)
+                    notes = []
+                    if kind is Kind.END or answer is None:
+                        return
+                    link.send_bytes(answer)
 
     def _called(self, fit: Fit, abort_signal: Signal) -> Connection | None:
         while fit.running and not abort_signal.triggered:
