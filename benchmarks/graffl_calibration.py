@@ -30,7 +30,7 @@ from lit_epgan.randomness import generator_for
 SITES, RECORDS, DELTA = 3, 240, 1e-5
 AMORTISED = "amortised, on a release, z = 1"
 FORMS = {"by questions": 0.0, "on a release, z = 1": 1.0, "on a release, z = 2": 2.0, AMORTISED: 1.0}
-PARTICLES, FREQUENCIES = 200, 24
+PARTICLES, FREQUENCIES = 400, 24
 NAMES = ("lower mean", "upper mean", "weight of the lower", "log variance of the lower", "log variance of the upper")
 MIXTURE = GaussianMixture(2, 1, concentration=4.0, mean_precision=0.03, dof=6.0, scale=4.0)
 
@@ -106,18 +106,25 @@ def main() -> None:
     results = [json.loads(line) for line in arguments.kept.read_text().splitlines()] if _exists(arguments.kept) else []
     done = {(form, number) for form, number, *_ in results}
     forms = [arguments.only] if arguments.only else list(FORMS)
-    if AMORTISED in forms:
-        results += amortised(arguments.draws, arguments.steps)
+    if AMORTISED in forms and not {(AMORTISED, n) for n in range(arguments.draws)} <= done:
+        results = [r for r in results if r[0] != AMORTISED] + _kept(
+            amortised(arguments.draws, arguments.steps), arguments.kept
+        )
     asked = [f for f in forms if f != AMORTISED]
     wanted = [(f, n) for n in range(arguments.draws) for f in asked if (f, n) not in done]
     with get_context("fork").Pool(arguments.workers) as pool:
         for result in pool.imap_unordered(_draw, wanted):
-            results.append(result)
-            if arguments.kept:
-                with arguments.kept.open("a") as file:
-                    file.write(json.dumps(result) + "\n")
+            results += _kept([result], arguments.kept)
     own = [r for r in results if r[0] in forms and r[1] < arguments.draws]
     publish(report(own, forms), arguments.output)
+
+
+def _kept(results: list, path: Path | None) -> list:
+    """The same results, which are now in the file, too."""
+    if path is not None:
+        with path.open("a") as file:
+            file.writelines(json.dumps(result) + "\n" for result in results)
+    return results
 
 
 def _exists(path: Path | None) -> bool:

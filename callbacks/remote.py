@@ -2,24 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from lit_epgan.callbacks.remote_drivers import InstitutionDriver, ServerDriver
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.datamodules.rounds import Mark
-from lit_epgan.engine import Federation, Mechanism, Round, Sampler, Seat
+from lit_epgan.engine import Federation, Mechanism, Sampler, Seat
 from lit_epgan.errors import UserError
 from lit_epgan.remote.clients import RemoteClients
+from lit_epgan.remote.contributions import Contributions
 from lit_epgan.remote.gate import Gate
 from lit_epgan.remote.link import Place, place
 from lit_epgan.remote.policy import Policy
-from lit_epgan.remote.round import RemoteRound, RemoteServer
-from lit_epgan.remote.shapes import Shapes
+from lit_epgan.remote.round import RemoteServer
 from lit_epgan.runs.yaml_files import load_yaml
 
 STARTING = 120.0  # seconds that a server may take to start
+CONTRIBUTIONS = "contributions.csv"  # in the server's folder: who contributed when
 SENT = "sent.csv"  # in an institution's folder: what has left it
 
 
@@ -53,8 +53,8 @@ class AtServer(Alone):
 
     holds_clients = False
 
-    def __init__(self, where: Place) -> None:
-        self._where, self._listener = where, where.listener()
+    def __init__(self, where: Place, folder: Path) -> None:
+        self._where, self._folder, self._listener = where, folder, where.listener()
         self._clients: RemoteClients | None = None
 
     def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
@@ -66,7 +66,8 @@ class AtServer(Alone):
         terms = self._where.terms
         self._clients = RemoteClients(self._listener, federation.names, terms.patience, terms.largest)
         self._clients.meet(federation.active)
-        return ServerDriver(federation, seat, datamodule, self._clients, terms.least)
+        contributions = Contributions(self._folder / CONTRIBUTIONS)
+        return ServerDriver(federation, seat, datamodule, self._clients, terms.least, contributions)
 
     def end(self) -> None:
         """Let the institutions go."""
@@ -134,7 +135,7 @@ def this_end(names: Sequence[str], folder: Path, policy: str | None = None) -> A
     where = place()
     if where is None:
         return Alone()
-    return AtServer(where) if where.role == "server" else AtInstitution(where, names, folder, policy)
+    return AtServer(where, folder) if where.role == "server" else AtInstitution(where, names, folder, policy)
 
 
 class AskedByServer(Sampler):
@@ -150,82 +151,3 @@ class AskedByServer(Sampler):
     def rate(self, clients: int) -> float:
         """1: whoever is drawn less often pays for no less."""
         return 1.0
-
-
-class ServerDriver(RoundDriver):
-    """Rounds whose clients are processes of their own: with a round's first batch all of it is asked and answered.
-
-    The batch itself is not trained on; it is there because a Trainer's epoch has at least one. An institution that is
-    lost is left out of the round, and of those that follow until it calls again.
-
-    Args:
-        federation, seat, datamodule: as of a RoundDriver.
-        clients: the institutions.
-        least: of them must be there, or the fit ends.
-    """
-
-    def __init__(
-        self,
-        federation: Federation,
-        seat: Seat,
-        datamodule: FederatedDataModule,
-        clients: RemoteClients,
-        least: int,
-    ) -> None:
-        super().__init__(federation, seat, datamodule)
-        self._clients, self._least = clients, least
-
-    def _open(self, mark: Mark) -> None:
-        """Nobody works here."""
-
-    def _answer(self) -> None:
-        round_, private = self._round, self.federation.private
-        assert isinstance(round_, Round)
-        self._take_in()
-        trains = self.federation.algorithm.trains(self._number)
-        self._clients.begin(self._number, self.federation.server.cohort, trains)
-        while round_.exchange is not None:
-            held = {k: private.take_up(self.federation.names[k]) for k in round_.asked}
-            tasks = {k: round_.task(k, own.delivered) for k, own in held.items()}
-            shapes = Shapes()
-            for k, answer in self._clients.ask(tasks):
-                if answer is not None and (misfit := shapes.misfit(answer.report)):
-                    self._clients.lose(k, misfit)
-                    answer = None
-                if answer is None:
-                    round_.leave_out(k, self._clients.lost[k])
-                else:
-                    answer.private.delivered = held[k].delivered
-                    round_.receive(k, answer)
-            self._check()
-            round_.close()
-        self._clients.over(self._number, round_.dropped)
-
-    def _take_in(self) -> None:
-        """Those who have called since the last round know nothing of what they were sent before."""
-        for k in self._clients.meet():
-            kept = self.federation.private.clients.get(self.federation.names[k])
-            if kept is not None:
-                kept.delivered = {}
-
-    def _check(self) -> None:
-        here = len(self._clients.present)
-        if here < self._least:
-            lost = "; ".join(f"{self.federation.names[k]}: {why}" for k, why in self._clients.lost.items())
-            raise UserError(
-                f"round {self._number}: {here} institutions are left of at least {self._least} ({lost}). "
-                "Start them again, and go on with --ckpt_path last"
-            )
-
-
-class InstitutionDriver(RoundDriver):
-    """Rounds that the server's process holds."""
-
-    def __init__(
-        self, federation: Federation, seat: Seat, datamodule: FederatedDataModule, server: RemoteServer
-    ) -> None:
-        super().__init__(federation, seat, datamodule)
-        self._server = server
-
-    def _new_round(self) -> Any:
-        return RemoteRound(self._server, self.federation.private, self._number)

@@ -117,6 +117,15 @@ def test_an_institution_that_is_killed_is_left_out_and_the_others_go_on(tmp_path
     ended(processes)
     printed = processes["server"].printed()
     assert "round 2: client 'client-2' is left out: its link is broken" in printed
+    rows = list(csv.DictReader((tmp_path / "several" / "server" / "contributions.csv").open()))
+    assert len(rows) == 5 * 4
+    own = [row for row in rows if row["client"] == "client-2" and row["asked"] == "1"]
+    assert [row["counted"] for row in own if int(row["round"]) < 2] == ["1"] * sum(int(r["round"]) < 2 for r in own)
+    later = [row for row in own if int(row["round"]) >= 2]
+    assert later
+    assert all((row["counted"], row["bytes"], row["why"]) == ("0", "0", "its link is broken") for row in later)
+    counted = [row for row in rows if row["counted"] == "1"]
+    assert all(int(row["bytes"]) > 300 and not row["why"] for row in counted)
     assert all(bool(value.isfinite().all()) for value in model(tmp_path / "several" / "server").values())
 
 

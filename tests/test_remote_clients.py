@@ -1,9 +1,10 @@
 """The server's end of links to institutions: what they send wrong, late, twice or not at all leaves them out."""
 
+import csv
 import secrets
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lit_epgan.engine.private import Private
 from lit_epgan.engine.seat import Answer
 from lit_epgan.engine.wire import encode_answer
 from lit_epgan.remote.clients import RemoteClients
+from lit_epgan.remote.contributions import Contribution, Contributions
 from lit_epgan.remote.link import Place
 from lit_epgan.remote.notes import Kind, Note, answer_to, answered
 from lit_epgan.remote.shapes import Shapes
@@ -163,3 +165,41 @@ def test_an_entry_has_one_shape_in_all_reports_of_an_exchange() -> None:
     assert shapes.misfit({"other": torch.zeros(5)}) is None  # what did not fit is not held against others
     wrong = shapes.misfit({"new": scalar(1.0)})
     assert wrong == "its 'new' is of shape (1,), and that of those before it a number"
+
+
+def test_what_was_heard_of_an_answer_is_its_seconds_and_bytes(at: Place, clients: RemoteClients) -> None:
+    link = called(at, "a")
+    clients.meet([0])
+    link.send_bytes(note())
+    list(clients.ask({0: task(0)}))
+    assert clients.heard[0].bytes == len(note())
+    assert 0 <= clients.heard[0].seconds < PATIENCE
+
+
+def test_all_have_the_same_time_to_answer(at: Place, clients: RemoteClients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one was silent for all of it, the next one is waited for no more."""
+    links = [called(at, name) for name in ("a", "b")]
+    clients.meet([0, 1])
+    waited: list[float] = []
+    original = Connection.poll
+    monkeypatch.setattr(Connection, "poll", lambda link, seconds: waited.append(seconds) or original(link, seconds))
+    assert [each for _, each in clients.ask({0: task(0), 1: task(1)})] == [None, None]
+    assert waited[1] == 0
+    assert all("0.2 seconds" in why for why in clients.lost.values())
+    assert len(links) == 2
+
+
+def test_contributions_are_listed_by_round_and_repeated_rounds_anew(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "contributions.csv"
+    first = Contributions(path)
+    for round_ in range(3):
+        first.note(round_, {"a": Contribution(True, True, 1.5, 10), "b": Contribution()})
+    second = Contributions(path)
+    second.note(1, {"a": Contribution(True, False, 0.25, 0, "its link is broken")})
+    rows = list(csv.reader(path.open()))
+    assert rows == [
+        ["round", "client", "asked", "counted", "seconds", "bytes", "why"],
+        ["0", "a", "1", "1", "1.500", "10", ""],
+        ["0", "b", "0", "0", "0.000", "0", ""],
+        ["1", "a", "1", "0", "0.250", "0", "its link is broken"],
+    ]

@@ -3,10 +3,12 @@
 import contextlib
 import json
 import queue
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from threading import Thread
+from typing import NamedTuple
 
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.seat import Answer
@@ -14,6 +16,13 @@ from lit_epgan.engine.wire import decode_answer, encode_task
 from lit_epgan.remote.notes import Kind, Note, answer_to
 
 LARGEST_HELLO = 10_000  # bytes
+
+
+class Heard(NamedTuple):
+    """An answer: after how many seconds all of it was here, and its bytes."""
+
+    seconds: float
+    bytes: int
 
 
 class RemoteClients:
@@ -30,6 +39,7 @@ class RemoteClients:
 
     Attributes:
         lost: why a client's link was closed, by its index; of those who have none.
+        heard: what was heard last of a client that has answered.
     """
 
     def __init__(self, listener: Listener, names: list[str], patience: float, largest: int) -> None:
@@ -38,6 +48,7 @@ class RemoteClients:
         self._calls: queue.Queue[tuple[int, Connection]] = queue.Queue()
         self._closed = False
         self.lost: dict[int, str] = {}
+        self.heard: dict[int, Heard] = {}
         Thread(target=self._take_calls, daemon=True).start()
 
     @property
@@ -72,12 +83,13 @@ class RemoteClients:
     def ask(self, tasks: Mapping[int, Task]) -> Iterator[tuple[int, Answer | None]]:
         """The clients' answers, in the order of the tasks, so that sums do not depend on who is quick.
 
-        None comes from those that are lost now.
+        None comes from those that are lost now. All have the same time to answer, from now on.
         """
+        start = time.monotonic()
         for k, task in tasks.items():
             self._tell(k, Note(Kind.TASK, encode_task(task)))
         for k in tasks:
-            yield k, self._answer(k, tasks[k])
+            yield k, self._answer(k, tasks[k], start)
 
     def over(self, round_: int, dropped: Iterable[int]) -> None:
         """A round is over; the reports of those who were dropped have not counted."""
@@ -110,15 +122,17 @@ class RemoteClients:
             except OSError:
                 self.lose(k, "its link is broken")
 
-    def _answer(self, k: int, task: Task) -> Answer | None:
+    def _answer(self, k: int, task: Task, start: float) -> Answer | None:
         link = self._links.get(k)
         if link is None:
             return None
         try:
-            if not link.poll(self._patience):
+            if not link.poll(max(0.0, start + self._patience - time.monotonic())):
                 self.lose(k, f"it has not answered for {self._patience:g} seconds")
                 return None
-            return decode_answer(answer_to(task, Note.read(link.recv_bytes(self._largest))))
+            data = link.recv_bytes(self._largest)
+            self.heard[k] = Heard(time.monotonic() - start, len(data))
+            return decode_answer(answer_to(task, Note.read(data)))
         except EOFError:
             self.lose(k, "its link is broken")
         except OSError as error:
