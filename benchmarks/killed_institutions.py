@@ -21,7 +21,7 @@ from side_by_side import markdown, options, publish
 from lit_epgan.flare.simulation import QUIET
 from lit_epgan.remote.link import Place
 
-KILLED, AGAIN = ("client-2", "client-5"), "client-5"
+KILLED, AGAIN = ("client-1", "client-2"), "client-2"
 
 
 def started(folder: Path, where: Place, args: argparse.Namespace, *words: str) -> subprocess.Popen[bytes]:
@@ -57,7 +57,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--institutions", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=400, help="of an institution in a round")
+    parser.add_argument("--steps", type=int, default=2000, help="of an institution in a round")
     args = parser.parse_args()
     quiet = [word for key, value in QUIET.items() for word in (f"--trainer.{key}", value)]
     with tempfile.TemporaryDirectory() as name:
@@ -67,13 +67,17 @@ def main() -> None:
         places = [Place("institution", address, key, f"client-{k}") for k in range(args.institutions)]
         processes = {each.name: started(folder, each, args, *quiet) for each in places}
         begun = time.monotonic()
-        wait_for_round(folder, 2, server)
-        for each in KILLED:
-            processes[each].kill()
-        wait_for_round(folder, 3, server)
-        again = next(each for each in places if each.name == AGAIN)
-        processes[AGAIN] = started(folder, again, args, *quiet, "--ckpt_path", "last")
-        code = server.wait()
+        try:
+            wait_for_round(folder, 2, server)
+            for each in KILLED:
+                processes[each].kill()
+            wait_for_round(folder, 3, server)
+            again = next(each for each in places if each.name == AGAIN)
+            processes[AGAIN] = started(folder, again, args, *quiet, "--ckpt_path", "last")
+            code = server.wait()
+        finally:
+            for process in (server, *processes.values()):
+                process.kill()
         seconds = time.monotonic() - begun
         rows = list(csv.DictReader((folder / "server" / "contributions.csv").open()))
     publish(report(args, rows, code, seconds), args.output)

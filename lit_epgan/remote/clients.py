@@ -133,10 +133,10 @@ class RemoteClients:
             data = link.recv_bytes(self._largest)
             self.heard[k] = Heard(time.monotonic() - start, len(data))
             return decode_answer(answer_to(task, Note.read(data)))
-        except EOFError:
+        except (EOFError, ConnectionError):
             self.lose(k, "its link is broken")
-        except OSError as error:
-            self.lose(k, f"its link is broken, or it sent more than {self._largest:,} bytes ({error})")
+        except OSError:
+            self.lose(k, f"it sent more than {self._largest:,} bytes")
         except Exception as error:  # whatever bytes it sent
             self.lose(k, f"what it sent is no answer ({str(error).splitlines()[0] if str(error) else type(error)})")
         return None
