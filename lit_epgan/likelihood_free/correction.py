@@ -9,10 +9,11 @@ from lit_epgan.likelihood_free.labels import consistent
 from lit_epgan.likelihood_free.moves import CrankNicolson
 from lit_epgan.likelihood_free.questions import Asking, Question, statistic
 from lit_epgan.likelihood_free.search import FEWEST_RECORDS, Particles, Search
-from lit_epgan.likelihood_free.statistics import Statistics
+from lit_epgan.likelihood_free.statistics import Statistics, spread_directions
 from lit_epgan.likelihood_free.tempering import resampled
 
 MOVES = 20  # of each particle, on the server alone
+SEEN = 64  # directions of a noised release that the likelihood looks at, at most
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,12 @@ class Correction:
 
     A search's metric is one for all particles, as its sums over sites need it. Where little data leave the posterior
     wide, a record's covariance is another at its edges. One last question about all particles gives the statistic
-    s = V mu away, in the sufficient directions V; then each particle is weighed by the likelihood against
-    the metric, and moved on, which is the server's own work.
+    s = V mu away; then each particle is weighed by the likelihood against the metric, and moved on, which is the
+    server's own work.
+
+    V are the sufficient directions. Where the data were released with noise, the particles stay so wide that no p
+    directions are sufficient for all of them: V are the ``SEEN`` in which they differ most then, or all there are.
+    Five of 48 found variances too large at z = 2, by .4 instead of .5 in the truth's mean rank.
 
     Args:
         search: the search that came before.
@@ -75,7 +80,7 @@ class Correction:
         """One question; then weights and moves."""
         statistics = self.search.statistics
         simulator = statistics.simulator
-        v = self.search.directions(at, statistics.covariance(at.theta, generator))
+        v = self._directions(at, statistics.covariance(at.theta, generator))
         question = Question.of(v, at.means)
         answer = yield question
         n = answer.records
@@ -86,6 +91,13 @@ class Correction:
         drawn = resampled(own + 0.5 * at.discrepancy, generator)
         theta = consistent(at.theta[drawn], simulator.symmetries())
         return replace(at, theta=self._moved(theta, own[drawn], likelihood, generator), data=n)
+
+    def _directions(self, at: Particles, covariance: Tensor) -> Tensor:
+        """V (r, D), of unit variance."""
+        if not at.noise.any():
+            return self.search.directions(at, covariance)
+        most = min(SEEN, len(at.theta) - 1, len(covariance))  # an answer is solved for them
+        return spread_directions(at.means, covariance + at.noise, most)
 
     def _moved(self, theta: Tensor, own: Tensor, likelihood: SyntheticLikelihood, generator: torch.Generator) -> Tensor:
         """Metropolis moves, each with simulations of its own."""
