@@ -7,6 +7,7 @@ from torch.distributions import Normal
 
 from lit_epgan.embedding import RandomFourierFeatures
 from lit_epgan.likelihood_free import Independent, Statistics
+from lit_epgan.likelihood_free.correction import SEEN, Correction
 from lit_epgan.likelihood_free.refinement import Refinement
 from lit_epgan.likelihood_free.search import Particles, Search
 from lit_epgan.randomness import generator_for
@@ -108,3 +109,26 @@ def test_a_refinement_is_due_where_much_data_make_gaussian_particles(
     metric = torch.diag(matrix(worth)[0] / (covariance + noise).diagonal())
     at = Particles(THETA, THETA, 100, metric, torch.zeros(60).double(), noise, data=N, step=step)
     assert Refinement(search(2, 2)).due(at, most_records, generator_for("due")) is due
+
+
+# ---------------------------------------------------------------- what the last likelihood looks at
+
+
+def test_of_a_noised_release_all_directions_are_looked_at() -> None:
+    """V (Sigma + noise) V^T = I, and V spans everything; without noise as many as parameters are sufficient."""
+    means = THETA @ SLOPE.T + 0.01 * normal(60, 4, "further")
+    found = {}
+    for name, noise in (("released", NOISE), ("asked", torch.zeros_like(NOISE))):
+        at = particles(THETA, means, 3000, N, SIGMA, noise)
+        found[name] = Correction(search(2, 4))._directions(at, SIGMA)
+    assert found["asked"].shape == (2, 4)
+    assert found["released"].shape == (4, 4)
+    v = found["released"]
+    torch.testing.assert_close(v @ (SIGMA + NOISE) @ v.T, torch.eye(4, dtype=v.dtype), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("width", "n", "most"), [(200, 400, SEEN), (200, 30, 29), (20, 400, 20)])
+def test_so_many_directions_as_an_answer_can_be_solved_for(width: int, n: int, most: int) -> None:
+    covariance = torch.eye(width, dtype=torch.float64)
+    at = particles(normal(n, 2, "theta"), normal(n, width, "means"), 3000, 1.0, covariance, covariance)
+    assert Correction(search(2, width))._directions(at, covariance).shape == (most, width)
