@@ -15,7 +15,7 @@ from lit_epgan.remote.contributions import Contributions
 from lit_epgan.remote.gate import Gate
 from lit_epgan.remote.link import Place, place
 from lit_epgan.remote.policy import Policy
-from lit_epgan.remote.round import RemoteServer
+from lit_epgan.remote.server import RemoteServer
 from lit_epgan.runs.yaml_files import load_yaml
 
 STARTING = 120.0  # seconds that a server may take to start

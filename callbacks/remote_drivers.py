@@ -9,7 +9,8 @@ from lit_epgan.engine import Federation, Round, Seat
 from lit_epgan.errors import UserError
 from lit_epgan.remote.clients import RemoteClients
 from lit_epgan.remote.contributions import Contribution, Contributions
-from lit_epgan.remote.round import RemoteRound, RemoteServer
+from lit_epgan.remote.round import RemoteRound
+from lit_epgan.remote.server import RemoteServer
 from lit_epgan.remote.shapes import Shapes
 
 

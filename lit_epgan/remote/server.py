@@ -1,0 +1,72 @@
+"""An institution's link to the server: when rounds begin and end, what is asked, and what is answered."""
+
+from multiprocessing.connection import Connection
+
+from torch import Tensor
+
+from lit_epgan.engine.messages import Task
+from lit_epgan.engine.seat import Answer
+from lit_epgan.engine.wire import decode_task, encode_answer
+from lit_epgan.errors import UserError
+from lit_epgan.remote.gate import Gate
+from lit_epgan.remote.notes import Kind, Note, answered
+
+
+class RemoteServer:
+    """The institution's link to the server.
+
+    Args:
+        link: to the server.
+        name: the institution's.
+        client: its index among all clients.
+        gate: what leaves passes there.
+
+    Attributes:
+        round: the number of the round that the server is in, or was in last; -1 before the first.
+        ended: whether there are no more rounds.
+    """
+
+    def __init__(self, link: Connection, name: str, client: int, gate: Gate) -> None:
+        self.link, self.name, self.client, self.gate = link, name, client, gate
+        self.round, self.ended, self._trains, self._begun = -1, False, False, False
+        self._cache: dict[str, Tensor] = {}
+        link.send_bytes(Note.of(Kind.HELLO, name=name).written())
+
+    def trains(self, round_: int) -> bool:
+        """Whether the institution trains in a round; waits until the server begins it, or a later one."""
+        while self.round < round_ and not self.ended:
+            note = self._next()
+            if note.kind is Kind.BEGIN:
+                about = note.about()
+                self.round, self._trains = about["round"], about["trains"]
+                if self.round < round_ and not self._begun:
+                    raise UserError(
+                        f"the server goes on from round {self.round}, and this institution's checkpoint is of a later "
+                        "one: start it again with --ckpt_path and its checkpoints/previous.ckpt"
+                    )
+                self._begun = True
+                self.gate.policy.check_cohort(about["cohort"])
+        return self.round == round_ and self._trains and not self.ended
+
+    def task(self) -> Task | bool:
+        """The round's next task; at its end whether the institution's report has counted."""
+        note = self._next()
+        if note.kind is Kind.TASK:
+            return decode_task(note.body, self._cache)
+        return bool(note.kind is Kind.OVER and note.about()["counts"])
+
+    def answer(self, task: Task, answer: Answer) -> None:
+        """Send what comes of a task; what the client keeps stays here."""
+        self.gate.passes(task, answer.report)
+        self.link.send_bytes(answered(task, encode_answer(answer)).written())
+
+    def _next(self) -> Note:
+        try:
+            note = Note.read(self.link.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise UserError(
+                "the server has closed the link: it has ended, or has given this institution up; its log says why. "
+                "Start this institution again with --ckpt_path last"
+            ) from error
+        self.ended = note.kind is Kind.END
+        return note
