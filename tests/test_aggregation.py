@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_epgan.engine import Aggregator, Count, Median, Stack, Sum, Total, TrimmedMean, Weighted
+from lit_epgan.engine import Aggregator, Count, Krum, Median, Stack, Sum, Total, TrimmedMean, Weighted
 from lit_epgan.engine.aggregation import Combination
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
@@ -38,6 +38,39 @@ def test_the_trimmed_mean_leaves_out_the_extremes(clients: int, share: float, cu
     assert got.numpy() == pytest.approx(kept.mean(0), rel=1e-6)
 
 
+def krum_by_hand(changes: np.ndarray, wrong: int, kept: int) -> np.ndarray:
+    """Client by client, as Blanchard et al. 2017 write it."""
+    n, scores = len(changes), []
+    for k in range(n):
+        others = sorted(float(((changes[k] - changes[j]) ** 2).sum()) for j in range(n) if j != k)
+        scores.append(sum(others[: n - wrong - 2]))
+    best = sorted(range(n), key=lambda k: scores[k])[:kept]
+    centre: np.ndarray = changes[best].mean(0)
+    return centre
+
+
+@pytest.mark.parametrize(("clients", "wrong", "kept"), [(3, 0, 1), (5, 1, 1), (9, 2, 3), (9, 3, 9), (8, 1, 2)])
+def test_krum_is_that_of_its_authors(clients: int, wrong: int, kept: int) -> None:
+    changes = torch.randn(clients, 6, generator=torch.Generator().manual_seed(clients + wrong), dtype=torch.float64)
+    got = total(list(changes), [float(k + 1) for k in range(clients)], Krum(wrong, kept)).mean("parameters")
+    assert got.numpy() == pytest.approx(krum_by_hand(changes.numpy(), wrong, kept), rel=1e-9)
+
+
+def test_two_wrong_clients_of_seven_that_agree_do_not_move_krum() -> None:
+    changes = [torch.full((3,), x) for x in (1.0, 1.1, 0.9, 1.0, 1.05, 1e6, 1e6)]
+    assert total(changes, [1.0] * 7, Krum(2)).mean("parameters").max() < 1.2
+    assert total(changes, [1.0] * 7, Krum(0, 7)).mean("parameters").min() > 1e5  # all of them: the mean
+
+
+def test_krum_refuses_too_few_clients() -> None:
+    with pytest.raises(UserError, match="needs at least 7 clients, and a round has 6"):
+        total([torch.ones(2)] * 6, [1.0] * 6, Krum(2))
+    with pytest.raises(UserError, match="needs at least 6 clients, and a round has 5"):
+        total([torch.ones(2)] * 5, [1.0] * 5, Krum(1, 6))
+    with pytest.raises(UserError, match="at least 0 and 1"):
+        Krum(-1)
+
+
 def test_one_wrong_client_of_five_moves_a_mean_and_no_median() -> None:
     changes = [torch.full((3,), float(x)) for x in (1.0, 1.1, 0.9, 1.0, 1e6)]
     assert total(changes, [1.0] * 5, None).mean("parameters").min() > 1e5
@@ -58,7 +91,7 @@ def test_a_stack_keeps_every_client_apart_and_no_hold_of_live_tensors() -> None:
 
 def test_each_says_what_admits_it() -> None:
     assert (Sum.secure, Sum.private) == (True, True)
-    assert [(a.secure, a.private) for a in (Stack, Median, TrimmedMean)] == [(False, False)] * 3
+    assert [(a.secure, a.private) for a in (Stack, Median, TrimmedMean, Krum)] == [(False, False)] * 4
 
 
 def test_a_median_of_factors_is_refused_with_the_remedy() -> None:

@@ -10,6 +10,7 @@ from lit_epgan.engine.algorithm import (
     check_server_training,
     passing,
 )
+from lit_epgan.engine.krum import Krum
 from lit_epgan.engine.mechanisms import Mechanism, NormClipping, Plan
 from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, Weighted, scalar
 from lit_epgan.engine.parameters import FlatParameters
@@ -34,6 +35,7 @@ __all__ = [
     "FixedSize",
     "FlatParameters",
     "InTurn",
+    "Krum",
     "Mechanism",
     "Median",
     "NormClipping",
