@@ -68,7 +68,7 @@ class Correction:
 
     V are the sufficient directions. Where the data were released with noise, the particles stay so wide that no p
     directions are sufficient for all of them: V are the ``SEEN`` in which they differ most then, or all there are.
-    Five of 48 found variances too large at z = 2, by .4 instead of .5 in the truth's mean rank.
+    Five of 48 found variances too large at z = 2: the truth's mean rank was .42 in place of .5.
 
     Args:
         search: the search that came before.
