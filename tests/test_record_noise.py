@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import PartitionReport
 from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.datamodules.clients import DatasetClient
 from lit_epgan.engine import Algorithm, PlainFederation
 from lit_epgan.engine.mechanisms import LocalPlan, Plan
 from lit_epgan.engine.samplers import Everyone
@@ -225,15 +226,21 @@ def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_un
 
 def test_a_fits_first_batch_is_drawn_by_coins_like_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Trainer makes it before training starts; a resumed fit does so again."""
+    shuffled: list[Any] = []
+    original = DatasetClient.draw
 
-    def shuffled(*_: Any) -> Any:
-        raise AssertionError("drawn from a permutation, for which the accountant's price is not the right one")
+    def permuted(*words: Any) -> Any:
+        shuffled.append(words)  # for which the accountant's price is not the right one
+        return original(*words)
 
-    monkeypatch.setattr("lit_epgan.datamodules.clients.DatasetClient.draw", staticmethod(shuffled))
+    monkeypatch.setattr(DatasetClient, "draw", staticmethod(permuted))
     options: dict[str, Any] = {"folder": tmp_path, "mechanism": RecordNoise(1.0, 4.0, noise_seed=1)}
     trainer = fit(Regression(), federation(), 2, **options)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     fit(Regression(), federation(), 3, ckpt_path=str(tmp_path / "last.ckpt"), **options)
+    assert not shuffled
+    fit(Regression(), federation(), 1)
+    assert shuffled  # without the noise
 
 
 def test_every_rank_pays_for_its_own_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
