@@ -102,6 +102,7 @@ class FederationCallback(Callback):
         self.policy = policy
         self._mechanism = MechanismInFit(mechanism)
         self.accept_changes = False  # the command line's: a resumed run's seed and data may differ
+        self.settings: Mapping[str, str] = {}  # the command line's, which all ends of a federation must have alike
         self._state = FederationState(type(self.algorithm).__qualname__)
         self._federation: Federation | None = None
         self._place: Workplace | None = None
@@ -141,7 +142,7 @@ class FederationCallback(Callback):
         self._datamodule = datamodule
         sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)
         self._sampler = sampler
-        self._end = this_end(datamodule.client_names, Path(trainer.default_root_dir), self.policy)
+        self._end = this_end(datamodule, Path(trainer.default_root_dir), self.policy, self.settings)
         self._end.federate(datamodule, sampler, self.algorithm.trains)
 
     @torch.no_grad()

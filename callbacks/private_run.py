@@ -10,6 +10,7 @@ from lit_epgan.callbacks.partition_report import PartitionReport
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.clients import DatasetClient
 from lit_epgan.datamodules.coins import CoinBatches
+from lit_epgan.datamodules.elsewhere import Away
 from lit_epgan.engine.mechanisms import LocalPlan
 from lit_epgan.engine.module_state import ModuleState
 from lit_epgan.errors import UserError
@@ -42,7 +43,7 @@ def refuse_what_tells(datamodule: FederatedDataModule, tensors: ModuleState, opt
             "federation.local out"
         )
     named = zip(datamodule.client_names, datamodule.clients, strict=True)
-    streams = [name for name, client in named if client.records is None]
+    streams = [name for name, client in named if client.records is None and not isinstance(client, Away)]
     if streams:
         raise UserError(f"the number of records of {few(streams)} is not known, so that taking part would tell of it")
 
@@ -80,13 +81,13 @@ def drawn_by_coins(datamodule: FederatedDataModule, seed: int | None) -> LocalPl
         UserError: a client's records are drawn by a loader of its own.
     """
     named = zip(datamodule.client_names, datamodule.clients, strict=True)
-    own = [name for name, client in named if not isinstance(client, DatasetClient)]
+    own = [name for name, client in named if not isinstance(client, DatasetClient | Away)]
     if own:
         raise UserError(
             f"the records of {few(own)} are drawn by a loader of their own, or are a stream, so that nobody can say "
             "how likely each is: give map-style data sets (FederatedDataModule.from_datasets)"
         )
-    held = {k: datamodule.clients[k] for k in datamodule.active}
+    held = {k: datamodule.clients[k] for k in datamodule.active if not isinstance(datamodule.clients[k], Away)}
     for client in held.values():
         client.draw = CoinBatches(seed)  # type: ignore[attr-defined]
 
@@ -94,7 +95,8 @@ def drawn_by_coins(datamodule: FederatedDataModule, seed: int | None) -> LocalPl
         if not datamodule.trains(round_):
             return {}
         of_round = datamodule.steps_of_round(round_)
-        return {k: held[k].steps(of_round, datamodule.local_epochs) or 0 for k in datamodule.cohort(round_)}
+        cohort = [k for k in datamodule.cohort(round_) if k in held]
+        return {k: held[k].steps(of_round, datamodule.local_epochs) or 0 for k in cohort}
 
     records = {k: client.records or 0 for k, client in held.items()}
     return LocalPlan(records, datamodule.client_names, datamodule.batch_size, steps)

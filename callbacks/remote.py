@@ -1,15 +1,19 @@
 """A fit as one end of a federation of several processes: the server's, or an institution's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_epgan.callbacks.remote_drivers import InstitutionDriver, ServerDriver
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.elsewhere import place as take_place
 from lit_epgan.engine import Federation, Mechanism, Sampler, Seat
 from lit_epgan.errors import UserError
+from lit_epgan.listing import few
+from lit_epgan.remote.agreement import agreed
 from lit_epgan.remote.clients import RemoteClients
 from lit_epgan.remote.contributions import Contributions
 from lit_epgan.remote.gate import Gate
@@ -53,8 +57,9 @@ class AtServer(Alone):
 
     holds_clients = False
 
-    def __init__(self, where: Place, folder: Path) -> None:
+    def __init__(self, where: Place, folder: Path, settings: Mapping[str, str]) -> None:
         self._where, self._folder, self._listener = where, folder, where.listener()
+        self._settings = agreed(settings)
         self._clients: RemoteClients | None = None
 
     def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
@@ -62,10 +67,15 @@ class AtServer(Alone):
         datamodule.federate(sampler, trains, lambda round_: False)
 
     def driver(self, federation: Federation, seat: Seat, datamodule: FederatedDataModule) -> RoundDriver:
-        """One that asks the institutions, once all of them are there."""
+        """One that asks the institutions, once all of them are there, or have been waited for."""
         terms = self._where.terms
-        self._clients = RemoteClients(self._listener, federation.names, terms.patience, terms.largest)
-        self._clients.meet(federation.active)
+        self._clients = clients = RemoteClients(
+            self._listener, federation.names, terms.patience, terms.largest, self._settings
+        )
+        clients.meet(federation.active, terms.gather)
+        missing = [federation.names[k] for k in federation.active if k not in clients.present]
+        if missing:
+            rank_zero_warn(f"{few(missing)} did not call within {terms.gather:g} seconds; the federation begins")
         contributions = Contributions(self._folder / CONTRIBUTIONS)
         return ServerDriver(federation, seat, datamodule, self._clients, terms.least, contributions)
 
@@ -80,11 +90,14 @@ class AtInstitution(Alone):
 
     holds_server = False
 
-    def __init__(self, where: Place, names: Sequence[str], folder: Path, policy: str | None) -> None:
+    def __init__(
+        self, where: Place, names: Sequence[str], folder: Path, policy: str | None, settings: Mapping[str, str]
+    ) -> None:
         if where.name not in names:
             raise UserError(f"the institution {where.name!r} is none of the federation's clients: {', '.join(names)}")
         gate = Gate(_policy(policy), folder / SENT, where.terms.dry)
-        self._server = RemoteServer(where.called(STARTING), where.name, list(names).index(where.name), gate)
+        client = list(names).index(where.name)
+        self._server = RemoteServer(where.called(STARTING), where.name, client, gate, agreed(settings))
 
     def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
         """The server says when this client's batches are read."""
@@ -124,18 +137,28 @@ def _policy(path: str | None) -> Policy:
         raise UserError(f"the policy {path} cannot be read: {str(error).splitlines()[0]}") from error
 
 
-def this_end(names: Sequence[str], folder: Path, policy: str | None = None) -> Alone:
+def this_end(
+    datamodule: FederatedDataModule, folder: Path, policy: str | None = None, settings: Mapping[str, str] | None = None
+) -> Alone:
     """This process's end of the federation.
 
     Args:
-        names: the clients'.
+        datamodule: set up; with data of its own, it takes its place among the clients.
         folder: the run's.
         policy: an institution's, a file.
+        settings: which both ends must have alike, values by keys.
+
+    Raises:
+        UserError: the data are not those of one client, or the policy is none.
     """
     where = place()
     if where is None:
         return Alone()
-    return AtServer(where, folder) if where.role == "server" else AtInstitution(where, names, folder, policy)
+    if where.terms.names:
+        take_place(datamodule, where.terms.names, where.name or None)
+    if where.role == "server":
+        return AtServer(where, folder, settings or {})
+    return AtInstitution(where, datamodule.client_names, folder, policy, settings or {})
 
 
 class AskedByServer(Sampler):

@@ -70,7 +70,7 @@ class ServerDriver(RoundDriver):
                 self._clients.lose(k, misfit)
                 answer = None
             if answer is None:
-                part.why = self._clients.lost[k]
+                part.why = self._clients.why(k)
                 round_.leave_out(k, part.why)
                 continue
             heard = self._clients.heard[k]

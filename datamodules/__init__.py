@@ -3,6 +3,7 @@
 from lit_epgan.datamodules.base import ClientData, FederatedDataModule
 from lit_epgan.datamodules.breast_cancer import BreastCancerDataModule
 from lit_epgan.datamodules.docstrings import DocstringsDataModule
+from lit_epgan.datamodules.elsewhere import Elsewhere
 from lit_epgan.datamodules.federated_emnist import FederatedEMNISTDataModule
 from lit_epgan.datamodules.folder import FolderDataModule
 from lit_epgan.datamodules.images import ImageDataModule
@@ -24,6 +25,7 @@ __all__ = [
     "BreastCancerDataModule",
     "ClientData",
     "DocstringsDataModule",
+    "Elsewhere",
     "FederatedDataModule",
     "FederatedEMNISTDataModule",
     "FolderDataModule",

@@ -90,7 +90,8 @@ class Institutions(FederatedDataModule):
     def _owner(self) -> LightningDataModule:
         """The data module that the batch is of."""
         assert self.trainer is not None
-        return self._list[self.marks[0].client if self.trainer.training else self._held_out_owners[0]]
+        client = self.marks[0].client if self.trainer.training else self._held_out_owners[0]
+        return self._list[client if len(self._list) > 1 else 0]  # at a site, where it is the only one
 
     def _hook(self, name: str, *arguments: Any) -> Any:
         assert self.trainer is not None

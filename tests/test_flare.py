@@ -91,4 +91,4 @@ def test_terms_that_cannot_be_are_refused(words: list[str], why: str, capsys: py
 
 def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["federate", "--help"]) == 0
-    assert "NVIDIA FLARE job" in capsys.readouterr().out
+    assert "carried by NVIDIA FLARE" in capsys.readouterr().out

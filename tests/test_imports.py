@@ -110,7 +110,8 @@ def test_rooms_import_one_way() -> None:
     assert_imports_only("lit_epgan.speech", allowed=("lit_epgan.speech",))
     assert_imports_only("lit_epgan.privacy", allowed=("lit_epgan.privacy", ENGINE))
     assert_imports_only("lit_epgan.remote", allowed=("lit_epgan.remote", ENGINE))
-    assert_imports_only("lit_epgan.flare", allowed=("lit_epgan.flare", "lit_epgan.remote", "lit_epgan.runs.run_folder"))
+    runs = ("lit_epgan.runs.run_folder", "lit_epgan.runs.yaml_files")
+    assert_imports_only("lit_epgan.flare", allowed=("lit_epgan.flare", "lit_epgan.remote", *runs))
     inspects = (
         "lit_epgan.embedding",
         "lit_epgan.privacy",

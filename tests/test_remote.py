@@ -147,7 +147,7 @@ def test_nothing_but_its_name_and_reports_leaves_an_institution(tmp_path: Path) 
     overheard: list[bytes] = []
     ended(started(tmp_path / "several", "--module", "regression", "--algorithm", "ep", overheard=overheard))
     hello, *answers = map(Note.read, overheard)
-    assert (hello.kind, hello.about()) == (Kind.HELLO, {"name": NAMES[-1]})
+    assert (hello.kind, hello.about()) == (Kind.HELLO, {"name": NAMES[-1], "settings": {}})
     assert {note.kind for note in answers} == {Kind.ANSWER}
     found = []
     for note in answers:

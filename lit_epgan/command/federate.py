@@ -1,61 +1,77 @@
 """``python -m lit_epgan federate``: a configuration's fit as a federation of processes, carried by NVIDIA FLARE."""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pandas
 
 from lit_epgan.callbacks.remote import SENT
 from lit_epgan.command.lightning_cli import FederatedCLI
 from lit_epgan.command.placing import make_room, say
+from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.remote.link import Terms
 from lit_epgan.runs.config_files import resolve_configs
 from lit_epgan.runs.end import read_end
-from lit_epgan.runs.run_folder import INSTITUTIONS, SERVER_LOG, default_folder
+from lit_epgan.runs.run_folder import CHECKPOINTS, INSTITUTIONS, SERVER_LOG, default_folder
 
 WORKSPACE = "flare"  # FLARE's own files, in the run's folder
 MISSING = "federate needs NVIDIA FLARE, which is not installed: pip install -e '.[flare]'."
 USAGE = """usage: python -m lit_epgan federate --config NAME.yaml [OPTIONS] [--KEY VALUE ...]
+       python -m lit_epgan federate --sites MEMBERS.yaml [--kits FOLDER]
+       python -m lit_epgan federate --site KIT --config NAME.yaml [--KEY VALUE ...]
+       python -m lit_epgan federate --server KIT --operator KIT --config NAME.yaml [OPTIONS] [--KEY VALUE ...]
 
-Trains what `fit` trains with the same words, as an NVIDIA FLARE job on this machine, by FLARE's simulator.
-The server and each client are processes of their own, which share nothing but messages.
-The run's folder holds the server's run, and institutions/SITE each client's log, and sent.csv: all that has left it.
+Trains what `fit` trains with the same words. The server and each client are processes of their own, which share
+nothing but messages, carried by NVIDIA FLARE.
+
+Without --site and --server all of them run on this machine. The run's folder holds the server's run, and
+institutions/SITE each client's log, and sent.csv: all that has left it.
+
+  --sites MEMBERS.yaml       writes a kit (certificate, key, settings) for the server, each site and the operator
+  --kits FOLDER              where to; kits by default
+  --site KIT                 takes part as a site, in every training, until stopped; the configuration says where its
+                             own data are
+  --server KIT               runs the server for one training; needs the kit of the --operator, who starts it
 
   --dry_run                  list what each institution would send first, and send nothing
   --least N                  institutions without which the run ends; 1 by default
   --patience SECONDS         that an institution may take for an answer, or it is left out; an hour by default
+  --gather SECONDS           that the start waits for institutions; then it goes on with at least N; an hour by default
   --ckpt_path last           goes on where the federation was stopped
   --federation.policy FILE   what the institutions let happen to their data
   --KEY VALUE                overrides a key of the configuration, as with fit"""
 
 
-class Clients(FederatedCLI):
-    """Reads a configuration, and finds out which clients hold data; nothing is trained, nothing is written."""
+class Described(FederatedCLI):
+    """Reads a configuration, and builds what it describes; nothing is trained, nothing is written."""
 
-    names: list[str]
     folder: Path
 
     def before_instantiate_classes(self) -> None:
         """Nothing is placed."""
         config = self.config[self.subcommand]
         root = config.trainer.default_root_dir
-        self.folder = Path(root or default_folder([str(path) for path in config.config or []]))
+        self.folder = Path(root or default_folder([str(path) for path in config.config or []])).resolve()
         self.settings, self.accept_changes = {}, False
         config.trainer.logger = False
 
     def _run_subcommand(self, subcommand: str) -> None:
-        datamodule = self.datamodule
         if self._get(self.config_init, "federation") is None:
             raise UserError("federate needs a federation: the configuration has none.")
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-        self.names = [datamodule.client_names[k] for k in datamodule.active]
+
+    def clients(self) -> list[str]:
+        """Names of the clients that hold data, which is set up to know them."""
+        self.datamodule.prepare_data()
+        self.datamodule.setup("fit")
+        return [self.datamodule.client_names[k] for k in self.datamodule.active]
 
 
 def federate(args: Sequence[str]) -> int:
@@ -68,48 +84,152 @@ def federate(args: Sequence[str]) -> int:
         print(USAGE)
         return 0
     own, rest = _own(list(args))
+    if own.sites is not None:
+        return _provision(own, rest)
     words = resolve_configs(["fit", *rest])
-    found = Clients(words)
+    if own.site is not None:
+        return _attend(own, words)
+    if own.server is not None:
+        return _serve(own, words)
+    return _simulate(own, words)
+
+
+def _simulate(own: argparse.Namespace, words: list[str]) -> int:
+    """All on this machine."""
+    found = Described(words)
+    names, folder = found.clients(), found.folder
+    flare = _flare("simulation")
+    resumes = _room(folder, own)
+    say(f"A server and {len(names)} institutions ({few(names)}), carried by NVIDIA FLARE. All is in {folder}")
+    with followed(folder / SERVER_LOG):
+        flare.simulate(words[1:], folder, names, folder / WORKSPACE, _terms(own), resumes)
+    return _ended(folder, own)
+
+
+def _serve(own: argparse.Namespace, words: list[str]) -> int:
+    """The server, for one training."""
+    if own.operator is None:
+        raise UserError("--server needs --operator KIT, the kit of who starts the training.")
+    deployment, kits, plans = _flare("deployment"), _flare("kits"), _flare("plan")
+    kit = Path(own.server)
+    names = kits.sites_of(kit)
+    if not any(word.split("=")[0] == "--data" for word in words):
+        words = [*words, "--data", "lit_epgan.datamodules.Elsewhere"]
+    folder = Described(words).folder
+    resumes = _room(folder, own)
+    log = folder / SERVER_LOG
+    words = [*words[1:], "--trainer.default_root_dir", str(folder)]
+    plan = plans.Plan(words, str(Path.cwd()), str(folder), str(log))
+    say(f"The server of {len(names)} sites ({few(names)}). All is in {folder}")
+    with followed(log):
+        deployment.serve(kit, Path(own.operator), plan, _terms(own, names), resumes, say)
+    return _ended(folder, own)
+
+
+def _attend(own: argparse.Namespace, words: list[str]) -> int:
+    """A site, until it is stopped."""
+    deployment, plans = _flare("deployment"), _flare("plan")
+    kit = Path(own.site)
+    site = deployment.site_of(kit)
+    found = Described(words)
+    found.clients()
+    place(found.datamodule, [site, "elsewhere"], site)
+    folder = found.folder
+    words = plans.at_institution([*words[1:], "--trainer.default_root_dir", str(folder)])
+    plan = plans.Plan(words, str(Path.cwd()), str(folder), str(folder / "fit.log"), site)
+    say(f"{site} takes part until it is stopped. {folder} holds fit.log, and {SENT}: all that has left. Ctrl-C stops.")
+    deployment.attend(kit, plan)
+    return 0
+
+
+def _provision(own: argparse.Namespace, rest: list[str]) -> int:
+    """The kits."""
+    if rest:
+        raise UserError(f"--sites writes kits and trains nothing: {' '.join(rest)} has no meaning there.")
+    kits = _flare("kits")
+    members, folder = kits.Members.read(Path(own.sites)), Path(own.kits)
+    made = kits.provision(members, folder)
+    for name, kit in made.items():
+        whom = {members.host: "the server's machine", members.operator: "the operator"}.get(name, f"the site {name}")
+        say(f"{kit}: to {whom}, by a way that nobody else can read")
+    say(f"{folder / kits.AUTHORITY}: to nobody. It can make kits; keep it where no network reaches it.")
+    return 0
+
+
+def _flare(module: str) -> Any:
+    """A module of ``lit_epgan.flare``.
+
+    Raises:
+        UserError: FLARE is not installed.
+    """
     try:
-        from lit_epgan.flare.simulation import simulate
+        return importlib.import_module(f"lit_epgan.flare.{module}")
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] != "nvflare":
             raise
         raise UserError(MISSING) from error
-    folder = found.folder.resolve()
-    if found.config.fit.ckpt_path is None:
+
+
+def _room(folder: Path, own: argparse.Namespace) -> bool:
+    """Make room for a new run; whether the old one is gone on with.
+
+    Raises:
+        UserError: there is nothing to go on from.
+    """
+    if own.ckpt_path is None:
         make_room(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    institutions = f"{len(found.names)} institutions ({few(found.names)})"
-    say(f"A server and {institutions}, carried by NVIDIA FLARE. All is in {folder}")
-    with followed(folder / SERVER_LOG):
-        simulate(words[1:], folder, found.names, folder / WORKSPACE, own)
-    if own.dry:
+        folder.mkdir(parents=True, exist_ok=True)
+        return False
+    if own.ckpt_path != "last":
+        raise UserError(
+            f"--ckpt_path {own.ckpt_path}: a federation goes on from the `last` checkpoints of all its ends."
+        )
+    if not any((folder / CHECKPOINTS).glob("*.ckpt")):
+        raise UserError(f"{folder / CHECKPOINTS} holds no checkpoint to go on from.")
+    return True
+
+
+def _ended(folder: Path, own: argparse.Namespace) -> int:
+    if own.dry_run:
         _tell(folder)
         return 0
     end = read_end(folder)
     if end is None or not end.finished:
-        raise UserError(f"the federation has ended early: {folder / SERVER_LOG} and {folder / INSTITUTIONS} say why.")
+        raise UserError(f"the federation has ended early: {folder / SERVER_LOG} says why.")
     return 0
 
 
-def _own(args: list[str]) -> tuple[Terms, list[str]]:
+def _own(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The command's own words, and those that are left.
 
     Raises:
         UserError: a number is none, or out of its range.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--sites")
+    parser.add_argument("--kits", default="kits")
+    parser.add_argument("--site")
+    parser.add_argument("--server")
+    parser.add_argument("--operator")
+    parser.add_argument("--ckpt_path")
     parser.add_argument("--dry_run", action="store_true")
     parser.add_argument("--least", type=int, default=Terms.least)
     parser.add_argument("--patience", type=float, default=Terms.patience)
+    parser.add_argument("--gather", type=float, default=Terms.gather)
     try:
         own, rest = parser.parse_known_args(args)
     except argparse.ArgumentError as error:
         raise UserError(f"{error}; federate --help lists the options.") from error
-    if own.least < 1 or not own.patience > 0:
-        raise UserError(f"--least {own.least} and --patience {own.patience:g}: give at least 1, and more than 0.")
-    return Terms(own.patience, own.least, own.dry_run), rest
+    if own.least < 1 or not own.patience > 0 or not own.gather > 0:
+        raise UserError(
+            f"--least {own.least}, --patience {own.patience:g} and --gather {own.gather:g}: give at least 1, and "
+            "more than 0."
+        )
+    return own, rest
+
+
+def _terms(own: argparse.Namespace, names: tuple[str, ...] = ()) -> Terms:
+    return Terms(own.patience, own.gather, own.least, names, own.dry_run)
 
 
 def _tell(folder: Path) -> None:

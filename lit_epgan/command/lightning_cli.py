@@ -38,6 +38,7 @@ logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
     lambda record: "litlogger" not in record.getMessage()
 )
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")  # Lightning 2.6 with PyTorch 2.14
+warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")  # there is nothing held out
 
 if not torch.cuda.is_available():
     # Lightning asks PyTorch to look for GPUs through NVML; where there is none, PyTorch's optimizers then search the
@@ -163,7 +164,7 @@ class FederatedCLI(LightningCLI):
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
         callbacks = [*callbacks, DecidingSettings(self.settings), StopAtBatch()]
         if federation:
-            federation.accept_changes = self.accept_changes
+            federation.accept_changes, federation.settings = self.accept_changes, self.settings
             callbacks = [federation, *callbacks]
         if self.subcommand == "fit":
             callbacks.append(EndOfFit())

@@ -1,10 +1,10 @@
 """FLARE's server: starts the server's fit, and hands its notes on to the institutions and their answers back."""
 
 import contextlib
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -15,32 +15,31 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from lit_epgan.flare.fit import Fit
+from lit_epgan.flare.plan import SERVER, Plan
 from lit_epgan.remote.link import Terms
 from lit_epgan.remote.notes import Kind, Note
 
 NOTES, ANSWER = "notes", "answer"  # the task's name and its entry; the answer's entry
 CHECK = 0.05  # seconds between two looks
+PAUSE = 2.0  # seconds before an institution is asked again to start its fit
+LAST_WORDS = 3.0  # seconds that the notes of the end may take
 
 
 class RoundController(Controller):  # type: ignore[misc]
     """To the server's fit it is all institutions; what they say comes from FLARE's clients.
 
-    Notes that need no answer wait for the next one that does, so that a round is one task for each institution.
+    Notes that need no answer wait for the next one that does, so that a round is one task for each institution. An
+    institution whose fit has crashed is asked to start it again, and calls the server again.
 
     Args:
-        words: of the server's fit.
-        directory: where it works.
-        log: where it prints to.
         institutions: by FLARE's name of a site, the client that it is.
         terms: the federation's, by name.
+        resumes: whether the server's fit goes on from its last checkpoint.
     """
 
-    def __init__(
-        self, words: list[str], directory: str, log: str, institutions: dict[str, str], terms: dict[str, Any]
-    ) -> None:
+    def __init__(self, institutions: dict[str, str], terms: dict[str, Any], resumes: bool) -> None:
         super().__init__(task_check_period=CHECK)
-        self.words, self.directory, self.log = words, directory, log
-        self.institutions, self.terms = institutions, terms
+        self.institutions, self.terms, self.resumes = institutions, terms, resumes
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing: the fit starts with the job."""
@@ -56,37 +55,53 @@ class RoundController(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """The job: from the start of the server's fit to its end."""
-        fit = Fit("server", self.words, Path(self.directory), Path(self.log), Terms(**self.terms))
+        plan = Plan.read(SERVER)
+        fit = Fit(plan, Terms.of(self.terms), self.resumes)
         fit.start()
         with ThreadPoolExecutor(len(self.institutions)) as pool:
-            served = [
+            for site, name in self.institutions.items():
                 pool.submit(self._serve, site, name, fit, abort_signal, fl_ctx)
-                for site, name in self.institutions.items()
-            ]
-            for each in served:
-                each.result()
+            while fit.running and not abort_signal.triggered:
+                time.sleep(CHECK)
+            time.sleep(LAST_WORDS)  # for the institutions to hear that it has ended
+            self.cancel_all_tasks()
         code = fit.wait() if not abort_signal.triggered else 0
         fit.stop()
         if code:
-            self.system_panic(f"the server's fit ended with {code}; {self.log} says why", fl_ctx)
+            self.system_panic(f"the server's fit ended with {code}; {plan.log} says why", fl_ctx)
 
     def _serve(self, site: str, name: str, fit: Fit, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """One institution, as the server's fit sees it."""
+        """One institution, as the server's fit sees it, until there are no more rounds."""
+        while fit.running and not abort_signal.triggered:
+            hello = self._asked(site, [], abort_signal, fl_ctx)
+            if isinstance(hello, bytes):
+                if self._hosted(site, _of_site(hello, name), fit, abort_signal, fl_ctx):
+                    return
+            elif hello == ReturnCode.EXECUTION_RESULT_ERROR:
+                self.log_error(fl_ctx, f"{site} does not take part; its own log says why")
+                return
+            time.sleep(PAUSE)
+
+    def _hosted(self, site: str, hello: bytes, fit: Fit, abort_signal: Signal, fl_ctx: FLContext) -> bool:
+        """Carry notes from a call of the institution's to the end of its link; whether there are no more rounds."""
         link = self._called(fit, abort_signal)
         if link is None:
-            return
+            return True
         with link, contextlib.suppress(EOFError, OSError):  # the fit has ended, or has given the institution up
-            link.send_bytes(Note.of(Kind.HELLO, name=name).written())
+            link.send_bytes(hello)
             notes: list[bytes] = []
             while not abort_signal.triggered:
                 notes.append(link.recv_bytes())
                 kind = Note.read(notes[-1]).kind
-                if kind in (Kind.TASK, Kind.END):
+                if kind in (Kind.TASK, Kind.END, Kind.REFUSED):
                     answer = self._asked(site, notes, abort_signal, fl_ctx)
                     notes = []
-                    if kind is Kind.END or answer is None:
-                        return
+                    if kind is not Kind.TASK or answer == ReturnCode.EXECUTION_RESULT_ERROR:
+                        return True
+                    if not isinstance(answer, bytes):
+                        return False
                     link.send_bytes(answer)
+        return False
 
     def _called(self, fit: Fit, abort_signal: Signal) -> Connection | None:
         while fit.running and not abort_signal.triggered:
@@ -96,12 +111,18 @@ class RoundController(Controller):  # type: ignore[misc]
                 time.sleep(CHECK)  # it is starting
         return None
 
-    def _asked(self, site: str, notes: list[bytes], abort_signal: Signal, fl_ctx: FLContext) -> bytes | None:
-        """The site's answer to notes; None where it has none."""
+    def _asked(self, site: str, notes: list[bytes], abort_signal: Signal, fl_ctx: FLContext) -> bytes | str | None:
+        """The site's answer to notes; why there is none, as FLARE's return code, where the site has said so."""
         task = Task(NOTES, Shareable({NOTES: list(notes)}))
         self.send_and_wait(task, fl_ctx, targets=[site], abort_signal=abort_signal)
         result = task.client_tasks[0].result if task.client_tasks else None
-        if result is None or result.get_return_code() != ReturnCode.OK:
+        if result is None:
             return None
+        code: str = result.get_return_code()
         answer = result.get(ANSWER)
-        return answer if isinstance(answer, bytes) else None
+        return answer if code == ReturnCode.OK and isinstance(answer, bytes) else code
+
+
+def _of_site(hello: bytes, name: str) -> bytes:
+    """An institution's hello under the name that FLARE knows it by, whatever it calls itself."""
+    return Note.of(Kind.HELLO, **json.loads(Note.read(hello).of_kind(Kind.HELLO)) | {"name": name}).written()

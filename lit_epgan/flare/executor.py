@@ -1,7 +1,6 @@
 """FLARE's client: starts the institution's fit, and hands the server's notes to it and its answers back."""
 
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -12,26 +11,23 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from lit_epgan.flare.controller import ANSWER, NOTES
-from lit_epgan.flare.fit import Fit
+from lit_epgan.flare.fit import MISTAKE, Fit
+from lit_epgan.flare.plan import Plan
 from lit_epgan.remote.link import Terms
 from lit_epgan.remote.notes import Kind, Note
 
 
 class SeatExecutor(Executor):  # type: ignore[misc]
-    """To the institution's fit it is the server.
+    """To the institution's fit it is the server. What the fit does stands in a file of this machine.
 
     Args:
-        words: of the institution's fit.
-        directory: where it works.
-        log: where it prints to.
-        client: its name in the federation.
         terms: the federation's, by name.
+        resumes: whether fits go on from their last checkpoints.
     """
 
-    def __init__(self, words: list[str], directory: str, log: str, client: str, terms: dict[str, Any]) -> None:
+    def __init__(self, terms: dict[str, Any], resumes: bool) -> None:
         super().__init__()
-        self.words, self.directory, self.log = words, directory, log
-        self.client, self.terms = client, terms
+        self.terms, self.resumes = terms, resumes
         self._fit: Fit | None = None
         self._link: Connection | None = None
 
@@ -41,35 +37,38 @@ class SeatExecutor(Executor):  # type: ignore[misc]
             self._leave()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Hand notes to the fit; the answer to the last one, where it is a task."""
+        """Hand notes to the fit; the answer to the last one, where it is a task. Without notes start the fit."""
         notes = shareable.get(NOTES)
         if task_name != NOTES or not isinstance(notes, list) or not all(isinstance(each, bytes) for each in notes):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
-            return self._answered(notes)
+            return self._answered(notes) if notes else self._begun(fl_ctx)
         except (EOFError, OSError):
-            self.log_error(fl_ctx, f"the institution's fit has ended; {self.log} says why")
-            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+            mistake = self._leave() == MISTAKE
+            self.log_error(fl_ctx, "the institution's fit has ended; its log says why")
+            return make_reply(ReturnCode.EXECUTION_RESULT_ERROR if mistake else ReturnCode.EXECUTION_EXCEPTION)
 
-    def _answered(self, notes: list[bytes]) -> Shareable:
-        link = self._link if self._link is not None else self._started()
-        for each in notes:
-            link.send_bytes(each)
+    def _begun(self, fl_ctx: FLContext) -> Shareable:
+        again = self._fit is not None
+        self._leave()
+        self._fit = Fit(Plan.read(fl_ctx.get_identity_name()), Terms.of(self.terms), self.resumes or again)
         reply = make_reply(ReturnCode.OK)
-        if notes and Note.read(notes[-1]).kind is Kind.TASK:
-            reply[ANSWER] = link.recv_bytes()
+        self._link, reply[ANSWER] = self._fit.taken_in()
         return reply
 
-    def _started(self) -> Connection:
-        self._fit = Fit(
-            "institution", self.words, Path(self.directory), Path(self.log), Terms(**self.terms), self.client
-        )
-        self._link = self._fit.taken_in()
-        return self._link
+    def _answered(self, notes: list[bytes]) -> Shareable:
+        if self._link is None:
+            raise EOFError
+        for each in notes:
+            self._link.send_bytes(each)
+        reply = make_reply(ReturnCode.OK)
+        if Note.read(notes[-1]).kind is Kind.TASK:
+            reply[ANSWER] = self._link.recv_bytes()
+        return reply
 
-    def _leave(self) -> None:
+    def _leave(self) -> int | None:
+        """End the fit; its exit code."""
         if self._link is not None:
             self._link.close()
-        if self._fit is not None:
-            self._fit.stop()
-        self._fit = self._link = None
+            self._link = None
+        return self._fit.stop() if self._fit is not None else None

@@ -6,61 +6,53 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
-from typing import Literal
 
+from lit_epgan.flare.plan import Plan
 from lit_epgan.remote.link import Place, Terms
 
 PATIENCE = 10.0  # seconds that a fit has for leaving after its last note
+MISTAKE = 2  # exit code of a fit that somebody has to do something about
 
 
 class Fit:
     """``python -m lit_epgan fit`` with a place in a federation; all that it prints goes to a file.
 
     Args:
-        role: of the server, or of an institution.
-        words: after ``fit``.
-        directory: where it works.
-        log: the file.
+        plan: what to do; without an institution's name it is the server's.
         terms: the federation's.
-        name: the institution's.
+        resumes: whether it goes on from its last checkpoint, if it has one.
     """
 
-    def __init__(
-        self,
-        role: Literal["server", "institution"],
-        words: Sequence[str],
-        directory: Path,
-        log: Path,
-        terms: Terms,
-        name: str = "",
-    ) -> None:
+    def __init__(self, plan: Plan, terms: Terms, resumes: bool) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="lit_epgan_")  # a socket's path must be short
-        self.place = Place(role, str(Path(self._folder.name) / "link"), secrets.token_hex(32), name, terms)
-        self._words, self._directory, self._log = list(words), directory, log
+        address, key = str(Path(self._folder.name) / "link"), secrets.token_hex(32)
+        self.place = Place("institution" if plan.name else "server", address, key, plan.name, terms)
+        self._plan, self._resumes = plan, resumes
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, in a session of its own."""
-        command = [sys.executable, "-m", "lit_epgan", "fit", *self._words]
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        goes_on = ["--ckpt_path", "last"] if self._resumes and self._plan.has_checkpoint else []
+        command = [sys.executable, "-m", "lit_epgan", "fit", *self._plan.words, *goes_on]
+        log = Path(self._plan.log)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
             environment = os.environ | self.place.environment()
             self._process = subprocess.Popen(
                 command,
                 env=environment,
-                cwd=self._directory,
-                stdout=log,
-                stderr=log,
+                cwd=self._plan.directory,
+                stdout=file,
+                stderr=file,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
 
-    def taken_in(self) -> Connection:
-        """Start an institution's fit, and wait for its call.
+    def taken_in(self) -> tuple[Connection, bytes]:
+        """Start an institution's fit, and wait for its call: its link, and what it says first.
 
         Raises:
             EOFError: it has ended before.
@@ -69,8 +61,7 @@ class Fit:
             self.start()
             Thread(target=self._call_once_it_has_ended, daemon=True).start()
             link: Connection = listener.accept()
-            link.recv_bytes()  # its hello: who it is is known here
-            return link
+            return link, link.recv_bytes()
 
     def _call_once_it_has_ended(self) -> None:
         self.wait()
@@ -87,8 +78,8 @@ class Fit:
         assert self._process is not None
         return self._process.wait()
 
-    def stop(self) -> None:
-        """Let it end by itself for a while, then end it."""
+    def stop(self) -> int | None:
+        """Let it end by itself for a while, then end it; its exit code, None if it was never started."""
         if self._process is not None:
             try:
                 self._process.wait(PATIENCE)
@@ -96,3 +87,4 @@ class Fit:
                 self._process.terminate()
                 self._process.wait()
         self._folder.cleanup()
+        return self._process.returncode if self._process is not None else None

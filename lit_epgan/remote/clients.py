@@ -4,6 +4,7 @@ import contextlib
 import json
 import queue
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
@@ -13,9 +14,10 @@ from typing import NamedTuple
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.seat import Answer
 from lit_epgan.engine.wire import decode_answer, encode_task
+from lit_epgan.remote.agreement import disagreement
 from lit_epgan.remote.notes import Kind, Note, answer_to
 
-LARGEST_HELLO = 10_000  # bytes
+LARGEST_HELLO = 1_000_000  # bytes
 
 
 class Heard(NamedTuple):
@@ -36,14 +38,23 @@ class RemoteClients:
         names: the clients'.
         patience: seconds that an answer may take.
         largest: bytes of an answer.
+        settings: what institutions must have alike, as ``agreement.agreed`` gives it.
 
     Attributes:
         lost: why a client's link was closed, by its index; of those who have none.
         heard: what was heard last of a client that has answered.
     """
 
-    def __init__(self, listener: Listener, names: list[str], patience: float, largest: int) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        names: list[str],
+        patience: float,
+        largest: int,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self._listener, self._names, self._patience, self._largest = listener, names, patience, largest
+        self._settings = settings or {}
         self._links: dict[int, Connection] = {}
         self._calls: queue.Queue[tuple[int, Connection]] = queue.Queue()
         self._closed = False
@@ -56,11 +67,20 @@ class RemoteClients:
         """Who has a link."""
         return set(self._links)
 
-    def meet(self, wanted: Iterable[int] = ()) -> set[int]:
-        """Take in those who have called, and wait for the wanted ones; who is new."""
+    def meet(self, wanted: Iterable[int] = (), seconds: float | None = None) -> set[int]:
+        """Take in those who have called, and wait for the wanted ones; who is new.
+
+        Args:
+            wanted: their indices.
+            seconds: to wait at most; as long as it takes by default.
+        """
         missing, new = set(wanted) - self.present, set[int]()
+        end = None if seconds is None else time.monotonic() + seconds
         while missing or not self._calls.empty():
-            k, link = self._calls.get()
+            try:
+                k, link = self._calls.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                break
             self.lose(k, "it has called again")
             self._links[k] = link
             self.lost.pop(k, None)
@@ -109,11 +129,20 @@ class RemoteClients:
         """Puts everybody who calls, and says who it is, into a queue."""
         while not self._closed:
             try:
-                link = self._listener.accept()
-                name = json.loads(Note.read(link.recv_bytes(LARGEST_HELLO)).of_kind(Kind.HELLO))["name"]
-                self._calls.put((self._names.index(name), link))
+                self._take_in(self._listener.accept())
             except (AuthenticationError, EOFError, OSError, ValueError, KeyError):
                 continue  # a stranger, or one that has gone again
+
+    def _take_in(self, link: Connection) -> None:
+        hello = json.loads(Note.read(link.recv_bytes(LARGEST_HELLO)).of_kind(Kind.HELLO))
+        client = self._names.index(hello["name"])
+        why = disagreement(self._settings, hello.get("settings", {}))
+        if why is None:
+            self._calls.put((client, link))
+            return
+        warnings.warn(f"{hello['name']!r} is not let in: {why}", stacklevel=2)
+        with contextlib.suppress(OSError):
+            link.send_bytes(Note.of(Kind.REFUSED, why=why).written())
 
     def _tell(self, k: int, note: Note) -> None:
         if k in self._links:
@@ -140,6 +169,10 @@ class RemoteClients:
         except Exception as error:  # whatever bytes it sent
             self.lose(k, f"what it sent is no answer ({str(error).splitlines()[0] if str(error) else type(error)})")
         return None
+
+    def why(self, k: int) -> str:
+        """Why a client has no link."""
+        return self.lost.get(k, "it has not called")
 
     def lose(self, k: int, why: str) -> None:
         """Close a client's link, if it has one."""

@@ -5,7 +5,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Literal
+from typing import Any, Literal
 
 VARIABLE = "LIT_EPGAN_REMOTE"
 PAUSE = 0.05  # seconds between two calls
@@ -17,15 +17,24 @@ class Terms:
 
     Attributes:
         patience: seconds that the server waits for an answer.
+        gather: seconds that the server waits at its start for all institutions to call; then those there are enough.
         least: institutions without which the server does not go on.
+        names: the institutions', where each has data of its own; none where every process can read all clients' data.
         dry: whether institutions list their first report, and send nothing.
         largest: bytes of an answer.
     """
 
     patience: float = 3600.0
+    gather: float = 3600.0
     least: int = 1
+    names: tuple[str, ...] = ()
     dry: bool = False
     largest: int = 2**32
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> "Terms":
+        """The terms that were written as JSON."""
+        return cls(**told | {"names": tuple(told["names"])})
 
 
 @dataclass(frozen=True)
@@ -79,4 +88,4 @@ def place() -> Place | None:
     if not told:
         return None
     words = json.loads(told)
-    return Place(**words | {"terms": Terms(**words["terms"])})
+    return Place(**words | {"terms": Terms.of(words["terms"])})

@@ -12,13 +12,15 @@ WORDS = 16  # bytes of a round's and an exchange's number
 class Kind(Enum):
     """What a note is about.
 
-    HELLO: an institution, by its name, wants to take part. BEGIN: a round begins, of how many clients, and whether the
-    institution trains in it. TASK: a question, as ``wire.encode_task`` writes it. ANSWER: the round's and the
-    exchange's number, eight bytes each, and what ``wire.encode_answer`` writes. OVER: a round is over, and whether the
-    institution's report counted. END: there are no more rounds.
+    HELLO: an institution, by its name, wants to take part, under these settings. REFUSED: why it is not let in.
+    BEGIN: a round begins, of how many clients, and whether the institution trains in it. TASK: a question, as
+    ``wire.encode_task`` writes it. ANSWER: the round's and the exchange's number, eight bytes each, and what
+    ``wire.encode_answer`` writes. OVER: a round is over, and whether the institution's report counted. END: there are
+    no more rounds.
     """
 
     HELLO = b"H"
+    REFUSED = b"R"
     BEGIN = b"B"
     TASK = b"T"
     ANSWER = b"A"

@@ -1,5 +1,6 @@
 """An institution's link to the server: when rounds begin and end, what is asked, and what is answered."""
 
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 from torch import Tensor
@@ -20,17 +21,20 @@ class RemoteServer:
         name: the institution's.
         client: its index among all clients.
         gate: what leaves passes there.
+        settings: what the server must have alike, as ``agreement.agreed`` gives it.
 
     Attributes:
         round: the number of the round that the server is in, or was in last; -1 before the first.
         ended: whether there are no more rounds.
     """
 
-    def __init__(self, link: Connection, name: str, client: int, gate: Gate) -> None:
+    def __init__(
+        self, link: Connection, name: str, client: int, gate: Gate, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.link, self.name, self.client, self.gate = link, name, client, gate
         self.round, self.ended, self._trains, self._begun = -1, False, False, False
         self._cache: dict[str, Tensor] = {}
-        link.send_bytes(Note.of(Kind.HELLO, name=name).written())
+        link.send_bytes(Note.of(Kind.HELLO, name=name, settings=dict(settings or {})).written())
 
     def trains(self, round_: int) -> bool:
         """Whether the institution trains in a round; waits until the server begins it, or a later one."""
@@ -68,5 +72,7 @@ class RemoteServer:
                 "the server has closed the link: it has ended, or has given this institution up; its log says why. "
                 "Start this institution again with --ckpt_path last"
             ) from error
+        if note.kind is Kind.REFUSED:
+            raise UserError(f"the server does not let this institution in: {note.about()['why']}")
         self.ended = note.kind is Kind.END
         return note

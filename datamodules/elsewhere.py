@@ -1,0 +1,99 @@
+"""Clients whose data lie elsewhere: what the server, or one site among several, knows of the others."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+
+from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.clients import Client
+from lit_epgan.datamodules.rounds import PlainLoader
+from lit_epgan.errors import UserError
+from lit_epgan.listing import few
+
+
+class Away:
+    """A client whose data are on another machine. Nobody here knows how many records it has."""
+
+    records: int | None = None
+    has_batches = True
+
+    def steps(self, local_steps: int | None, local_epochs: int) -> int | None:
+        """Unknown."""
+        return None
+
+    def batches(self, local_steps: int | None, local_epochs: int, *stream: int | str) -> Iterator[Any]:
+        """One batch without a record, which nobody trains on: a Trainer's epoch has at least one."""
+        yield torch.zeros(0)
+
+    def culprits(self, number: int, local_steps: int | None, local_epochs: int, *stream: int | str) -> list[int]:
+        """Nothing is read here."""
+        return []
+
+
+class Elsewhere(FederatedDataModule):
+    """The server's data module in a federation of sites: all clients' data are elsewhere.
+
+    Args:
+        held_out: a data module whose validation and test data the server itself evaluates, if it has any.
+        seed: as of FederatedDataModule.
+    """
+
+    def __init__(self, held_out: LightningDataModule | None = None, seed: int = 0) -> None:
+        super().__init__(seed=seed)
+        self.held_out = held_out
+
+    def prepare_data(self) -> None:
+        """That of the held-out data."""
+        if self.held_out is not None:
+            self.held_out.prepare_data()
+
+    def load(self) -> ClientData:
+        """Nothing."""
+        return ClientData({})
+
+    def setup(self, stage: str | None = None) -> None:
+        """Set the held-out data up; who the clients are is known when the module is placed."""
+        if self.held_out is not None:
+            self.held_out.trainer = self.trainer
+            self.held_out.setup(stage)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> Any:
+        """The held-out validation data; [] without any."""
+        return self._own("val_dataloader")
+
+    def test_dataloader(self) -> Any:
+        """The held-out test data; [] without any."""
+        return self._own("test_dataloader")
+
+    def _own(self, name: str) -> Any:
+        loader = [] if self.held_out is None else getattr(self.held_out, name)()
+        return loader if isinstance(loader, list) else PlainLoader(loader)
+
+
+def place(datamodule: FederatedDataModule, names: Sequence[str], own: str | None) -> None:
+    """Let a data module stand for one of several sites, or for none of them.
+
+    A data module that holds just these clients is left as it is.
+
+    Args:
+        datamodule: set up.
+        names: all sites'.
+        own: the site whose data these are; None where there are none, as at the server.
+
+    Raises:
+        UserError: a site's data are those of several clients.
+    """
+    if list(names) == datamodule.client_names:
+        return
+    clients: list[Client] = [Away() for _ in names]
+    if own is not None:
+        if len(datamodule.clients) != 1:
+            raise UserError(
+                f"a site is one client, and the data of {own!r} are those of {len(datamodule.clients)}: "
+                f"{few(datamodule.client_names)}. Give a data module with one client, or several sites"
+            )
+        clients[list(names).index(own)] = datamodule.clients[0]
+    datamodule.clients, datamodule.client_names = clients, list(names)
+    datamodule.active = [k for k, client in enumerate(clients) if client.has_batches]

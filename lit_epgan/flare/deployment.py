@@ -1,0 +1,167 @@
+"""A federation of machines: FLARE's server and FLARE's client, started from their kits."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.flare_api.api_spec import NoConnection
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from lit_epgan.errors import UserError
+from lit_epgan.flare.job import write_job
+from lit_epgan.flare.kits import store_in
+from lit_epgan.flare.plan import SERVER, VARIABLE, Plan
+from lit_epgan.listing import few
+from lit_epgan.remote.link import Terms
+
+STORE = "store"  # of jobs, in the server's kit: gone with each start
+FITS = "local/fits"  # in a kit
+STARTING = 60.0  # seconds that FLARE's server may take to start
+LOOK = 1.0  # seconds between two looks
+PROGRAMS = {
+    "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
+    "site": ("nvflare.private.fed.app.client.client_train", "fed_client.json"),
+}
+
+
+def attend(kit: Path, plan: Plan) -> None:
+    """Take part as a site, training after training, until stopped.
+
+    Args:
+        kit: the site's.
+        plan: of its fits.
+
+    Raises:
+        UserError: it is no site's kit, or FLARE's client has ended.
+    """
+    plan.write(kit / FITS, plan.name)
+    with running("site", kit) as client:
+        code = client.wait()
+    raise UserError(f"FLARE's client has ended with {code}: {kit / 'log.txt'} says why")
+
+
+def serve(kit: Path, operator: Path, plan: Plan, terms: Terms, resumes: bool, say: Callable[[str], None]) -> None:
+    """Run the server from its start to the end of one training.
+
+    Args:
+        kit: the server's.
+        operator: the kit of who starts trainings.
+        plan: of the server's fit.
+        terms: the federation's, with the names of all sites.
+        resumes: whether all go on from their last checkpoints.
+        say: tells the user.
+
+    Raises:
+        UserError: a kit is of another kind, or too few sites have come.
+    """
+    plan.write(kit / FITS, SERVER)
+    store = kit.resolve() / STORE
+    shutil.rmtree(store, ignore_errors=True)
+    store_in(kit, store)
+    with running("server", kit) as server:
+        session = _session(operator, server)
+        try:
+            here = _gathered(session, terms, say)
+            job = write_job(store, {site: site for site in here}, terms, resumes)
+            _follow(session, session.submit_job(str(job)))
+        finally:
+            session.close()
+
+
+@contextmanager
+def running(role: str, kit: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """FLARE's process of a kit, ended at the end.
+
+    Raises:
+        UserError: the kit is of another kind.
+    """
+    program, settings = PROGRAMS[role]
+    if not (kit / "startup" / settings).is_file():
+        raise UserError(f"{kit} is no {role}'s kit: {kit / 'startup' / settings} does not exist")
+    uid = [f"uid={_certified_name(kit)}"] if role == "site" else []
+    options = ["secure_train=true", *uid, "org=federation", "config_folder=config"]
+    command = [sys.executable, "-m", program, "-m", str(kit.resolve()), "-s", settings, "--set", *options]
+    environment = os.environ | {VARIABLE: str((kit / FITS).resolve())}
+    with (kit / "flare.log").open("ab") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(STARTING)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _certified_name(kit: Path) -> str:
+    told: Mapping[str, Any] = json.loads((kit / "startup" / "fed_client.json").read_text())
+    return str(told["client"]["fqsn"])
+
+
+def site_of(kit: Path) -> str:
+    """The name of a kit's site.
+
+    Raises:
+        UserError: it is no site's kit.
+    """
+    if not (kit / "startup" / "fed_client.json").is_file():
+        raise UserError(f"{kit} is no site's kit: {kit / 'startup' / 'fed_client.json'} does not exist")
+    return _certified_name(kit)
+
+
+def _session(operator: Path, server: subprocess.Popen[bytes]) -> Session:
+    path = operator / "startup" / "fed_admin.json"
+    if not path.is_file():
+        raise UserError(f"{operator} is no operator's kit: {path} does not exist")
+    name = json.loads(path.read_text())["admin"]["username"] or operator.resolve().name
+    end = time.monotonic() + STARTING
+    while True:
+        try:
+            return new_secure_session(name, str(operator.resolve()))
+        except NoConnection as error:
+            if time.monotonic() > end or server.poll() is not None:
+                raise UserError("FLARE's server does not start: the server's kit's flare.log says why") from error
+            time.sleep(LOOK)
+
+
+def _gathered(session: Session, terms: Terms, say: Callable[[str], None]) -> list[str]:
+    """Those who are there when all are, or when they have been waited for.
+
+    Raises:
+        UserError: they are too few.
+    """
+    end, said = time.monotonic() + terms.gather, ""
+    while True:
+        connected = {client.name for client in session.get_system_info().client_info}
+        here = [name for name in terms.names if name in connected]
+        missing = [name for name in terms.names if name not in connected]
+        if not missing:
+            return here
+        if time.monotonic() > end:
+            break
+        if few(missing) != said:
+            said = few(missing)
+            say(f"Waiting for {said}.")
+        time.sleep(LOOK)
+    if len(here) < terms.least:
+        raise UserError(f"{len(here)} sites have come of at least {terms.least}; {few(missing)} did not call")
+    say(f"Begins without {few(missing)}.")
+    return here
+
+
+def _follow(session: Session, identity: str) -> None:
+    """Wait for a job's end."""
+    while True:
+        status = str(session.get_job_meta(identity).get("status", ""))
+        if status.startswith("FINISHED"):
+            return
+        time.sleep(LOOK)

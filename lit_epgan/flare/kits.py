@@ -1,0 +1,178 @@
+"""Kits for a federation of sites: certificates, keys and settings, written by FLARE's provisioning."""
+
+import contextlib
+import io
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from nvflare.lighter.prov_utils import prepare_builders
+from nvflare.lighter.provision import prepare_project
+from nvflare.lighter.provisioner import Provisioner
+
+from lit_epgan.errors import UserError
+from lit_epgan.flare.job import CONTROLLER, EXECUTOR
+from lit_epgan.listing import few
+from lit_epgan.runs.yaml_files import load_yaml
+
+MEMBERS = "members.json"  # in the server's kit
+AUTHORITY = "authority"  # the folder that can make further kits
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+ORGANISATION = "federation"
+HEARTBEAT = 60  # seconds without a sign of life after which a site counts as gone
+# what the operator may do at a site: start and stop jobs; no shell, no files, no code
+RIGHTS = {
+    "format_version": "1.0",
+    "permissions": {
+        "project_admin": {
+            "submit_job": "any", "manage_job": "any", "view": "any", "operate": "any",
+            "clone_job": "none", "download_job": "none", "shell_commands": "none", "byoc": "none",
+        }
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who takes part.
+
+    Attributes:
+        name: of the federation.
+        host, port: where the server is reached.
+        sites: their names.
+        operator: who starts trainings, as an e-mail address.
+    """
+
+    name: str
+    host: str
+    port: int
+    sites: list[str]
+    operator: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Members":
+        """The members that a file lists.
+
+        Raises:
+            UserError: the file is not as it should be.
+        """
+        example = "name: hospitals, server: {host: fl.example.org, port: 8002}, sites: [north, south], operator: a@b.c"
+        try:
+            told = load_yaml(path)
+            members = cls(
+                str(told["name"]), str(told["server"]["host"]), int(told["server"]["port"]),
+                [str(site) for site in told["sites"]], str(told["operator"]),
+            )  # fmt: skip
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} does not list a federation ({error}); it needs {example}") from error
+        strange = [name for name in (members.name, *members.sites) if not NAME.fullmatch(name)]
+        if strange or not members.sites:
+            raise UserError(f"{path}: {few(strange) or 'no site'} cannot be a name; use letters, digits, - and _")
+        if members.host in members.sites or len(set(members.sites)) < len(members.sites):
+            raise UserError(f"{path}: the server and all sites need names of their own")
+        if "@" not in members.operator:
+            raise UserError(f"{path}: the operator is {members.operator!r}; give an e-mail address")
+        return members
+
+    def project(self) -> dict[str, Any]:
+        """The same as FLARE has it."""
+        builders = "workspace.WorkspaceBuilder", "static_file.StaticFileBuilder", "cert.CertBuilder"
+        who = [{"name": self.host, "type": "server", "fed_learn_port": self.port}]
+        who += [{"name": site, "type": "client"} for site in self.sites]
+        who += [{"name": self.operator, "type": "admin", "role": "project_admin"}]
+        return {
+            "api_version": 3,
+            "name": self.name,
+            "description": self.name,
+            "participants": [each | {"org": ORGANISATION} for each in who],
+            "builders": [
+                {"path": f"nvflare.lighter.impl.{each}", "args": {"scheme": "grpc"} if "static" in each else {}}
+                for each in builders
+            ],
+        }
+
+
+def provision(members: Members, folder: Path) -> dict[str, Path]:
+    """Write the kits that are not there yet.
+
+    Args:
+        members: who takes part.
+        folder: holds a kit for each; the first call makes the authority, later ones add members under it.
+
+    Returns:
+        by name the new kits' folders.
+    """
+    project = members.project()
+    with contextlib.redirect_stdout(io.StringIO()):
+        provisioner = Provisioner(str(folder / AUTHORITY), prepare_builders(project))
+        context = provisioner.provision(prepare_project(project))
+    (folder / AUTHORITY).chmod(0o700)
+    made = Path(context["current_prod_dir"])
+    kits: dict[str, Path] = {}
+    for name in [members.host, *members.sites, members.operator]:
+        if not (folder / name).exists():
+            shutil.move(made / name, folder / name)
+            (folder / name).chmod(0o700)
+            kits[name] = folder / name
+    shutil.rmtree(made)
+    _write(folder / members.host, MEMBERS, {"sites": members.sites})
+    for name, kit in kits.items():
+        if name == members.host:
+            _settle_server(kit)
+        elif name in members.sites:
+            _settle_site(kit)
+    return kits
+
+
+def _settle_site(kit: Path) -> None:
+    """At a site nothing runs but a seat, and nothing leaves but its answers."""
+    resources = _resources(kit)
+    resources["class_allow_list"] = [EXECUTOR]
+    resources["allow_log_streaming"] = False
+    resources["components"] = [c for c in resources["components"] if c["id"] != "site_log_streamer"]
+    _write(kit, "resources.json", resources)
+    _write(kit, "authorization.json", RIGHTS)
+
+
+def _settle_server(kit: Path) -> None:
+    """At the server nothing runs but its end of a federation, and it learns soon of a site that is gone."""
+    resources = _resources(kit)
+    resources["class_allow_list"] = [CONTROLLER]
+    resources["servers"][0]["heart_beat_timeout"] = HEARTBEAT
+    _write(kit, "resources.json", resources)
+    _write(kit, "authorization.json", RIGHTS)
+
+
+def sites_of(kit: Path) -> tuple[str, ...]:
+    """The names of all sites, as the server's kit has them.
+
+    Raises:
+        UserError: it is no server's kit.
+    """
+    path = kit / "local" / MEMBERS
+    if not path.is_file():
+        raise UserError(f"{kit} is no server's kit: {path} does not exist")
+    return tuple(json.loads(path.read_text())["sites"])
+
+
+def store_in(kit: Path, folder: Path) -> None:
+    """Let a server's jobs lie in a folder, by its absolute path, which FLARE asks for."""
+    path = kit / "local" / "resources.json"
+    resources = json.loads(path.read_text())
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(folder / "snapshots")
+    jobs = next(each for each in resources["components"] if each["id"] == "job_manager")
+    jobs["args"]["uri_root"] = str(folder / "jobs")
+    _write(kit, "resources.json", resources)
+
+
+def _resources(kit: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((kit / "local" / "resources.json.default").read_text())
+    return told
+
+
+def _write(kit: Path, name: str, what: dict[str, Any]) -> None:
+    (kit / "local" / name).write_text(json.dumps(what, indent=2) + "\n")
