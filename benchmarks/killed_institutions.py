@@ -18,7 +18,7 @@ from pathlib import Path
 
 from side_by_side import markdown, options, publish
 
-from lit_epgan.flare.simulation import QUIET
+from lit_epgan.flare.plan import QUIET
 from lit_epgan.remote.link import Place
 
 KILLED, AGAIN = ("client-1", "client-2"), "client-2"

@@ -117,6 +117,7 @@ class FederatedDataModule(LightningDataModule):
         self._asked: Callable[[int], bool] = lambda round_: True
         self.clients: list[Client] = []
         self.client_names: list[str] = []
+        self.numbers_own_classes = False  # whether class 0, 1, ... are those found in these very data
         self._data: ClientData | None = None
 
     @classmethod

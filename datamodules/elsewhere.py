@@ -83,7 +83,7 @@ def place(datamodule: FederatedDataModule, names: Sequence[str], own: str | None
         own: the site whose data these are; None where there are none, as at the server.
 
     Raises:
-        UserError: a site's data are those of several clients.
+        UserError: a site's data are those of several clients, or their classes have numbers of their own.
     """
     if list(names) == datamodule.client_names:
         return
@@ -93,6 +93,11 @@ def place(datamodule: FederatedDataModule, names: Sequence[str], own: str | None
             raise UserError(
                 f"a site is one client, and the data of {own!r} are those of {len(datamodule.clients)}: "
                 f"{few(datamodule.client_names)}. Give a data module with one client, or several sites"
+            )
+        if datamodule.numbers_own_classes:
+            raise UserError(
+                f"the classes of {own!r} are numbered as its own data have them, which another site's may not: give "
+                "--data.classes, the names of all classes in one order, alike at all sites"
             )
         clients[list(names).index(own)] = datamodule.clients[0]
     datamodule.clients, datamodule.client_names = clients, list(names)

@@ -78,6 +78,7 @@ class FolderDataModule(FederatedDataModule):
             if wanted, label and split.
         image_size: side of the square that every image is resized and cut to, in pixels.
         color: ``rgb`` or ``grayscale``.
+        classes: the labels in the order of their indices; by default those of the images, sorted.
         on_error: an image that cannot be read is refused, or skipped with a warning that names it. To be sure, ``skip``
             decodes every image once at the start; ``refuse`` looks at the files' headers, and at the rest in use.
         cache: keep what was read: image_size^2 bytes per image and channel.
@@ -96,6 +97,7 @@ class FolderDataModule(FederatedDataModule):
         path: str,
         image_size: int = 32,
         color: Literal["rgb", "grayscale"] = "rgb",
+        classes: Sequence[str] | None = None,
         on_error: Literal["refuse", "skip"] = "refuse",
         cache: bool = True,
         outside: bool = False,
@@ -105,6 +107,7 @@ class FolderDataModule(FederatedDataModule):
         if image_size < 1:
             raise UserError(f"data.image_size is {image_size}; it must be at least 1")
         self.path = path
+        self.classes = classes
         self.on_error = on_error
         self.cache = cache
         self.outside = outside
@@ -118,7 +121,7 @@ class FolderDataModule(FederatedDataModule):
             UserError: names the first mistake in the folder or manifest, see ``read_records``, or an unreadable image.
         """
         records = self._readable(read_records(self.path, self.outside))
-        self.label_names = sorted(set(records["label"]) - {""}, key=_numbers_first)
+        self.label_names = self._classes(set(records["label"]) - {""})
         train = self._by_client(records[records["split"] == "train"])
         val = self._by_client(records[records["split"] == "val"])
         test = records[records["split"] == "test"]
@@ -128,6 +131,15 @@ class FolderDataModule(FederatedDataModule):
             test=self._dataset(test) if len(test) else None,
             labels={name: d.labels for name, d in train.items() if d.labels is not None} or None,
         )
+
+    def _classes(self, found: set[str]) -> list[str]:
+        self.numbers_own_classes = bool(found) and self.classes is None
+        if self.classes is None:
+            return sorted(found, key=_numbers_first)
+        names = [str(name) for name in self.classes]
+        if unknown := found - set(names):
+            raise UserError(f"{self.path} has images of the class {few(sorted(unknown))}, which data.classes omits")
+        return names if found else []
 
     def _by_client(self, records: pd.DataFrame) -> dict[str, ImageFiles]:
         return {str(client): self._dataset(own) for client, own in records.groupby("client", sort=True)}

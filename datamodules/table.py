@@ -114,6 +114,7 @@ class TableDataModule(FederatedDataModule):
         return torch.tensor(table[columns].to_numpy(np.float32))
 
     def _labels(self, table: pd.DataFrame) -> np.ndarray:
+        self.numbers_own_classes = self.classes is None
         found = sorted(table[self.label].unique(), key=_numbers_first)
         classes = [str(name) for name in self.classes] if self.classes is not None else found
         if unknown := [name for name in found if name not in classes]:

@@ -15,6 +15,7 @@ from lit_epgan.engine.messages import Count, Task, Weighted, scalar
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.seat import Answer
 from lit_epgan.engine.wire import encode_answer
+from lit_epgan.remote.agreement import agreed
 from lit_epgan.remote.clients import RemoteClients
 from lit_epgan.remote.contributions import Contribution, Contributions
 from lit_epgan.remote.link import Place
@@ -137,6 +138,22 @@ def test_strangers_are_not_let_in(at: Place, clients: RemoteClients) -> None:
     assert clients.meet([2]) == {2}
     assert clients.present == {2}
     link.close()
+
+
+def test_one_under_other_settings_is_told_which_they_are(at: Place, recwarn: pytest.WarningsRecorder) -> None:
+    ours = RemoteClients(at.listener(), NAMES, PATIENCE, LARGEST, agreed({"model.lr": "0.1"}))
+    link = at.called()
+    link.send_bytes(Note.of(Kind.HELLO, name="b", settings=agreed({"model.lr": "0.2"})).written())
+    same = at.called()
+    same.send_bytes(Note.of(Kind.HELLO, name="c", settings=agreed({"model.lr": "0.1"})).written())
+    assert ours.meet([2]) == {2}
+    assert any("'b' is not let in" in str(warning.message) for warning in recwarn)
+    refused = Note.read(link.recv_bytes())
+    assert refused.kind is Kind.REFUSED
+    assert "model.lr" in refused.about()["why"]
+    assert ours.meet([1], seconds=0.1) == set()  # it is not waited for without end
+    assert ours.why(1) == "it has not called"
+    ours.end()
 
 
 def test_rounds_are_told_to_everybody(at: Place, clients: RemoteClients) -> None:

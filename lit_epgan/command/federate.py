@@ -18,6 +18,7 @@ from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.remote.link import Terms
+from lit_epgan.runs.checkpoints import newest_whole
 from lit_epgan.runs.config_files import resolve_configs
 from lit_epgan.runs.end import read_end
 from lit_epgan.runs.run_folder import CHECKPOINTS, INSTITUTIONS, SERVER_LOG, default_folder
@@ -196,6 +197,7 @@ def _ended(folder: Path, own: argparse.Namespace) -> int:
     end = read_end(folder)
     if end is None or not end.finished:
         raise UserError(f"the federation has ended early: {folder / SERVER_LOG} says why.")
+    say(f"The model is in {newest_whole(folder / CHECKPOINTS)}")
     return 0
 
 
