@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lit_epgan.atomic import write_text
 from lit_epgan.callbacks.remote_drivers import InstitutionDriver, ServerDriver
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.datamodules.base import FederatedDataModule
@@ -18,6 +19,7 @@ from lit_epgan.remote.clients import RemoteClients
 from lit_epgan.remote.contributions import Contributions
 from lit_epgan.remote.gate import Gate
 from lit_epgan.remote.link import Place, place
+from lit_epgan.remote.operator_page import PAGE, operator_page
 from lit_epgan.remote.policy import Policy
 from lit_epgan.remote.server import RemoteServer
 from lit_epgan.runs.yaml_files import load_yaml
@@ -61,6 +63,7 @@ class AtServer(Alone):
         self._where, self._folder, self._listener = where, folder, where.listener()
         self._settings = agreed(settings)
         self._clients: RemoteClients | None = None
+        self._rounds: int | None = None
 
     def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
         """No client's batches are read here."""
@@ -77,12 +80,22 @@ class AtServer(Alone):
         if missing:
             rank_zero_warn(f"{few(missing)} did not call within {terms.gather:g} seconds; the federation begins")
         contributions = Contributions(self._folder / CONTRIBUTIONS)
-        return ServerDriver(federation, seat, datamodule, self._clients, terms.least, contributions)
+        trainer = datamodule.trainer
+        self._rounds = trainer.max_epochs if trainer is not None else None
+        return ServerDriver(federation, seat, datamodule, clients, terms.least, contributions, self._show)
+
+    def _show(self, over: bool = False) -> None:
+        """Write the operator's page anew."""
+        write_text(
+            self._folder / PAGE,
+            operator_page(self._folder / CONTRIBUTIONS, self._folder.resolve().name, self._rounds, over),
+        )
 
     def end(self) -> None:
         """Let the institutions go."""
         if self._clients is not None:
             self._clients.end()
+            self._show(over=True)
 
 
 class AtInstitution(Alone):

@@ -1,5 +1,6 @@
 """Rounds of a federation of several processes, driven by a fit's batches: at the server, and at an institution."""
 
+from collections.abc import Callable
 from typing import Any
 
 from lit_epgan.callbacks.round_driver import RoundDriver
@@ -25,6 +26,7 @@ class ServerDriver(RoundDriver):
         clients: the institutions.
         least: of them must be there, or the fit ends.
         contributions: the list of who contributed when.
+        show: is called when a round is over.
     """
 
     def __init__(
@@ -35,9 +37,10 @@ class ServerDriver(RoundDriver):
         clients: RemoteClients,
         least: int,
         contributions: Contributions,
+        show: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(federation, seat, datamodule)
-        self._clients, self._least, self._contributions = clients, least, contributions
+        self._clients, self._least, self._contributions, self._show = clients, least, contributions, show
 
     def _open(self, mark: Mark) -> None:
         """Nobody works here."""
@@ -58,6 +61,7 @@ class ServerDriver(RoundDriver):
         for k, name in enumerate(names):
             parts[name].counted = parts[name].asked and k not in round_.dropped
         self._contributions.note(self._number, parts)
+        self._show()
 
     def _exchange(self, round_: Round, parts: dict[str, Contribution]) -> None:
         """Ask everybody who is to be asked, and take in what they answer."""

@@ -1,7 +1,9 @@
 """A federation of machines: FLARE's server and FLARE's client, started from their kits."""
 
+import contextlib
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -9,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from nvflare.fuel.flare_api.api_spec import NoConnection
+from nvflare.fuel.flare_api.api_spec import SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from lit_epgan.errors import UserError
@@ -21,6 +23,7 @@ from lit_epgan.flare.plan import SERVER, VARIABLE, Plan
 from lit_epgan.listing import few
 from lit_epgan.remote.link import Terms
 
+T = TypeVar("T")
 STORE = "store"  # of jobs, in the server's kit: gone with each start
 FITS = "local/fits"  # in a kit
 STARTING = 60.0  # seconds that FLARE's server may take to start
@@ -65,14 +68,11 @@ def serve(kit: Path, operator: Path, plan: Plan, terms: Terms, resumes: bool, sa
     store = kit.resolve() / STORE
     shutil.rmtree(store, ignore_errors=True)
     store_in(kit, store)
-    with running("server", kit) as server:
-        session = _session(operator, server)
-        try:
-            here = _gathered(session, terms, say)
-            job = write_job(store, {site: site for site in here}, terms, resumes)
-            _follow(session, session.submit_job(str(job)))
-        finally:
-            session.close()
+    with running("server", kit) as server, contextlib.closing(Operator(operator, server)) as starts:
+        here = _gathered(starts, terms, say)
+        job = write_job(store, {site: site for site in here}, terms, resumes)
+        token = secrets.token_hex(16)  # the same job, however often it is sent
+        starts.follow(starts.ask(lambda session: session.submit_job(str(job), token)))
 
 
 @contextmanager
@@ -118,22 +118,60 @@ def site_of(kit: Path) -> str:
     return _certified_name(kit)
 
 
-def _session(operator: Path, server: subprocess.Popen[bytes]) -> Session:
-    path = operator / "startup" / "fed_admin.json"
-    if not path.is_file():
-        raise UserError(f"{operator} is no operator's kit: {path} does not exist")
-    name = json.loads(path.read_text())["admin"]["username"] or operator.resolve().name
-    end = time.monotonic() + STARTING
-    while True:
-        try:
-            return new_secure_session(name, str(operator.resolve()))
-        except NoConnection as error:
-            if time.monotonic() > end or server.poll() is not None:
-                raise UserError("FLARE's server does not start: the server's kit's flare.log says why") from error
+class Operator:
+    """Who starts trainings, as FLARE's server knows them.
+
+    Args:
+        kit: the operator's.
+        server: FLARE's, started on this machine.
+
+    Raises:
+        UserError: it is no operator's kit, or the server does not start.
+    """
+
+    def __init__(self, kit: Path, server: subprocess.Popen[bytes]) -> None:
+        path = kit / "startup" / "fed_admin.json"
+        if not path.is_file():
+            raise UserError(f"{kit} is no operator's kit: {path} does not exist")
+        self._name, self._kit = str(json.loads(path.read_text())["admin"]["username"]), str(kit.resolve())
+        self._server = server
+        self._session: Session | None = None
+
+    def ask(self, what: Callable[[Session], T]) -> T:
+        """Ask the server, again and again where it is not reached.
+
+        Args:
+            what: the question.
+
+        Raises:
+            UserError: it has not been reached for long, or has ended.
+        """
+        end = time.monotonic() + STARTING
+        while True:
+            try:
+                if self._session is None:
+                    self._session = new_secure_session(self._name, self._kit)
+                return what(self._session)
+            except (ConnectionError, SessionClosed) as error:
+                self.close()
+                if time.monotonic() > end or self._server.poll() is not None:
+                    raise UserError("FLARE's server is not reached: flare.log in its kit says why") from error
+                time.sleep(LOOK)
+
+    def follow(self, identity: str) -> None:
+        """Wait for a job's end."""
+        while not str(self.ask(lambda s: s.get_job_meta(identity)).get("status", "")).startswith("FINISHED"):
             time.sleep(LOOK)
 
+    def close(self) -> None:
+        """Log out."""
+        if self._session is not None:
+            with contextlib.suppress(Exception):  # there may be nobody to say it to
+                self._session.close()
+            self._session = None
 
-def _gathered(session: Session, terms: Terms, say: Callable[[str], None]) -> list[str]:
+
+def _gathered(operator: Operator, terms: Terms, say: Callable[[str], None]) -> list[str]:
     """Those who are there when all are, or when they have been waited for.
 
     Raises:
@@ -141,7 +179,7 @@ def _gathered(session: Session, terms: Terms, say: Callable[[str], None]) -> lis
     """
     end, said = time.monotonic() + terms.gather, ""
     while True:
-        connected = {client.name for client in session.get_system_info().client_info}
+        connected = {client.name for client in operator.ask(lambda s: s.get_system_info()).client_info}
         here = [name for name in terms.names if name in connected]
         missing = [name for name in terms.names if name not in connected]
         if not missing:
@@ -156,12 +194,3 @@ def _gathered(session: Session, terms: Terms, say: Callable[[str], None]) -> lis
         raise UserError(f"{len(here)} sites have come of at least {terms.least}; {few(missing)} did not call")
     say(f"Begins without {few(missing)}.")
     return here
-
-
-def _follow(session: Session, identity: str) -> None:
-    """Wait for a job's end."""
-    while True:
-        status = str(session.get_job_meta(identity).get("status", ""))
-        if status.startswith("FINISHED"):
-            return
-        time.sleep(LOOK)

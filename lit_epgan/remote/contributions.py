@@ -56,7 +56,21 @@ class Contributions:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         earlier: list[list[str]] = []
         if self._path.is_file():
-            with self._path.open(newline="", encoding="utf-8") as file:
-                earlier = [row for row in csv.reader(file) if row[0].isdecimal() and int(row[0]) < round_]
+            earlier = [
+                [row[c] for c in COLUMNS] for row in read_contributions(self._path) if int(row["round"]) < round_
+            ]
         with self._path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([list(COLUMNS), *earlier])
+
+
+def read_contributions(path: Path) -> list[dict[str, str]]:
+    """The rows of a list; one that was cut off while it was written is left out.
+
+    Args:
+        path: of the file; without it there are no rows.
+    """
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [row for row in rows if row["round"].isdecimal() and None not in row.values()]
