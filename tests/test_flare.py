@@ -1,15 +1,21 @@
 """A federation over NVIDIA FLARE: real processes, by its simulator."""
 
+import contextlib
 import csv
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from lit_epgan.command.cli import main
+from lit_epgan.remote.contributions import read_contributions
 from tests.processes import ROOT, environment
 
 SMALL = ["--config", "digits_classifier.yaml", "--data.clients", "2", "--trainer.max_epochs", "2"]
@@ -57,6 +63,48 @@ def test_a_dry_run_tells_what_would_leave_and_sends_nothing(tmp_path: Path) -> N
     assert "parameters" in done.stdout
     assert done.stdout.rstrip().endswith("Nothing was sent.")
     assert not (tmp_path / "run" / "metrics.csv").exists()
+
+
+@pytest.mark.slow
+def test_an_institution_that_crashes_is_started_again_and_takes_part(tmp_path: Path) -> None:
+    run, site = tmp_path / "run", tmp_path / "run" / "institutions" / "site-2"
+    words = [*SMALL[:-1], "400", "--data.local_steps", "2000", "--trainer.default_root_dir", str(run)]
+    command = [sys.executable, "-m", "lit_epgan", "federate", *words]
+    with (tmp_path / "log").open("wb") as log:
+        job = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=log, stderr=log, start_new_session=True)
+    try:
+        until(lambda: counted(run, "client-1") >= 2)
+        (fit,) = pids(f"lit_epgan fit.*default_root_dir {site}")
+        os.kill(fit, signal.SIGKILL)
+        until(lambda: any(row["why"] for row in contributions(run)))
+        before = counted(run, "client-1")
+        until(lambda: counted(run, "client-1") > before)
+    finally:
+        for pid in [*pids(str(run)), job.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        job.wait()
+    assert {row["client"] for row in contributions(run) if row["why"]} == {"client-1"}
+
+
+def contributions(run: Path) -> list[dict[str, str]]:
+    return read_contributions(run / "contributions.csv")
+
+
+def counted(run: Path, client: str) -> int:
+    return sum(row["client"] == client and row["counted"] == "1" for row in contributions(run))
+
+
+def pids(pattern: str) -> list[int]:
+    found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True).stdout
+    return [int(pid) for pid in found.split() if int(pid) != os.getpid()]
+
+
+def until(happened: Callable[[], bool], seconds: float = 200) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_without_flare_the_command_says_what_to_install(
