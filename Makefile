@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 # the tests' parallel workers must not fight for the cores
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test quick lint clean
+.PHONY: demo test quick lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -28,6 +28,9 @@ lint: $(READY)
 	$(RUN) -m ruff format --check --exclude '*.md' .
 	$(RUN) -m mypy
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
 $(READY): pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
@@ -36,4 +39,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) *.egg-info build site .pytest_cache .mypy_cache .ruff_cache
