@@ -99,6 +99,7 @@ def clients_picture(results: ClientResults) -> Figure:
     rows = min(DRAWN, max(len(values) for values in results.values.values()))
     figure = Figure(figsize=(4.2 * across, down * (1.2 + 0.24 * rows)))
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
+    figure.suptitle("red: the worst client; dotted: mean over clients", color=INK, fontsize=9)
     panels = figure.subplots(down, across, squeeze=False).ravel()
     for axes, metric in zip(panels, metrics, strict=False):
         _draw(axes, results, metric)
@@ -119,8 +120,8 @@ def _draw(axes: Axes, results: ClientResults, metric: str) -> None:
     axes.set_ylim(max(len(clients), 2) - 0.5, -0.5)
     better = {True: "higher is better", False: "lower is better", None: "no direction given"}[way]
     axes.set_title(mathtext(metric), color=INK, fontsize=10)
-    part = "" if len(clients) == len(values) else f", {len(clients)} of {len(values)} clients"
-    axes.set_xlabel(f"{better}{part}; dotted: mean over clients", color=INK, fontsize=8)
+    part = "" if len(clients) == len(values) else f" ({len(clients)} of {len(values)} clients)"
+    axes.set_xlabel(f"{better}{part}", color=INK, fontsize=8)
     axes.tick_params(length=0, colors=INK, labelsize=8)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.grid(color=GRID)

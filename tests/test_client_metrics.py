@@ -14,6 +14,7 @@ from torchmetrics import Accuracy, MeanMetric, MeanSquaredError, MetricCollectio
 from torchmetrics.classification import BinaryAUROC, BinaryCohenKappa, BinaryF1Score, BinaryPrecision, BinaryRecall
 
 from lit_epgan.callbacks import ClientMetrics, FederationCallback
+from lit_epgan.callbacks.client_copies import ClientCopies
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.over_clients import over_clients
@@ -233,6 +234,32 @@ def test_a_metric_that_is_not_defined_at_a_client_counts_for_nothing() -> None:
     assert "val_auc/client/c" not in logged
     assert float(logged["val_auc/worst_client"]) > 0
     assert "val_f1/client/c" in logged
+
+
+def test_a_client_is_not_summed_over_ranks() -> None:
+    """Every rank evaluates all of its records."""
+
+    def others(*args: Any, **options: Any) -> Any:
+        raise AssertionError("other ranks were asked")
+
+    module = torch.nn.ModuleDict({"mean": MeanMetric(distributed_available_fn=lambda: True, dist_sync_fn=others)})
+    copies = ClientCopies(module)
+    module["mean"].update(torch.tensor([1.0, 4.0]))
+    assert copies.value(module["mean"]) == 2.5  # type: ignore[arg-type]
+
+
+def test_an_error_leaves_the_modules_metrics_as_they_were() -> None:
+    class Failing(Scores):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            raise ArithmeticError
+
+    module, own = Failing(), ClientMetrics()
+    before = {name: dict(vars(metric)) for name, metric in module.named_children()}
+    with pytest.raises(ArithmeticError):
+        evaluator(FederationCallback(), own).validate(module, datamodule=federation(), verbose=False)
+    for name, metric in module.named_children():
+        assert vars(metric).keys() == before[name].keys()
+        assert vars(metric).get("update") == before[name].get("update")
 
 
 class Batchwise(Logger):
