@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from torchmetrics import Accuracy, MeanMetric, MeanSquaredError, MetricCollection
+from torchmetrics import Accuracy, MeanMetric, MeanSquaredError, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAUROC, BinaryCohenKappa, BinaryF1Score, BinaryPrecision, BinaryRecall
 
 from lit_epgan.callbacks import ClientMetrics, FederationCallback
@@ -130,7 +130,7 @@ class Scores(Logger):
     def __init__(self) -> None:
         super().__init__()
         self.auc, self.f1, self.mse = BinaryAUROC(), BinaryF1Score(), MeanSquaredError()
-        self.cohen, self.none = BinaryCohenKappa(), MeanMetric()
+        self.cohen, self.total = BinaryCohenKappa(), SumMetric()
         self.called = MetricCollection({"Precision": BinaryPrecision(), "Recall": BinaryRecall()}, prefix="called_")
         self.updated = MetricCollection({"Precision": BinaryPrecision(), "Recall": BinaryRecall()}, prefix="updated_")
 
@@ -145,8 +145,8 @@ class Scores(Logger):
         self.log("val_mse", self.mse)
         self.cohen(probability, targets)
         self.log("val_kappa", self.cohen, on_step=False, on_epoch=True)
-        self.none(values)
-        self.log("val_mean", self.none)
+        self.total(values)
+        self.log("val_sum", self.total)
         self.called(probability, targets)
         self.log_dict(self.called)
         self.updated.update(probability, targets)
@@ -160,6 +160,8 @@ def score(name: str, data: TensorDataset) -> float:
     probability, targets = data.tensors[0].sigmoid().numpy(), data.tensors[1].numpy()
     if name == "val_auc":
         return float(sklearn.metrics.roc_auc_score(targets, probability))
+    if name == "val_sum":
+        return float(data.tensors[0].sum())
     if name == "val_mse":
         return float(np.mean((probability - targets) ** 2))
     by_class = {
@@ -174,7 +176,7 @@ def score(name: str, data: TensorDataset) -> float:
 
 
 NAMES = ["val_auc", "val_f1", "val_mse", "val_kappa", "called_Precision", "called_Recall"]
-NAMES += ["updated_Precision", "updated_Recall"]
+NAMES += ["updated_Precision", "updated_Recall", "val_sum"]
 
 
 def scored(sizes: dict[str, int]) -> dict[str, TensorDataset]:
@@ -201,11 +203,12 @@ def test_torchmetrics_objects_are_computed_from_each_clients_own_records(stage: 
         for client, value in own.items():
             assert logged[f"{name}/client/{client}"] == pytest.approx(value, abs=1e-6), name
         assert logged[name] == pytest.approx(score(name, everything), abs=1e-6)  # the module's own is untouched
+        if name == "val_sum":
+            assert f"{name}/worst_client" not in logged  # SumMetric has no direction
+            continue
         worst = max if name == "val_mse" else min
         assert logged[f"{name}/worst_client"] == pytest.approx(worst(own.values()), abs=1e-6), name
         assert "abc"[int(logged[f"{name}/worst_client_index"])] == worst(own, key=own.__getitem__)
-    assert "val_mean/mean_over_clients" in logged
-    assert "val_mean/worst_client" not in logged  # MeanMetric has no direction
     for metric in (module.auc, module.mse, module.called):  # as they were
         assert "forward" not in vars(metric)
     assert module.auc.update.__name__ == "update"

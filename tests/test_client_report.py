@@ -13,9 +13,13 @@ import torch
 from matplotlib.colors import to_hex
 from PIL import Image
 from rich.console import Console
+from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import ClientMetrics, ClientReport, FederationCallback
 from lit_epgan.callbacks.client_report import DRAWN, PRINTED, WORST, clients_picture, print_clients, worst_first
+from lit_epgan.command.cli import main
+from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.datamodules.base import ClientData
 from lit_epgan.metrics.over_clients import ClientResults
 from tests.federations import federation, fit
 from tests.test_client_metrics import evaluator
@@ -120,3 +124,37 @@ def test_the_documentations_example_runs(tmp_path: Path, monkeypatch: pytest.Mon
     named = re.findall(r"^\| `M(/[a-z_]+)`", text, re.MULTILINE)
     assert len(named) == 5
     assert all(f"accuracy{name}" in out for name in named)
+
+
+class Wards(FederatedDataModule):
+    """Two clients that hold test data of their own."""
+
+    def load(self) -> ClientData:
+        sets = {name: TensorDataset(torch.randn(20, 2), torch.arange(20) % 2) for name in ("north", "south")}
+        return ClientData(sets, test=sets)
+
+
+CONFIG = """
+model:
+  class_path: lit_epgan.modules.Classifier
+  init_args:
+    backbone: {class_path: torch.nn.Linear, init_args: {in_features: 2, out_features: 4}}
+    head: {class_path: torch.nn.Linear, init_args: {in_features: 4, out_features: 2}}
+data: {class_path: tests.test_client_report.Wards}
+federation: {class_path: lit_epgan.callbacks.FederationCallback, init_args: {local: ["head.*"]}}
+trainer:
+  {max_epochs: 1, accelerator: cpu, logger: false, callbacks: [{class_path: lit_epgan.callbacks.RoundCheckpoint}]}
+"""
+
+
+def test_the_command_line_reports_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Every client with its own head, from the checkpoint: the heads differ, and the table is there once."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wards.yaml").write_text(CONFIG)
+    for command in ("fit", "test"):
+        assert main([command, "--config", "wards.yaml"]) == 0
+    table = pd.read_csv(tmp_path / "runs" / "wards" / "test_clients.csv", index_col="client")
+    assert table.index.tolist() == ["north", "south"]
+    assert capsys.readouterr().out.count("Metrics by client") == 1
+    assert main(["test", "--config", "wards.yaml", "--trainer.callbacks+", "lit_epgan.callbacks.ClientReport"]) == 0
+    assert capsys.readouterr().out.count("Metrics by client") == 1

@@ -175,7 +175,8 @@ class FederatedCLI(LightningCLI):
             callbacks = [federation, *callbacks]
         if self.subcommand == "fit":
             callbacks.append(EndOfFit())
-        if federation and self.subcommand in ("validate", "test"):
+        reported = any(isinstance(callback, ClientReport) for callback in callbacks)
+        if federation and self.subcommand in ("validate", "test") and not reported:
             callbacks = [*callbacks, ClientReport()]
         if self.subcommand == "predict":
             callbacks = with_writer(callbacks, self.model)

@@ -77,12 +77,12 @@ class ClientResults:
     def table(self) -> pd.DataFrame:
         """A row for each client: its ``records``, every metric, and ``worst_in``, the metrics in which it is worst."""
         worst = self.worst()
-        rows = {
-            csv_cell(self.names[client]): {
+        rows = [
+            {
                 RECORDS: n,
                 **{name: values.get(client, math.nan) for name, values in self.values.items()},
                 WORST_IN: " ".join(name for name, who in worst.items() if who == client),
             }
             for client, n in self.records.items()
-        }
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("client")
+        ]
+        return pd.DataFrame(rows, index=pd.Index([csv_cell(self.names[k]) for k in self.records], name="client"))
