@@ -299,6 +299,9 @@ class FederatedDataModule(LightningDataModule):
             return []
         if not isinstance(data, Mapping):
             return PlainLoader(self._evaluation_loader(data))
+        unknown = sorted(set(data) - set(self.client_names))  # where the data have another name than the site
+        if unknown:
+            raise UserError(f"held-out data of clients that do not exist: {few(unknown)}")
         held = {self.client_names.index(name): self._evaluation_loader(dataset) for name, dataset in data.items()}
         return ValidationLoader(held, self.validation_marks)
 
