@@ -3,6 +3,7 @@
 from lit_epgan.callbacks.boosted_classifiers import BoostedClassifiers
 from lit_epgan.callbacks.classifier_prior import ClassifierPrior
 from lit_epgan.callbacks.client_metrics import ClientMetrics
+from lit_epgan.callbacks.client_report import ClientReport
 from lit_epgan.callbacks.curve_fit import CurveFit
 from lit_epgan.callbacks.density_map import DensityMap
 from lit_epgan.callbacks.federated_strategy import FederatedStrategy
@@ -24,6 +25,7 @@ __all__ = [
     "BoostedClassifiers",
     "ClassifierPrior",
     "ClientMetrics",
+    "ClientReport",
     "CurveFit",
     "DensityMap",
     "FederatedProgressBar",

@@ -1,18 +1,31 @@
-"""Every client's own validation metrics, and the worst client's, beside the mean."""
+"""Every client's own metrics in validation and test, their means and spread, and the worst client's."""
 
-from collections.abc import Mapping, Sequence
+import re
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
-from torch import Tensor
+from torchmetrics import Metric
 
-from lit_epgan.callbacks.lightning_internals import forward_value, result_metrics
+from lit_epgan.callbacks.client_copies import ClientCopies
+from lit_epgan.callbacks.lightning_internals import result_metrics
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine.parameters import matches
+from lit_epgan.errors import UserError
+from lit_epgan.listing import few
+from lit_epgan.metrics.over_clients import ClientResults, over_clients
 from lit_epgan.text import printable
 
-HIGHER_IS_BETTER = ("*acc*", "*auroc*", "*f1*", "*precision*", "*recall*", "*iou*", "*psnr*", "*ssim*")
+WORDS = re.compile(r"[A-Z]+\d*(?![a-z])|[A-Z]?[a-z]+\d*|\d+")
+NO_MEANS = {  # of a metric's name: averaged over batches these are not what they are called
+    *("auc", "auroc", "auprc", "ap", "map", "f1", "fbeta", "precision", "recall", "sensitivity", "specificity"),
+    *("dice", "iou", "jaccard", "mcc", "kappa", "rmse", "r2", "pearson", "spearman", "ece", "perplexity"),
+    *("quantile", "median", "percentile", "fid", "kid"),
+}
 
 
 class PersonalLayers(Protocol):
@@ -32,27 +45,47 @@ class PersonalLayers(Protocol):
 
 
 class ClientMetrics(Callback):
-    """Splits what the module logs in ``validation_step`` by client, where clients hold validation data of their own.
+    """Splits what the module logs in ``validation_step`` and ``test_step`` by client, where clients hold data each.
 
-    The FederationCallback brings one along; add your own only for other name patterns.
+    The FederationCallback brings one along; add your own to say which way metrics are better. Beside ``M`` it logs
+    ``M/client/NAME`` for each client, and what ``over_clients`` makes of them: ``M/mean_over_clients``,
+    ``M/weighted_mean_over_clients``, ``M/std_over_clients``, ``M/worst_client``, ``M/worst_client_index``. A client
+    with personal layers is evaluated with its own.
 
-    ``val_loss`` becomes also ``val_loss/client/NAME`` for every client and ``val_loss/worst_client``. A client with
-    personal layers is evaluated with its own. Averages weigh batches as Lightning does, by their rows; for a
-    torchmetrics object the client's value is the mean of its batches' values.
+    A torchmetrics object is computed from each client's own records. A logged tensor is averaged as Lightning does it,
+    by the batches' rows. Tensors whose name says that they are no means (``val_f1``) are left out, and that is said.
 
     Args:
-        higher_is_better: name patterns of metrics whose worst client is the lowest; of all others it is the highest.
+        higher_is_better: names, or name patterns as ``*_score``, of metrics that are better the higher they are.
+        lower_is_better: the same of those that are better the lower they are, as ``val_loss``. What stands in neither
+            is taken from the torchmetrics object's own ``higher_is_better``; a tensor has no direction, and then there
+            is no worst client.
+
+    Attributes:
+        results: what the last evaluation has measured at each client.
     """
 
-    def __init__(self, higher_is_better: Sequence[str] = HIGHER_IS_BETTER) -> None:
-        self.higher_is_better = tuple(higher_is_better)
+    def __init__(self, higher_is_better: Sequence[str] = (), lower_is_better: Sequence[str] = ()) -> None:
+        self.higher_is_better, self.lower_is_better = tuple(higher_is_better), tuple(lower_is_better)
         self.federation: PersonalLayers | None = None  # the FederationCallback introduces itself
-        self._sums: dict[str, dict[int, tuple[float, float]]] = {}
+        self.results = ClientResults()
+        self._copies: ClientCopies | None = None
+        self._client: int | None = None
+        self._told: set[str] = set()
+
+    # Hooks ------------------------------------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to gather, with all clients' personal layers at hand."""
-        self._sums = {}
+        self._sums: dict[str, dict[int, tuple[float, float]]] = {}
         self._before: dict[str, tuple[float, float]] = {}
+        self._logged: dict[str, Metric] = {}
+        self._exact: dict[str, dict[int, float]] = {}
+        self._undefined: dict[str, list[int]] = {}
+        self._unlogged: set[str] = set()
+        self._rows: dict[int, int] = {}
+        self._client = None
+        self.results = ClientResults()
         self._federation = None if trainer.sanity_checking else self.federation
         if self._federation is not None:
             self._federation.exchange_personal()
@@ -62,8 +95,13 @@ class ClientMetrics(Callback):
     ) -> None:
         """Take up the personal layers of the client whose first batch this is."""
         marks = self._marks(trainer)
-        if marks and marks[0].first and self._federation is not None:
-            self._federation.load_personal(marks[0].client)
+        if not marks or not marks[0].first:
+            return
+        self._end_client()
+        self._copies = self._copies or ClientCopies(pl_module)
+        self._client = marks[0].client
+        if self._federation is not None:
+            self._federation.load_personal(self._client)
 
     def on_validation_batch_end(
         self,
@@ -79,43 +117,132 @@ class ClientMetrics(Callback):
         if not marks:
             return
         client = marks.popleft().client
-        for name, (value, weight) in self._batch_values(trainer, batch).items():
+        self._rows[client] = self._rows.get(client, 0) + _rows(batch)
+        for name, (value, weight) in self._batch_values(trainer).items():
             total, weights = self._sums.setdefault(name, {}).get(client, (0.0, 0.0))
             self._sums[name][client] = (total + value, weights + weight)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log every client's metrics and the worst client's."""
+        """Log every client's metrics, and what they have in common."""
+        self._end_client()
+        self._release()
         if self._federation is not None:
             self._federation.load_server()
-        names = [printable(name) for name in trainer.datamodule.client_names] if self._sums else []  # type: ignore[attr-defined]
-        for metric, sums in self._sums.items():
-            values = {client: total / weight for client, (total, weight) in sums.items() if weight}
-            if not values:
-                continue
-            pl_module.log_dict({f"{metric}/client/{names[k]}": v for k, v in values.items()})
-            worst = min if matches(metric, self.higher_is_better) else max
-            pl_module.log(f"{metric}/worst_client", worst(values.values()))
+        if not self._rows:
+            return
+        self.results = self._found(trainer.datamodule.client_names)  # type: ignore[attr-defined]
+        for metric, values in self.results.values.items():
+            way = self.results.higher_is_better[metric]
+            names = [printable(self.results.names[client]) for client in values]
+            pl_module.log_dict({f"{metric}/client/{n}": v for n, v in zip(names, values.values(), strict=True)})
+            numbers = over_clients(values, self.results.records, way)
+            pl_module.log_dict({f"{metric}/{name}": number for name, number in numbers.items()})
+        if not trainer.sanity_checking:
+            self._say_what_is_missing()
+
+    on_test_start = on_validation_start
+    on_test_batch_start = on_validation_batch_start
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the module's metrics as they were."""
+        self._release()
+
+    # What is measured -------------------------------------------------------------------------------------------------
 
     @staticmethod
     def _marks(trainer: Trainer) -> Any:
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         return datamodule.validation_marks if isinstance(datamodule, FederatedDataModule) else None
 
-    def _batch_values(self, trainer: Trainer, batch: Any) -> Mapping[str, tuple[float, float]]:
-        """What this batch added to each epoch metric: (sum of values times weights, weight)."""
+    def _batch_values(self, trainer: Trainer) -> dict[str, tuple[float, float]]:
+        """What this batch added to the mean of each logged tensor: (sum of values times weights, weight)."""
         added = {}
         for result in result_metrics(trainer):
-            if not result.meta.on_epoch:
+            name, meta = result.meta.name, result.meta
+            if not meta.on_epoch:
                 continue
-            name = result.meta.name
             if not result.is_tensor:
-                value = forward_value(result)
-                if isinstance(value, Tensor) and value.numel() == 1:
-                    rows = extract_batch_size(batch)
-                    added[name] = (float(value) * rows, float(rows))
-            elif result.meta.is_mean_reduction:
+                self._logged[name] = result.value
+            elif not meta.is_mean_reduction or _is_no_mean(name):
+                self._unlogged.add(name)
+            else:
                 now = (float(result.value), float(result.cumulated_batch_size))
                 value, weight = self._before.get(name, (0.0, 0.0))
                 added[name] = (now[0] - value, now[1] - weight)
                 self._before[name] = now
         return added
+
+    def _end_client(self) -> None:
+        """Compute the torchmetrics objects of the client whose batches are over."""
+        if self._client is None or self._copies is None:
+            return
+        for name, metric in self._logged.items():
+            value = self._copies.value(metric)
+            if value is None:
+                self._undefined.setdefault(name, []).append(self._client)
+            else:
+                self._exact.setdefault(name, {})[self._client] = value
+        logged = {id(metric) for metric in self._logged.values()}
+        for name, metrics in self._copies.updated().items():
+            if not any(id(metric) in logged for metric in metrics):
+                self._unlogged.add(name)
+        self._copies.reset()
+        self._client = None
+
+    def _release(self) -> None:
+        if self._copies is not None:
+            self._copies.remove()
+            self._copies = None
+
+    def _found(self, names: list[str]) -> ClientResults:
+        means = {n: {k: total / w for k, (total, w) in sums.items() if w} for n, sums in self._sums.items()}
+        values = {name: each for name, each in (means | self._exact).items() if each}
+        ways = {name: self._direction(name) for name in values}
+        return ClientResults(list(names), dict(self._rows), values, ways)
+
+    def _direction(self, name: str) -> bool | None:
+        higher, lower = matches(name, self.higher_is_better), matches(name, self.lower_is_better)
+        if higher and lower:
+            raise UserError(f"ClientMetrics: {name} is in higher_is_better and in lower_is_better: leave it in one.")
+        own = getattr(self._logged.get(name), "higher_is_better", None)
+        return True if higher else False if lower else own
+
+    # What is said, each once ------------------------------------------------------------------------------------------
+
+    def _say_what_is_missing(self) -> None:
+        undirected = sorted(n for n, way in self.results.higher_is_better.items() if way is None)
+        if undirected:
+            self._say(
+                f"no worst client of {few(undirected)}, for nothing says which way is better: add "
+                f"ClientMetrics(lower_is_better=[{undirected[0]!r}]), or higher_is_better, to the callbacks"
+            )
+        for name in sorted(self._unlogged):
+            self._say(
+                f"{name} is not given for each client, for a mean of batches would not be {name}: log the torchmetrics "
+                "object itself in validation_step and test_step, as self.log(name, self.metric)"
+            )
+        for name, clients in self._undefined.items():
+            named = few([printable(self.results.names[client]) for client in clients])
+            sentence = f"{name} is not defined on the data of {named}, who count neither in its means nor as its worst"
+            self._say(sentence, rank_zero_warn)
+
+    def _say(self, sentence: str, say: Callable[[str], Any] = rank_zero_info) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            say(sentence)
+
+
+def _is_no_mean(name: str) -> bool:
+    return any(word.lower() in NO_MEANS for word in WORDS.findall(name))
+
+
+def _rows(batch: Any) -> int:
+    """Records of a batch; 0 where it does not show them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return extract_batch_size(batch)
+        except MisconfigurationException:
+            return 0

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -15,6 +15,7 @@ from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.lightning_internals import StepControl, own_attributes
 from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
+from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation, has_personal, personal_of, warn_of_missing
 from lit_epgan.callbacks.remote import Alone, this_end
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
@@ -106,6 +107,7 @@ class FederationCallback(Callback):
         self._state = FederationState(type(self.algorithm).__qualname__)
         self._federation: Federation | None = None
         self._place: Workplace | None = None
+        self._evaluation: PersonalEvaluation | None = None
         self._end = Alone()
         self._driver: RoundDriver | None = None
         self._control: StepControl | None = None
@@ -126,8 +128,6 @@ class FederationCallback(Callback):
         # first, so that whoever looks at the module between rounds sees the server's
         trainer.callbacks = [self, *metrics, *(c for c in others if c not in metrics)]  # type: ignore[attr-defined]
         if stage != "fit":
-            if self.local or self.buffers == "local":
-                rank_zero_warn("personal layers and buffers are known during fit only: this evaluates the initial ones")
             return
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(datamodule, FederatedDataModule):
@@ -262,6 +262,20 @@ class FederationCallback(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Finish the round: the server's model is validated."""
         self._finish_round()
+        self._know_personal(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Have the clients' personal layers at hand."""
+        self._know_personal(trainer, pl_module)
+
+    def _know_personal(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit" or not has_personal(self.local, self.buffers):
+            return
+        personal = personal_of(trainer, self.state_key, self._state.personal_of(pl_module))
+        warn_of_missing(trainer, personal)
+        names = getattr(trainer.datamodule, "client_names", ())  # type: ignore[attr-defined]
+        on_server = self.algorithm.on_server
+        self._evaluation = PersonalEvaluation(pl_module, names, personal, self.local, self.buffers, on_server)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Finish the round, and log what it cost."""
@@ -330,6 +344,7 @@ class FederationCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the parameters ordinary storage again."""
+        self._evaluation = None
         if self._federation is not None:
             self._federation.server.flat.restore()
             self._federation = self._place = self._driver = None
@@ -412,6 +427,8 @@ class FederationCallback(Callback):
     @torch.no_grad()
     def load_personal(self, client: int) -> None:
         """Give the server's module a client's personal layers, to evaluate the client's own model."""
+        if self._evaluation is not None:
+            self._evaluation.load(client)
         federation = self._federation
         if self._place is not None and federation is not None and federation.tensors.personal:
             federation.tensors.load({}, federation.private.personal(federation.names[client]))
@@ -419,6 +436,8 @@ class FederationCallback(Callback):
     @torch.no_grad()
     def load_server(self) -> None:
         """Make the module the server's again."""
+        if self._evaluation is not None:
+            self._evaluation.load_server()
         if self._place is not None and self.federation.tensors.personal:
             self.federation.tensors.load({}, {})
 

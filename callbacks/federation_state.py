@@ -4,6 +4,8 @@ import copy
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
 
 from lit_epgan.engine import Federation
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
@@ -70,6 +72,13 @@ class FederationState:
         for rank_states in gather_objects({n: s.personal for n, s in clients.items()}):
             for name, personal in rank_states.items():
                 clients.setdefault(name, Private()).personal = personal
+
+    def personal_of(self, module: LightningModule) -> dict[str, dict[str, Tensor]] | None:
+        """Every client's personal layers after a fit of ``module``; None if that was not the last fit."""
+        if self._federation is None or self._federation.server.module is not module:
+            return None
+        self.exchange_personal()
+        return {name: state.personal for name, state in self._federation.private.clients.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The federation's state; on several ranks a collective call, each rank contributing its own clients."""

@@ -32,6 +32,9 @@ class RoundCheckpoint(ModelCheckpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.dirpath = str(self._folder(trainer))
+        # last: Lightning's ckpt_path="best" asks the first checkpoint callback, which must be one with a monitor
+        others = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
+        trainer.callbacks = [*others, self]  # type: ignore[attr-defined]
         seal_checkpoints(trainer)
 
     def _folder(self, trainer: Trainer) -> Path:

@@ -44,6 +44,16 @@ class ClientData:
         self.train = by_name(self.train)
         self.val, self.test = (by_name(d) if isinstance(d, Mapping) else d for d in (self.val, self.test))
         self.labels = by_name(self.labels) if self.labels is not None else None
+        for option, held in (("val_dataset", self.val), ("test_dataset", self.test)):
+            self._refuse_unknown(option, held)
+
+    def _refuse_unknown(self, option: str, held: Mapping[str, Dataset] | Dataset | None) -> None:
+        unknown = [name for name in held if name not in self.train] if isinstance(held, Mapping) else []
+        if unknown:
+            raise UserError(
+                f"{option} has held-out data of clients that do not exist: {few(unknown)}; the clients are "
+                f"{few(list(self.train))}"
+            )
 
 
 def by_name(clients: Mapping[Any, T]) -> Mapping[str, T]:
@@ -77,7 +87,13 @@ class FederatedDataModule(LightningDataModule):
         seed: cohorts, shuffling and augmentation depend on (seed, round, client) alone.
         collate_fn: as in torch's DataLoader.
         max_local_steps: where passes are counted, the batches after which a client ends its round all the same.
+
+    Attributes:
+        unfederated: whether a fit without a FederationCallback is meant: one epoch then trains on one client after
+            another. It is False, and such a fit is refused, until you set it.
     """
+
+    unfederated = False
 
     def __init__(
         self,
@@ -283,7 +299,7 @@ class FederatedDataModule(LightningDataModule):
             return []
         if not isinstance(data, Mapping):
             return PlainLoader(self._evaluation_loader(data))
-        unknown = sorted(set(data) - set(self.client_names))
+        unknown = sorted(set(data) - set(self.client_names))  # where the data have another name than the site
         if unknown:
             raise UserError(f"held-out data of clients that do not exist: {few(unknown)}")
         held = {self.client_names.index(name): self._evaluation_loader(dataset) for name, dataset in data.items()}
@@ -302,5 +318,11 @@ class FederatedDataModule(LightningDataModule):
     def _taken_up(self, batch: Any) -> Any:
         if self.on_train_batch is not None:
             return self.on_train_batch(batch)
-        self.marks.popleft()  # no federation: all clients in one epoch
+        if not self.unfederated:
+            raise UserError(
+                f"{type(self).__name__} trains no federation by itself, but one client after another: add "
+                "FederationCallback() to the Trainer's callbacks (federation: in a configuration), or set the data "
+                "module's unfederated = True if that is meant"
+            )
+        self.marks.popleft()
         return batch

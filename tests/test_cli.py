@@ -88,7 +88,8 @@ def test_an_unknown_config_lists_those_there_are_and_the_nearest(capsys):
         (["--trainer.strategy", "dpp"], "invalid strategy name"),
         (["--ckpt_path", "last"], "There is no checkpoint in runs/toy/checkpoints"),
         (["--ckpt_path", "no.ckpt"], "The checkpoint no.ckpt does not exist."),
-        (["--ckpt_path", "best"], "name a file, or `last`"),
+        (["--ckpt_path", "best"], "There is no checkpoint in runs/toy/checkpoints"),
+        (["--ckpt_path", "hpc"], "name a file, `last`, or `best`"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(capsys, arguments, sentence):
@@ -244,6 +245,34 @@ def test_test_and_predict_use_the_newest_checkpoint(folder, capsys):
     assert "untrained" not in capsys.readouterr().err
     assert main(["predict", *TINY, "--trainer.default_root_dir", "empty"]) == 0
     assert "this is the untrained model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_an_untrained_model_is_not_evaluated(folder, capsys, command):
+    sentence = refusal(capsys, command, *TINY)
+    assert sentence.startswith("There is no checkpoint in runs/toy/checkpoints")
+    assert "--trainer.default_root_dir, or a file with --ckpt_path" in sentence
+    assert not (folder / "runs" / "toy" / f"{command}_metrics.csv").exists()
+
+
+def test_the_best_checkpoint_is_the_monitors(folder, capsys, caplog):
+    """The toy's clients hold no data of their own; the first round of three is best by its own number."""
+    monitor = '{"class_path": "ModelCheckpoint", "init_args": {"monitor": "client/steps", "mode": "min"}}'
+    words = [*TINY, "--data.warmup_steps", "1", "--trainer.max_epochs", "3"]
+    assert main(["fit", *words]) == 0
+    assert "No best checkpoint is known in runs/toy/checkpoints" in refusal(
+        capsys, "test", *words, "--ckpt_path", "best"
+    )
+    assert main(["fit", *words, "--trainer.callbacks+", monitor]) == 0
+    best = next((folder / "runs" / "toy" / "checkpoints").glob("epoch=*.ckpt"))
+    assert best.name.startswith("epoch=0-")  # rounds 0, 1, 2 have 1, 2, 2 steps
+    (folder / "runs" / "toy").rename(folder / "moved")
+    there = ["--trainer.default_root_dir", "moved"]
+    with caplog.at_level("INFO"):
+        assert main(["test", *words, *there, "--ckpt_path", "best"]) == 0
+    assert f"Restoring states from the checkpoint path at moved/checkpoints/{best.name}" in caplog.messages
+    (folder / "moved" / "checkpoints" / best.name).unlink()
+    assert "does not exist" in refusal(capsys, "test", *words, *there, "--ckpt_path", "best")
 
 
 def test_the_seed_decides_everything_and_reaches_the_data(folder):

@@ -248,7 +248,9 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(UserError, match="4 data sets need as many different client names"):
         federation(client_names=["a", "b", "a", "c"])
     with pytest.raises(UserError, match="held-out data of clients that do not exist: nobody"):
-        fit(Regression(), federation(val_dataset={"nobody": client_sets()[0]}), rounds=1)
+        federation(val_dataset={"nobody": client_sets()[0]})
+    with pytest.raises(UserError, match="test_dataset has held-out data of clients that do not exist: nobody; the c"):
+        federation(test_dataset={"client-1": client_sets()[0], "nobody": client_sets()[0]})
     with pytest.raises(UserError, match="has no data of its own"):
         FederatedDataModule().setup("fit")
 
@@ -276,5 +278,10 @@ def test_training_without_the_callback_sees_every_client_in_one_epoch() -> None:
             optimizer.step()
     options: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
     trainer = Trainer(accelerator="cpu", max_epochs=1, precision="64-true", enable_model_summary=False, **options)
-    trainer.fit(module, datamodule=federation())
+    with pytest.raises(UserError, match=r"trains no federation by itself.*add FederationCallback\(\) to the Trainer"):
+        trainer.fit(copy.deepcopy(module), datamodule=federation())
+    trainer = Trainer(accelerator="cpu", max_epochs=1, precision="64-true", enable_model_summary=False, **options)
+    data = federation()
+    data.unfederated = True
+    trainer.fit(module, datamodule=data)
     assert_same(module, central)

@@ -1,16 +1,23 @@
 """Every client's own metrics and the worst client's, against metrics computed by hand."""
 
+import logging
 from typing import Any
 
+import numpy as np
 import pytest
+import sklearn.metrics
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from torchmetrics import Accuracy
+from torchmetrics import Accuracy, MeanMetric, MeanSquaredError, MetricCollection, SumMetric
+from torchmetrics.classification import BinaryAUROC, BinaryCohenKappa, BinaryF1Score, BinaryPrecision, BinaryRecall
 
 from lit_epgan.callbacks import ClientMetrics, FederationCallback
+from lit_epgan.callbacks.client_copies import ClientCopies
 from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.errors import UserError
+from lit_epgan.metrics.over_clients import over_clients
 from tests.federations import fit
 
 # rows of each client's held-out data: more than a batch, less than a batch, exactly one
@@ -60,7 +67,7 @@ def metrics(module: LightningModule, *callbacks: Any, **options: Any) -> dict[st
 
 
 def test_the_mean_of_each_client_and_the_worst() -> None:
-    logged = metrics(Logger())
+    logged = metrics(Logger(), ClientMetrics(higher_is_better=["val_acc*"], lower_is_better=["val_loss"]))
     values = {n: dataset.tensors[0] for n, dataset in held_out().items()}
     for name, x in values.items():
         assert logged[f"val_loss/client/{name}"] == pytest.approx(float(x.mean()), abs=1e-6)
@@ -71,11 +78,218 @@ def test_the_mean_of_each_client_and_the_worst() -> None:
     assert not any("without" in name or name.startswith("last/") for name in logged)
 
 
-def test_a_torchmetrics_object_is_split_by_batches() -> None:
-    logged = metrics(Logger())
-    for name, dataset in held_out().items():
-        right = ((dataset.tensors[0] > 0).int() == dataset.tensors[1]).double()
-        assert logged[f"val_metric_acc/client/{name}"] == pytest.approx(float(right.mean()), abs=1e-6)
+def test_the_mean_over_clients_weighted_or_not_the_spread_and_whose_the_worst_is() -> None:
+    logged = metrics(Logger(), ClientMetrics(lower_is_better=["val_loss"]))
+    means = [float(dataset.tensors[0].mean()) for dataset in held_out().values()]
+    n = list(SIZES.values())
+    assert logged["val_loss/mean_over_clients"] == pytest.approx(np.mean(means), abs=1e-6)
+    assert logged["val_loss/weighted_mean_over_clients"] == pytest.approx(np.average(means, weights=n), abs=1e-6)
+    assert logged["val_loss/std_over_clients"] == pytest.approx(np.std(means), abs=1e-6)
+    assert logged["val_loss/worst_client"] == pytest.approx(max(means), abs=1e-6)
+    assert logged["val_loss/worst_client_index"] == np.argmax(means)
+
+
+def test_by_hand() -> None:
+    """Values 1, 4, 4 on 1, 2, 1 records: mean 3, weighted 13 / 4, variance (4 + 1 + 1) / 3."""
+    values, records = {0: 1.0, 2: 4.0, 5: 4.0}, {0: 1, 2: 2, 5: 1}
+    found = over_clients(values, records, False)
+    assert found.pop("std_over_clients") == pytest.approx(2**0.5)
+    assert found == {
+        "mean_over_clients": 3.0,
+        "weighted_mean_over_clients": 3.25,
+        "worst_client": 4.0,
+        "worst_client_index": 2.0,
+    }
+    assert over_clients(values, records, True)["worst_client_index"] == 0
+    assert over_clients(values | {5: float("nan")}, records, True)["worst_client_index"] == 5
+    assert over_clients(values | {5: float("nan")}, records, False)["worst_client_index"] == 5
+    assert "worst_client" not in over_clients(values, records, None)
+
+
+def test_without_a_direction_there_is_no_worst_client(caplog: pytest.LogCaptureFixture) -> None:
+    """A tensor's name says nothing, not even ``accuracy`` or ``loss``; the sentence that says so comes once."""
+    with caplog.at_level(logging.INFO):
+        logged = metrics(Logger())
+    assert not [n for n in logged if "worst" in n and not n.startswith("val_metric_acc/")]
+    told = [r.message for r in caplog.records if "no worst client of val_accuracy, val_loss" in r.message]
+    assert len(told) == 1
+    assert "ClientMetrics(lower_is_better=['val_accuracy']), or higher_is_better" in told[0]
+
+
+def test_a_name_in_both_directions_is_refused() -> None:
+    with pytest.raises(UserError, match="val_loss is in higher_is_better and in lower_is_better: leave it in one"):
+        metrics(Logger(), ClientMetrics(["val_*"], ["*_loss"]))
+
+
+# torchmetrics objects -------------------------------------------------------------------------------------------------
+
+
+class Scores(Logger):
+    """Logs torchmetrics objects of each kind: single, called or updated, and two collections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auc, self.f1, self.mse = BinaryAUROC(), BinaryF1Score(), MeanSquaredError()
+        self.cohen, self.total = BinaryCohenKappa(), SumMetric()
+        self.called = MetricCollection({"Precision": BinaryPrecision(), "Recall": BinaryRecall()}, prefix="called_")
+        self.updated = MetricCollection({"Precision": BinaryPrecision(), "Recall": BinaryRecall()}, prefix="updated_")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        values, targets = batch
+        probability = values.sigmoid()
+        self.auc(probability, targets)
+        self.log("val_auc", self.auc)
+        self.f1.update(probability, targets)
+        self.log("val_f1", self.f1, on_step=True, on_epoch=True)
+        self.mse.update(preds=probability, target=targets.double())
+        self.log("val_mse", self.mse)
+        self.cohen(probability, targets)
+        self.log("val_kappa", self.cohen, on_step=False, on_epoch=True)
+        self.total(values)
+        self.log("val_sum", self.total)
+        self.called(probability, targets)
+        self.log_dict(self.called)
+        self.updated.update(probability, targets)
+        self.log_dict(self.updated)
+
+    test_step = validation_step
+
+
+def score(name: str, data: TensorDataset) -> float:
+    """A metric of all of a client's records at once, by scikit-learn."""
+    probability, targets = data.tensors[0].sigmoid().numpy(), data.tensors[1].numpy()
+    if name == "val_auc":
+        return float(sklearn.metrics.roc_auc_score(targets, probability))
+    if name == "val_sum":
+        return float(data.tensors[0].sum())
+    if name == "val_mse":
+        return float(np.mean((probability - targets) ** 2))
+    by_class = {
+        "val_f1": sklearn.metrics.f1_score,
+        "val_kappa": sklearn.metrics.cohen_kappa_score,
+        "called_Precision": sklearn.metrics.precision_score,
+        "called_Recall": sklearn.metrics.recall_score,
+        "updated_Precision": sklearn.metrics.precision_score,
+        "updated_Recall": sklearn.metrics.recall_score,
+    }
+    return float(by_class[name](targets, (probability > 0.5).astype(int)))
+
+
+NAMES = ["val_auc", "val_f1", "val_mse", "val_kappa", "called_Precision", "called_Recall"]
+NAMES += ["updated_Precision", "updated_Recall", "val_sum"]
+
+
+def scored(sizes: dict[str, int]) -> dict[str, TensorDataset]:
+    generator = torch.Generator().manual_seed(8)
+    rows = {name: torch.randn(size, generator=generator, dtype=torch.float64) for name, size in sizes.items()}
+    return {n: TensorDataset(x, (x + torch.randn(len(x), generator=generator) > 0).long()) for n, x in rows.items()}
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test"])
+def test_torchmetrics_objects_are_computed_from_each_clients_own_records(stage: str) -> None:
+    """Batches of 4 of 40, 30 and 20 records: a mean of batches would be another number."""
+    held, module = scored({"a": 40, "b": 30, "c": 20}), Scores()
+    train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in held}
+    data = FederatedDataModule.from_datasets(train, batch_size=4, val_dataset=held, test_dataset=held)
+    if stage == "fit":
+        trainer = fit(module, data, rounds=ROUNDS, num_sanity_val_steps=2)
+    else:
+        trainer = evaluator(FederationCallback())
+        getattr(trainer, stage)(module, datamodule=data, verbose=False)
+    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    everything = TensorDataset(*(torch.cat(parts) for parts in zip(*(d.tensors for d in held.values()), strict=True)))
+    for name in NAMES:
+        own = {client: score(name, data) for client, data in held.items()}
+        for client, value in own.items():
+            assert logged[f"{name}/client/{client}"] == pytest.approx(value, abs=1e-6), name
+        assert logged[name] == pytest.approx(score(name, everything), abs=1e-6)  # the module's own is untouched
+        if name == "val_sum":
+            assert f"{name}/worst_client" not in logged  # SumMetric has no direction
+            continue
+        worst = max if name == "val_mse" else min
+        assert logged[f"{name}/worst_client"] == pytest.approx(worst(own.values()), abs=1e-6), name
+        assert "abc"[int(logged[f"{name}/worst_client_index"])] == worst(own, key=own.__getitem__)
+    for metric in (module.auc, module.mse, module.called):  # as they were
+        assert "forward" not in vars(metric)
+    assert module.auc.update.__name__ == "update"
+
+
+def test_the_worst_of_three_hospitals_is_not_the_best() -> None:
+    """Of nine pairs of a sick and a well one each, a ranks 8 rightly, b 1, c all: AUROC 8 / 9, 1 / 9, 1."""
+    ill = torch.tensor([0, 0, 0, 1, 1, 1])
+    well, sick = [0.0, 1.0, 2.0], {"a": [1.5, 3.0, 4.0], "b": [-1.0, -2.0, 0.5], "c": [3.0, 4.0, 5.0]}
+    held = {n: TensorDataset(torch.tensor(well + x).double(), ill) for n, x in sick.items()}
+    train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in held}
+    logged = fit(Scores(), FederatedDataModule.from_datasets(train, 4, val_dataset=held), rounds=1).callback_metrics
+    assert float(logged["val_auc/worst_client"]) == pytest.approx(1 / 9)
+    assert int(logged["val_auc/worst_client_index"]) == 1
+    assert float(logged["val_auc/mean_over_clients"]) == pytest.approx(2 / 3)
+
+
+def test_a_metric_that_is_not_defined_at_a_client_counts_for_nothing() -> None:
+    """AUROC of one class: torchmetrics says 0, which would make the client the worst."""
+    held = scored({"a": 40, "b": 30})
+    held["c"] = TensorDataset(torch.randn(5, dtype=torch.float64), torch.ones(5).long())
+    train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in held}
+    data = FederatedDataModule.from_datasets(train, batch_size=4, val_dataset=held)
+    with pytest.warns(UserWarning, match="val_auc is not defined on the data of c, who count neither in"):
+        logged = fit(Scores(), data, rounds=1).callback_metrics
+    assert "val_auc/client/c" not in logged
+    assert float(logged["val_auc/worst_client"]) > 0
+    assert "val_f1/client/c" in logged
+
+
+def test_a_client_is_not_summed_over_ranks() -> None:
+    """Every rank evaluates all of its records."""
+
+    def others(*args: Any, **options: Any) -> Any:
+        raise AssertionError("other ranks were asked")
+
+    module = torch.nn.ModuleDict({"mean": MeanMetric(distributed_available_fn=lambda: True, dist_sync_fn=others)})
+    copies = ClientCopies(module)
+    module["mean"].update(torch.tensor([1.0, 4.0]))
+    assert copies.value(module["mean"]) == 2.5  # type: ignore[arg-type]
+
+
+def test_an_error_leaves_the_modules_metrics_as_they_were() -> None:
+    class Failing(Scores):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            raise ArithmeticError
+
+    module, own = Failing(), ClientMetrics()
+    before = {name: dict(vars(metric)) for name, metric in module.named_children()}
+    with pytest.raises(ArithmeticError):
+        evaluator(FederationCallback(), own).validate(module, datamodule=federation(), verbose=False)
+    for name, metric in module.named_children():
+        assert vars(metric).keys() == before[name].keys()
+        assert vars(metric).get("update") == before[name].get("update")
+
+
+class Batchwise(Logger):
+    """Logs what a mean of batches is not, and keeps an object without logging it."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        values, targets = batch
+        for name in ("val_auc", "valF1", "val_loss_median", "val_loss"):
+            self.log(name, values.mean())
+        self.log("total", values.sum(), reduce_fx="sum")
+        self.log("val_acc", self.accuracy((values > 0).int(), targets))
+
+
+def test_means_of_batches_that_are_no_metric_are_left_out_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        logged = metrics(Batchwise())
+    split = {name.split("/")[0] for name in logged if "/client/" in name}
+    assert split == {"val_loss", "val_acc"}
+    told = [record.message for record in caplog.records if "is not given for each client" in record.message]
+    assert sorted(sentence.split()[0] for sentence in told) == [
+        "accuracy",
+        "total",
+        "valF1",
+        "val_auc",
+        "val_loss_median",
+    ]
+    assert all("log the torchmetrics object itself" in sentence for sentence in told)
 
 
 def test_a_given_batch_size_weighs_the_batches() -> None:
@@ -86,10 +300,15 @@ def test_a_given_batch_size_weighs_the_batches() -> None:
         assert logged[f"val_loss/client/{name}"] == pytest.approx(float(batches.mean()), abs=1e-6)
 
 
-def test_which_direction_is_worse_may_be_said() -> None:
-    logged = metrics(Logger(), ClientMetrics(higher_is_better=["*loss*"]))
+def test_what_the_user_says_comes_before_what_the_metric_says() -> None:
+    logged = metrics(Logger(), ClientMetrics(higher_is_better=["*loss*"], lower_is_better=["val_metric_acc"]))
     assert logged["val_loss/worst_client"] == min(logged[f"val_loss/client/{n}"] for n in SIZES)
-    assert logged["val_accuracy/worst_client"] == max(logged[f"val_accuracy/client/{n}"] for n in SIZES)
+    assert logged["val_metric_acc/worst_client"] == max(logged[f"val_metric_acc/client/{n}"] for n in SIZES)
+
+
+def evaluator(*callbacks: Any, **options: Any) -> Trainer:
+    off: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    return Trainer(accelerator="cpu", precision="64-true", callbacks=list(callbacks), **off | options)
 
 
 @pytest.mark.parametrize("options", [{"num_sanity_val_steps": 2}, {"num_sanity_val_steps": 0}])
@@ -116,8 +335,7 @@ def test_one_common_held_out_set_is_not_split() -> None:
 
 def test_validation_alone_is_split_too() -> None:
     data = federation()
-    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    trainer = Trainer(accelerator="cpu", precision="64-true", callbacks=[FederationCallback()], **options)
+    trainer = evaluator(FederationCallback())
     trainer.validate(Logger(), datamodule=data, verbose=False)
     expected = float(held_out()["c"].tensors[0].mean()) + ROUNDS - 1
     assert float(trainer.callback_metrics["val_loss/client/c"]) == pytest.approx(expected, abs=1e-6)

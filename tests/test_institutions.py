@@ -122,7 +122,9 @@ def test_training_without_the_callback_passes_their_hooks() -> None:
     module = Summing()
     options: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
     trainer = Trainer(accelerator="cpu", max_epochs=1, precision="64-true", enable_model_summary=False, **options)
-    trainer.fit(module, datamodule=institutions(Augmenting))
+    data = institutions(Augmenting)
+    data.unfederated = True
+    trainer.fit(module, datamodule=data)
     assert trainer.global_step == sum(-(-n // 5) for n in SIZES)
     expected = sum((k + 2) * float(dataset.tensors[0].sum()) for k, dataset in enumerate(client_sets()))
     assert module.total == pytest.approx(expected)

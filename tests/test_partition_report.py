@@ -53,7 +53,9 @@ def printed(table: pd.DataFrame, width: int = 120) -> str:
 
 
 def test_a_fit_leaves_table_and_picture_in_the_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer(tmp_path).fit(Mean(), datamodule=ToyDataModule(points=20, local_steps=1))
+    data = ToyDataModule(points=20, local_steps=1)
+    data.unfederated = True
+    trainer(tmp_path).fit(Mean(), datamodule=data)
     table = pd.read_csv(tmp_path / "partition.csv", index_col="client")
     assert table.index.tolist() == ["client-0", "client-1", "client-2", "client-3"]
     assert np.array_equal(table.to_numpy(), 20 * np.eye(4))

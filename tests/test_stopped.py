@@ -85,6 +85,7 @@ def test_a_stopped_evaluation(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:
     monkeypatch.setattr(Signals, "number", number)
+    assert main(["fit", *TINY]) == 0
     assert main(["test", *TINY, "--trainer.callbacks+", "tests.test_stopped.Signals"]) == code
     assert capsys.readouterr().err.splitlines()[-1] == "Stopped."
 

@@ -145,7 +145,9 @@ def test_a_checkpoint_without_a_federation_starts_one(tmp_path: Path) -> None:
     module = Regression()
     options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "max_epochs": 1, "precision": "64-true"}
     central = Trainer(**options, enable_checkpointing=False, enable_progress_bar=False)
-    central.fit(module, datamodule=federation())
+    data = federation()
+    data.unfederated = True
+    central.fit(module, datamodule=data)
     central.save_checkpoint(tmp_path / "central.ckpt")
     trainer = fit(Regression(), federation(), rounds=2, algorithm=FedAvg(), ckpt_path=tmp_path / "central.ckpt")
     assert trainer.current_epoch == 2

@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lit_epgan.atomic import replacing
-from lit_epgan.callbacks import FederationCallback
+from lit_epgan.callbacks import ClientReport, FederationCallback
 from lit_epgan.command.blame import blame
 from lit_epgan.command.deciding_settings import DecidingSettings, deciding_settings, refuse_changes
 from lit_epgan.command.disk_errors import disk_error
@@ -28,7 +28,7 @@ from lit_epgan.command.predicting import say_what_was_written, with_writer
 from lit_epgan.command.quoting import quote_numbers, read_null
 from lit_epgan.errors import UserError
 from lit_epgan.runs.checkpoint_io import seal_checkpoints
-from lit_epgan.runs.checkpoints import newest_whole, require_whole, where_to_go_on
+from lit_epgan.runs.checkpoints import best_of, newest_whole, require_whole, where_to_go_on
 from lit_epgan.runs.lock import locked
 from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG, default_folder, is_first_rank
 
@@ -131,12 +131,19 @@ class FederatedCLI(LightningCLI):
         if asked is None and self.subcommand != "fit":
             if any(checkpoints.glob("*.ckpt")):
                 asked = "last"
-            else:
+            elif self.subcommand == "predict":
                 say(f"No checkpoint in {checkpoints}: this is the untrained model.")
+            else:
+                raise UserError(
+                    f"There is no checkpoint in {checkpoints}, and the numbers of an untrained model say nothing: name "
+                    "the run's folder with --trainer.default_root_dir, or a file with --ckpt_path."
+                )
         if asked == "last":
             asked = str(newest_whole(checkpoints, **demands))
-        elif asked in ("best", "hpc", "registry"):
-            raise UserError(f"--ckpt_path {asked} is not supported here; name a file, or `last`.")
+        elif asked == "best":
+            asked = str(best_of(checkpoints, **demands))
+        elif asked in ("hpc", "registry"):
+            raise UserError(f"--ckpt_path {asked} is not supported here; name a file, `last`, or `best`.")
         elif asked is not None:
             require_whole(asked, **demands)
         return asked
@@ -168,6 +175,9 @@ class FederatedCLI(LightningCLI):
             callbacks = [federation, *callbacks]
         if self.subcommand == "fit":
             callbacks.append(EndOfFit())
+        reported = any(isinstance(callback, ClientReport) for callback in callbacks)
+        if federation and self.subcommand in ("validate", "test") and not reported:
+            callbacks = [*callbacks, ClientReport()]
         if self.subcommand == "predict":
             callbacks = with_writer(callbacks, self.model)
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)

@@ -65,6 +65,34 @@ def newest_whole(folder: str | os.PathLike[str], to_train: bool = True, trusted:
     )
 
 
+def best_of(folder: str | os.PathLike[str], to_train: bool = True, trusted: bool = False) -> Path:
+    """The checkpoint that a ModelCheckpoint with a monitor found best, as the newest checkpoint in ``folder`` knows it.
+
+    Args:
+        folder: where to look; a run's folder may have been moved since.
+        to_train, trusted: as ``fault``'s.
+
+    Raises:
+        UserError: there is no checkpoint, no monitor, more than one, or the best file is gone or damaged.
+    """
+    folder = Path(folder)
+    states = tensor_file.outline(newest_whole(folder, to_train, trusted)).get("callbacks", {}).values()
+    monitored = [state for state in states if isinstance(state, dict) and state.get("monitor") is not None]
+    best = {str(state["monitor"]): Path(state["best_model_path"]) for state in monitored if state["best_model_path"]}
+    if not best:
+        raise UserError(
+            f"No best checkpoint is known in {folder}: add lightning.pytorch.callbacks.ModelCheckpoint with a monitor "
+            "to the trainer's callbacks and fit again, or give --ckpt_path last."
+        )
+    if len(set(best.values())) > 1:
+        each = ", ".join(f"{path} by {monitor}" for monitor, path in best.items())
+        raise UserError(f"There are several best checkpoints: {each}. Name one with --ckpt_path.")
+    path = next(iter(best.values()))
+    path = folder / path.name if (folder / path.name).exists() else path
+    require_whole(path, to_train, trusted)
+    return path
+
+
 def require_whole(path: str | os.PathLike[str], to_train: bool = True, trusted: bool = False) -> None:
     """Raise a UserError unless one can go on from the checkpoint; the arguments are ``fault``'s."""
     trouble = fault(Path(path), to_train, trusted)
