@@ -3,8 +3,10 @@
 import difflib
 import os
 import sys
+from importlib.metadata import version
 
 from lit_epgan.command.messages import printable_messages
+from lit_epgan.command.short_help import short_help, with_full_names, without_all
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import ALGORITHMS, INSPECTIONS, STUDIES, known_configs, resolve_configs
 from lit_epgan.runs.run_folder import is_first_rank
@@ -30,7 +32,8 @@ HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --confi
   --KEY VALUE                overrides a key of it, e.g. --model.lr 1e-3 --trainer.devices 2
   --ckpt_path last           goes on where the run was stopped (fit)
   --print_config             shows the resolved configuration
-  fit --help                 lists every key; fit --model.help lit_epgan.modules.GAN those of a class
+  fit --help                 the common keys; fit --help all every one; fit --model.help GAN those of a class
+  --version                  this package's version
 
 configs: {configs}
 algorithms: {algorithms}
@@ -56,6 +59,13 @@ def main(args: list[str] | None = None) -> int:
         kinds = {"configs": "", "algorithms": ALGORITHMS, "studies": STUDIES, "inspections": INSPECTIONS}
         print(HELP.format(**{title: ", ".join(known_configs(kind)) for title, kind in kinds.items()}))
         return 0
+    if args[0] in ("-V", "--version"):
+        print(f"lit_epgan {version('lit_epgan')}")
+        return 0
+    if (page := short_help(args)) is not None:
+        print(page)
+        return 0
+    args = with_full_names(without_all(args))
     try:
         with printable_messages(), stoppable():
             return _run(args)

@@ -23,6 +23,9 @@ def config_folders() -> list[Path]:
     return [Path("configs"), Path(lit_epgan.__file__).parent / "configs"]
 
 
+NEAR = 3  # names that are suggested
+
+
 def known_configs(kind: str = "") -> list[str]:
     """Names that ``find_config`` finds in the configs folders, e.g. ``digits.yaml``, or ``studies/demo.yaml``.
 
@@ -40,23 +43,27 @@ def find_config(name: str, studies: bool = False) -> Path:
     """The file that ``name`` means.
 
     Raises:
-        UserError: There is none; the message lists those there are and the nearest name.
+        UserError: There is none; the message names those that are nearest.
     """
     candidates = [Path(name), *(folder / name for folder in config_folders())]
     for path in candidates:
         if path.is_file():
             return path
     known = known_configs(STUDIES) if studies else [*known_configs(), *known_configs(ALGORITHMS)]
-    near = ([] if studies else _experiment_and_algorithm(name)) or _nearest(name, known)
-    hint = f" Did you mean {' --config '.join(near)}?" if near else ""
-    there = ", ".join(known) or "none"
-    raise UserError(f"There is no config {name!r} in the working directory or in configs/.{hint} There are: {there}.")
+    pair = [] if studies else _experiment_and_algorithm(name)
+    near = [" --config ".join(pair)] if pair else _nearest(name, known)
+    hint = f" Did you mean {', '.join(near[:-1])}{' or ' if len(near) > 1 else ''}{near[-1]}?" if near else ""
+    raise UserError(
+        f"There is no config {name!r} in the working directory or in configs/.{hint} `python -m lit_epgan --help` "
+        "lists all."
+    )
 
 
 def _nearest(name: str, known: list[str]) -> list[str]:
-    """The known name that is nearest, its folder left out or not; none if none is near."""
+    """The known names that are nearest, their folders left out or not, the nearest first; none if none is near."""
     meant = {Path(each).name: each for each in known} | {each: each for each in known}
-    return [meant[close] for close in difflib.get_close_matches(name, meant, n=1, cutoff=0.5)]
+    near = [meant[close] for close in difflib.get_close_matches(name, meant, n=NEAR, cutoff=0.5)]
+    return list(dict.fromkeys(near))
 
 
 def config_name(path: Path) -> str:
