@@ -13,6 +13,7 @@ from lit_epgan.atomic import naming, replacing
 from lit_epgan.bounds import at_least
 from lit_epgan.callbacks.one_writer import OneWriter
 from lit_epgan.callbacks.pictures import to_pixels
+from lit_epgan.networks.modes import evaluating
 from lit_epgan.randomness import generator_for
 
 
@@ -61,7 +62,7 @@ class SampleWriter(OneWriter):
         """
         self.on_predict_start(trainer, pl_module)
         seed = getattr(getattr(trainer, "datamodule", None), "seed", 0)
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(pl_module):
             drawn: Tensor = pl_module.sample(self.samples, generator_for(seed, "predict"))  # type: ignore[operator]
         self._write(trainer, drawn.float().cpu())
 

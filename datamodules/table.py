@@ -96,7 +96,7 @@ class TableDataModule(FederatedDataModule):
         return table
 
     def _features(self, table: pd.DataFrame) -> torch.Tensor:
-        columns = list(self.features or [name for name in table if name not in (self.user, self.label)])
+        columns = list(self.features or [str(name) for name in table if name not in (self.user, self.label)])
         if not columns:
             raise UserError(f"{self.path} has no columns of features beside {self.user!r} and {self.label!r}")
         if "" in columns:

@@ -28,7 +28,7 @@ def fit_networks(config: Namespace, words: list[str]) -> None:
         key = word.split("=")[0].lstrip("-")
         if key.startswith("model.") and key.rpartition(".")[2] in FOLLOWING:
             raise UserError(f"{key} follows the data: give --data.image_size and --data.color instead.")
-    channels, size = 3 if data.color == "rgb" else 1, data.image_size
+    channels, size = 3 if data["color"] == "rgb" else 1, data["image_size"]
     wanted = {"image_size": size, "channels": channels, "data_shape": [channels, size, size]}
     changed = [_set(arguments, wanted) for arguments in _networks(config.get("model"))]
     if any(changed):

@@ -24,7 +24,7 @@ def plain_words(text: str, tags: Sequence[str] = TAGS) -> str:
     for pair in tags:
         check_tag(pair)
         spoken = re.sub(f"{re.escape(pair[0])}[^{re.escape(pair[1])}]*{re.escape(pair[1])}", " ", spoken)
-    spoken = spoken.translate(str.maketrans(dict.fromkeys(APOSTROPHES, "'")))
+    spoken = spoken.translate(str.maketrans(APOSTROPHES, "'" * len(APOSTROPHES)))
     spoken = re.sub(r"(?<=\b[a-z])\.(?=[a-z]\b)", "", spoken)  # u.s.
     words = "".join(letter if _is_spoken(letter) else " " for letter in spoken if not _is_unseen(letter)).split()
     bare = [word if word.strip("'") in ("em", "cause") else word.strip("'") for word in words]
