@@ -21,7 +21,7 @@ def check_tilted(module: nn.Module, algorithm: str) -> None:
     try:
         inspect.signature(sample).bind(1, None)  # type: ignore[arg-type]
     except TypeError as error:
-        raise UserError(f"{algorithm} needs a module with sample(n, generator), and {name} has none such.") from error
+        raise UserError(f"{name} has no sample(n, generator), by which {algorithm} draws from it.") from error
     if not getattr(module, "takes_weights", False):
         raise UserError(
             f"{algorithm} gives training_step batches (x, labels, weight), in which each row has a weight and the "
