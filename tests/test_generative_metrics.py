@@ -156,7 +156,7 @@ def test_real_images_of_a_federation_are_all_clients(tmp_path: Path) -> None:
 
 def test_nonsense_is_refused(tmp_path: Path) -> None:
     for build, words in (
-        (lambda: GenerativeMetrics(samples=1), "at least 4"),
+        (lambda: GenerativeMetrics(samples=3), "at least 4"),
         (lambda: SampleGrid(every_n_epochs=0), "every_n_epochs is 0"),
         (lambda: SampleGrid(rows=0), "at least one row"),
     ):
