@@ -1,6 +1,6 @@
 """The callback that federates any LightningModule: one epoch is one round, clients are segments of its loader."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 
 from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
 from lit_epgan.callbacks.client_metrics import ClientMetrics
+from lit_epgan.callbacks.estimated_steps import client_steps, estimate_by
+from lit_epgan.callbacks.federation_arguments import check_kind
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.lightning_internals import StepControl, own_attributes
 from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
@@ -38,6 +40,7 @@ from lit_epgan.engine import (
 from lit_epgan.engine.attributes import Attributes
 from lit_epgan.engine.buffers import Merge, partition
 from lit_epgan.engine.divergence import largest_norm, overflowing
+from lit_epgan.engine.misspelt import check_hooks
 from lit_epgan.engine.module_state import BufferPolicy, ModuleState, first_names
 from lit_epgan.engine.networks import AlgorithmNetworks
 from lit_epgan.engine.optimizer_state import OptimizerPolicy, OptimizerStates
@@ -81,7 +84,8 @@ class FederationCallback(Callback):
             own process, where nothing is sent that it does not allow.
 
     Raises:
-        UserError: for Trainer options that would break a round, with what to use instead.
+        UserError: for an argument that is no such object, an algorithm with a misspelt hook, and Trainer options that
+            would break a round, with what to use instead.
     """
 
     def __init__(
@@ -95,7 +99,12 @@ class FederationCallback(Callback):
         aggregator: Aggregator | None = None,
         policy: str | None = None,
     ) -> None:
+        check_kind("algorithm", algorithm, Algorithm, "lit_epgan.federated.FedAvg()")
+        check_kind("sampler", sampler, Sampler, "lit_epgan.engine.FixedSize(10)")
+        check_kind("mechanism", mechanism, Mechanism, "lit_epgan.engine.NormClipping(1.0)")
+        check_kind("aggregator", aggregator, Aggregator, "lit_epgan.engine.Median()")
         self.algorithm = algorithm if algorithm is not None else Algorithm()
+        check_hooks(type(self.algorithm), Algorithm)
         self.optimizer_state: OptimizerPolicy = optimizer_state
         self.buffers: BufferPolicy | Mapping[str, Merge] = buffers
         self.local = list(local)
@@ -112,6 +121,7 @@ class FederationCallback(Callback):
         self._driver: RoundDriver | None = None
         self._control: StepControl | None = None
         self._step_hooks: list[Any] = []
+        self._estimate: Callable[[], None] | None = None  # gives the trainer's own estimate back
         self._checkpoint: dict[str, Any] | None = None
 
     # Set-up -----------------------------------------------------------------------------------------------------------
@@ -144,6 +154,7 @@ class FederationCallback(Callback):
         self._sampler = sampler
         self._end = this_end(datamodule, Path(trainer.default_root_dir), self.policy, self.settings)
         self._end.federate(datamodule, sampler, self.algorithm.trains)
+        self._estimate = estimate_by(trainer, lambda: client_steps(datamodule, trainer, self.optimizer_state))
 
     @torch.no_grad()
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -345,6 +356,9 @@ class FederationCallback(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the parameters ordinary storage again."""
         self._evaluation = None
+        if self._estimate is not None:
+            self._estimate()
+            self._estimate = None
         if self._federation is not None:
             self._federation.server.flat.restore()
             self._federation = self._place = self._driver = None

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -16,6 +17,7 @@ from lit_epgan.metrics.scores import Reference, Scores, reference
 from lit_epgan.randomness import isolated
 
 Split = Literal["train", "val", "test"]
+FEWEST = 4  # images that have three neighbours
 
 
 class GenerativeMetrics(RoundEvaluation):
@@ -40,7 +42,8 @@ class GenerativeMetrics(RoundEvaluation):
             ``generator_0/fid``.
 
     Raises:
-        UserError: the extractor lacks a file or a package, or the data module has no such split.
+        UserError: the extractor lacks a file or a package, the data module has no such split, or one of fewer than
+            four images or with a pixel that is no finite number.
     """
 
     def __init__(
@@ -53,8 +56,11 @@ class GenerativeMetrics(RoundEvaluation):
         each_generator: bool = False,
     ) -> None:
         super().__init__(every_n_epochs)
-        if samples < 2:
-            raise UserError(f"GenerativeMetrics' samples is {samples}; it must be at least 2.")
+        if samples < FEWEST:
+            raise UserError(
+                f"GenerativeMetrics' samples is {samples}; it must be at least {FEWEST}: precision and recall look at "
+                "an image's three nearest."
+            )
         self.name, self.samples, self.required, self.each_generator = extractor, samples, required, each_generator
         self.splits: list[Split] = [real] if isinstance(real, str) else list(real)
         self._extractor: FeatureExtractor | None = None
@@ -71,19 +77,37 @@ class GenerativeMetrics(RoundEvaluation):
                 raise
             rank_zero_warn(f"{error} Until then this run has no {self.name} metrics.")
 
-    def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Score the module's samples and every further set."""
-        if self._extractor is None:
-            return
-        extractor = self._extractor.to(pl_module.device)
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the real images, so that what is wrong with them is said before anything is trained."""
+        if self._extractor is not None:
+            with torch.no_grad():
+                self._look_at_real(self._extractor.to(pl_module.device), trainer)
+
+    def _look_at_real(self, extractor: FeatureExtractor, trainer: Trainer) -> None:
         for split in self.splits:
             if split not in self._real:
                 with isolated():
-                    real_parts = partial(real_images, trainer.datamodule, split)  # type: ignore[attr-defined]
+                    real_parts = partial(_checked, trainer.datamodule, split)  # type: ignore[attr-defined]
                     self._real[split] = reference(extractor, real_parts)
+
+    def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Score the module's samples and every further set.
+
+        Raises:
+            UserError: they are not finite.
+        """
+        if self._extractor is None:
+            return
+        extractor = self._extractor.to(pl_module.device)
+        self._look_at_real(extractor, trainer)
         scores: dict[str, Scores] = {}
         for part in sample_parts(trainer, pl_module, self.samples, "generative metrics", self.each_generator):
             for name, images in part.items():
+                if not images.isfinite().all():
+                    raise UserError(
+                        f"GenerativeMetrics cannot score {name or 'the samples'}: pixels are no finite numbers: the "
+                        "training has diverged; lower the learning rate."
+                    )
                 scores.setdefault(name, Scores(extractor, self.samples)).add(images)
         for prefix, each in scores.items():
             named = each.of_samples()
@@ -91,6 +115,26 @@ class GenerativeMetrics(RoundEvaluation):
                 suffix = "" if split == "test" else f"_{split}"
                 named |= {f"{name}{suffix}": value for name, value in each.against(real).items()}
             pl_module.log_dict({prefixed(prefix, name): value for name, value in named.items()}, sync_dist=True)
+
+
+def _checked(datamodule: Any, split: Split) -> Iterator[Tensor]:
+    """Batches of ``real_images``, which are enough and finite, or a UserError says so."""
+    count = 0
+    for images in real_images(datamodule, split):
+        broken = ~images.flatten(1).isfinite().all(1)
+        if broken.any():
+            place = count + int(broken.nonzero()[0])
+            raise UserError(
+                f"GenerativeMetrics compares samples with the {split} data, and image {place} of them (from 0) has a "
+                "pixel that is no finite number: mend it or leave it out."
+            )
+        count += len(images)
+        yield images
+    if count < FEWEST:
+        raise UserError(
+            f"GenerativeMetrics compares samples with the {split} data, which are {count} images; it takes at least "
+            f"{FEWEST}: set real to a split that has more."
+        )
 
 
 def real_images(datamodule: Any, split: Split) -> Iterator[Tensor]:

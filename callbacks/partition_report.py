@@ -1,5 +1,6 @@
 """Who holds what: a table and a picture of the partition, written when training starts."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,8 @@ INK, GRID, BAR, CELLS = "#333333", "#e4e4e4", "#9a9a9a", "Blues"
 class PartitionReport(Callback):
     """Writes ``partition.csv`` and ``pictures/partition.png`` into the run folder and prints the table if it is small.
 
-    The labels are those of ``trainer.datamodule.data.labels``; where there are none, nothing is written.
+    The labels are those of ``trainer.datamodule.data.labels``; where there are none, nothing is written. Classes have
+    their names from ``trainer.datamodule.label_names``, where there are any, else their numbers.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -40,15 +42,19 @@ class PartitionReport(Callback):
         labels = getattr(getattr(datamodule, "data", None), "labels", None)
         if not labels or not trainer.is_global_zero:
             return
-        table = partition_table(labels)
+        table = with_names(partition_table(labels), getattr(datamodule, "label_names", None))
         run = Path(trainer.default_root_dir)
         with replacing(run / "partition.csv") as beside:
-            table.rename(index=csv_cell).to_csv(beside)
-        names = getattr(datamodule, "label_names", None)
+            table.rename(index=csv_cell, columns=lambda name: csv_cell(str(name))).to_csv(beside)
         picture = run / "pictures" / "partition.png"
         with dispensable(picture), replacing(picture) as beside:
-            partition_picture(table, names).savefig(beside, dpi=150, format="png")
+            partition_picture(table).savefig(beside, dpi=150, format="png")
         print_partition(table, run / "partition.csv", Console())
+
+
+def with_names(table: pd.DataFrame, names: Sequence[str] | None) -> pd.DataFrame:
+    """The table of counts (clients, classes) with the name of class 0, 1, ... for its number, where it has one."""
+    return table.rename(columns=dict(enumerate(names))) if names else table
 
 
 def print_partition(table: pd.DataFrame, file: Path, console: Console) -> None:
@@ -75,12 +81,11 @@ def _printed(table: pd.DataFrame) -> Table:
     return printed
 
 
-def partition_picture(table: pd.DataFrame, class_names: list[str] | None = None) -> Figure:
+def partition_picture(table: pd.DataFrame) -> Figure:
     """A map of the counts (clients across, classes down), below bars of the clients' sizes.
 
     Args:
-        table: counts, as ``partition_table`` gives them.
-        class_names: the name of class 0, 1, ..., where they have names.
+        table: counts, as ``partition_table`` or ``with_names`` gives them.
     """
     clients, classes = table.shape
     width = float(np.clip(0.62 * clients, 4.5, 14))
@@ -89,7 +94,7 @@ def partition_picture(table: pd.DataFrame, class_names: list[str] | None = None)
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
     bars, cells = figure.subplots(2, 1, sharex=True, height_ratios=[1.1, height])
     _draw_bars(bars, table)
-    image = _draw_cells(cells, table, class_names)
+    image = _draw_cells(cells, table)
     if max(clients, classes) <= WRITTEN:
         _write_counts(cells, table)
     else:
@@ -110,12 +115,12 @@ def _draw_bars(axes: Axes, table: pd.DataFrame) -> None:
     axes.set_axisbelow(True)
 
 
-def _draw_cells(axes: Axes, table: pd.DataFrame, class_names: list[str] | None) -> AxesImage:
+def _draw_cells(axes: Axes, table: pd.DataFrame) -> AxesImage:
     counts = table.to_numpy().T
     classes, clients = counts.shape
     shown = np.ma.masked_equal(counts, 0)  # nothing held stays white
     image = axes.imshow(shown, cmap=CELLS, norm=PowerNorm(0.5, 0, counts.max()), aspect="auto", interpolation="nearest")
-    names = [_tick(class_names[int(c)] if class_names else str(c)) for c in table.columns]
+    names = [_tick(str(name)) for name in table.columns]
     client_names = [_tick(str(name)) for name in table.index]
     axes.set_xticks(*_ticks(client_names, most=50))
     axes.set_yticks(*_ticks(names, most=50))

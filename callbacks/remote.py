@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import yaml
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_epgan.atomic import write_text
@@ -146,7 +145,7 @@ def _policy(path: str | None) -> Policy:
         return Policy()
     try:
         return Policy.of(load_yaml(Path(path)), path)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
         raise UserError(f"the policy {path} cannot be read: {str(error).splitlines()[0]}") from error
 
 

@@ -3,22 +3,18 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from PIL import Image, ImageOps
 from torch import Tensor
-from torchvision.transforms import functional
 
 from lit_epgan.datamodules.base import ClientData, FederatedDataModule
 from lit_epgan.datamodules.clients import BatchDataset
+from lit_epgan.datamodules.label_order import numbers_first
 from lit_epgan.datamodules.manifest import read_records
+from lit_epgan.datamodules.pixels import UNREADABLE, check_header, read_pixels
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
-
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises on broken files
-BYTES_OF_16_BITS = 257  # 65535 / 255
 
 
 class ImageFiles(BatchDataset):
@@ -61,7 +57,7 @@ class ImageFiles(BatchDataset):
         if self.cache is not None and index in self.cache:
             return self.cache[index]
         try:
-            pixels = _read(self.paths[index], self.shape)
+            pixels = read_pixels(self.paths[index], self.shape)
         except UNREADABLE as error:
             raise _unreadable(self.paths[index], error) from error
         if self.cache is not None:
@@ -73,9 +69,9 @@ class FolderDataModule(FederatedDataModule):
     """A user's own images.
 
     Args:
-        path: a folder ``[SPLIT/]CLIENT/[LABEL/]IMAGE``, where SPLIT is train, val or test (without these folders all
-            images are for training), or a CSV manifest with the columns path (relative to the manifest), client and,
-            if wanted, label and split.
+        path: a folder ``[SPLIT/]CLIENT/[LABEL/]IMAGE``, where SPLIT is train, val or test, in any case, or training,
+            valid, validation, dev or testing (without these folders all images are for training); or a CSV manifest
+            with the columns path (relative to the manifest), client and, if wanted, label and split.
         image_size: side of the square that every image is resized and cut to, in pixels.
         color: ``rgb`` or ``grayscale``.
         classes: the labels in the order of their indices; by default those of the images, sorted.
@@ -135,7 +131,7 @@ class FolderDataModule(FederatedDataModule):
     def _classes(self, found: set[str]) -> list[str]:
         self.numbers_own_classes = bool(found) and self.classes is None
         if self.classes is None:
-            return sorted(found, key=_numbers_first)
+            return sorted(found, key=numbers_first)
         names = [str(name) for name in self.classes]
         if unknown := found - set(names):
             raise UserError(f"{self.path} has images of the class {few(sorted(unknown))}, which data.classes omits")
@@ -153,7 +149,7 @@ class FolderDataModule(FederatedDataModule):
         skipped = []
         for path in records["path"]:
             try:
-                _read(path, self.shape) if self.on_error == "skip" else Image.open(path).close()
+                read_pixels(path, self.shape) if self.on_error == "skip" else check_header(path)
             except UNREADABLE as error:
                 if self.on_error == "refuse":
                     raise _unreadable(path, error) from error
@@ -167,25 +163,9 @@ class FolderDataModule(FederatedDataModule):
         return kept
 
 
-def _read(path: str, shape: tuple[int, int, int]) -> Tensor:
-    """Decode, resize the shorter side, cut out the middle: uint8 tensor (C, H, W)."""
-    channels, size, _ = shape
-    with Image.open(path) as opened:
-        image = ImageOps.exif_transpose(opened)  # photographs state their orientation beside the pixels
-        if image.mode.startswith("I;16"):  # Pillow's own conversion would cut off at 255
-            image = Image.fromarray((np.asarray(image) / BYTES_OF_16_BITS).round().astype(np.uint8))
-        image = image.convert("L" if channels == 1 else "RGB")
-    return functional.pil_to_tensor(functional.center_crop(functional.resize(image, [size]), [size]))
-
-
 def _unreadable(path: str, error: Exception) -> UserError:
     reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
     return UserError(
         f"{path} cannot be read as an image ({reason[0]}): mend or remove it, "
         "or set --data.on_error skip to leave such images out."
     )
-
-
-def _numbers_first(label: str) -> tuple[int, int, str]:
-    """Sorts 2 before 10, and numbers before words."""
-    return (0, int(label), label) if label.isdecimal() else (1, 0, label)

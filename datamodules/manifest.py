@@ -1,16 +1,20 @@
 """Which image belongs to which client: read from a folder's layout or from a CSV manifest, every mistake named."""
 
-import csv
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pandas as pd
 
+from lit_epgan.csv_table import read_csv_table
 from lit_epgan.errors import UserError
 from lit_epgan.named_files import named_file
 
-SPLITS = ("train", "val", "test")
+SPLITS = {  # what people call them, in any case
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 COLUMNS = ("path", "client", "label", "split")
 
@@ -19,18 +23,19 @@ def read_records(source: str | Path, outside: bool = False) -> pd.DataFrame:
     """One row per image.
 
     Args:
-        source: a folder, ``[SPLIT/]CLIENT/[LABEL/]IMAGE``, where SPLIT is train, val or test (without these folders all
-            images are for training); or a CSV file with the columns ``path`` (relative to the file's folder) and
-            ``client``, and if wanted ``label`` and ``split``. Test rows need no client.
+        source: a folder, ``[SPLIT/]CLIENT/[LABEL/]IMAGE``, where SPLIT is train, val or test, or one of the further
+            names in ``SPLITS`` (without these folders all images are for training); or a CSV file with the columns
+            ``path`` (relative to the file's folder) and ``client``, and if wanted ``label`` and ``split``. Test rows
+            need no client.
         outside: whether a CSV file may name files outside of its folder.
 
     Returns:
-        Strings in the columns path, client, label (empty where there are none), split, and where: the row or file as a
-        message names it.
+        Strings in the columns path, client, label (empty where there are none), split (train, val or test), and where:
+        the line or file as a message names it.
 
     Raises:
-        UserError: names the first mistake and its row: a missing column, file, client, label or split, an image listed
-            twice or outside of the manifest's folder, a client without training images.
+        UserError: names the first mistake and its line: a missing column, file, client, label or split, an image listed
+            twice, outside of the manifest's folder or in no client's, a client without training images.
     """
     path = Path(source).expanduser().absolute()
     if path.is_dir():
@@ -46,16 +51,38 @@ def read_records(source: str | Path, outside: bool = False) -> pd.DataFrame:
 
 def _scan(root: Path) -> Iterator[tuple[str, ...]]:
     folders = _folders(root)
-    splits = [folder for folder in folders if folder.name in SPLITS]
-    others = [folder for folder in folders if folder.name not in SPLITS]
+    splits = [folder for folder in folders if _split(folder)]
+    others = [folder for folder in folders if not _split(folder)]
     if splits and others:
         raise UserError(
             f"{root} mixes split folders with others ({others[0].name}): "
             "put every client's folder inside train, val or test, or use none of these names."
         )
-    for split, parent in [(folder.name, folder) for folder in splits] or [("train", root)]:
+    _check_splits(splits)
+    _check_no_images(root)
+    for split, parent in [(_split(folder), folder) for folder in splits] or [("train", root)]:
+        _check_no_images(parent)
         for client in _folders(parent):
             yield from _scan_client(client, split)
+
+
+def _split(folder: Path) -> str:
+    """The split that a folder's name means, or nothing."""
+    return SPLITS.get(folder.name.lower(), "")
+
+
+def _check_splits(folders: list[Path]) -> None:
+    meant: dict[str, Path] = {}
+    for folder in folders:
+        other = meant.setdefault(_split(folder), folder)
+        if other != folder:
+            raise UserError(f"{other} and {folder.name} both mean the split {_split(folder)}: make one folder of them.")
+
+
+def _check_no_images(parent: Path) -> None:
+    """Images in a folder of clients' folders belong to nobody."""
+    for image in _images(parent.iterdir()):
+        raise UserError(f"{image} is in no client's folder: move it into one, or out of {parent}.")
 
 
 def _scan_client(client: Path, split: str) -> Iterator[tuple[str, ...]]:
@@ -67,6 +94,9 @@ def _scan_client(client: Path, split: str) -> Iterator[tuple[str, ...]]:
         )
     if not direct and not any(labelled.values()):
         raise UserError(f"Client {client.name} is empty: {client} holds no image ({', '.join(sorted(SUFFIXES))}).")
+    for folder in [parent for images in labelled.values() for image in images for parent in image.parents]:
+        if folder.is_relative_to(client) and folder != client and _split(folder):
+            raise UserError(f"{folder} means a split, not a label: put the folders of splits above those of clients.")
     for label, images in {"": direct, **labelled}.items():
         for image in images:
             yield str(image), client.name, label, split, str(image)
@@ -81,25 +111,11 @@ def _images(entries: Iterable[Path]) -> list[Path]:
 
 
 def _read_manifest(file: Path, outside: bool) -> pd.DataFrame:
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as text:
-            header, *rows = list(csv.reader(text)) or [[]]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read as a CSV table in UTF-8: {error}.") from error
-    columns = [name.strip().lower() for name in header]
-    for column in ("path", "client"):
-        if column not in columns:
-            raise UserError(f"{file} has no column '{column}': its first row names {', '.join(columns) or 'nothing'}.")
-    records = []
-    for number, row in enumerate(rows, start=2):  # as a spreadsheet counts
-        fields = [field.strip() for field in row]
-        if not any(fields):
-            continue
-        where = f"{file}, row {number}"
-        if len(fields) != len(columns):
-            raise UserError(f"{where} has {len(fields)} fields, but the first row names {len(columns)} columns.")
-        records.append({"label": "", "split": "train"} | dict(zip(columns, fields, strict=True)) | {"where": where})
+    found = read_csv_table(file, ("path", "client"), any_case=True)
+    defaults = {"label": "", "split": "train"}
+    records = [defaults | fields | {"where": f"{file}, line {line}"} for line, fields in found.records()]
     table = pd.DataFrame(records, columns=[*COLUMNS, "where"], dtype=str)
+    table["split"] = [SPLITS.get(split.lower(), split) for split in table["split"]]
     _check_rows(table)
     folder, named = Path(os.path.normpath(file.parent)), zip(table["path"], table["where"], strict=True)
     table["path"] = [os.path.normpath(named_file(folder, path, where, outside)) for path, where in named]
@@ -111,8 +127,8 @@ def _check_rows(table: pd.DataFrame) -> None:
     for column in ("path", "split"):
         for where in table.loc[table[column] == "", "where"]:
             raise UserError(f"{where}: the {column} is empty.")
-    for split, where in table.loc[~table["split"].isin(SPLITS), ["split", "where"]].to_numpy():
-        raise UserError(f"{where}: the split is {split!r}; it must be one of {', '.join(SPLITS)}.")
+    for split, where in table.loc[~table["split"].isin(SPLITS.values()), ["split", "where"]].to_numpy():
+        raise UserError(f"{where}: the split is {split!r}; it must be one of train, val, test.")
     for where in table.loc[(table["client"] == "") & (table["split"] != "test"), "where"]:
         raise UserError(f"{where}: the client is empty; every train and val row needs one.")
 

@@ -1,5 +1,6 @@
 """Speech as a federation: a session of several speakers in one room is a client."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from lit_epgan.speech.masking import SpectralMasking
 from lit_epgan.speech.preparation import UNALIGNED, Prepared, Utterance, prepare
 from lit_epgan.speech.sessions import Split, plan_sessions
 from lit_epgan.speech.stages import Stages
+from lit_epgan.speech.transcripts import TAGS, check_tag
 
 PARTITIONS = ("sessions", "iid", "pooled")
 NAMED = 5  # utterances left out that a warning names
@@ -80,6 +82,7 @@ class SpeechDataModule(FederatedDataModule):
         iterations, gaussians: of the training of the Gaussian mixtures that align the corpus; at least 8 iterations.
         outside: whether a manifest may name audio outside of its folder, by an absolute path, by ``..`` or by a link;
             for manifests that you trust.
+        tags: pairs of brackets: what stands within one in a manifest's text, such as <noise> or (laughs), is no word.
         on_error: audio that cannot be used is refused, or skipped with a warning that names it.
         mask_bins, mask_frames, masks: of ``lit_epgan.speech.masking.SpectralMasking``, on what is trained on; by
             default nothing is masked. They depend on (seed, round, client) alone.
@@ -113,6 +116,7 @@ class SpeechDataModule(FederatedDataModule):
         gaussians: int = 1000,
         on_error: OnError = "refuse",
         outside: bool = False,
+        tags: Sequence[str] = TAGS,
         mask_bins: int = 0,
         mask_frames: int = 0,
         masks: int = 1,
@@ -130,7 +134,9 @@ class SpeechDataModule(FederatedDataModule):
                                    ("gaussians", gaussians, 1), ("workers", workers, 1)):  # fmt: skip
             if value < least:
                 raise UserError(f"data.{name} is {value}; it must be at least {least}")
-        self.manifest, self.chime5, self.outside = manifest, chime5, outside
+        for pair in tags:
+            check_tag(pair)
+        self.manifest, self.chime5, self.outside, self.tags = manifest, chime5, outside, tags
         self.sessions: dict[Split, int] = {"train": train_sessions, "dev": dev_sessions, "eval": eval_sessions}
         self.minutes, self.words, self.heterogeneity, self.imbalance = minutes, words, heterogeneity, imbalance
         self.speakers, self.grammar, self.corpus_seed = speakers, grammar, corpus_seed
@@ -211,7 +217,7 @@ class SpeechDataModule(FederatedDataModule):
 
     def _corpus(self) -> Corpus:
         if self.manifest is not None:
-            return from_manifest(Path(self.manifest).expanduser(), self.outside)
+            return from_manifest(Path(self.manifest).expanduser(), self.outside, self.tags)
         if self.chime5 is not None:
             return chime5(Path(self.chime5).expanduser())
         plans = plan_sessions(

@@ -9,8 +9,10 @@ import pandas as pd
 import torch
 from torch.utils.data import TensorDataset
 
+from lit_epgan.csv_table import read_csv_table
 from lit_epgan.datamodules.base import ClientData, FederatedDataModule
 from lit_epgan.datamodules.dealing import check_dealing, deal
+from lit_epgan.datamodules.label_order import numbers_first
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 
@@ -32,6 +34,9 @@ class TableDataModule(FederatedDataModule):
         federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``max_local_steps``, ``clients_per_round``,
             ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
 
+    Attributes:
+        label_names: the name of label 0, 1, ..., known once the data are loaded.
+
     Raises:
         UserError: a number is out of its range.
     """
@@ -52,6 +57,7 @@ class TableDataModule(FederatedDataModule):
         check_dealing(clients, held_out)
         self.path, self.user, self.label, self.features = Path(path).expanduser(), user, label, features
         self.classes, self.clients_wanted, self.held_out, self.split_seed = classes, clients, held_out, split_seed
+        self.label_names: list[str] = []
 
     def load(self) -> ClientData:
         """Deal the users: features, float tensors (n, d), and labels, int64 tensors (n,).
@@ -80,53 +86,39 @@ class TableDataModule(FederatedDataModule):
                 f"there is no table {self.path.absolute()}: place a CSV file with the columns {self.user!r} and "
                 f"{self.label!r} there, or say by --data.path where it is"
             )
-        try:
-            table = pd.read_csv(self.path, dtype={self.user: "string", self.label: "string"})
-        except (OSError, ValueError, pd.errors.ParserError) as error:
-            raise UserError(
-                f"{self.path} cannot be read as a CSV file ({str(error).splitlines()[0]}): mend it"
-            ) from error
-        wanted = [self.user, self.label, *(self.features or [])]
-        if missing := [name for name in wanted if name not in table]:
-            raise UserError(f"{self.path} has no column {few(missing)}: its columns are {few(list(map(str, table)))}")
-        if not len(table):
+        found = read_csv_table(self.path, [self.user, self.label, *(self.features or [])])
+        if not found.rows:
             raise UserError(f"{self.path} has no rows")
+        table = pd.DataFrame(found.rows, columns=found.columns, index=found.lines, dtype=str)
         for name in (self.user, self.label):
-            if table[name].isna().any():
-                raise UserError(f"{self.path}, line {_line(table[name].isna())}: the column {name!r} is empty")
+            for line in table.index[table[name] == ""]:
+                raise UserError(f"{self.path}, line {line}: the column {name!r} is empty")
         return table
 
     def _features(self, table: pd.DataFrame) -> torch.Tensor:
-        columns = self.features or [str(name) for name in table if name not in (self.user, self.label)]
+        columns = list(self.features or [str(name) for name in table if name not in (self.user, self.label)])
         if not columns:
             raise UserError(f"{self.path} has no columns of features beside {self.user!r} and {self.label!r}")
-        for name in columns:
-            numbers = pd.to_numeric(table[name], errors="coerce").astype("float32")
-            wrong = ~np.isfinite(numbers.to_numpy())
-            if wrong.any():
-                line = _line(pd.Series(wrong))
-                found = table[name].iloc[line - 2]
-                raise UserError(
-                    f"{self.path}, line {line}: '{found}' in the column {name!r} is no number: mend it, or name the "
-                    "columns of numbers by --data.features"
-                )
-            table[name] = numbers
-        return torch.tensor(table[columns].to_numpy(np.float32))
+        if "" in columns:
+            raise UserError(
+                f"{self.path}: the first line gives column {list(table).index('') + 1} no name: name or remove it, or "
+                "name the columns of numbers by --data.features"
+            )
+        return torch.stack([self._numbers(name, table[name]) for name in columns], 1)
+
+    def _numbers(self, name: str, column: pd.Series) -> torch.Tensor:
+        numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float32)
+        for line in column.index[~np.isfinite(numbers)]:
+            raise UserError(
+                f"{self.path}, line {line}: '{column[line]}' in the column {name!r} is no number: mend it, or name the "
+                "columns of numbers by --data.features"
+            )
+        return torch.from_numpy(numbers)
 
     def _labels(self, table: pd.DataFrame) -> np.ndarray:
         self.numbers_own_classes = self.classes is None
-        found = sorted(table[self.label].unique(), key=_numbers_first)
-        classes = [str(name) for name in self.classes] if self.classes is not None else found
-        if unknown := [name for name in found if name not in classes]:
+        found = sorted(table[self.label].unique(), key=numbers_first)
+        self.label_names = [str(name) for name in self.classes] if self.classes is not None else found
+        if unknown := [name for name in found if name not in self.label_names]:
             raise UserError(f"{self.path} has rows of the class {few(unknown)}, which data.classes does not name")
-        return pd.Categorical(table[self.label], categories=classes).codes.astype(np.int64)
-
-
-def _line(wrong: pd.Series) -> int:
-    """The line of the file in which the first such row stands; the names are line 1."""
-    return int(np.flatnonzero(wrong.to_numpy())[0]) + 2
-
-
-def _numbers_first(label: str) -> tuple[int, int, str]:
-    """Sorts 2 before 10, and numbers before words."""
-    return (0, int(label), label) if label.isdecimal() else (1, 0, label)
+        return pd.Categorical(table[self.label], categories=self.label_names).codes.astype(np.int64)

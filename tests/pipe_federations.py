@@ -16,6 +16,8 @@ from tests.test_federation import plain_batches
 class Located(LightningModule):
     """A generator of points, trained by a loss that weighs rows; it can be sampled, and so be a site."""
 
+    takes_weights = True
+
     def __init__(self) -> None:
         super().__init__()
         self.average = nn.Linear(2, 3)

@@ -102,7 +102,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(capsys, arguments, sentence):
         ("    lr: ", "    lrate: ", "There is no key model.lrate; did you mean model.lr?"),
         ("  max_epochs:", "  max_epoch:", "There is no key trainer.max_epoch; did you mean trainer.max_epochs?"),
         ("federation:", "fedration:", "did you mean federation"),
-        ("init_args: {own_rows: 16, refine: 0.3}", "init_args: {own_rows: 16, refine: 0.3", "Problems parsing config"),
+        ("init_args: {own_rows: 16, refine: 0.3}", "init_args: {own_rows: 16, refine: 0.3", "mine.yaml, line"),
         (
             "lit_epgan.callbacks.RoundCheckpoint",
             "lit_epgan.callbacks.RoundChekpoint",

@@ -174,17 +174,30 @@ def test_a_users_rows_are_its_own(tmp_path: Path) -> None:
     assert chosen.test is None
 
 
+def test_classes_have_names_of_which_none_means_a_gap(tmp_path: Path) -> None:
+    """NA is Namibia; where the file has blank lines, its own numbers count."""
+    path = write_table(tmp_path / "table.csv", "patient,age,outcome\n\n1,2,10\n1,3,NA\n2,4,9\n")
+    data = table(path, held_out=0.0)
+    assert data.load().train["1"].tensors[1].tolist() == [1, 2]
+    assert data.label_names == ["9", "10", "NA"]
+
+
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("", {}, "cannot be read as a CSV file"),
+        ("", {}, "no column 'patient': its first line names nothing"),
         ("patient,age,outcome\n", {}, "has no rows"),
-        ('patient,age,outcome\n1,2,"cat\n', {}, "cannot be read as a CSV file"),
-        ("name,age,outcome\n1,2,cat\n", {}, "no column patient"),
-        ("patient,age,outcome\n1,2,cat\n", {"features": ["dose"]}, "no column dose"),
+        ('patient,age,outcome\n1,2,"cat\n', {}, "cannot be read as a CSV table in UTF-8"),
+        ("name,age,outcome\n1,2,cat\n", {}, "no column 'patient': its first line names name, age, outcome"),
+        ("patient,age,outcome\n1,2,cat\n", {"features": ["dose"]}, "no column 'dose'"),
+        ("patient,age,outcome,outcome\n1,2,cat,dog\n", {}, "more than one column 'outcome'"),
+        (",patient,age,outcome\n0,1,2,cat\n", {}, "gives column 1 no name"),
+        ("patient,age,outcome\n\n1,2,cat,\n", {}, "line 3 has 4 fields, but the first line names 3 columns"),
+        ("patient,age,outcome\n1,2\n", {}, "line 2 has 2 fields"),
+        ('patient,age,outcome\n1,2,"c\nat"\n\n2,x,cat\n', {}, "line 5: 'x' in the column 'age'"),
         ("patient,outcome\n1,cat\n", {}, "no columns of features"),
         ("patient,age,outcome\n1,2,cat\n1,old,cat\n", {}, "line 3: 'old' in the column 'age' is no number"),
-        ("patient,age,outcome\n1,,cat\n", {}, "line 2: 'nan' in the column 'age'"),
+        ("patient,age,outcome\n1,,cat\n", {}, "line 2: '' in the column 'age'"),
         ("patient,age,outcome\n1,inf,cat\n", {}, "line 2: 'inf' in the column 'age'"),
         ("patient,age,outcome\n1,2,cat\n,3,cat\n", {}, "line 3: the column 'patient' is empty"),
         ("patient,age,outcome\n1,2,cat\n2,3,cow\n", {"classes": ["cat"]}, "class cow, which data.classes"),

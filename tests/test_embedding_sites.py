@@ -61,7 +61,7 @@ class Seen(NamedTuple):
 class Cloud(LightningModule):
     """Moves its generator to the weighted mean of the rows, by half the way a step; notes what it saw."""
 
-    seen = Notes()
+    seen, takes_weights = Notes(), True
 
     def __init__(self) -> None:
         super().__init__()

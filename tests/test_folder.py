@@ -70,6 +70,24 @@ def test_split_folders_come_before_clients(tmp_path: Path) -> None:
     assert len(data.test) == 4
 
 
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [("Train", "Val", "Test"), ("training", "validation", "testing"), ("TRAINING", "Valid", "TESTING")],
+)
+def test_what_people_call_splits_are_splits(tmp_path: Path, train: str, val: str, test: str) -> None:
+    """Else the test images would be a client's, and trained on."""
+    for n, split in enumerate((train, val, test), start=1):
+        for i in range(n):
+            save(tmp_path / "folder" / split / "a" / f"{i}.png")
+            save(tmp_path / f"{split}-{i}.png")
+    names = [f"{split}-{i}.png,a,{split}" for n, split in enumerate((train, val, test), start=1) for i in range(n)]
+    for source in (tmp_path / "folder", manifest(tmp_path, "\n".join(["path,client,split", *names]))):
+        data = loaded(source).data
+        assert counts(data.train) == {"a": 1}
+        assert counts(data.val) == {"a": 2}
+        assert len(data.test) == 3
+
+
 def test_without_label_folders_a_batch_is_images_alone(tmp_path: Path) -> None:
     save(tmp_path / "a" / "1.png")
     save(tmp_path / "b" / "1.PNG")
@@ -113,7 +131,7 @@ def elsewhere(images: Path) -> Path:
 def test_a_manifest_names_files_of_its_folder_unless_others_are_allowed(elsewhere: Path, name: str) -> None:
     named = name.format(images=elsewhere.parent)
     file = manifest(elsewhere, f"path,client\nin.png,x\n{named},y\n")
-    with pytest.raises(UserError, match=r"row 3: .*png lies outside of .*, or set --data\.outside"):
+    with pytest.raises(UserError, match=r"line 3: .*png lies outside of .*, or set --data\.outside"):
         loaded(file)
     assert counts(loaded(file, outside=True).data.train) == {"x": 1, "y": 1}
 
@@ -126,7 +144,7 @@ def test_a_manifest_may_name_its_own_files_in_any_way(elsewhere: Path) -> None:
 
 def test_a_link_in_a_circle_is_no_file(elsewhere: Path) -> None:
     (elsewhere / "circle.png").symlink_to("circle.png")
-    with pytest.raises(UserError, match=r"row 2: 'circle\.png' is no name of a file"):
+    with pytest.raises(UserError, match=r"line 2: 'circle\.png' is no name of a file"):
         loaded(manifest(elsewhere, "path,client\ncircle.png,x\n"))
 
 
@@ -166,6 +184,33 @@ def test_sixteen_bits_keep_their_range(tmp_path: Path) -> None:
     assert torch.allclose(image[0], expected, atol=1 / 255)
 
 
+def write_pgm(path: Path, values: np.ndarray, most: int) -> None:
+    path.write_bytes(f"P5\n8 8\n{most}\n".encode() + values.astype(">u2").tobytes())
+
+
+@pytest.mark.parametrize("kind", ["png", "tif", "16-bit pgm", "12-bit pgm"])
+def test_more_than_eight_bits_keep_their_range(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a").mkdir()
+    most = 4095 if kind == "12-bit pgm" else 65535
+    ramp = np.linspace(0, most, 64).astype(np.uint16).reshape(8, 8)
+    path = tmp_path / "a" / f"scan.{kind[-3:]}"
+    write_pgm(path, ramp, most) if kind.endswith("pgm") else Image.fromarray(ramp).save(path)
+    (image,) = loaded(tmp_path, color="grayscale").data.train["a"][0]
+    expected = torch.tensor(ramp / most * 2 - 1, dtype=torch.float32)
+    assert torch.allclose(image[0], expected, atol=1.01 / 255)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+@pytest.mark.filterwarnings("ignore:left out")
+def test_pixels_whose_white_is_not_known_are_refused_by_name(tmp_path: Path, kind: Any) -> None:
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.linspace(0, 1000, 64).astype(kind).reshape(8, 8)).save(tmp_path / "a" / "scan.tif")
+    with pytest.raises(UserError, match=r"scan\.tif cannot be read as an image \(its pixels are .* of 32 bits"):
+        loaded(tmp_path)
+    save(tmp_path / "a" / "x.png")
+    assert counts(loaded(tmp_path, on_error="skip").data.train) == {"a": 1}
+
+
 def test_photographs_stand_upright(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     picture = Image.fromarray(np.repeat(np.array([[0], [255]], np.uint8), 4, 0).repeat(8, 1))  # dark above light
@@ -196,17 +241,19 @@ def test_images_are_read_when_asked_for_and_kept_only_if_wanted(tmp_path: Path, 
         ("file,client\na.png,x\n", ["no column 'path'", "file, client"]),
         ("path,label\na.png,x\n", ["no column 'client'"]),
         ("", ["no column 'path'", "nothing"]),
-        ("path,client\na.png,x\nzz.png,x\n", ["row 3", "there is no file", "zz.png"]),
-        ("path,client\na.png,x\n\nb.png,x,y\n", ["row 4", "3 fields", "2 columns"]),
-        ("path,client\n,x\n", ["row 2", "path is empty"]),
-        ("path,client\na.png,x\nb.png,\n", ["row 3", "client is empty"]),
-        ("path,client,split\na.png,x,train\nb.png,x,valid\n", ["row 3", "'valid'", "train, val, test"]),
-        ("path,client,split\na.png,x,train\nb.png,x,\n", ["row 3", "split is empty"]),
+        ("path,client\na.png,x\nzz.png,x\n", ["line 3", "there is no file", "zz.png"]),
+        ("path,client\na.png,x\n\nb.png,x,y\n", ["line 4", "3 fields", "2 columns"]),
+        ("path,client\n,x\n", ["line 2", "path is empty"]),
+        ("path,client\na.png,x\nb.png,\n", ["line 3", "client is empty"]),
+        ("path,client,split\na.png,x,train\nb.png,x,held\n", ["line 3", "'held'", "train, val, test"]),
+        ("path,client,split\na.png,x,train\nb.png,x,\n", ["line 3", "split is empty"]),
         ("path,client,split\na.png,x,test\n", ["no image for training"]),
         ("path,client\n", ["no image for training"]),
-        ("path,client,split\na.png,x,train\nb.png,y,val\n", ["row 3", "client y", "none for training"]),
-        ("path,client,label\na.png,x,1\nb.png,x,\n", ["row 3", "has no label"]),
-        ("path,client,split\na.png,x,train\n./a.png,x,test\n", ["row 3", "a.png", "listed already in row 2"]),
+        ("path,client,split\na.png,x,train\nb.png,y,val\n", ["line 3", "client y", "none for training"]),
+        ("path,client,label\na.png,x,1\nb.png,x,\n", ["line 3", "has no label"]),
+        ("path,client,client\na.png,x,y\n", ["more than one column 'client'", "path, client, client"]),
+        ('path,client\na.png,"x\ny"\nb.png\n', ["line 4", "1 fields"]),
+        ("path,client,split\na.png,x,train\n./a.png,x,test\n", ["line 3", "a.png", "listed already in line 2"]),
     ],
 )
 def test_a_mistake_in_a_manifest_is_one_sentence_with_its_row(images: Path, text: str, words: list[str]) -> None:
@@ -240,6 +287,33 @@ def test_mistakes_in_a_folder_are_named(tmp_path: Path) -> None:
         loaded(tmp_path)
     save(tmp_path / "train" / "b" / "cat" / "1.png")
     with pytest.raises(UserError, match=r"mixes split folders with others \(a\)"):
+        loaded(tmp_path)
+
+
+def test_images_of_nobody_are_named(tmp_path: Path) -> None:
+    save(tmp_path / "train" / "a" / "1.png")
+    save(tmp_path / "top.png")
+    with pytest.raises(UserError, match=r"top\.png is in no client's folder"):
+        loaded(tmp_path)
+    with pytest.raises(UserError, match=r"1\.png is in no client's folder"):
+        loaded(tmp_path / "train" / "a")
+    (tmp_path / "top.png").rename(tmp_path / "train" / "beside.png")
+    with pytest.raises(UserError, match=r"beside\.png is in no client's folder"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["a/Test", "a/cat/validation"])
+def test_splits_below_clients_are_no_labels(tmp_path: Path, place: str) -> None:
+    save(tmp_path / "a" / "cat" / "1.png")
+    save(tmp_path / place / "2.png")
+    with pytest.raises(UserError, match=f"{place} means a split, not a label"):
+        loaded(tmp_path)
+
+
+def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "Train" / "a" / "1.png")
+    save(tmp_path / "training" / "a" / "1.png")
+    with pytest.raises(UserError, match="Train and training both mean the split train"):
         loaded(tmp_path)
 
 

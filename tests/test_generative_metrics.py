@@ -112,6 +112,42 @@ def test_missing_real_data_is_said(tmp_path: Path) -> None:
         trainer(tmp_path, GenerativeMetrics(samples=50)).fit(gan(), Images(tests=False))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_too_few_real_images_are_said_before_anything_is_trained(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Precision and recall look at three neighbours; four images have them."""
+    monkeypatch.setattr(GAN, "training_step", lambda *_: pytest.fail("a step was made"))
+    data = Images()
+    data.test_dataloader = lambda: data._loader(slice(40, 40 + count), 2)  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=rf"the test data, which are {count} images; it takes at least 4"):
+        trainer(tmp_path, GenerativeMetrics(samples=50)).fit(gan(), data)
+
+
+def test_four_of_either_are_enough(tmp_path: Path) -> None:
+    data = Images()
+    data.test_dataloader = lambda: data._loader(slice(40, 44), 2)  # type: ignore[method-assign]
+    run = trainer(tmp_path, GenerativeMetrics(samples=4), max_epochs=1)
+    run.fit(gan(), data)
+    assert all(value.isfinite() for value in run.callback_metrics.values())
+
+
+def test_a_real_image_that_is_not_finite_is_named_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GAN, "training_step", lambda *_: pytest.fail("a step was made"))
+    data = Images()
+    data.images[50, 0, 3, 3] = torch.nan
+    with pytest.raises(UserError, match=r"the test data, and image 10 of them \(from 0\) has a pixel that is no fin"):
+        trainer(tmp_path, GenerativeMetrics(samples=50)).fit(gan(), data)
+
+
+def test_samples_that_are_not_finite_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GAN, "sample", lambda self, n, generator: torch.full((n, 1, 8, 8), torch.nan))
+    with pytest.raises(UserError, match="cannot score the samples: pixels are no finite numbers: the training has"):
+        trainer(tmp_path, GenerativeMetrics(samples=50)).fit(gan(), Images())
+
+
 def test_real_images_of_a_federation_are_all_clients(tmp_path: Path) -> None:
     datamodule = ToyDataModule(points=30, test_points=20)
     assert sum(len(batch) for batch in real_images(datamodule, "train")) == 4 * 30
@@ -120,7 +156,7 @@ def test_real_images_of_a_federation_are_all_clients(tmp_path: Path) -> None:
 
 def test_nonsense_is_refused(tmp_path: Path) -> None:
     for build, words in (
-        (lambda: GenerativeMetrics(samples=1), "at least 2"),
+        (lambda: GenerativeMetrics(samples=3), "at least 4"),
         (lambda: SampleGrid(every_n_epochs=0), "every_n_epochs is 0"),
         (lambda: SampleGrid(rows=0), "at least one row"),
     ):

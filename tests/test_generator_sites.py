@@ -47,7 +47,7 @@ class Value(nn.Module):
 class Known(LightningModule):
     """A step moves ``value`` by ``lr`` of the way to the weighted mean of the rows, and notes what it saw."""
 
-    seen = Notes()
+    seen, takes_weights = Notes(), True
 
     def __init__(self, lr: float = 1.0) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from PIL import Image
 from rich.console import Console
 
 from lit_epgan.callbacks import FederatedProgressBar, PartitionReport, RoundCheckpoint, curve_fit, progress
-from lit_epgan.callbacks.partition_report import partition_picture, print_partition
+from lit_epgan.callbacks.partition_report import partition_picture, print_partition, with_names
 from lit_epgan.command.cli import main
 from lit_epgan.command.messages import printable_messages
 from lit_epgan.errors import UserError
@@ -113,7 +113,7 @@ def test_a_partition_that_is_not_printed_names_its_file() -> None:
 @given(st.lists(names, min_size=1, max_size=3, unique=True), st.lists(names, min_size=2, max_size=2))
 @example(["$x^$", "$\\frac$", "very long" * 500], ["$x^$", "\ud800"])
 def test_the_picture_of_the_partition_draws_them(clients: list[str], classes: list[str]) -> None:
-    figure = partition_picture(partition_of(clients), classes)
+    figure = partition_picture(with_names(partition_of(clients), classes))
     FigureCanvasAgg(figure).draw()
     written = [label for axes in figure.axes[1:2] for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
     for label, name in zip(written, [*clients, *classes], strict=True):

@@ -14,7 +14,8 @@ from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 from rich.console import Console
 
-from lit_epgan.callbacks.partition_report import PartitionReport, partition_picture, print_partition
+from lit_epgan.callbacks.partition_report import PartitionReport, partition_picture, print_partition, with_names
+from lit_epgan.datamodules import TableDataModule
 from lit_epgan.datamodules.partition import partition, partition_table
 from lit_epgan.datamodules.toy import ToyDataModule
 
@@ -64,6 +65,16 @@ def test_a_fit_leaves_table_and_picture_in_the_run_folder(tmp_path: Path, capsys
     assert "client-3" in capsys.readouterr().out
 
 
+def test_classes_have_their_names_wherever_they_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a user's own table; one of the classes would be computed by a spreadsheet."""
+    rows = [f"{user},{k},{'=1+1' if k % 2 else 'healthy'}" for user in ("a", "b") for k in range(4)]
+    (tmp_path / "t.csv").write_text("\n".join(["user,dose,label", *rows, ""]))
+    data = TableDataModule(str(tmp_path / "t.csv"), held_out=0.0, local_steps=1)
+    trainer(tmp_path).fit(Mean(), datamodule=data)
+    assert pd.read_csv(tmp_path / "partition.csv").columns.tolist() == ["client", "'=1+1", "healthy"]
+    assert "=1+1 healthy records" in " ".join(capsys.readouterr().out.split())
+
+
 def test_nothing_is_written_without_labels_or_datamodule(tmp_path: Path) -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 2)))
     trainer(tmp_path).fit(Mean(), loader)
@@ -98,7 +109,7 @@ def test_the_picture_shows_every_count_where_it_belongs(clients: int, classes: i
 
 def test_small_pictures_bear_their_counts_and_the_classes_names() -> None:
     table = partition_table({"north": torch.tensor([0, 0, 2]), "south": torch.tensor([1])})
-    figure = partition_picture(table, ["cat", "dog", "eel"])
+    figure = partition_picture(with_names(table, ["cat", "dog", "eel"]))
     cells = figure.axes[1]
     assert {(*text.get_position(), text.get_text()) for text in cells.texts} == {
         (0, 0, "2"), (0, 2, "1"), (1, 1, "1"),

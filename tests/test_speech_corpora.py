@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 import soundfile
 
+from lit_epgan.datamodules import SpeechDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.speech.audio import read_audio, readable
 from lit_epgan.speech.corpora import chime5, from_manifest
 from lit_epgan.speech.lexicon import cmudict
-from lit_epgan.speech.manifest import Recording, plain_words, read_manifest, write_manifest
+from lit_epgan.speech.manifest import Recording, read_manifest, write_manifest
 from lit_epgan.speech.sentences import POOLS, TOPICS, pool_of, sentences, vocabulary
 from lit_epgan.speech.sessions import FAMILIES, MAIN_TOPIC, SNR, plan_sessions
 from lit_epgan.speech.stages import Stages, digest_of_result
 from lit_epgan.speech.synthesis import corpus
+from lit_epgan.speech.transcripts import plain_words
 
 RATE = 16000
 SESSIONS = {"train": 16, "dev": 6, "eval": 6}
@@ -112,16 +114,34 @@ def test_a_manifest_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("S1,anna,two,a.wav,long,train", "row 3: seconds and start must be numbers"),
-        ("S1,anna,two,a.wav,-1,train", "row 3: seconds must be positive"),
-        (",anna,two,a.wav,1.0,train", "row 3: the session is empty"),
-        ("S1,anna,two,a.wav,1.0,testing", "row 3: the split is 'testing'"),
+        ("S1,anna,two,a.wav,long,train", "line 3: seconds and start must be numbers"),
+        ("S1,anna,two,a.wav,-1,train", "line 3: seconds must be positive"),
+        (",anna,two,a.wav,1.0,train", "line 3: the session is empty"),
+        ("S1,anna,two,a.wav,1.0,testing", "line 3: the split is 'testing'"),
+        (
+            "S1,anna,well, I think so,a.wav,1.0,train",
+            r"line 3 has 7 fields, .* 6 columns, session, speaker, text",
+        ),
+        ("S1,anna,a.wav,1.0", r"line 3 has 4 fields, .* names 6 columns, session"),
+        ('\n"S1","an\nna",two,a.wav,long,train', "line 4: seconds"),
     ],
 )
 def test_a_mistake_in_a_manifest_is_named(tmp_path, row, said):
     tone(tmp_path / "a.wav")
     with pytest.raises(UserError, match=said):
         read_manifest(manifest(tmp_path, ["S1,anna,two,a.wav,1.0,train", row]))
+
+
+def test_a_comma_in_quotation_marks_belongs_to_the_text(tmp_path):
+    tone(tmp_path / "a.wav")
+    (read,) = read_manifest(manifest(tmp_path, ['S1,anna,"well, I think so",a.wav,1.0,train']))
+    assert read.text == "well i think so"
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    tone(tmp_path / "a.wav")
+    with pytest.raises(UserError, match="more than one column 'text'"):
+        read_manifest(manifest(tmp_path, ["S1,anna,a,b,a.wav,1"], "session,speaker,text,Text,audio,seconds"))
 
 
 def test_a_manifest_without_a_column_or_split_is_refused(tmp_path):
@@ -142,10 +162,28 @@ def test_a_manifest_without_a_column_or_split_is_refused(tmp_path):
         ("the U.S. and 'quoted' 'em", "the us and quoted 'em"),
         ("It ends.I went 3.5 miles", "it ends i went 3 5 miles"),
         ("[laughs]", ""),
+        ("so <noise> we (laughs) go {breath} on [x]", "so we go on"),
+        ("nai\u0308ve cafe\u0301", "na\u00efve caf\u00e9"),  # decomposed, as macOS writes it
+        ("\u0939\u093f\u0928\u094d\u0926\u0940", "\u0939\u093f\u0928\u094d\u0926\u0940"),  # Hindi's vowels are marks
+        ("co\u00adoperate", "cooperate"),
     ],
 )
 def test_words_of_a_transcript(text, words):
     assert plain_words(text) == words
+
+
+@pytest.mark.parametrize("apostrophe", "'\u2019\u2018\u201b\u02bc\u02b9\u02bb\u2032\uff07\u00b4`")
+def test_an_apostrophe_is_one_however_it_is_typed(apostrophe):
+    assert plain_words(f"I don{apostrophe}t") == "i don't"
+
+
+def test_tags_are_what_the_user_says(tmp_path):
+    assert plain_words("(maybe) <noise> so", tags=["<>"]) == "maybe so"
+    tone(tmp_path / "a.wav")
+    rows = [f"S{k},anna,(maybe) <noise> so,a.wav,1.0,{split}" for k, split in enumerate(("train", "dev", "eval"))]
+    assert from_manifest(manifest(tmp_path, rows), tags=["<>"]).grammar == ["maybe so"]
+    with pytest.raises(UserError, match=r"data\.tags has '<', but each is a pair of brackets"):
+        SpeechDataModule(tags=["<"])
 
 
 def test_a_manifest_is_read_as_it_was_written(tmp_path):
@@ -170,7 +208,7 @@ def test_a_manifest_names_audio_of_its_folder_unless_other_is_allowed(tmp_path):
     (own / "link.wav").symlink_to(audio)
     for name in ("../a.wav", str(audio), "link.wav"):
         file = manifest(own, [f"S1,anna,two,{name},1.0,train"])
-        with pytest.raises(UserError, match=rf"row 2: {name} lies outside of {own}: .* --data\.outside true"):
+        with pytest.raises(UserError, match=rf"line 2: {name} lies outside of {own}: .* --data\.outside true"):
             read_manifest(file)
         (recording,) = read_manifest(file, outside=True)
         assert recording.audio.samefile(audio)

@@ -194,7 +194,7 @@ def test_a_runs_bar_shows_its_round_and_client(tmp_path):
         ("from: clever", "from: clevr", "no method with runs of its own"),
         ("{fd: union/fid}", "{fid: union/fid}", "the columns are fd, cls"),
         ("title: Clever, set:", "title: Clever, sett:", "no key sett; did you mean set?"),
-        ("metrics:\n", "metrics: [\n", "is not valid YAML"),
+        ("metrics:\n", "metrics: [\n", "it is no YAML"),
         ("config: ", "config: nix", "There is no config"),
     ],
 )

@@ -59,6 +59,14 @@ def with_key(sentence: str, error: BaseException, given: list[Given]) -> str:
     return f"{sentence.rstrip('.')} ({_written(suspects)})." if suspects else sentence
 
 
+def with_file(sentence: str, given: list[Given]) -> str:
+    """A sentence that names a key, with the config file before it that gave the key, unless the command line did."""
+    for one in given:  # a key of one word may be any word of the sentence
+        if "." in one.key and re.search(rf"(?<![\w.-]){re.escape(one.key)}(?![\w-]|\.\w)", sentence):
+            return f"{one.source}: {sentence}" if one.source and one.source not in sentence else sentence
+    return sentence
+
+
 def culprit(error: BaseException, given: list[Given]) -> Given | None:
     """The given value that the failing call, or if it is seldom meant one around it, has under the key's name."""
     near = True

@@ -128,10 +128,18 @@ def _is_no_text(character: str) -> bool:
 
 
 def _sentence(error: Exception, args: list[str]) -> str | None:
-    from lit_epgan.command.blame import blame, with_key
+    from lit_epgan.command.blame import blame, with_file, with_key
     from lit_epgan.command.given import given_by
     from lit_epgan.command.library_errors import explain
 
     sentence = str(error) if isinstance(error, UserError) else explain(error)
-    given = given_by(args)
-    return blame(error, given) if sentence is None else with_key(sentence, error, given)
+    given = given_by(_resolved(args))
+    told = blame(error, given) if sentence is None else with_key(sentence, error, given)
+    return None if told is None else with_file(told, given)
+
+
+def _resolved(args: list[str]) -> list[str]:
+    try:
+        return resolve_configs(args)
+    except UserError:  # which is the mistake that is told
+        return args

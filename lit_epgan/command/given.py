@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ class Given:
     Attributes:
         key: as it is written on the command line, without ``init_args``.
         value: as YAML has it.
+        source: the config file; empty for the command line.
     """
 
     key: str
     value: Any
+    source: str = ""
 
     @property
     def name(self) -> str:
@@ -72,7 +74,11 @@ def _of_file(path: Path) -> list[Given]:
     own = config_folders()[-1].resolve()
     if own in path.resolve().parents or not path.is_file():
         return []
-    return list(_leaves("", _parsed(path.read_text(encoding="utf-8"))))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):  # which is the mistake that is told
+        return []
+    return [replace(one, source=str(path)) for one in _leaves("", _parsed(text))]
 
 
 def _parsed(text: str) -> Any:

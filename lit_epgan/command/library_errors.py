@@ -17,6 +17,9 @@ def explain(error: Exception) -> str | None:
         return " ".join(text.split())
     if isinstance(error, torch.OutOfMemoryError):
         return "The device's memory is full: lower --data.batch_size, or use more devices."
+    if type(error).__module__.startswith("wandb.errors"):
+        reason = " ".join(text.split()).rstrip(".")
+        return f"Weights & Biases cannot be used: {reason}. Mend that, or set WANDB_MODE=offline in the environment."
     return disk_error(error)
 
 

@@ -21,10 +21,12 @@ from lit_epgan.command.deciding_settings import DecidingSettings, deciding_setti
 from lit_epgan.command.disk_errors import disk_error
 from lit_epgan.command.ending import EndOfFit, StopAtBatch, stopped_in_a_sentence
 from lit_epgan.command.given import given_by
+from lit_epgan.command.image_shape import fit_networks
+from lit_epgan.command.measuring import refuse_empty
 from lit_epgan.command.parsed_values import check_values
 from lit_epgan.command.parser_messages import parse_error
 from lit_epgan.command.placing import choose_strategy, make_room, place_checkpoints, place_loggers, say
-from lit_epgan.command.predicting import say_what_was_written, with_writer
+from lit_epgan.command.predicting import draw_samples, say_what_was_written, with_writer
 from lit_epgan.command.quoting import quote_numbers, read_null
 from lit_epgan.errors import UserError
 from lit_epgan.runs.checkpoint_io import seal_checkpoints
@@ -110,6 +112,7 @@ class FederatedCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Settle the run's folder, what to resume from, the loggers' and checkpoints' places, and the strategy."""
         config = self.config[self.subcommand]
+        fit_networks(config, self._words)
         trainer = config.trainer
         if trainer.default_root_dir is None:
             trainer.default_root_dir = str(default_folder([str(path) for path in config.config or []]))
@@ -205,7 +208,16 @@ class FederatedCLI(LightningCLI):
         Raises:
             UserError: nothing was.
         """
+        draw_samples(self.trainer, self.model)
         say(say_what_was_written(self.trainer))
+
+    def after_validate(self) -> None:
+        """Say so if nothing was measured."""
+        refuse_empty(self.trainer, self.model, "validate")
+
+    def after_test(self) -> None:
+        """Say so if nothing was measured."""
+        refuse_empty(self.trainer, self.model, "test")
 
 
 def _own(error: BaseException | None) -> UserError | None:

@@ -1,14 +1,21 @@
 """Where a run's things go: its folder, loggers and checkpoints, and the processes it is spread over."""
 
+import difflib
+import inspect
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from jsonargparse import Namespace
 
+from lit_epgan.errors import UserError
 from lit_epgan.runs.run_folder import CHECKPOINTS, holds_a_run, is_first_rank, move_aside, wandb_has_key, wandb_id
 from lit_epgan.text import printable
+
+WANDB_MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
 
 
 def say(sentence: str) -> None:
@@ -40,10 +47,25 @@ def place_loggers(trainer: Namespace, folder: Path, subcommand: str) -> None:
         if name == "MetricsFile" and subcommand != "fit":
             arguments.file = f"{subcommand}_{arguments.file}"
         if name in ("WandbLogger", "WandbHistory"):
+            _check_wandb_keys(logger.get("dict_kwargs") or {})
             _place_wandb(arguments, folder)
 
 
+def _check_wandb_keys(given: Mapping[str, Any]) -> None:
+    import wandb
+
+    known = list(inspect.signature(wandb.init).parameters)
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+            raise UserError(f"trainer.logger.{name}: Weights & Biases has no such setting; {hint}")
+
+
 def _place_wandb(arguments: Namespace, folder: Path) -> None:
+    mode = os.environ.get("WANDB_MODE", "offline")
+    if mode not in WANDB_MODES:
+        raise UserError(f"WANDB_MODE is {mode!r} in the environment; it must be one of {', '.join(WANDB_MODES)}.")
     if "WANDB_MODE" not in os.environ and not wandb_has_key():
         arguments.offline = True
     arguments.name = arguments.get("name") or folder.name

@@ -16,6 +16,13 @@ def with_writer(callbacks: list[Callback], module: LightningModule) -> list[Call
     return [*callbacks, SampleWriter() if hasattr(module, "sample") else PredictionWriter()]
 
 
+def draw_samples(trainer: Trainer, module: LightningModule) -> None:
+    """Have a model that can be sampled write samples also where there were no data to go over."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, SampleWriter) and callback.written is None and hasattr(module, "sample"):
+            callback.draw(trainer, module)
+
+
 def say_what_was_written(trainer: Trainer) -> str:
     """A sentence with the files or folders that ``predict`` has written.
 

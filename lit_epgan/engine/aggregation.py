@@ -30,14 +30,22 @@ class Total:
     counts: frozenset[str] = frozenset()
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self.sums:
+            known = ", ".join(repr(each) for each in self.sums if "/" not in each)
+            hint = ": a mean needs Count(self.client.weight, True) in a report" if name == "weight" else ""
+            raise UserError(f"no client reported {name!r}, but {known or 'nothing'}{hint}.")
         return self.sums[name]
 
     def __contains__(self, name: str) -> bool:
         return name in self.sums
 
     def mean(self, name: str) -> Tensor:
-        """The mean of a weighted entry: its sum over the sum of the entry ``weight``."""
-        return self.sums[name] / self.sums["weight"]
+        """The mean of a weighted entry: its sum over the sum of the entry ``weight``.
+
+        Raises:
+            UserError: no client reported one of both.
+        """
+        return self[name] / self["weight"]
 
 
 class Aggregator(ABC):

@@ -12,6 +12,7 @@ from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.attributes import Attributes
 from lit_epgan.engine.mechanisms import Mechanism
 from lit_epgan.engine.messages import Count, Report, Task, Term
+from lit_epgan.engine.misspelt import check_hooks
 from lit_epgan.engine.module_state import ModuleState
 from lit_epgan.engine.networks import AlgorithmNetworks
 from lit_epgan.engine.optimizer_state import OptimizerStates
@@ -267,6 +268,8 @@ class Seat:
             memo=self._memo,
         )
         works = self.algorithm.works(task.question, client, task.received)
+        for work in works:
+            check_hooks(type(work), Work)
         if self.mechanism is not None:
             works = self.mechanism.around(works, client, type(self.algorithm).__name__, task.training)
         training = next((work for work in works if isinstance(work, Training)), None)

@@ -1,11 +1,32 @@
 """A minibatch of the tilted distribution: own data for the likelihood, samples of the cavity for the others' sites."""
 
+import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from lit_epgan.errors import UserError
 
 UNLABELLED = -100  # what torch's cross-entropy leaves out
+
+
+def check_tilted(module: nn.Module, algorithm: str) -> None:
+    """Refuse a module that cannot be sampled, or does not say that its training step weighs rows.
+
+    Raises:
+        UserError: says what the module needs.
+    """
+    name, sample = type(module).__name__, getattr(module, "sample", None)
+    try:
+        inspect.signature(sample).bind(1, None)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UserError(f"{name} has no sample(n, generator), by which {algorithm} draws from it.") from error
+    if not getattr(module, "takes_weights", False):
+        raise UserError(
+            f"{algorithm} gives training_step batches (x, labels, weight), in which each row has a weight and the "
+            f"weights sum to 1: weigh {name}'s loss by them, and say so by the attribute takes_weights = True."
+        )
 
 
 def batch_rows(batch: Any) -> Tensor:

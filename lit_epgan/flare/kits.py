@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from nvflare.lighter.prov_utils import prepare_builders
 from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
@@ -67,7 +66,7 @@ class Members:
                 str(told["name"]), str(told["server"]["host"]), int(told["server"]["port"]),
                 [str(site) for site in told["sites"]], str(told["operator"]),
             )  # fmt: skip
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path} does not list a federation ({error}); it needs {example}") from error
         strange = [name for name in (members.name, *members.sites) if not NAME.fullmatch(name)]
         if strange or not members.sites:

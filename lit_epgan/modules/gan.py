@@ -70,6 +70,7 @@ class GAN(Sampling):
     """
 
     over_records: OverRecords | None = None
+    takes_weights = True
 
     def __init__(
         self,

@@ -7,8 +7,6 @@ import contextlib
 import difflib
 from pathlib import Path
 
-import yaml
-
 import lit_epgan
 from lit_epgan.errors import UserError
 from lit_epgan.runs.yaml_files import load_yaml
@@ -86,23 +84,26 @@ def with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[Path]:
     """A configuration's files, the ones it starts from (its key ``base``, a name or a list of names) first.
 
     Raises:
-        UserError: a base does not exist, or leads back to itself; or a file's aliases stand for too much.
+        UserError: a base does not exist, or leads back to itself; or a file is no configuration (``load_yaml``).
     """
     if path in seen:
         raise UserError(f"{path.name} starts from itself, by way of its `base`: leave one of them out.")
     try:
         content = load_yaml(path)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except OSError:
         return [path]  # the parser says what is wrong with it
-    base = content.get("base") if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        found = "is empty" if content is None else "has no keys"
+        raise UserError(f"{path} {found}: a configuration is keys and their values, such as `base: digits.yaml`.")
+    base = content.get("base")
     names = base if isinstance(base, list) else [base] if base else []
     return [*(file for name in names for file in with_bases(find_config(str(name)), (*seen, path))), path]
 
 
-def _check_aliases(path: Path) -> None:
-    """Raise a UserError for a file of a part, as in ``--model NAME.yaml``, that the parser would never finish."""
+def _check_part(path: Path) -> None:
+    """Raise a UserError for a file of a part, as in ``--model NAME.yaml``, that is no YAML to be read."""
     if path.suffix in (".yaml", ".yml"):
-        with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # the parser says what is wrong with it
+        with contextlib.suppress(OSError):  # the parser says what is wrong with it
             load_yaml(path)
 
 
@@ -114,7 +115,7 @@ def resolve_configs(args: list[str]) -> list[str]:
         flag, equals, value = word.partition("=")
         name = value if equals else next(words, None) if flag in ("--config", "-c") else None
         if flag not in ("--config", "-c") or name is None:
-            _check_aliases(Path(value or word))
+            _check_part(Path(value or word))
             resolved.append(word)
             continue
         for path in with_bases(find_config(name)):

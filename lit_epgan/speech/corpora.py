@@ -1,17 +1,19 @@
 """Where a corpus comes from: spoken for the purpose, a user's manifest, or CHiME-5."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lit_epgan.errors import UserError
-from lit_epgan.speech.manifest import Recording, plain_words, read_manifest
+from lit_epgan.speech.manifest import Recording, read_manifest
 from lit_epgan.speech.sentences import TOPICS, sentences, vocabulary
 from lit_epgan.speech.sessions import SPLITS, SessionPlan
 from lit_epgan.speech.stages import Stages
 from lit_epgan.speech.synthesis import corpus, recordings_of
+from lit_epgan.speech.transcripts import TAGS, plain_words
 
 SAID = ("words", "speaker")  # what an utterance's entry must have
 
@@ -46,17 +48,18 @@ def embedded(plans: list[SessionPlan], stages: Stages, grammar: int, workers: in
     return Corpus(recordings_of(corpus(plans, stages, workers)), text, vocabulary())
 
 
-def from_manifest(path: Path, outside: bool = False) -> Corpus:
+def from_manifest(path: Path, outside: bool = False, tags: Sequence[str] = TAGS) -> Corpus:
     """A user's own corpus; the grammar is that of its training sessions.
 
     Args:
         path: the manifest.
         outside: whether it may name audio outside of its folder.
+        tags: pairs of brackets within which there are no words.
 
     Raises:
         UserError: names the first mistake in the manifest.
     """
-    return _of_recordings(read_manifest(path, outside), str(path))
+    return _of_recordings(read_manifest(path, outside, tags), str(path))
 
 
 def chime5(root: Path) -> Corpus:

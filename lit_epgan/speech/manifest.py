@@ -2,15 +2,16 @@
 
 import csv
 import io
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lit_epgan.atomic import write_text
+from lit_epgan.csv_table import read_csv_table
 from lit_epgan.errors import UserError
 from lit_epgan.named_files import named_file
 from lit_epgan.speech.sessions import SPLITS, Split
+from lit_epgan.speech.transcripts import TAGS, plain_words
 
 COLUMNS = ("session", "speaker", "text", "audio", "seconds")
 
@@ -38,7 +39,7 @@ class Recording:
     start: float = 0.0
 
 
-def read_manifest(path: Path, outside: bool = False) -> list[Recording]:
+def read_manifest(path: Path, outside: bool = False, tags: Sequence[str] = TAGS) -> list[Recording]:
     """The recordings of a CSV file.
 
     Its first row names the columns session, speaker, text, audio (relative to the manifest's folder) and seconds, and
@@ -47,23 +48,17 @@ def read_manifest(path: Path, outside: bool = False) -> list[Recording]:
     Args:
         path: the file.
         outside: whether it may name audio outside of its folder.
+        tags: see ``plain_words``.
 
     Raises:
-        UserError: names the first mistake and its row.
+        UserError: names the first mistake and its line.
     """
     if not path.is_file():
         raise UserError(f"there is no manifest {path}: a CSV file with the columns {', '.join(COLUMNS)}.")
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as text:
-            rows = list(csv.DictReader(text))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as a CSV table in UTF-8: {error}.") from error
-    if not rows:
+    table = read_csv_table(path, COLUMNS, any_case=True)
+    if not table.rows:
         raise UserError(f"{path} has no recordings: each is a row with {', '.join(COLUMNS)}.")
-    missing = [column for column in COLUMNS if column not in rows[0]]
-    if missing:
-        raise UserError(f"{path} has no column {missing[0]!r}: its first row must name {', '.join(COLUMNS)}.")
-    return [_recording(path, number, row, outside) for number, row in enumerate(rows, start=2)]
+    return [_recording(path, f"{path}, line {line}", row, outside, tags) for line, row in table.records()]
 
 
 def write_manifest(path: Path, recordings: Iterable[Recording]) -> None:
@@ -80,9 +75,7 @@ def write_manifest(path: Path, recordings: Iterable[Recording]) -> None:
     write_text(path, table.getvalue())
 
 
-def _recording(path: Path, number: int, row: dict[str, str | None], outside: bool) -> Recording:
-    where = f"{path}, row {number}"
-    values = {key: (value or "").strip() for key, value in row.items() if isinstance(key, str)}
+def _recording(path: Path, where: str, values: dict[str, str], outside: bool, tags: Sequence[str]) -> Recording:
     for column in COLUMNS:
         if not values[column]:
             raise UserError(f"{where}: the {column} is empty.")
@@ -96,13 +89,5 @@ def _recording(path: Path, number: int, row: dict[str, str | None], outside: boo
     if not (0 < seconds < float("inf") and 0 <= start < float("inf")):
         raise UserError(f"{where}: seconds must be positive and start not negative.")
     audio = named_file(path.parent, values["audio"], where, outside)
-    return Recording(values["session"], values["speaker"], plain_words(values["text"]), audio, seconds, split, start)
-
-
-def plain_words(text: str) -> str:
-    """Words in lower case without punctuation; what stands in brackets, such as [laughs], is no word."""
-    spoken = re.sub(r"\[[^\]]*\]", " ", text.lower().replace("\u2019", "'"))
-    spoken = re.sub(r"(?<=\b[a-z])\.(?=[a-z]\b)", "", spoken)  # u.s.
-    words = "".join(letter if letter.isalnum() or letter == "'" else " " for letter in spoken).split()
-    bare = [word if word.strip("'") in ("em", "cause") else word.strip("'") for word in words]
-    return " ".join(word for word in bare if word)
+    text = plain_words(values["text"], tags)
+    return Recording(values["session"], values["speaker"], text, audio, seconds, split, start)

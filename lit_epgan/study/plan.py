@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import find_config
 from lit_epgan.runs.yaml_files import load_yaml
@@ -135,10 +133,7 @@ def read_studies(path: Path) -> list[Study]:
     Raises:
         UserError: A key is missing or misspelt, or a name leads nowhere; the message says which.
     """
-    try:
-        content = load_yaml(path)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    content = load_yaml(path)
     _check_keys(content, STUDY_KEYS, str(path))
     for key in ("config", "seeds", "baseline", "metrics", "methods"):
         if not content.get(key):

@@ -23,7 +23,7 @@ from lit_epgan.engine import (
 from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.embedding_release import VERSION, EmbeddingRelease
 from lit_epgan.federated.function_space.release_units import MEMBERS, TOTAL
-from lit_epgan.federated.tilted_batch import batch_rows, row_counts, tilted_batch
+from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
 
 WEIGHTS, WEIGHTS_OF, SENT = "embedding.weights", "embedding.weights_of", "embedding.sent"
 
@@ -63,7 +63,8 @@ class EmbeddingSites(Around):
             ``unit`` of EmbeddingRelease.
 
     Raises:
-        UserError: if an argument is out of its range, or the module cannot be sampled.
+        UserError: if an argument is out of its range, the module cannot be sampled, or does not say by
+            ``takes_weights = True`` that it takes batches (x, y, weight) whose third entry weighs the rows.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class EmbeddingSites(Around):
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
         """The features."""
+        check_tilted(module, type(self).__name__)
         self.release.build(module, seed)
         return super().build(module, seed)
 

@@ -22,7 +22,8 @@ from lit_epgan.engine import (
     passing,
 )
 from lit_epgan.errors import UserError
-from lit_epgan.federated.tilted_batch import batch_rows, row_counts, tilted_batch
+from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
+from lit_epgan.networks.modes import evaluating
 from lit_epgan.randomness import generator_for
 
 Samples = tuple[Tensor, Tensor | None]  # rows and their labels, if they have any
@@ -42,8 +43,9 @@ class GeneratorSites(Around):
         merge         that of ``inner``: FedAvg, or EP in parameter space
 
     A module must offer ``sample(n, generator)`` from the submodule ``generator`` names (the evaluated one), and take
-    batches (x, y, weight) whose third entry weighs the rows; samples have no labels (y is -100), but those of a
-    module with ``sample_labelled(n, generator)`` and a buffer ``label_shares``, which then belongs to the site.
+    batches (x, y, weight) whose third entry weighs the rows, as it says by ``takes_weights = True``. Samples have no
+    labels (y is -100), but those of a module with ``sample_labelled(n, generator)`` and a buffer ``label_shares``,
+    which then belongs to the site.
 
     Price: the clients' individual generators become visible to the server and to each other (they do not sum, so
     secure aggregation cannot hide them; under differential privacy each must carry its own noise); one generator more
@@ -89,6 +91,7 @@ class GeneratorSites(Around):
                 f"GeneratorSites needs a module with sample(n, generator) and a submodule {self.generator!r}; "
                 f"{type(module).__name__} has the submodules {', '.join(known)}: set the algorithm's generator"
             )
+        check_tilted(module, type(self).__name__)
         return super().build(module, seed)
 
     def round(self, server: Server) -> Rounds:
@@ -248,10 +251,11 @@ class SiteTensors:
         kept, module = self.read(), self._module
         self.load(site)
         generator = generator_for(*stream)
-        if hasattr(module, "sample_labelled"):
-            samples, labels = module.sample_labelled(n, generator)  # type: ignore[operator]
-        else:
-            samples, labels = module.sample(n, generator), None  # type: ignore[operator]
+        with evaluating(module):
+            if hasattr(module, "sample_labelled"):
+                samples, labels = module.sample_labelled(n, generator)  # type: ignore[operator]
+            else:
+                samples, labels = module.sample(n, generator), None  # type: ignore[operator]
         self.load(kept)
         return samples, labels
 

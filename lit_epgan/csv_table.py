@@ -1,0 +1,80 @@
+"""A user's CSV table: every field a text, every row with the line of the file on which it begins."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_epgan.errors import UserError
+from lit_epgan.listing import few
+
+NAMED = 20  # columns that a message lists
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """What a CSV file holds.
+
+    Attributes:
+        columns: the names in its first line.
+        lines: for each row the number of the line on which it begins; the names are line 1.
+        rows: the fields of each row, as many as there are columns.
+    """
+
+    columns: list[str]
+    lines: list[int]
+    rows: list[list[str]]
+
+    def records(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """The line of each row, and its fields by column."""
+        for line, row in zip(self.lines, self.rows, strict=True):
+            yield line, dict(zip(self.columns, row, strict=True))
+
+
+def read_csv_table(file: Path, needed: Sequence[str], any_case: bool = False) -> CsvTable:
+    """Read a CSV file in UTF-8; blanks around a field are left out, as are empty rows.
+
+    Args:
+        file: the file; its first line names the columns.
+        needed: columns that it must have.
+        any_case: whether the columns' names mean the same in upper case.
+
+    Raises:
+        UserError: it is no such table, a column is missing or there twice, or a row has too few fields or too many.
+    """
+    lines, rows = [], []
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            reader = csv.reader(text, strict=True)
+            columns = [name.strip().lower() if any_case else name.strip() for name in next(reader, [])]
+            _check_columns(file, columns, needed)
+            line = reader.line_num + 1
+            for row in reader:
+                fields = [field.strip() for field in row]
+                if any(fields):
+                    _check_length(f"{file}, line {line}", fields, columns)
+                    lines.append(line)
+                    rows.append(fields)
+                line = reader.line_num + 1
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{file} cannot be read as a CSV table in UTF-8: {error}.") from error
+    return CsvTable(columns, lines, rows)
+
+
+def _check_columns(file: Path, columns: list[str], needed: Sequence[str]) -> None:
+    found = f"its first line names {few(columns, NAMED) or 'nothing'}"
+    for name in needed:
+        if name not in columns:
+            raise UserError(f"{file} has no column {name!r}: {found}.")
+    for name in columns:
+        if name and columns.count(name) > 1:
+            raise UserError(f"{file} has more than one column {name!r}: {found}; rename or remove the others.")
+
+
+def _check_length(where: str, fields: list[str], columns: list[str]) -> None:
+    if len(fields) != len(columns):
+        hint = ": a field with a comma in it stands in quotation marks" if len(fields) > len(columns) else ""
+        raise UserError(
+            f"{where} has {len(fields)} fields, but the first line names {len(columns)} columns, "
+            f"{few(columns, NAMED)}{hint}."
+        )
