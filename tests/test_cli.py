@@ -52,11 +52,11 @@ def test_the_working_directory_comes_before_the_package(folder, capsys):
     assert "trainer.max_epochs is 'nonsense'" in refusal(capsys, "fit", "--config", "toy.yaml")
 
 
-def test_an_unknown_config_lists_those_there_are_and_the_nearest(capsys):
+def test_an_unknown_config_is_answered_with_the_nearest_names(capsys):
     sentence = refusal(capsys, "fit", "--config", "digit.yaml")
-    assert "Did you mean digits.yaml?" in sentence
-    assert all(name in sentence for name in [*known_configs(), *known_configs("algorithms")])
-    assert "Did you mean algorithms/scaffold.yaml?" in refusal(capsys, "fit", "--config", "scafold.yaml")
+    assert "Did you mean digits.yaml" in sentence
+    assert sum(name in sentence for name in [*known_configs(), *known_configs("algorithms")]) <= 3
+    assert "Did you mean algorithms/scaffold.yaml" in refusal(capsys, "fit", "--config", "scafold.yaml")
     for pair in ("digits_scaffold", "cifar100_quad_fednp"):
         experiment, algorithm = pair.split("_", 1)
         both = f"Did you mean {experiment}.yaml --config algorithms/{algorithm}.yaml?"
@@ -155,14 +155,6 @@ def test_help_lists_commands_and_configs_and_imports_nothing_heavy():
     assert shown.stdout.splitlines()[-1] == "False"
     assert "cifar.yaml" in shown.stdout
     assert "study" in shown.stdout
-
-
-def test_the_help_of_a_command_lists_its_keys(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["fit", "--help"])
-    shown = capsys.readouterr().out
-    assert "--federation" in shown
-    assert "--trainer.max_epochs" in shown
 
 
 def test_print_config_shows_overrides(capsys):
