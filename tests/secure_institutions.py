@@ -60,7 +60,7 @@ class Institution(Thread):
         while not ended and self.error is None:
             link: Any = Tapped(self._at.called(10.0), self.sent)
             gate = Gate(Policy(), self._folder / f"{NAMES[self._k]}.csv")
-            server = RemoteServer(link, NAMES[self._k], self._k, gate, self._masking)
+            server = RemoteServer(link, NAMES[self._k], self._k, gate, masking=self._masking)
             try:
                 self._work(federation, server, states)
                 ended = True

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 from scipy import stats
 
-from lit_epgan.engine import Algorithm, FixedSize, Median, Round
+from lit_epgan.engine import Algorithm, Exchange, FixedSize, Median, Round, Rounds, Server
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.seat import Answer
@@ -226,16 +226,6 @@ class LostWhenReady(Masking):
         return super().masked(members)
 
 
-class LostInTheSecondExchange(Masking):
-    """Gone in round 1, when its first exchange has changed the server."""
-
-    def masked(self, members: bytes) -> bytes:
-        assert self._ready is not None
-        if (self._ready.task.round, self._ready.task.exchange) == (1, 1):
-            raise ConnectionResetError
-        return super().masked(members)
-
-
 class LostAtWork(Masking):
     """Gone in round 1 before it was ready."""
 
@@ -264,7 +254,7 @@ class Short(Masking):
     def masked(self, members: bytes) -> bytes:
         assert self._ready is not None
         round_, data = self._ready.task.round, super().masked(members)
-        return data[:-20] if round_ == 1 else data
+        return save({MASKED: load(data)[MASKED][:-1]}) if round_ == 1 else data
 
 
 @pytest.mark.parametrize(("kind", "why"), [(LostWhenReady, "its link is broken"), (Short, "what it sent is no answer")])
@@ -289,16 +279,28 @@ def test_who_is_lost_after_it_was_ready_makes_the_round_void_and_the_next_one_go
     assert [reason for k, (_, reason) in enumerate(found) if k != 2] == ["the round is void"] * 3
 
 
-def test_a_round_that_is_void_in_its_second_exchange_leaves_no_trace_of_the_first(
-    secure: Callable[..., Secure],
-) -> None:
-    """EP's posterior, and the clients' site factors, as if round 1 had not been."""
-    federation = secure("ep", {2: LostInTheSecondExchange})
-    federation.round(0)
-    with pytest.warns(UserWarning, match="round 1 is void: client-2 got lost"):
-        federation.round(1)
-    federation.round(2)
-    assert_close(federation.parameters, without_masks(dict.fromkeys((0, 2), range(4)), "ep"))
+class Twice(Algorithm):
+    """FedAvg with two exchanges in a round."""
+
+    def round(self, server: Server) -> Rounds:
+        for _ in range(2):
+            total = yield Exchange({"parameters": server.parameters})
+            server.parameters += total.mean("parameters")
+
+
+@torch.no_grad()
+def test_a_round_that_is_void_in_its_second_exchange_leaves_no_trace_of_the_first() -> None:
+    federation = half("fedavg", Twice())
+    before = federation.server.parameters.clone()
+    round_ = Round(federation.federation, 0)
+    for k in list(round_.asked):
+        round_.receive(k, federation.answer(round_.task(k), Private()))
+    round_.close()
+    assert not torch.equal(federation.server.parameters, before)
+    with pytest.warns(UserWarning, match="round 0 is void: for a reason; the server's model stays as it was"):
+        round_.void("for a reason")
+    assert torch.equal(federation.server.parameters, before)
+    assert (round_.exchange, round_.asked, round_.dropped) == (None, [], [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize(
