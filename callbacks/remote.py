@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -22,6 +23,9 @@ from lit_epgan.remote.operator_page import PAGE, operator_page
 from lit_epgan.remote.policy import Policy
 from lit_epgan.remote.server import RemoteServer
 from lit_epgan.runs.yaml_files import load_yaml
+
+if TYPE_CHECKING:
+    from lit_epgan.remote.masking import Masking  # needs a library of the extra ``flare``
 
 STARTING = 120.0  # seconds that a server may take to start
 CONTRIBUTIONS = "contributions.csv"  # in the server's folder: who contributed when
@@ -81,7 +85,12 @@ class AtServer(Alone):
         contributions = Contributions(self._folder / CONTRIBUTIONS)
         trainer = datamodule.trainer
         self._rounds = trainer.max_epochs if trainer is not None else None
-        return ServerDriver(federation, seat, datamodule, clients, terms.least, contributions, self._show)
+        driven = (seat, datamodule, clients, terms.least, contributions, self._show)
+        if terms.secure:
+            from lit_epgan.callbacks.secure_driver import SecureServerDriver  # needs a library of the extra ``flare``
+
+            return SecureServerDriver(federation, terms.largest, *driven)
+        return ServerDriver(federation, *driven)
 
     def _show(self, over: bool = False) -> None:
         """Write the operator's page anew."""
@@ -108,8 +117,9 @@ class AtInstitution(Alone):
         if where.name not in names:
             raise UserError(f"the institution {where.name!r} is none of the federation's clients: {', '.join(names)}")
         gate = Gate(_policy(policy), folder / SENT, where.terms.dry)
-        client = list(names).index(where.name)
-        self._server = RemoteServer(where.called(STARTING), where.name, client, gate, agreed(settings))
+        client, masking = list(names).index(where.name), _masking(where, names, gate.policy)
+        link = where.called(STARTING)
+        self._server = RemoteServer(link, where.name, client, gate, agreed(settings), masking)
 
     def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
         """The server says when this client's batches are read."""
@@ -147,6 +157,23 @@ def _policy(path: str | None) -> Policy:
         return Policy.of(load_yaml(Path(path)), path)
     except OSError as error:
         raise UserError(f"the policy {path} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _masking(where: Place, names: Sequence[str], policy: Policy) -> "Masking | None":
+    """What masks an institution's answers; None where the federation's terms ask for none.
+
+    Raises:
+        UserError: the policy asks for it, or the certificate cannot be used.
+    """
+    policy.check_secure(where.terms.secure)
+    if not where.terms.secure:
+        return None
+    from lit_epgan.remote.identity import Identity
+    from lit_epgan.remote.masking import LEAST, Masking
+
+    folder = where.certificates
+    identity = Identity.of_folder(Path(folder), where.name) if folder else None
+    return Masking(where.name, names, identity, policy.cohort or LEAST)
 
 
 def this_end(

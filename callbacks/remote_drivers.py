@@ -56,7 +56,8 @@ class ServerDriver(RoundDriver):
                 parts[names[k]].asked = True
             self._exchange(round_, parts)
             self._check()
-            round_.close()
+            if round_.exchange is not None:  # the round is not void
+                round_.close()
         clients.over(self._number, round_.dropped)
         for k, name in enumerate(names):
             parts[name].counted = parts[name].asked and k not in round_.dropped

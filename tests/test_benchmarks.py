@@ -31,6 +31,7 @@ SMALL = {
         *("--writers", "40", "--shares", "0.5", "--rounds", "1", "--server-steps", "1", "--runs", "1"),
         *("--epsilons", "8", "--processes", "1"),
     ],
+    "what_the_server_sees.py": ["--algorithms", "FedAvg", "GRAFFL's search", "generator sites"],
     "killed_institutions.py": ["--rounds", "5", "--institutions", "3", "--steps", "2"],
     "joined_tokens.py": ["--rounds", "1", "--word-rounds", "1"],
     "joined_tokens_power.py": ["--draws", "2", "--clean-draws", "2"],

@@ -46,6 +46,7 @@ institutions/SITE each client's log, and sent.csv: all that has left it.
   --least N                  institutions without which the run ends; 1 by default
   --patience SECONDS         that an institution may take for an answer, or it is left out; an hour by default
   --gather SECONDS           that the start waits for institutions; then it goes on with at least N; an hour by default
+  --secure_aggregation       the server sees sums of the institutions' reports alone; at least three take part
   --ckpt_path last           goes on where the federation was stopped
   --federation.policy FILE   what the institutions let happen to their data
   --KEY VALUE                overrides a key of the configuration, as with fit"""
@@ -218,6 +219,7 @@ def _own(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--least", type=int, default=Terms.least)
     parser.add_argument("--patience", type=float, default=Terms.patience)
     parser.add_argument("--gather", type=float, default=Terms.gather)
+    parser.add_argument("--secure_aggregation", action="store_true")
     try:
         own, rest = parser.parse_known_args(args)
     except argparse.ArgumentError as error:
@@ -231,7 +233,7 @@ def _own(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _terms(own: argparse.Namespace, names: tuple[str, ...] = ()) -> Terms:
-    return Terms(own.patience, own.gather, own.least, names, own.dry_run)
+    return Terms(own.patience, own.gather, own.least, names, own.dry_run, secure=own.secure_aggregation)
 
 
 def _tell(folder: Path) -> None:

@@ -246,6 +246,12 @@ class Combination:
             else:
                 self._sum.add(client, name, term)
 
+    def add_sum(self, report: Report) -> None:
+        """Take in the sum of several clients' reports, each entry of which sums."""
+        self._counts.update(name for name, term in report.items() if isinstance(term, Count))
+        for name, term in report.items():
+            self._sum.add(-1, name, term)
+
     @staticmethod
     def _sums(name: str, term: Term) -> bool:
         return isinstance(term, Count) or (not isinstance(term, Weighted) and name.startswith(SUMMED))

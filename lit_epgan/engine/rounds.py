@@ -4,7 +4,7 @@ import copy
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -16,19 +16,21 @@ from lit_epgan.engine.causes import Causes
 from lit_epgan.engine.collectives import all_gather, all_reduce, rank, ranks
 from lit_epgan.engine.divergence import ReportNorms, largest_norm, overflowing
 from lit_epgan.engine.mechanisms import Mechanism, refuse_buffers, refuse_single_reports
-from lit_epgan.engine.messages import Task, is_finite, nbytes, norm, scalar
+from lit_epgan.engine.messages import Report, Task, is_finite, nbytes, norm, scalar
 from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.networks import NAME as NETWORKS
 from lit_epgan.engine.networks import AlgorithmNetworks
-from lit_epgan.engine.private import PrivateStates
+from lit_epgan.engine.private import Private, PrivateStates
 from lit_epgan.engine.samplers import Everyone, Sampler
 from lit_epgan.engine.seat import WEIGHT, Answer
 from lit_epgan.engine.server_copy import ServerCopy
+from lit_epgan.engine.sums_alone import refuse_seen_reports
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.randomness import derive_seed, seed_streams
 
 BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
+HIDDEN = "whose update it was is hidden: lower the learning rate, or bound updates by a mechanism such as NormClipping"
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Federation:
         aggregator: stands for the sum of the clients' changes; None for the sum.
         mechanism: sees all totals.
         private: what the clients keep; each rank holds its own clients'.
+        secure: whether the server sees sums of reports alone.
     """
 
     algorithm: Algorithm
@@ -58,6 +61,7 @@ class Federation:
     aggregator: Aggregator | None = None
     mechanism: Mechanism | None = None
     private: PrivateStates = field(default_factory=PrivateStates)
+    secure: bool = False
 
 
 class Round:
@@ -121,6 +125,8 @@ class Round:
         named = {**exchange.combine, **(federation.tensors.combine() if exchange.training else {})}
         if self._private:
             refuse_single_reports(federation.algorithm, named, federation.aggregator)
+        if federation.secure:
+            refuse_seen_reports(federation.algorithm, named, federation.aggregator)
         aggregator = copy.deepcopy(federation.aggregator)
         self._combination = Combination(named, aggregator, federation.server.parameters.device)
 
@@ -186,6 +192,34 @@ class Round:
                 + (f"; {cause}" if cause else ""),
                 stacklevel=2,
             )
+
+    def receive_sum(self, answered: Mapping[int, Private], report: Report, steps: int) -> None:
+        """Take in the sum of several clients' answers, of which nobody can look at any.
+
+        Args:
+            answered: what each client keeps, by its index.
+            report: the sum of their reports, each entry weight times change.
+            steps: the sum of their local steps.
+        """
+        federation = self._federation
+        self._worked.update(answered)
+        self._budget["steps"] += steps
+        self._budget["bytes_up"] += nbytes(report) * len(answered)  # a masked report is as large as the sum
+        for client, private in answered.items():
+            federation.private.propose(federation.names[client], private)
+        self._combination.add_sum(report)
+
+    def void(self, why: str) -> None:
+        """End the round without a trace, for what was answered cannot be used; the next one begins as this one has.
+
+        Args:
+            why: for the warning.
+        """
+        warnings.warn(f"round {self.number} is void: {why}; the server's model stays as it was", stacklevel=2)
+        self.abandon()
+        self.dropped += [k for k in self._federation.server.cohort if k not in self.dropped]
+        self.exchange, self.asked = None, []
+        self._finish()
 
     def leave_out(self, client: int, why: str) -> None:
         """Go on without a client whose answer does not come.
@@ -299,7 +333,8 @@ class Round:
             raise UserError(self._refused(trouble))
 
     def _refused(self, trouble: str) -> str:
-        return f"round {self.number} is refused: {trouble}; {self._norms.cause()}{self._safe}"
+        cause = HIDDEN if self._federation.secure else self._norms.cause()
+        return f"round {self.number} is refused: {trouble}; {cause}{self._safe}"
 
     @property
     def _safe(self) -> str:

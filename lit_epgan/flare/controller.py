@@ -93,10 +93,10 @@ class RoundController(Controller):  # type: ignore[misc]
             while not abort_signal.triggered:
                 notes.append(link.recv_bytes())
                 kind = Note.read(notes[-1]).kind
-                if kind in (Kind.TASK, Kind.END, Kind.REFUSED):
+                if kind.asks or kind in (Kind.END, Kind.REFUSED):
                     answer = self._asked(site, notes, abort_signal, fl_ctx)
                     notes = []
-                    if kind is not Kind.TASK or answer == ReturnCode.EXECUTION_RESULT_ERROR:
+                    if not kind.asks or answer == ReturnCode.EXECUTION_RESULT_ERROR:
                         return True
                     if not isinstance(answer, bytes):
                         return False

@@ -10,11 +10,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from lit_epgan.flare.certificates import certificates
 from lit_epgan.flare.controller import ANSWER, NOTES
 from lit_epgan.flare.fit import MISTAKE, Fit
 from lit_epgan.flare.plan import Plan
 from lit_epgan.remote.link import Terms
-from lit_epgan.remote.notes import Kind, Note
+from lit_epgan.remote.notes import Note
 
 
 class SeatExecutor(Executor):  # type: ignore[misc]
@@ -51,7 +52,8 @@ class SeatExecutor(Executor):  # type: ignore[misc]
     def _begun(self, fl_ctx: FLContext) -> Shareable:
         again = self._fit is not None
         self._leave()
-        self._fit = Fit(Plan.read(fl_ctx.get_identity_name()), Terms.of(self.terms), self.resumes or again)
+        plan, terms = Plan.read(fl_ctx.get_identity_name()), Terms.of(self.terms)
+        self._fit = Fit(plan, terms, self.resumes or again, certificates(fl_ctx))
         reply = make_reply(ReturnCode.OK)
         self._link, reply[ANSWER] = self._fit.taken_in()
         return reply
@@ -62,7 +64,7 @@ class SeatExecutor(Executor):  # type: ignore[misc]
         for each in notes:
             self._link.send_bytes(each)
         reply = make_reply(ReturnCode.OK)
-        if Note.read(notes[-1]).kind is Kind.TASK:
+        if Note.read(notes[-1]).kind.asks:
             reply[ANSWER] = self._link.recv_bytes()
         return reply
 

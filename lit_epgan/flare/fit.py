@@ -9,6 +9,7 @@ import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
+from typing import Literal
 
 from lit_epgan.flare.plan import Plan
 from lit_epgan.remote.link import Place, Terms
@@ -24,12 +25,14 @@ class Fit:
         plan: what to do; without an institution's name it is the server's.
         terms: the federation's.
         resumes: whether it goes on from its last checkpoint, if it has one.
+        certificates: the folder of the institution's certificate; empty where it has none.
     """
 
-    def __init__(self, plan: Plan, terms: Terms, resumes: bool) -> None:
+    def __init__(self, plan: Plan, terms: Terms, resumes: bool, certificates: str = "") -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="lit_epgan_")  # a socket's path must be short
         address, key = str(Path(self._folder.name) / "link"), secrets.token_hex(32)
-        self.place = Place("institution" if plan.name else "server", address, key, plan.name, terms)
+        role: Literal["server", "institution"] = "institution" if plan.name else "server"
+        self.place = Place(role, address, key, plan.name, terms, certificates)
         self._plan, self._resumes = plan, resumes
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -5,11 +5,11 @@ import json
 import queue
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from threading import Thread
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.seat import Answer
@@ -18,6 +18,7 @@ from lit_epgan.remote.agreement import disagreement
 from lit_epgan.remote.notes import Kind, Note, answer_to
 
 LARGEST_HELLO = 1_000_000  # bytes
+T = TypeVar("T")
 
 
 class Heard(NamedTuple):
@@ -105,11 +106,27 @@ class RemoteClients:
 
         None comes from those that are lost now. All have the same time to answer, from now on.
         """
+        return self.gather(
+            tasks,
+            lambda k: Note(Kind.TASK, encode_task(tasks[k])),
+            lambda k, note: decode_answer(answer_to(tasks[k], note)),
+        )
+
+    def gather(
+        self, asked: Collection[int], says: Callable[[int], Note], reads: Callable[[int, Note], T]
+    ) -> Iterator[tuple[int, T | None]]:
+        """What clients send back, in the order of ``asked``; as ``ask``.
+
+        Args:
+            asked: the clients.
+            says: gives the note that one of them is told.
+            reads: what to make of its note; raises an error where it is none that was expected.
+        """
         start = time.monotonic()
-        for k, task in tasks.items():
-            self._tell(k, Note(Kind.TASK, encode_task(task)))
-        for k in tasks:
-            yield k, self._answer(k, tasks[k], start)
+        for k in asked:
+            self._tell(k, says(k))
+        for k in asked:
+            yield k, self._read(k, reads, start)
 
     def over(self, round_: int, dropped: Iterable[int]) -> None:
         """A round is over; the reports of those who were dropped have not counted."""
@@ -151,7 +168,7 @@ class RemoteClients:
             except OSError:
                 self.lose(k, "its link is broken")
 
-    def _answer(self, k: int, task: Task, start: float) -> Answer | None:
+    def _read(self, k: int, reads: Callable[[int, Note], T], start: float) -> T | None:
         link = self._links.get(k)
         if link is None:
             return None
@@ -161,7 +178,7 @@ class RemoteClients:
                 return None
             data = link.recv_bytes(self._largest)
             self.heard[k] = Heard(time.monotonic() - start, len(data))
-            return decode_answer(answer_to(task, Note.read(data)))
+            return reads(k, Note.read(data))
         except (EOFError, ConnectionError):
             self.lose(k, "its link is broken")
         except OSError:

@@ -22,6 +22,7 @@ class Terms:
         names: the institutions', where each has data of its own; none where every process can read all clients' data.
         dry: whether institutions list their first report, and send nothing.
         largest: bytes of an answer.
+        secure: whether the server sees sums of reports alone.
     """
 
     patience: float = 3600.0
@@ -30,6 +31,7 @@ class Terms:
     names: tuple[str, ...] = ()
     dry: bool = False
     largest: int = 2**32
+    secure: bool = False
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> "Terms":
@@ -47,6 +49,7 @@ class Place:
         key: which both ends must know, in hexadecimal digits.
         name: the institution's.
         terms: the federation's.
+        certificates: the folder of the institution's certificate; empty where it has none.
     """
 
     role: Literal["server", "institution"]
@@ -54,6 +57,7 @@ class Place:
     key: str
     name: str = ""
     terms: Terms = Terms()
+    certificates: str = ""
 
     def environment(self) -> dict[str, str]:
         """The variable by which a process is told."""

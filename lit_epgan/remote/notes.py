@@ -16,7 +16,8 @@ class Kind(Enum):
     BEGIN: a round begins, of how many clients, and whether the institution trains in it. TASK: a question, as
     ``wire.encode_task`` writes it. ANSWER: the round's and the exchange's number, eight bytes each, and what
     ``wire.encode_answer`` writes. OVER: a round is over, and whether the institution's report counted. END: there are
-    no more rounds.
+    no more rounds. Under secure aggregation, READY stands for the answer to a task, SET asks those who are ready to
+    mask theirs, and the ANSWER is masked; see ``masking``.
     """
 
     HELLO = b"H"
@@ -26,6 +27,13 @@ class Kind(Enum):
     ANSWER = b"A"
     OVER = b"O"
     END = b"E"
+    READY = b"Y"
+    SET = b"S"
+
+    @property
+    def asks(self) -> bool:
+        """Whether the institution sends something back."""
+        return self in (Kind.TASK, Kind.SET)
 
 
 class Note(NamedTuple):
@@ -67,18 +75,18 @@ class Note(NamedTuple):
         return self.body
 
 
-def answered(task: Task, answer: bytes) -> Note:
+def answered(task: Task, answer: bytes, kind: Kind = Kind.ANSWER) -> Note:
     """The note of an answer to a task."""
-    return Note(Kind.ANSWER, _number(task) + answer)
+    return Note(kind, _number(task) + answer)
 
 
-def answer_to(task: Task, note: Note) -> bytes:
-    """The answer that a note holds.
+def answer_to(task: Task, note: Note, kind: Kind = Kind.ANSWER) -> bytes:
+    """The answer that a note of this kind holds.
 
     Raises:
         ValueError: it is none, or one to another task, as one that comes late or twice.
     """
-    body = note.of_kind(Kind.ANSWER)
+    body = note.of_kind(kind)
     if body[:WORDS] != _number(task):
         raise ValueError("an answer to another question")
     return body[WORDS:]

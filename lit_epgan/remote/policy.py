@@ -8,6 +8,11 @@ from lit_epgan.engine.messages import Report
 from lit_epgan.errors import UserError
 
 LISTS = ("algorithms", "mechanisms", "entries")
+SWITCHES = ("secure",)
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(LISTS, ((list,), "a list")),
+    **dict.fromkeys(SWITCHES, ((bool,), "true or false")),
+}
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,7 @@ class Policy:
             server adds is not the institution's to vouch for: such a mechanism is refused under this rule.
         cohort: the fewest clients of a round, as the server says how many there are.
         entries: patterns of names (``*``) of what may leave in a report.
+        secure: whether reports may leave under secure aggregation alone; ``cohort`` then is the fewest of a sum.
     """
 
     algorithms: list[str] | None = None
@@ -28,6 +34,7 @@ class Policy:
     epsilon: float | None = None
     cohort: int | None = None
     entries: list[str] | None = None
+    secure: bool | None = None
 
     @classmethod
     def of(cls, rules: Any, where: str) -> "Policy":
@@ -45,9 +52,8 @@ class Policy:
             strange = f"{rules!r}" if not isinstance(rules, dict) else ", ".join(sorted(map(str, set(rules) - known)))
             raise UserError(f"the policy {where}: {strange} is no rule; there are {', '.join(sorted(known))}")
         for name, value in rules.items():
-            wanted: tuple[type, ...] = (list,) if name in LISTS else (int, float)
-            if value is not None and (not isinstance(value, wanted) or isinstance(value, bool)):
-                what = "a list" if name in LISTS else "a number"
+            wanted, what = _KINDS.get(name, ((int, float), "a number"))
+            if value is not None and (not isinstance(value, wanted) or isinstance(value, bool) != (name in SWITCHES)):
                 raise UserError(f"the policy {where}: {name} is {value!r}; give {what}")
         return cls(**rules)
 
@@ -78,6 +84,14 @@ class Policy:
             UserError: naming the rule.
         """
         self._check("cohort", self.cohort is None or clients >= self.cohort, f"the round has {clients}")
+
+    def check_secure(self, secure: bool) -> None:
+        """Refuse a federation whose server sees single reports.
+
+        Raises:
+            UserError: naming the rule.
+        """
+        self._check("secure", secure or not self.secure, "the federation's server sees every report by itself")
 
     def check_report(self, report: Report) -> None:
         """Refuse what may not leave.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,6 +12,9 @@ from lit_epgan.engine.wire import decode_task, encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.remote.gate import Gate
 from lit_epgan.remote.notes import Kind, Note, answered
+
+if TYPE_CHECKING:
+    from lit_epgan.remote.masking import Masking  # needs a library of the extra ``flare``
 
 
 class RemoteServer:
@@ -22,6 +26,7 @@ class RemoteServer:
         client: its index among all clients.
         gate: what leaves passes there.
         settings: what the server must have alike, as ``agreement.agreed`` gives it.
+        masking: masks what leaves; None where the server may see single reports.
 
     Attributes:
         round: the number of the round that the server is in, or was in last; -1 before the first.
@@ -29,9 +34,16 @@ class RemoteServer:
     """
 
     def __init__(
-        self, link: Connection, name: str, client: int, gate: Gate, settings: Mapping[str, str] | None = None
+        self,
+        link: Connection,
+        name: str,
+        client: int,
+        gate: Gate,
+        settings: Mapping[str, str] | None = None,
+        masking: "Masking | None" = None,
     ) -> None:
-        self.link, self.name, self.client, self.gate = link, name, client, gate
+        self.link, self.name, self.client, self.gate, self._masking = link, name, client, gate, masking
+        self._cohort, self._put_back = 1, list[Note]()
         self.round, self.ended, self._trains, self._begun = -1, False, False, False
         self._cache: dict[str, Tensor] = {}
         link.send_bytes(Note.of(Kind.HELLO, name=name, settings=dict(settings or {})).written())
@@ -49,7 +61,8 @@ class RemoteServer:
                         "one: start it again with --ckpt_path and its checkpoints/previous.ckpt"
                     )
                 self._begun = True
-                self.gate.policy.check_cohort(about["cohort"])
+                self._cohort = about["cohort"]
+                self.gate.policy.check_cohort(self._cohort)
         return self.round == round_ and self._trains and not self.ended
 
     def task(self) -> Task | bool:
@@ -62,9 +75,23 @@ class RemoteServer:
     def answer(self, task: Task, answer: Answer) -> None:
         """Send what comes of a task; what the client keeps stays here."""
         self.gate.passes(task, answer.report)
-        self.link.send_bytes(answered(task, encode_answer(answer)).written())
+        if self._masking is None:
+            self.link.send_bytes(answered(task, encode_answer(answer)).written())
+        else:
+            self._answer_masked(self._masking, task, answer)
+
+    def _answer_masked(self, masking: "Masking", task: Task, answer: Answer) -> None:
+        """Say that the answer is ready, and send it masked, if the server still wants it."""
+        self.link.send_bytes(answered(task, masking.ready(task, answer, self._cohort), Kind.READY).written())
+        note = self._next()
+        if note.kind is Kind.SET:
+            self.link.send_bytes(answered(task, masking.masked(note.body)).written())
+        else:
+            self._put_back.append(note)
 
     def _next(self) -> Note:
+        if self._put_back:
+            return self._put_back.pop()
         try:
             note = Note.read(self.link.recv_bytes())
         except (EOFError, OSError) as error:
