@@ -302,7 +302,10 @@ class FederationCallback(Callback):
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Add the algorithm's loss."""
-        if self._driver is None or not self._driver.seat.adds_loss():
+        if self._driver is None:
+            return
+        self._driver.before_backward(loss)
+        if not self._driver.seat.adds_loss():
             return
         with no_autocast(loss.device):
             extra = self._driver.seat.extra_loss()
@@ -317,7 +320,7 @@ class FederationCallback(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Let the algorithm adjust the gradients of the optimizer's parameters."""
         if self._driver is not None:
-            self._driver.seat.before_step(self._adjusted[id(optimizer)])
+            self._driver.before_step(self._adjusted[id(optimizer)])
 
     # The end, and checkpoints -----------------------------------------------------------------------------------------
 

@@ -9,9 +9,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lit_epgan.atomic import write_text
 from lit_epgan.callbacks.remote_drivers import InstitutionDriver, ServerDriver
 from lit_epgan.callbacks.round_driver import RoundDriver
+from lit_epgan.callbacks.shared_seat import SharedSeat
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.elsewhere import place as take_place
 from lit_epgan.engine import Federation, Mechanism, Sampler, Seat
+from lit_epgan.engine.collectives import rank, ranks
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.remote.agreement import agreed
@@ -22,6 +24,7 @@ from lit_epgan.remote.link import Place, place
 from lit_epgan.remote.operator_page import PAGE, operator_page
 from lit_epgan.remote.policy import Policy
 from lit_epgan.remote.server import RemoteServer
+from lit_epgan.remote.shared_link import ListeningServer, SharedLink
 from lit_epgan.runs.yaml_files import load_yaml
 
 if TYPE_CHECKING:
@@ -118,23 +121,35 @@ class AtInstitution(Alone):
             raise UserError(f"the institution {where.name!r} is none of the federation's clients: {', '.join(names)}")
         gate = Gate(_policy(policy), folder / SENT, where.terms.dry)
         client, masking = list(names).index(where.name), _masking(where, names, gate.policy)
-        link = where.called(STARTING)
-        self._server = RemoteServer(link, where.name, client, gate, agreed(settings), masking)
+        link = where.called(STARTING) if rank() == 0 else None
+        if ranks() > 1:
+            kind, shared = RemoteServer if rank() == 0 else ListeningServer, SharedLink(link)
+            self._server = kind(shared, where.name, client, gate, agreed(settings), masking)
+        else:
+            assert link is not None
+            self._server = RemoteServer(link, where.name, client, gate, agreed(settings), masking)
 
     def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
         """The server says when this client's batches are read."""
         datamodule.federate(AskedByServer(self._server), trains, self._server.trains)
+        datamodule.one_seat = True
 
     def driver(self, federation: Federation, seat: Seat, datamodule: FederatedDataModule) -> RoundDriver:
         """One whose rounds are the server's."""
-        return InstitutionDriver(federation, seat, datamodule, self._server)
+        shared = SharedSeat() if ranks() > 1 else None
+        return InstitutionDriver(federation, seat, datamodule, self._server, shared)
 
     def check(self, algorithm: str, mechanism: Mechanism | None) -> None:
-        """Refuse what the institution's policy does not allow.
+        """Refuse what the institution's policy does not allow, and noise that several ranks would add.
 
         Raises:
             UserError: naming the rule.
         """
+        if mechanism is not None and mechanism.by_record and ranks() > 1:
+            raise UserError(
+                f"{type(mechanism).__name__} protects records on one rank, and trainer.devices is {ranks()} at this "
+                "institution: set it to 1"
+            )
         name = None if mechanism is None else type(mechanism).__name__
         own = None if mechanism is None else mechanism.own_epsilon()
         self._server.gate.policy.check_plan(algorithm, name, own)

@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from lit_epgan.callbacks.round_driver import RoundDriver
+from lit_epgan.callbacks.shared_seat import SharedSeat
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.rounds import Mark
-from lit_epgan.engine import Federation, Round, Seat
+from lit_epgan.engine import Federation, OptimizedParameters, Round, Seat
 from lit_epgan.errors import UserError
 from lit_epgan.remote.clients import RemoteClients
 from lit_epgan.remote.contributions import Contribution, Contributions
@@ -103,13 +106,39 @@ class ServerDriver(RoundDriver):
 
 
 class InstitutionDriver(RoundDriver):
-    """Rounds that the server's process holds."""
+    """Rounds that the server's process holds.
+
+    Args:
+        federation, seat, datamodule: as of a RoundDriver.
+        server: the link.
+        shared: where several ranks train the client.
+    """
 
     def __init__(
-        self, federation: Federation, seat: Seat, datamodule: FederatedDataModule, server: RemoteServer
+        self,
+        federation: Federation,
+        seat: Seat,
+        datamodule: FederatedDataModule,
+        server: RemoteServer,
+        shared: SharedSeat | None = None,
     ) -> None:
         super().__init__(federation, seat, datamodule)
-        self._server = server
+        self._server, self._shared = server, shared
+
+    def take_up(self, batch: Any) -> Any:
+        """As of a RoundDriver; on several ranks this rank's part of the batch."""
+        return super().take_up(batch if self._shared is None else self._shared.part(batch))
+
+    def before_backward(self, loss: Tensor) -> None:
+        """On several ranks let the loss count by this rank's rows."""
+        if self._shared is not None:
+            self._shared.weigh(loss)
+
+    def before_step(self, optimized: OptimizedParameters) -> None:
+        """On several ranks average the gradients first."""
+        if self._shared is not None:
+            self._shared.average(optimized)
+        super().before_step(optimized)
 
     def _new_round(self) -> Any:
         return RemoteRound(self._server, self.federation.private, self._number)

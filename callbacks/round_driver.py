@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.rounds import Mark
-from lit_epgan.engine import Federation, Round, Seat
+from lit_epgan.engine import Federation, OptimizedParameters, Round, Seat
 from lit_epgan.engine.causes import cause_in_data
 from lit_epgan.engine.collectives import gather_objects
 from lit_epgan.engine.seat import load_server
@@ -157,6 +157,13 @@ class RoundDriver:
         self.mark = mark
         self.skips = self._ended or self.seat.client is None
         return batch if self.skips else self.seat.batch(batch, mark.weight)
+
+    def before_backward(self, loss: Tensor) -> None:
+        """A loss is about to be differentiated."""
+
+    def before_step(self, optimized: OptimizedParameters) -> None:
+        """An optimizer is about to step: the algorithm adjusts the gradients of its parameters."""
+        self.seat.before_step(optimized)
 
     def end_client(self) -> None:
         """The module has had enough of the client at work: neither this batch nor its further ones are trained on."""

@@ -133,6 +133,7 @@ class FederatedDataModule(LightningDataModule):
         self._asked: Callable[[int], bool] = lambda round_: True
         self.clients: list[Client] = []
         self.client_names: list[str] = []
+        self.one_seat = False  # whether all ranks train the same clients together
         self.numbers_own_classes = False  # whether class 0, 1, ... are those found in these very data
         self._data: ClientData | None = None
 
@@ -262,7 +263,9 @@ class FederatedDataModule(LightningDataModule):
         """This rank's clients of the round. A client always belongs to the same rank, which keeps its private state."""
         if not self._asked(round_) or not self._trains(round_):
             return []
-        rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+        if self.one_seat or self.trainer is None:
+            return self.cohort(round_)
+        rank, ranks = self.trainer.global_rank, self.trainer.world_size
         return [client for client in self.cohort(round_) if client % ranks == rank]
 
     def record_count(self, client: int, round_: int) -> float:

@@ -1,10 +1,13 @@
 """What ranks exchange when an exchange ends."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def ranks() -> int:
@@ -65,3 +68,27 @@ def all_gather(each: dict[str, dict[int, Tensor]]) -> dict[str, dict[int, Tensor
     device = next((t.device for clients in each.values() for t in clients.values()), torch.device("cpu"))
     joined = {name: {k: t for rank_ in gathered for k, t in rank_.get(name, {}).items()} for name in names}
     return {name: {k: joined[name][k].to(device) for k in sorted(joined[name])} for name in names}
+
+
+def from_first(own: T) -> T:
+    """What rank 0 gives, on every rank."""
+    if ranks() == 1:
+        return own
+    told = [own]
+    dist.broadcast_object_list(told, 0)
+    return told[0]
+
+
+def mean_of(tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by its mean over ranks, in one all_reduce.
+
+    Args:
+        tensors: of one dtype and device, the same shapes on every rank.
+    """
+    if ranks() == 1 or not tensors:
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= ranks()
+    for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(mean.view_as(tensor))

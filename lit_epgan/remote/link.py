@@ -5,10 +5,26 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 VARIABLE = "LIT_EPGAN_REMOTE"
 PAUSE = 0.05  # seconds between two calls
+
+
+class Link(Protocol):
+    """What carries notes, as a Connection does."""
+
+    def send_bytes(self, data: bytes, /) -> None:
+        """Send a note."""
+        ...
+
+    def recv_bytes(self) -> bytes:
+        """The next note."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
 
 
 @dataclass(frozen=True)

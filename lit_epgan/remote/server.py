@@ -1,7 +1,6 @@
 """An institution's link to the server: when rounds begin and end, what is asked, and what is answered."""
 
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from lit_epgan.engine.seat import Answer
 from lit_epgan.engine.wire import decode_task, encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.remote.gate import Gate
+from lit_epgan.remote.link import Link
 from lit_epgan.remote.notes import Kind, Note, answered
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class RemoteServer:
 
     def __init__(
         self,
-        link: Connection,
+        link: Link,
         name: str,
         client: int,
         gate: Gate,

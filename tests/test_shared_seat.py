@@ -1,0 +1,82 @@
+"""A client that several ranks train."""
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_epgan.callbacks.shared_seat import SharedSeat, rows_of
+from lit_epgan.command.cli import main
+from lit_epgan.flare.plan import at_institution
+from lit_epgan.remote.link import Place
+from tests.processes import ROOT, environment
+
+# batches of 7 rows, so that two ranks have 4 and 3; FedProx adds a loss of its own
+WORDS = ["--config", "digits_classifier.yaml", "--config", "algorithms/fedprox.yaml", "--data.clients", "2"]
+WORDS += ["--data.batch_size", "7", "--data.local_steps", "6", "--trainer.max_epochs", "2"]
+
+
+def test_each_rank_has_its_rows_and_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = {"x": torch.arange(7), "scale": torch.tensor(2.0), "y": (torch.arange(7),)}
+    factors = []
+    for rank, rows in ((0, [0, 3, 6]), (1, [1, 4]), (2, [2, 5])):
+        monkeypatch.setattr("lit_epgan.callbacks.shared_seat.rank", lambda rank=rank: rank)
+        monkeypatch.setattr("lit_epgan.callbacks.shared_seat.ranks", lambda: 3)
+        seat = SharedSeat()
+        part = seat.part(batch)
+        assert part["x"].tolist() == part["y"][0].tolist() == rows
+        assert part["scale"] == 2.0
+        factors.append(seat.factor)
+    assert sum(factors) == pytest.approx(3)
+    assert factors == pytest.approx([9 / 7, 6 / 7, 6 / 7])
+    seat = SharedSeat()
+    assert seat.part(torch.arange(2)).tolist() == [0, 1]  # fewer rows than ranks: all have all
+    assert seat.factor == 1
+
+
+def test_a_loss_counts_by_its_rows() -> None:
+    seat, weight = SharedSeat(), torch.tensor(3.0, requires_grad=True)
+    seat.factor = 0.5
+    loss = weight * 2
+    seat.weigh(loss)
+    loss.add_(weight * 10)  # an algorithm's loss is alike on all ranks
+    loss.backward()
+    assert weight.grad == 0.5 * 2 + 10
+
+
+def test_rows_are_those_of_the_first_tensor() -> None:
+    assert rows_of([torch.zeros(5, 2), torch.zeros(3)]) == 5
+    assert rows_of("no tensor") == 0
+
+
+@pytest.mark.slow
+def test_two_ranks_of_an_institution_train_the_model_of_one(tmp_path: Path) -> None:
+    address, key = str(tmp_path / "s"), secrets.token_hex(16)
+    server = Place("server", address, key)
+    fits = {"server": (server, WORDS)}
+    for name, devices in (("client-0", "1"), ("client-1", "2")):
+        fits[name] = (Place("institution", address, key, name), at_institution([*WORDS, "--trainer.devices", devices]))
+    processes = {name: started(tmp_path / name, *fit) for name, fit in fits.items()}
+    for name, process in processes.items():
+        assert process.wait(200) == 0, (tmp_path / name / "log").read_text()
+    assert main(["fit", *WORDS, "--trainer.default_root_dir", str(tmp_path / "alone")]) == 0
+    expected, found = (
+        torch.load(tmp_path / run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for run in ("alone", "server/run")
+    )
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6 * float(value.abs().max()), msg=name)
+    sent = (tmp_path / "client-1" / "run" / "sent.csv").read_text().splitlines()
+    assert len(sent) == 1 + len((tmp_path / "client-0" / "run" / "sent.csv").read_text().splitlines()[1:])
+
+
+def started(folder: Path, where: Place, words: list[str]) -> subprocess.Popen[bytes]:
+    folder.mkdir()
+    command = [sys.executable, "-m", "lit_epgan", "fit", *words, "--trainer.default_root_dir", str(folder / "run")]
+    with (folder / "log").open("wb") as log:
+        more = {**where.environment(), "MASTER_PORT": str(20_000 + os.getpid() % 20_000)}
+        return subprocess.Popen(command, cwd=ROOT, env=environment() | more, stdout=log, stderr=log)
