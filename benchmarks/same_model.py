@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from side_by_side import markdown, options, publish
 
-from lit_epgan.flare.simulation import QUIET
+from lit_epgan.flare.plan import QUIET
 
 BAR = 1e-6
 CLASSIFIER = ["--config", "digits_classifier.yaml", "--data.clients", "4"]
