@@ -65,6 +65,12 @@ def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
     return max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in pairs)
 
 
+def small(rounds: int) -> list[str]:
+    """Words that leave out all but the training."""
+    settings = QUIET | {"max_epochs": str(rounds), "accelerator": "cpu"}
+    return [word for key, value in settings.items() for word in (f"--trainer.{key}", value)]
+
+
 def apart(words: list[str]) -> list[float]:
     """How far four ranks' and four sites' models are from that of one process."""
     with tempfile.TemporaryDirectory() as folder:
@@ -78,14 +84,12 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="*", default=list(ALGORITHMS), choices=list(ALGORITHMS))
     parser.add_argument("--kept", type=Path, help="a file of what has been found, to go on with")
     args = parser.parse_args()
-    small = QUIET | {"max_epochs": str(args.rounds), "accelerator": "cpu"}
-    settings = [word for key, value in small.items() for word in (f"--trainer.{key}", value)]
     kept = args.kept.read_text().splitlines() if args.kept is not None and args.kept.is_file() else []
     known = {(each["algorithm"], each["precision"]): each["apart"] for each in map(json.loads, kept)}
     for name in args.algorithms:
         for precision in PRECISIONS:
             if (name, precision) not in known:
-                found = apart([*ALGORITHMS[name], *settings, "--trainer.precision", precision])
+                found = apart([*ALGORITHMS[name], *small(args.rounds), "--trainer.precision", precision])
                 known[name, precision] = found
                 line = json.dumps({"algorithm": name, "precision": precision, "apart": found})
                 print(line, flush=True)
