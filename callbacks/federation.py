@@ -260,7 +260,7 @@ class FederationCallback(Callback):
         self._start = RoundStart(trainer)
         self._optimizers_before = self._state.server_optimizers
         trainer.fit_loop.min_epochs = max(self._min_epochs, trainer.current_epoch + 1)  # a round is never cut short
-        self._clients_in_share = len(self._datamodule.share(trainer.current_epoch)) or 1
+        self._clients_in_share: int | None = None  # an institution would wait for the server here, before it has saved
         self._driver.expect(trainer.current_epoch)
 
     def _finish_round(self) -> None:
@@ -385,6 +385,8 @@ class FederationCallback(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the checkpoint of a fit: its doubles are loaded once more when the module has its precision."""
         self._checkpoint = checkpoint if trainer.state.fn == "fit" else None
+        if self._checkpoint is not None:
+            self._end.go_back(checkpoint, Path(str(trainer.ckpt_path)))
 
     @torch.no_grad()
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -431,10 +433,15 @@ class FederationCallback(Callback):
             (trainer.max_epochs or 0) if trainer is not None else 0,
             client.name if client is not None else "",
             mark.position if mark is not None else 0,
-            self._clients_in_share,
+            self._share_size(trainer.current_epoch) if trainer is not None else 1,
             client.step if client is not None else 0,
             client.steps if client is not None else None,
         )
+
+    def _share_size(self, round_: int) -> int:
+        if self._clients_in_share is None:
+            self._clients_in_share = len(self._datamodule.share(round_)) or 1
+        return self._clients_in_share
 
     def exchange_personal(self) -> None:
         """Let every rank know all clients' personal layers."""

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lit_epgan import tensor_file
 from lit_epgan.atomic import write_text
 from lit_epgan.callbacks.remote_drivers import InstitutionDriver, ServerDriver
 from lit_epgan.callbacks.round_driver import RoundDriver
@@ -25,6 +26,7 @@ from lit_epgan.remote.operator_page import PAGE, operator_page
 from lit_epgan.remote.policy import Policy
 from lit_epgan.remote.server import RemoteServer
 from lit_epgan.remote.shared_link import ListeningServer, SharedLink
+from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault
 from lit_epgan.runs.yaml_files import load_yaml
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ class Alone:
     def driver(self, federation: Federation, seat: Seat, datamodule: FederatedDataModule) -> RoundDriver:
         """What drives the rounds."""
         return RoundDriver(federation, seat, datamodule)
+
+    def go_back(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """Let a checkpoint that is about to be gone on from be an earlier one, where others have no later one."""
 
     def check(self, algorithm: str, mechanism: Mechanism | None) -> None:
         """Refuse a training that this end does not allow, before it begins."""
@@ -138,6 +143,22 @@ class AtInstitution(Alone):
         """One whose rounds are the server's."""
         shared = SharedSeat() if ranks() > 1 else None
         return InstitutionDriver(federation, seat, datamodule, self._server, shared)
+
+    def go_back(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """An institution that is ahead of the server, which has lost a round, goes on from the checkpoint before.
+
+        Args:
+            checkpoint: what stands in the last one; what stands in the one before takes its place.
+            path: of the last one.
+        """
+        round_, before = self._server.first(), path.with_name(PREVIOUS)
+        if self.ended or checkpoint["epoch"] <= round_ or path.name != LAST or fault(before) is not None:
+            return
+        earlier = tensor_file.load(before)
+        if earlier["epoch"] <= round_:
+            rank_zero_warn(f"{path} is of a later round than {round_}, the server's: {before} is gone on from")
+            checkpoint.clear()
+            checkpoint.update(earlier)
 
     def check(self, algorithm: str, mechanism: Mechanism | None) -> None:
         """Refuse what the institution's policy does not allow, and noise that several ranks would add.

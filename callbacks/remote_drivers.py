@@ -69,10 +69,13 @@ class ServerDriver(RoundDriver):
 
     def _exchange(self, round_: Round, parts: dict[str, Contribution]) -> None:
         """Ask everybody who is to be asked, and take in what they answer."""
-        names, shapes = self.federation.names, Shapes()
+        names = self.federation.names
         held = {k: self.federation.private.take_up(names[k]) for k in round_.asked}
         tasks = {k: round_.task(k, own.delivered) for k, own in held.items()}
-        for k, answer in self._clients.ask(tasks):
+        answers = list(self._clients.ask(tasks))  # all of them, for most of them say which shapes are right
+        sent = next(iter(tasks.values())).received if tasks else {}
+        shapes = Shapes([answer.report for _, answer in answers if answer is not None], sent)
+        for k, answer in answers:
             part = parts[names[k]]
             if answer is not None and (misfit := shapes.misfit(answer.report)):
                 self._clients.lose(k, misfit)

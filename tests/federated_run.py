@@ -69,6 +69,9 @@ class Narrator(Callback):
     def say(self, trainer: Trainer, text: str) -> None:
         print(f"rank {trainer.global_rank} round {trainer.current_epoch} {text}", flush=True)
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.say(trainer, "is ready")
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self.say(trainer, f"batch {args[-1]}")
 
@@ -103,6 +106,17 @@ class Trouble(Callback):
             time.sleep(0.5)
         if kind == "busy" and args[-1] == 0:
             ctypes.PyDLL(None).usleep(int(3e6 * self.patience))
+
+
+def set_clock(kind: str) -> None:
+    """Lets this process's wall clock be ten years off, or run backwards."""
+    start, right, off = time.time(), time.time, {"late": -3e8, "early": 3e8, "backwards": 0.0}[kind]
+
+    def told() -> float:
+        return 2 * start - right() if kind == "backwards" else right() + off
+
+    time.time, time.time_ns = told, lambda: int(told() * 1e9)
+    print(f"the clock is {kind}: {time.ctime(time.time())}", flush=True)
 
 
 class SlowCheckpoint(RoundCheckpoint):
@@ -157,8 +171,11 @@ def main() -> None:
     parser.add_argument("--policy", help="of institutions, a file")
     parser.add_argument("--trouble", nargs="*", default=[], metavar="RANK=KIND")
     parser.add_argument("--patience", type=float, default=30.0)
+    parser.add_argument("--clock", choices=["late", "early", "backwards"], help="a wall clock that is wrong")
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
+    if args.clock is not None:
+        set_clock(args.clock)
     print(f"rank {os.environ.get('LOCAL_RANK', 0)} is process {os.getpid()}", flush=True)
     seed_everything(3, verbose=False)
     module, data = federated(args.module)

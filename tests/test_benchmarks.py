@@ -32,6 +32,7 @@ SMALL = {
         *("--epsilons", "8", "--processes", "1"),
     ],
     "what_the_server_sees.py": ["--algorithms", "FedAvg", "GRAFFL's search", "generator sites"],
+    "same_model.py": ["--rounds", "1", "--algorithms", "FedAvg"],
     "killed_institutions.py": ["--rounds", "5", "--institutions", "3", "--steps", "2"],
     "joined_tokens.py": ["--rounds", "1", "--word-rounds", "1"],
     "joined_tokens_power.py": ["--draws", "2", "--clean-draws", "2"],

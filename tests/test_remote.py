@@ -12,7 +12,7 @@ import torch
 from lit_epgan.engine.messages import Count, tensor_of
 from lit_epgan.engine.wire import decode_answer
 from lit_epgan.remote.link import Place
-from lit_epgan.remote.notes import WORDS, Kind, Note
+from lit_epgan.remote.notes import VERSION, WORDS, Kind, Note
 from tests.processes import Started, command, model, run
 
 pytestmark = pytest.mark.slow
@@ -147,7 +147,7 @@ def test_nothing_but_its_name_and_reports_leaves_an_institution(tmp_path: Path) 
     overheard: list[bytes] = []
     ended(started(tmp_path / "several", "--module", "regression", "--algorithm", "ep", overheard=overheard))
     hello, *answers = map(Note.read, overheard)
-    assert (hello.kind, hello.about()) == (Kind.HELLO, {"name": NAMES[-1], "settings": {}})
+    assert (hello.kind, hello.about()) == (Kind.HELLO, {"name": NAMES[-1], "version": VERSION, "settings": {}})
     assert {note.kind for note in answers} == {Kind.ANSWER}
     found = []
     for note in answers:

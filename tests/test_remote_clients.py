@@ -1,25 +1,31 @@
 """The server's end of links to institutions: what they send wrong, late, twice or not at all leaves them out."""
 
 import csv
+import json
 import secrets
 from collections.abc import Iterator
-from multiprocessing import AuthenticationError
+from multiprocessing import AuthenticationError, Pipe
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from lit_epgan.engine.messages import Count, Task, Weighted, scalar
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.seat import Answer
-from lit_epgan.engine.wire import encode_answer
+from lit_epgan.engine.wire import LENGTH, encode_answer
+from lit_epgan.errors import UserError
 from lit_epgan.remote.agreement import agreed
 from lit_epgan.remote.clients import RemoteClients
 from lit_epgan.remote.contributions import Contribution, Contributions
+from lit_epgan.remote.gate import Gate
 from lit_epgan.remote.link import Place
-from lit_epgan.remote.notes import Kind, Note, answer_to, answered
+from lit_epgan.remote.notes import VERSION, Kind, Note, answer_to, answered
+from lit_epgan.remote.policy import Policy
+from lit_epgan.remote.server import RemoteServer
 from lit_epgan.remote.shapes import Shapes
 
 NAMES = ["a", "b", "c"]
@@ -38,9 +44,9 @@ def clients(at: Place) -> Iterator[RemoteClients]:
     found.end()
 
 
-def called(at: Place, name: str) -> Any:
+def called(at: Place, name: str, version: Any = VERSION) -> Any:
     link = at.called()
-    link.send_bytes(Note.of(Kind.HELLO, name=name).written())
+    link.send_bytes(Note.of(Kind.HELLO, name=name, version=version).written())
     return link
 
 
@@ -54,6 +60,14 @@ def answer(value: float = 1.0) -> Answer:
 
 def note(value: float = 1.0, round_: int = 3, exchange: int = 1) -> bytes:
     return answered(task(0, round_, exchange), encode_answer(answer(value))).written()
+
+
+def saying(**instead: Any) -> bytes:
+    """An answer whose header says something else; its tensors are whole."""
+    body = encode_answer(answer())
+    end = LENGTH + int.from_bytes(body[:LENGTH], "little")
+    words = json.dumps(json.loads(body[LENGTH:end]) | instead).encode()
+    return answered(task(0), len(words).to_bytes(LENGTH, "little") + words + body[end:]).written()
 
 
 def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at: Place, clients: RemoteClients) -> None:
@@ -83,6 +97,12 @@ def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at: Place, clie
         (b"A" + bytes(LARGEST), "more than 10,000 bytes"),
         (b"A" + bytes(16) + b"cos\nsystem\n(S'false'\ntR.", "an answer to another question"),
         (note()[:17] + b"cos\nsystem\n(S'false'\ntR.", "is no answer"),
+        (saying(steps="4"), "'4' stands where a finite number should"),
+        (saying(weights={"change": float("nan")}), "nan stands where"),
+        (saying(weights={"change": float("inf")}), "inf stands where"),
+        (saying(counts={"weight": [[1], True]}), "[1] stands where"),
+        (saying(counts={"weight": [float("-inf"), True]}), "-inf stands where"),
+        (Note.of(Kind.REFUSED).written(), "says REFUSED where ANSWER was expected"),
     ],
 )
 def test_what_is_no_answer_leaves_one_institution_out(
@@ -133,6 +153,7 @@ def test_strangers_are_not_let_in(at: Place, clients: RemoteClients) -> None:
         Client(at.address, "AF_UNIX", authkey=b"wrong")
     called(at, "nobody")
     at.called().send_bytes(Note.of(Kind.BEGIN, round=1, trains=True).written())
+    at.called().send_bytes(Note(Kind.HELLO, b"[1]").written())
     at.called().close()
     link = called(at, "c")
     assert clients.meet([2]) == {2}
@@ -143,9 +164,9 @@ def test_strangers_are_not_let_in(at: Place, clients: RemoteClients) -> None:
 def test_one_under_other_settings_is_told_which_they_are(at: Place, recwarn: pytest.WarningsRecorder) -> None:
     ours = RemoteClients(at.listener(), NAMES, PATIENCE, LARGEST, agreed({"model.lr": "0.1"}))
     link = at.called()
-    link.send_bytes(Note.of(Kind.HELLO, name="b", settings=agreed({"model.lr": "0.2"})).written())
+    link.send_bytes(Note.of(Kind.HELLO, name="b", version=VERSION, settings=agreed({"model.lr": "0.2"})).written())
     same = at.called()
-    same.send_bytes(Note.of(Kind.HELLO, name="c", settings=agreed({"model.lr": "0.1"})).written())
+    same.send_bytes(Note.of(Kind.HELLO, name="c", version=VERSION, settings=agreed({"model.lr": "0.1"})).written())
     assert ours.meet([2]) == {2}
     assert any("'b' is not let in" in str(warning.message) for warning in recwarn)
     refused = Note.read(link.recv_bytes())
@@ -173,15 +194,52 @@ def test_an_answer_is_read_back(at: Place) -> None:
     assert answer_to(task(0), Note.read(note())) == encode_answer(answer())
 
 
-def test_an_entry_has_one_shape_in_all_reports_of_an_exchange() -> None:
-    shapes = Shapes()
-    assert shapes.misfit({"change": Weighted(torch.ones(3), 2.0), "n": Count(1.0)}) is None
-    assert shapes.misfit({"change": torch.zeros(3), "new": Count(9.0)}) is None
-    wrong = shapes.misfit({"change": torch.zeros(4), "other": torch.zeros(2)})
-    assert wrong == "its 'change' is of shape (4,), and that of those before it of shape (3,)"
-    assert shapes.misfit({"other": torch.zeros(5)}) is None  # what did not fit is not held against others
-    wrong = shapes.misfit({"new": scalar(1.0)})
-    assert wrong == "its 'new' is of shape (1,), and that of those before it a number"
+def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it() -> None:
+    """The first one is wrong in one entry, the last one in another; the third one has an entry of its own."""
+    reports = [
+        {"change": torch.zeros(4), "n": Count(1.0)},
+        {"change": Weighted(torch.ones(3), 2.0), "n": Count(2.0)},
+        {"change": torch.zeros(3), "n": Count(9.0), "once": torch.zeros(5)},
+        {"change": torch.zeros(3), "n": scalar(1.0)},
+    ]
+    shapes = Shapes(reports, {"change": torch.zeros(4)})
+    assert [shapes.misfit(each) for each in reports] == [
+        "its 'change' is of shape (4,), and that of most of shape (3,)",
+        None,
+        None,
+        "its 'n' is of shape (1,), and that of most a number",
+    ]
+
+
+@pytest.mark.parametrize(("sent", "right"), [({"x": torch.zeros(3)}, 1), ({"x": torch.zeros(4)}, 0), ({}, 0)])
+def test_of_two_shapes_that_are_as_frequent_the_servers_own_is_right(sent: dict[str, Tensor], right: int) -> None:
+    reports = [{"x": torch.zeros(4)}, {"x": torch.zeros(3)}]
+    shapes = Shapes(reports, sent)
+    assert [shapes.misfit(each) is None for each in reports] == [k == right for k in range(2)]
+
+
+@pytest.mark.filterwarnings("ignore:'a' is not let in")
+@pytest.mark.parametrize("version", [None, 0, VERSION + 1, "1", [VERSION]])
+def test_another_version_of_the_protocol_is_refused_in_a_sentence_at_both_ends(
+    at: Place, clients: RemoteClients, version: Any
+) -> None:
+    link = called(at, "a", version)
+    assert link.poll(30)
+    refused = Note.read(link.recv_bytes())
+    assert refused.kind is Kind.REFUSED
+    assert refused.about()["why"].startswith(f"the server speaks version {VERSION} of the federation's protocol, and ")
+    called(at, "b")
+    assert clients.meet([1]) == {1}
+    assert clients.present == {1}
+
+
+def test_an_institution_that_is_refused_ends_in_a_sentence(tmp_path: Path) -> None:
+    ours, theirs = Pipe()
+    institution = RemoteServer(ours, "a", 0, Gate(Policy(), tmp_path / "sent.csv"))
+    assert Note.read(theirs.recv_bytes()).about() == {"name": "a", "version": VERSION, "settings": {}}
+    theirs.send_bytes(Note.of(Kind.REFUSED, why="the server speaks version 2").written())
+    with pytest.raises(UserError, match="does not let this institution in: the server speaks version 2"):
+        institution.trains(0)
 
 
 def test_what_was_heard_of_an_answer_is_its_seconds_and_bytes(at: Place, clients: RemoteClients) -> None:

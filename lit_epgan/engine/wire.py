@@ -1,6 +1,7 @@
 """Tasks and answers as bytes, for a transport between processes: safetensors and JSON, never pickle."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,12 +58,23 @@ def encode_answer(answer: Answer) -> bytes:
 
 
 def decode_answer(data: bytes) -> Answer:
-    """The answer in ``data``, with no private state."""
+    """The answer in ``data``, with no private state.
+
+    Raises:
+        ValueError: a weight, a count or the number of steps is no finite number.
+    """
     header, tensors = _unpacked(data)
-    weights = header["weights"]
-    counts = {name: Count(*count) for name, count in header["counts"].items()}
+    weights = {name: _number(weight) for name, weight in header["weights"].items()}
+    counts = {name: Count(_number(number), bool(of)) for name, (number, of) in header["counts"].items()}
     report: Report = {**{n: Weighted(t, weights[n]) if n in weights else t for n, t in tensors.items()}, **counts}
-    return Answer(report, Private(), header["steps"])
+    return Answer(report, Private(), int(_number(header["steps"])))
+
+
+def _number(value: Any) -> float:
+    """A finite number; what comes from elsewhere may be anything that JSON can say."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} stands where a finite number should")
+    return value
 
 
 def _packed(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:

@@ -15,7 +15,7 @@ from lit_epgan.engine.messages import Task
 from lit_epgan.engine.seat import Answer
 from lit_epgan.engine.wire import decode_answer, encode_task
 from lit_epgan.remote.agreement import disagreement
-from lit_epgan.remote.notes import Kind, Note, answer_to
+from lit_epgan.remote.notes import VERSION, Kind, Note, answer_to, unequal_versions
 
 LARGEST_HELLO = 1_000_000  # bytes
 T = TypeVar("T")
@@ -147,13 +147,14 @@ class RemoteClients:
         while not self._closed:
             try:
                 self._take_in(self._listener.accept())
-            except (AuthenticationError, EOFError, OSError, ValueError, KeyError):
+            except (AuthenticationError, EOFError, OSError, ValueError, KeyError, TypeError):
                 continue  # a stranger, or one that has gone again
 
     def _take_in(self, link: Connection) -> None:
         hello = json.loads(Note.read(link.recv_bytes(LARGEST_HELLO)).of_kind(Kind.HELLO))
         client = self._names.index(hello["name"])
-        why = disagreement(self._settings, hello.get("settings", {}))
+        why = unequal_versions(VERSION, hello.get("version"))
+        why = why or disagreement(self._settings, hello.get("settings", {}))
         if why is None:
             self._calls.put((client, link))
             return

@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 from lit_epgan.engine.messages import Task
 
+VERSION = 1  # of this protocol: which notes there are, and what stands in them
 WORDS = 16  # bytes of a round's and an exchange's number
 
 
 class Kind(Enum):
     """What a note is about.
 
-    HELLO: an institution, by its name, wants to take part, under these settings. REFUSED: why it is not let in.
+    HELLO: an institution, by its name, wants to take part, in this version of the protocol and under these settings.
+    REFUSED: why it is not let in.
     BEGIN: a round begins, of how many clients, and whether the institution trains in it. TASK: a question, as
     ``wire.encode_task`` writes it. ANSWER: the round's and the exchange's number, eight bytes each, and what
     ``wire.encode_answer`` writes. OVER: a round is over, and whether the institution's report counted. END: there are
@@ -73,6 +75,20 @@ class Note(NamedTuple):
         if self.kind is not kind:
             raise ValueError(f"a note says {self.kind.name} where {kind.name} was expected")
         return self.body
+
+
+def unequal_versions(server: Any, institution: Any) -> str | None:
+    """What is wrong where two ends speak different versions of the protocol; None if they speak the same.
+
+    Args:
+        server, institution: which version each speaks; None of one whose note does not say.
+    """
+    if server == institution:
+        return None
+    return (
+        f"the server speaks version {server} of the federation's protocol, and the institution {institution}: install "
+        "the same version of lit_epgan at both"
+    )
 
 
 def answered(task: Task, answer: bytes, kind: Kind = Kind.ANSWER) -> Note:

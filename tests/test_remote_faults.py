@@ -1,0 +1,241 @@
+"""What goes wrong between a server and institutions that are processes of their own."""
+
+import csv
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+
+from lit_epgan.engine.messages import Count, Task, Weighted
+from lit_epgan.engine.private import Private
+from lit_epgan.engine.seat import Answer
+from lit_epgan.engine.wire import decode_task, encode_answer
+from lit_epgan.remote.link import Place, Terms
+from lit_epgan.remote.notes import VERSION, Kind, Note, answered
+from lit_epgan.runs.checkpoints import LAST, PREVIOUS
+from tests.processes import Started, command, model
+from tests.test_remote import NAMES, ended, wait_for
+
+pytestmark = pytest.mark.slow
+
+EP = ("--module", "regression", "--algorithm", "ep")
+Options = dict[str, tuple[str, ...]]
+
+
+class Site:
+    """Where a federation's processes are to meet."""
+
+    def __init__(self, folder: Path, terms: Terms | None = None) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder, self._terms = folder, terms or Terms()
+        self._key, self._address = secrets.token_hex(16), str(folder / secrets.token_hex(4))
+
+    def place(self, name: str) -> Place:
+        role = "server" if name == "server" else "institution"
+        return Place(role, self._address, self._key, "" if name == "server" else name, self._terms)
+
+    def started(self, name: str, *options: str) -> Started:
+        return Started(command(self.folder / name, *options), **self.place(name).environment())
+
+    def all_started(self, *options: str, own: Options | None = None) -> dict[str, Started]:
+        """The server and all institutions, each with options of its own."""
+        return {name: self.started(name, *options, *(own or {}).get(name, ())) for name in ("server", *NAMES)}
+
+
+def checkpoint(folder: Path, name: str = LAST) -> Path:
+    return folder / "checkpoints" / name
+
+
+def tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def assert_same_bits(folder: Path, expected: Path) -> None:
+    found, theirs = model(folder / "server"), model(expected / "server")
+    assert [name for name, value in theirs.items() if not torch.equal(found[name], value)] == []
+
+
+def counted(folder: Path, name: str) -> list[tuple[int, str]]:
+    """Rounds in which an institution was asked, and whether it counted, or why not."""
+    rows = csv.DictReader((folder / "server" / "contributions.csv").open())
+    asked = [row for row in rows if row["client"] == name and row["asked"] == "1"]
+    return [(int(row["round"]), "yes" if row["counted"] == "1" else row["why"]) for row in asked]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A federation under EP that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ended(Site(folder).all_started(*EP))
+    return folder
+
+
+# Killed, stopped ------------------------------------------------------------------------------------------------------
+
+
+def killed_within_round_2(folder: Path) -> None:
+    """All processes at once, while client-2 trains."""
+    processes = Site(folder).all_started(*EP)
+    wait_for(processes["client-2"], "rank 0 round 2 batch 0")
+    for process in processes.values():
+        process.kill()
+
+
+def test_all_processes_killed_within_a_round_go_on_to_the_same_bits(tmp_path: Path, undisturbed: Path) -> None:
+    killed_within_round_2(tmp_path / "several")
+    ended(Site(tmp_path / "several").all_started(*EP, "--resume"))
+    assert_same_bits(tmp_path / "several", undisturbed)
+
+
+def test_institutions_go_back_with_a_server_whose_last_checkpoint_is_torn(tmp_path: Path, undisturbed: Path) -> None:
+    """It goes on from round 1; theirs are of round 2, one of them torn, too."""
+    folder = tmp_path / "several"
+    killed_within_round_2(folder)
+    tear(checkpoint(folder / "server"))
+    tear(checkpoint(folder / "client-1"))
+    processes = Site(folder).all_started(*EP, "--resume")
+    ended(processes)
+    assert "last.ckpt is torn" in processes["server"].printed()
+    assert "last.ckpt is of a later round than 1, the server's" in processes["client-0"].printed()
+    assert "last.ckpt is torn" in processes["client-1"].printed()
+    assert_same_bits(folder, undisturbed)
+
+
+def test_an_institution_whose_last_checkpoint_is_torn_says_what_is_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "several"
+    killed_within_round_2(folder)
+    tear(checkpoint(folder / "client-1"))
+    processes = Site(folder).all_started(*EP, "--resume")
+    ended(processes)
+    said = " ".join(processes["client-1"].printed().split())
+    assert "last.ckpt is torn" in said
+    assert "the server is in round 2, and this institution goes on from round 1." in said
+    assert "goes on from round" not in processes["client-0"].printed()
+    assert all(why == "yes" for _, why in counted(folder, "client-1"))
+
+
+def test_an_institution_without_a_whole_checkpoint_ends_in_a_sentence_and_starts_anew(tmp_path: Path) -> None:
+    """The server waits for it, so that nothing goes on without it unasked."""
+    folder = tmp_path / "several"
+    killed_within_round_2(folder)
+    for name in (LAST, PREVIOUS):
+        tear(checkpoint(folder / "client-1", name))
+    site = Site(folder)
+    processes = site.all_started(*EP, "--resume")
+    assert processes["client-1"].wait() != 0
+    assert "No whole checkpoint to resume from" in processes["client-1"].printed()
+    processes["client-1"] = site.started("client-1", *EP)
+    ended(processes)
+    assert all(why == "yes" for _, why in counted(folder, "client-1"))
+
+
+def test_an_institution_that_stalls_is_left_out_and_rejoins(tmp_path: Path) -> None:
+    """client-1 is stopped in round 0; client-0 has answered, and holds round 1 up until client-1 is back."""
+    folder, patience = tmp_path / "several", 15.0
+    site = Site(folder, Terms(patience))
+    processes = site.all_started("--module", "regression")
+    wait_for(processes["client-1"], "rank 0 round 0 batch 0")
+    os.kill(processes["client-1"].pid, signal.SIGSTOP)
+    wait_until((folder / "client-0" / "sent.csv").exists, processes["client-0"])
+    time.sleep(1)  # what is listed there is sent
+    os.kill(processes["client-0"].pid, signal.SIGSTOP)
+    wait_until(lambda: "'client-1' is left out" in processes["server"].printed(), processes["server"])
+    os.kill(processes["client-1"].pid, signal.SIGCONT)
+    assert processes["client-1"].wait() != 0
+    assert "the server has closed the link" in processes["client-1"].printed()
+    processes["client-1"] = site.started("client-1", "--module", "regression")
+    wait_for(processes["client-1"], "rank 0 round 0 is ready")  # it has called
+    os.kill(processes["client-0"].pid, signal.SIGCONT)
+    ended(processes)
+    assert counted(folder, "client-1") == [
+        (0, "it has not answered for 15 seconds"),
+        (2, "yes"),
+        (3, "yes"),
+        (4, "yes"),
+    ]
+
+
+def wait_until(happened: Callable[[], bool], process: Started) -> None:
+    while not happened():
+        assert process.poll() is None, process.printed()
+        time.sleep(0.05)
+
+
+# Clocks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_depends_on_what_the_clocks_say(tmp_path: Path, undisturbed: Path) -> None:
+    """One is ten years late, one ten years early, and the server's runs backwards."""
+    own = {"client-0": ("--clock", "late"), "client-1": ("--clock", "early"), "server": ("--clock", "backwards")}
+    processes = Site(tmp_path / "several").all_started(*EP, own=own)
+    ended(processes)
+    assert "the clock is late" in processes["client-0"].printed()
+    assert_same_bits(tmp_path / "several", undisturbed)
+
+
+# What an institution sends wrongly ------------------------------------------------------------------------------------
+
+
+def wrong(kind: str, task: Task) -> bytes:
+    """An answer of no use, of FedAvg."""
+    size = task.received["parameters"].numel() + (kind == "of another shape")
+    value = float("nan") if kind == "not finite" else 1.0
+    parameters = torch.full((size,), value, dtype=torch.float64)
+    report = {"parameters": Weighted(parameters, 5.0), "weight": Count(5.0, True), "federation/weight": Count(5.0)}
+    body = encode_answer(Answer(report, Private(), 1))
+    if kind == "too large":
+        return answered(task, body + bytes(200_000)).written()
+    if kind == "a pickle":
+        return answered(task, b"cos\nsystem\n(S'touch pickled'\ntR.").written()
+    if kind == "stale":
+        return answered(Task(task.client, task.round + 7, task.exchange, "train", True, {}), body).written()
+    return answered(task, body).written()
+
+
+def hostile(where: Place, kind: str) -> None:
+    """An institution that answers every task wrongly; ``silent`` breaks its link."""
+    link: Connection = where.called(60.0)
+    link.send_bytes(Note.of(Kind.HELLO, name=where.name, version=VERSION).written())
+    try:
+        while True:
+            note = Note.read(link.recv_bytes())
+            if note.kind is Kind.TASK:
+                if kind == "silent":
+                    break
+                link.send_bytes(wrong(kind, decode_task(note.body, {})))
+    except (EOFError, OSError):
+        pass
+    link.close()
+
+
+def with_hostile(folder: Path, *kinds: str) -> str:
+    """Two honest institutions and two others; what the server printed."""
+    site = Site(folder, Terms(largest=100_000))
+    processes = {name: site.started(name, "--module", "regression") for name in ("server", *NAMES[:2])}
+    for name, kind in zip(NAMES[2:], kinds, strict=True):
+        Thread(target=hostile, args=(site.place(name), kind), daemon=True).start()
+    ended(processes)
+    return " ".join(processes["server"].printed().split())
+
+
+def test_what_is_sent_wrong_leaves_no_trace_in_the_model(tmp_path: Path) -> None:
+    """It is the model to the bit of a federation whose two institutions break their links at once."""
+    with_hostile(tmp_path / "silent", "silent", "silent")
+    said = with_hostile(tmp_path / "1", "of another shape", "not finite")
+    assert "'client-2' is left out: its 'parameters' is of shape (42,), and that of most of shape (41,)" in said
+    assert "the update of client 'client-3' is not finite and is left out" in said
+    said = with_hostile(tmp_path / "2", "a pickle", "too large")
+    assert "'client-2' is left out: what it sent is no answer" in said
+    assert "'client-3' is left out: it sent more than 100,000 bytes" in said
+    said = with_hostile(tmp_path / "3", "stale", "silent")
+    assert "'client-2' is left out: what it sent is no answer (an answer to another question)" in said
+    for name in ("1", "2", "3"):
+        assert_same_bits(tmp_path / name, tmp_path / "silent")
+        assert not any(why == "yes" for client in NAMES[2:] for _, why in counted(tmp_path / name, client))
