@@ -177,6 +177,13 @@ def test_one_under_other_settings_is_told_which_they_are(at: Place, recwarn: pyt
     ours.end()
 
 
+def test_one_that_says_nothing_holds_nobody_up(at: Place, clients: RemoteClients) -> None:
+    silent = at.called()
+    called(at, "a")
+    assert clients.meet([0], seconds=5) == {0}
+    silent.close()
+
+
 def test_rounds_are_told_to_everybody(at: Place, clients: RemoteClients) -> None:
     links = {k: called(at, NAMES[k]) for k in (0, 1)}
     clients.meet(links)

@@ -143,24 +143,28 @@ class RemoteClients:
         self._listener.close()
 
     def _take_calls(self) -> None:
-        """Puts everybody who calls, and says who it is, into a queue."""
+        """Hears everybody who calls; one that says nothing holds nobody up."""
         while not self._closed:
-            try:
-                self._take_in(self._listener.accept())
-            except (AuthenticationError, EOFError, OSError, ValueError, KeyError, TypeError):
-                continue  # a stranger, or one that has gone again
+            with contextlib.suppress(AuthenticationError, EOFError, OSError):  # a stranger, or one that has gone again
+                Thread(target=self._take_in, args=(self._listener.accept(),), daemon=True).start()
 
     def _take_in(self, link: Connection) -> None:
-        hello = json.loads(Note.read(link.recv_bytes(LARGEST_HELLO)).of_kind(Kind.HELLO))
-        client = self._names.index(hello["name"])
-        why = unequal_versions(VERSION, hello.get("version"))
-        why = why or disagreement(self._settings, hello.get("settings", {}))
+        """Puts one that says who it is into the queue, or says why it is not let in."""
+        try:
+            hello = json.loads(Note.read(link.recv_bytes(LARGEST_HELLO)).of_kind(Kind.HELLO))
+            client = self._names.index(hello["name"])
+            why = unequal_versions(VERSION, hello.get("version"))
+            why = why or disagreement(self._settings, hello.get("settings", {}))
+        except (EOFError, OSError, ValueError, KeyError, TypeError):
+            link.close()
+            return
         if why is None:
             self._calls.put((client, link))
             return
         warnings.warn(f"{hello['name']!r} is not let in: {why}", stacklevel=2)
         with contextlib.suppress(OSError):
             link.send_bytes(Note.of(Kind.REFUSED, why=why).written())
+        link.close()
 
     def _tell(self, k: int, note: Note) -> None:
         if k in self._links:
