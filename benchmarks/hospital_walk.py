@@ -1,9 +1,10 @@
 """Three hospitals and a server on a network of their own: mutual TLS, two trainings, a site and the server killed.
 
 Each machine is a network namespace. Each hospital holds scans (the digits, of which two hospitals lack some) behind a
-manifest of its own, and a table of tumours. The first training is that of digits_classifier.yaml; in it one hospital's
-line is slow, one hospital is killed, and then the server. The second one is of a LightningModule that is not ours.
-Then each hospital tests both models on its own data. A kit of another authority tries to take part, too.
+manifest of its own, and a table of tumours. The first training is that of digits_classifier.yaml. In it one hospital's
+line is slow, one's is cut for a while, one hospital is killed, and then the server. The second training is of a
+LightningModule that is not ours. Then each hospital tests both models on its own data. A kit of another authority tries
+to take part, too.
 
 Needs root, iproute2, and the extra flare.
 
@@ -30,6 +31,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 
 HOST = "fl.example.org"
 SITES = {"east": range(10), "north": range(8), "south": range(2, 10)}  # and the digits that they see
+CUT = 8  # seconds
 ENGINE = [sys.executable, "-m", "lit_epgan"]
 HERE = Path(__file__).resolve().parent
 SCANS = """base: digits_classifier.yaml
@@ -169,6 +171,14 @@ def first_training(walk: Walk) -> None:
     server = walk.serve(scans)
     walk.until(walk.round_is_over(scans, 2), "the third round")
     walk.note("three hospitals train; north's line is slow (20 Mbit/s)", f"{len(walk.contributed(scans)) // 3} rounds")
+    walk.network.cut("east", down=True)
+    time.sleep(CUT)
+    walk.network.cut("east", down=False)
+    now = len(walk.contributed(scans)) // 3
+    walk.until(walk.round_is_over(scans, now + 2), "a round after east's cable was back")
+    east = [row for row in walk.contributed(scans) if row["client"] == "east" and int(row["round"]) >= now]
+    counted = sum(int(row["counted"]) for row in east)
+    walk.note(f"east's cable is pulled for {CUT} seconds", f"east has counted in {counted} of {len(east)} rounds after")
     walk.network.kill("south")
     now = len(walk.contributed(scans)) // 3
     walk.until(walk.round_is_over(scans, now + 3), "a round without south")
