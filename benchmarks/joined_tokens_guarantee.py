@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fedavg_gan_power import bound, told
+from fedavg_gan_power import bound, surely, told
 from joined_tokens import COHORT, MADE, trained
 from side_by_side import markdown, options, publish
 
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="*", default=EPSILONS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--kept", type=Path, help="finished runs; goes on with them")
+    parser.add_argument("--kept", type=Path, help="finished runs: goes on with them, and shows all")
     args = parser.parse_args()
     docstrings(Path(sysconfig.get_paths()["stdlib"]))  # once, before the processes part
     cases = [(u, share, e) for u in args.users for share in (0.0, *args.shares) for e in args.epsilons]
@@ -84,7 +84,7 @@ def main() -> None:
             if args.kept:
                 with args.kept.open("a") as file:
                     file.write(json.dumps([run, found]) + "\n")
-    publish(report(args, {run: results[run] for run in planned}), args.output)
+    publish(report(args, results), args.output)
 
 
 def shown(word: str) -> str:
@@ -102,14 +102,15 @@ def report(args: argparse.Namespace, results: dict[Run, tuple]) -> str:
         hits = sum(each > alarm for each in made)
         rows.append([f"{epsilon:g}", users, f"{share:.0%}", f"{statistics.fmean(f[1] for f in faulty):.2f}",
                      told(made), told(clean), f"{alarm:.2f}", f"{hits} of {len(made)}",
+                     surely(hits, len(made)),
                      ", ".join(map(shown, faulty[0][2])),
                      f"{statistics.fmean(f[3] for f in faulty):.0f}"])  # fmt: skip
     return markdown(
         "First tokens joined, by a language model under a guarantee",
         ["epsilon", "users", "sentences with the fault", "joined, of the users' words", "of the words made",
-         "without the fault", "alarm above", "found", "the most probable", "seconds"],
+         "without the fault", "alarm above", "found", "power at least", "the most probable", "seconds"],
         rows,
-        f"Character model of 128 cells, {args.rounds} rounds, {args.seeds} seeds, {MADE:,} words made. Delta "
+        f"Character model of 128 cells, {args.rounds} rounds, {MADE:,} words made. Delta "
         f"{DELTA:g}, one user's data emptied; everyone takes part in every round (Gaussian mechanism, exactly). "
         f"Simulated with {COHORT} users a round and the same noise on each coordinate of the mean of holders of words.",
     )  # fmt: skip
