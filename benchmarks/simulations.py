@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ Candidate = tuple[str, int]  # a simulator, its processes
 
 @dataclass
 class Seen:
-    """What repetitions of one candidate gave: rounds per second, processor seconds of a round, bytes, accuracy."""
+    """What repetitions of one candidate gave: the quickest round's speed, processor seconds of a round, bytes, accuracy."""
 
     speeds: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
@@ -74,7 +75,7 @@ def simulate(candidate: Candidate, model: str, rounds: int, seen: Seen) -> None:
         told = [json.loads(result.with_suffix(f".{k}.json").read_text(encoding="utf-8")) for k in range(processes)]
         seen.first = torch.load(result.with_suffix(".0.pt"))
     ended = told[0]["ended"]
-    seen.speeds.append((rounds - 1) / (ended[-1] - ended[0]))
+    seen.speeds.append(1 / min(later - earlier for earlier, later in pairwise(ended)))
     seen.processor.append(sum(each["worked"][-1] - each["worked"][0] for each in told) / (rounds - 1))
     seen.bytes.append(peak)
     seen.accuracy = told[0]["accuracy"]
@@ -88,11 +89,12 @@ def ratio(own: list[float], other: list[float]) -> str:
 
 def difference(seen: Seen, base: Seen) -> str:
     """Largest relative difference of the model after one round to the bare loop's."""
-    assert seen.first is not None and base.first is not None
+    assert seen.first is not None
+    assert base.first is not None
     return f"{float((seen.first - base.first).abs().max() / base.first.abs().max()):.0e}"
 
 
-def rows(model: str, seen: dict[Candidate, Seen]) -> list[list[str]]:
+def rows_of(model: str, seen: dict[Candidate, Seen]) -> list[list[str]]:
     """One row for each candidate; ratios are to candidates with as many processes."""
     found = []
     for (simulator, processes), own in seen.items():
@@ -101,21 +103,16 @@ def rows(model: str, seen: dict[Candidate, Seen]) -> list[list[str]]:
         cells += [f"{max(own.bytes) / 1e6:.0f}", ratio(own.speeds, base.speeds), ratio(base.processor, own.processor)]
         for peer in NEEDS:
             there = seen.get((peer, processes))
-            cells.append(ratio(own.speeds, there.speeds) if there else "")
+            cells += [ratio(own.speeds, there.speeds), ratio(there.processor, own.processor)] if there else ["", ""]
         same = "another" if simulator == "Trainer alone" else difference(own, base)
         found.append([model, str(processes), simulator, *cells, same, f"{own.accuracy:.3f}"])
     return found
 
 
-def load() -> str:
-    """The machine's load average of the last fifteen minutes."""
-    return f"{os.getloadavg()[2]:.1f}"
-
-
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--rounds", type=int, help="of one simulation, the first of which warms up; by default 11 and 4")
+    parser.add_argument("--rounds", type=int, help="of one simulation; the first warms up")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--simulator", choices=list(SIMULATORS), help="run this one alone, for --result")
     parser.add_argument("--result", type=Path)
@@ -124,28 +121,33 @@ def main() -> None:
         work(args.simulator, args.models[0], args.rounds, args.result)
         return
     missing = [peer for peer, package in NEEDS.items() if importlib.util.find_spec(package) is None]
-    table = []
-    for model in args.models:
-        rounds = args.rounds or {"MLP": 11, "CNN": 4}[model]
-        seen = {candidate: Seen() for candidate in [*ONE, *TWO] if candidate[0] not in missing}
-        for _ in range(args.repeats):
-            for candidate, own in seen.items():
-                simulate(candidate, model, rounds, own)
-        table += rows(model, seen)
+    seen = {model: {each: Seen() for each in [*ONE, *TWO] if each[0] not in missing} for model in args.models}
+    for repeat in range(args.repeats):
+        for model, candidates in seen.items():
+            for candidate, own in candidates.items():
+                simulate(candidate, model, args.rounds or {"MLP": 8, "CNN": 3}[model], own)
+        publish(table(seen, repeat + 1, missing), args.output)
+
+
+def table(seen: dict[str, dict[Candidate, Seen]], repeats: int, missing: list[str]) -> str:
+    """What so many repetitions have shown."""
     header = ["model", "processes", "simulator", "rounds / s", "processor s a round", "MB at most"]
-    header += ["**speed to the bare loop's**", "in processor time", "speed to pfl's", "speed to Flower's"]
-    header += ["difference after round 1", "accuracy"]
+    header += ["**speed to the bare loop's**", "in processor time", "**speed to pfl's**", "in processor time"]
+    header += ["**speed to Flower's**", "in processor time", "difference after round 1", "accuracy"]
     notes = (
         f"FedAvg, {CLIENTS} clients, all in every round, {STEPS} local steps of SGD at {RATE:g}; MLP: 50,890 parameters, "
-        f"CNN: 28,938. Every simulation is a process of its own (Flower: its server and Ray's, two actors); medians of "
-        f"{args.repeats} interleaved ones, ranges in brackets; bars: ours at least 5 times Flower's speed and at least "
-        "pfl's. Memory is the proportional set size of all processes. The difference is the largest of any parameter "
-        "to the bare loop's, relative to the largest parameter. `Trainer alone` trains the same batches in Lightning's "
-        f"own loop without a federation. Load average of the machine: {load()}."
+        f"CNN: 28,938. Every simulation has processes of its own (Flower: its server and Ray's, two actors); medians of "
+        f"{repeats} interleaved ones, ranges in brackets; bars: ours at least 5 times Flower's speed and at least pfl's. "
+        "Rounds / s are those of a simulation's quickest round, as others use the machine; processor time is that of all "
+        "rounds but the first, and does not depend on them. Memory is the proportional set size of all processes. The "
+        "difference is the largest of any parameter to the bare loop's, relative to the largest parameter. `Trainer "
+        "alone` trains the same batches in Lightning's own loop without a federation. Load average of the machine, which "
+        f"has {os.cpu_count()} cores: {os.getloadavg()[2]:.1f}."
     )
     if missing:
         notes += f" Not installed: {', '.join(missing)}."
-    publish(markdown("Simulations of 100 clients a round", header, table, notes), args.output)
+    rows = [row for model, candidates in seen.items() for row in rows_of(model, candidates)]
+    return markdown("Simulations of 100 clients a round", header, rows, notes)
 
 
 if __name__ == "__main__":

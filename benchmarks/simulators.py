@@ -214,7 +214,9 @@ def flower(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Mod
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = Noted(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
+        strategy = Noted(
+            fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS
+        )
         strategy.start(grid=grid, initial_arrays=ArrayRecord(network.state_dict()), num_rounds=rounds)
 
     backend = {"init_args": {"num_cpus": 2}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
