@@ -40,7 +40,7 @@ def model(name: str) -> nn.Module:
 
 
 def images(clients: int = CLIENTS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten noisy patterns of 28 x 28: clients' images (clients, records, 1, 28, 28) and labels, test images and labels."""
+    """Ten noisy patterns: clients' images (clients, records, 1, 28, 28) and labels, test images and labels."""
     generator = torch.Generator().manual_seed(SEED)
     patterns = torch.randn(10, 1, 28, 28, generator=generator)
 

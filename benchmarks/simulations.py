@@ -32,7 +32,7 @@ Candidate = tuple[str, int]  # a simulator, its processes
 
 @dataclass
 class Seen:
-    """What repetitions of one candidate gave: the quickest round's speed, processor seconds of a round, bytes, accuracy."""
+    """What repetitions of one candidate gave: quickest rounds / s, processor seconds of a round, bytes, accuracy."""
 
     speeds: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
@@ -135,14 +135,14 @@ def table(seen: dict[str, dict[Candidate, Seen]], repeats: int, missing: list[st
     header += ["**speed to the bare loop's**", "in processor time", "**speed to pfl's**", "in processor time"]
     header += ["**speed to Flower's**", "in processor time", "difference after round 1", "accuracy"]
     notes = (
-        f"FedAvg, {CLIENTS} clients, all in every round, {STEPS} local steps of SGD at {RATE:g}; MLP: 50,890 parameters, "
-        f"CNN: 28,938. Every simulation has processes of its own (Flower: its server and Ray's, two actors); medians of "
-        f"{repeats} interleaved ones, ranges in brackets; bars: ours at least 5 times Flower's speed and at least pfl's. "
-        "Rounds / s are those of a simulation's quickest round, as others use the machine; processor time is that of all "
-        "rounds but the first, and does not depend on them. Memory is the proportional set size of all processes. The "
-        "difference is the largest of any parameter to the bare loop's, relative to the largest parameter. `Trainer "
-        "alone` trains the same batches in Lightning's own loop without a federation. Load average of the machine, which "
-        f"has {os.cpu_count()} cores: {os.getloadavg()[2]:.1f}."
+        f"FedAvg, {CLIENTS} clients, all in every round, {STEPS} local steps of SGD at {RATE:g}; MLP: 50,890 "
+        "parameters, CNN: 28,938. Every simulation has processes of its own (Flower: its server and Ray's, two "
+        f"actors); medians of {repeats} interleaved ones, ranges in brackets; bars: ours at least 5 "
+        "times Flower's speed and at least pfl's. Rounds / s are those of a simulation's quickest round, as others use the machine; processor time "
+        "is that of all rounds but the first, and does not depend on them. Memory is the proportional set size of all "
+        "processes. The difference is the largest of any parameter to the bare loop's, relative to the largest "
+        "parameter. `Trainer alone` trains the same batches in Lightning's own loop without a federation. Load average "
+        f"of the machine, which has {os.cpu_count()} cores: {os.getloadavg()[2]:.1f}."
     )
     if missing:
         notes += f" Not installed: {', '.join(missing)}."

@@ -1,4 +1,4 @@
-"""The simulators that simulations.py compares: each runs FedAvg on the task for some rounds, and notes when they end."""
+"""The simulators that simulations.py compares: each runs FedAvg on the task, and notes when rounds end."""
 
 import itertools
 import logging
@@ -10,8 +10,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from simulation_task import BATCH, CLIENTS, RATE, RECORDS, SEED, STEPS, Watch, batches, images, loss, model, order
-from simulation_task import rank, ranks
+from simulation_task import (
+    BATCH,
+    CLIENTS,
+    RATE,
+    RECORDS,
+    SEED,
+    STEPS,
+    Watch,
+    batches,
+    images,
+    loss,
+    model,
+    order,
+    rank,
+    ranks,
+)
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

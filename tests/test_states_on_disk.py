@@ -1,6 +1,5 @@
 """What clients keep, in files: the same states as in memory, and no file that a checkpoint refers to is lost."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ def value(states: PrivateStates, name: str) -> float | None:
 
 
 @pytest.fixture(params=["memory", "disk"])
-def states(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrivateStates]:
-    yield PrivateStates() if request.param == "memory" else StatesOnDisk(tmp_path, NAMES)
+def states(request: pytest.FixtureRequest, tmp_path: Path) -> PrivateStates:
+    return PrivateStates() if request.param == "memory" else StatesOnDisk(tmp_path, NAMES)
 
 
 def test_a_proposal_counts_when_the_round_is_finished(states: PrivateStates) -> None:
@@ -109,7 +108,7 @@ def test_a_checkpoint_whose_files_are_gone_is_refused(tmp_path: Path) -> None:
     states.commit()
     saved = states.saved()
     (states.folder / "1.0.pt").unlink()
-    with pytest.raises(UserError, match="client 'ward-1' keeps its state in .*1.0.pt, which is not there"):
+    with pytest.raises(UserError, match=r"client 'ward-1' keeps its state in .*1\.0\.pt, which is not there"):
         StatesOnDisk(tmp_path, NAMES).load(*saved, CPU)
 
 
