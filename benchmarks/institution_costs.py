@@ -10,6 +10,7 @@ import importlib
 import multiprocessing
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,10 +139,10 @@ def measured(paper: str, algorithm: str, small: bool, reports: int) -> Cost:
     """One network under one algorithm, the clients and the server each in a process of its own."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lit_epgan.federated", "lit_epgan.networks", "safetensors.torch"])
-    with context.Pool(1, maxtasksperchild=1) as clients:
-        parameters, down, up, answer = clients.apply(messages, (paper, algorithm, small))
-    with context.Pool(1, maxtasksperchild=1) as process:
-        seconds, memory = process.apply(server, (paper, algorithm, small, answer, reports))
+    with ProcessPoolExecutor(1, context) as process:
+        parameters, down, up, answer = process.submit(messages, paper, algorithm, small).result()
+    with ProcessPoolExecutor(1, context) as process:
+        seconds, memory = process.submit(server, paper, algorithm, small, answer, reports).result()
     return Cost(parameters, down, up, seconds, memory)
 
 
@@ -173,10 +174,6 @@ def main() -> None:
     for institutions in FEDERATIONS:
         header += [f"the server's with {institutions:,} institutions", "its processor's hours"]
     header.append("its memory, MB")
-    rows: list[list[str]] = []
-    for paper in PAPERS:
-        for algorithm in ALGORITHMS:
-            rows.append(row(paper, algorithm, measured(paper, algorithm, args.small, args.reports)))
     notes = (
         "MB are those of one client and round, encoded as they travel, from the second round on. Hours on the line are "
         "those of all rounds, both ways one after the other; the server's line carries all institutions' messages. It "
@@ -184,7 +181,11 @@ def main() -> None:
         "Python and its libraries: it holds the model, the state, sums and one report, and does not grow with the "
         "number of reports. The institutions' training is not in it."
     )
-    publish(markdown("What institutions with the papers' networks need", header, rows, notes), args.output)
+    rows: list[list[str]] = []
+    for paper in PAPERS:
+        for algorithm in ALGORITHMS:
+            rows.append(row(paper, algorithm, measured(paper, algorithm, args.small, args.reports)))
+            publish(markdown("What institutions with the papers' networks need", header, rows, notes), args.output)
 
 
 if __name__ == "__main__":

@@ -190,8 +190,8 @@ def main() -> None:
         "One local step a client, a checkpoint after every round. The rounds named are the second, the middle one "
         f"({args.rounds // 2}; {args.large_rounds // 2} for EP on the large model, of tied EP's three the first) and "
         f"the last ({args.rounds}; {args.large_rounds}; 3): the clients that have worked before and do not work now "
-        "grow with them. Memory is the process's resident set, before round 1 without what Python and its libraries take; "
-        "files are the clients' states, and hold those that the last two checkpoints refer to."
+        "grow with them. Memory is the process's resident set, before round 1 without what Python and its libraries "
+        "take; files are the clients' states, and hold those that the last two checkpoints refer to."
     )
     rows: list[list[str]] = []
     for setting in settings(args):

@@ -137,12 +137,12 @@ def table(seen: dict[str, dict[Candidate, Seen]], repeats: int, missing: list[st
     notes = (
         f"FedAvg, {CLIENTS} clients, all in every round, {STEPS} local steps of SGD at {RATE:g}; MLP: 50,890 "
         "parameters, CNN: 28,938. Every simulation has processes of its own (Flower: its server and Ray's, two "
-        f"actors); medians of {repeats} interleaved ones, ranges in brackets; bars: ours at least 5 "
-        "times Flower's speed and at least pfl's. Rounds / s are those of a simulation's quickest round, as others use the machine; processor time "
-        "is that of all rounds but the first, and does not depend on them. Memory is the proportional set size of all "
-        "processes. The difference is the largest of any parameter to the bare loop's, relative to the largest "
-        "parameter. `Trainer alone` trains the same batches in Lightning's own loop without a federation. Load average "
-        f"of the machine, which has {os.cpu_count()} cores: {os.getloadavg()[2]:.1f}."
+        f"actors); medians of {repeats} interleaved ones, ranges in brackets; bars: ours at least 5 times Flower's "
+        "speed and at least pfl's. Rounds / s are those of a simulation's quickest round, as others use the machine; "
+        "processor time is that of all rounds but the first, and does not depend on them. Memory is the proportional "
+        "set size of all processes. The difference is the largest of any parameter to the bare loop's, relative to the "
+        "largest parameter. `Trainer alone` trains the same batches in Lightning's own loop without a federation. Load "
+        f"average of the machine, which has {os.cpu_count()} cores: {os.getloadavg()[2]:.1f}."
     )
     if missing:
         notes += f" Not installed: {', '.join(missing)}."
