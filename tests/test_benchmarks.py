@@ -17,10 +17,7 @@ SMALL = {
     "client_switch.py": ["--sizes", "1", "--rounds", "1"],
     "local_step.py": ["--steps", "20", "--repeats", "1"],
     "simulations.py": ["--models", "MLP", "--rounds", "2", "--repeats", "1"],
-    "scale.py": [
-        *("--clients", "20", "--cohort", "4", "--width", "10", "--rounds", "4", "--large_clients", "4"),
-        *("--large_cohort", "2", "--tied_cohort", "4", "--large_width", "20", "--large_rounds", "4"),
-    ],
+    "scale.py": ["--clients", "20", "--cohort", "4", "--width", "10", "--rounds", "4"],
     "institution_costs.py": ["--small", "--reports", "2"],
     "many_clients.py": ["--clients", "10", "--rounds", "4"],
     "fednp_sites.py": ["--clients", "5", "--repeats", "2", "--rounds", "1", "--updates", "1"],
