@@ -5,8 +5,8 @@ from typing import Literal
 from lightning.pytorch import Trainer
 
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.callbacks.states_on_disk import StatesOnDisk
 from lit_epgan.engine.private import PrivateStates
-from lit_epgan.engine.states_on_disk import StatesOnDisk
 from lit_epgan.errors import UserError
 
 PrivateStatesPlace = Literal["memory", "disk"]

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
+from lit_epgan.callbacks.states_on_disk import StatesOnDisk
 from lit_epgan.engine.private import Private, PrivateStates
-from lit_epgan.engine.states_on_disk import StatesOnDisk
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD
 from tests.federations import federation
