@@ -60,6 +60,7 @@ def test_what_is_taken_up_may_be_changed(states: PrivateStates) -> None:
     states.propose("ward-0", state(1.0, delivered={"q": 3}))
     states.commit()
     taken = states.take_up("ward-0")
+    taken.algorithm["c"].zero_()
     taken.algorithm.clear()
     taken.delivered["q"] = 4
     assert value(states, "ward-0") == 1.0

@@ -55,7 +55,7 @@ class PrivateStates:
     def take_up(self, client: str) -> Private:
         """A client's private state, as a copy that may be changed; within a round, as its last exchange left it."""
         kept = self._proposed.get(client) or self.clients.get(client, Private())
-        algorithm = dict(kept.algorithm)
+        algorithm = {name: value.clone() for name, value in kept.algorithm.items()}
         return replace(kept, algorithm=algorithm, released=dict(kept.released), delivered=dict(kept.delivered))
 
     def personal(self, client: str) -> dict[str, Tensor]:
