@@ -13,13 +13,14 @@ PrivateStatesPlace = Literal["memory", "disk"]
 FOLDER = "private_states"
 
 
-def check_place(trainer: Trainer, place: PrivateStatesPlace, simulated: bool) -> None:
+def check_place(trainer: Trainer, place: PrivateStatesPlace, simulated: bool, personal: bool) -> None:
     """Refuse a place that does not exist, or that nobody would tidy.
 
     Args:
         trainer: of the fit.
         place: as FederationCallback's ``private_states``.
         simulated: whether one job holds all clients.
+        personal: whether clients keep layers or buffers of their own, which a checkpoint must hold to be evaluated.
 
     Raises:
         UserError: as said.
@@ -28,6 +29,11 @@ def check_place(trainer: Trainer, place: PrivateStatesPlace, simulated: bool) ->
         raise UserError(f"FederationCallback's private_states is {place!r}; choose memory or disk")
     if place == "disk" and not simulated:
         raise UserError("private_states: disk is for simulations; an institution's state is one, so choose memory")
+    if place == "disk" and personal:
+        raise UserError(
+            "private_states: disk leaves personal layers and buffers out of the checkpoints, which could not be "
+            "evaluated then: choose memory, or leave local and local buffers out"
+        )
     if place == "disk" and _checkpoints(trainer) is None:
         raise UserError(
             "private_states: disk keeps the states beside the checkpoints that refer to them: add RoundCheckpoint() to "

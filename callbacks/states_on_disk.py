@@ -85,15 +85,6 @@ class StatesOnDisk(PrivateStates):
             return self._read(client, self.rounds) if self._asked[client] else Private()
         return self._kept(client)
 
-    def personal(self, client: str) -> dict[str, Tensor]:
-        """A client's personal layers."""
-        return self._kept(client).personal
-
-    def share_personal(self) -> None:
-        """Let every rank know the files of all clients."""
-        for files in gather_objects(self._own()):
-            self.files |= files
-
     def propose(self, client: str, state: Private) -> None:
         """Write what the client keeps if the round is finished."""
         self._asked[client] = state.holds_anything

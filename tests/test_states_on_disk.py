@@ -188,8 +188,11 @@ def test_the_same_model_and_a_checkpoint_without_the_clients_tensors(tmp_path: P
             assert torch.equal(kept["algorithm"]["control"], of_memory["clients"][name]["algorithm"]["control"])
 
 
-def test_states_on_disk_need_round_checkpoints(tmp_path: Path) -> None:
+def test_where_states_cannot_be_on_disk(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="add RoundCheckpoint"):
         fitted(tmp_path, "disk")
+    own_head = FederationCallback(local=["body.3.*"], private_states="disk")
+    with pytest.raises(UserError, match="leaves personal layers and buffers out"):
+        trainer_of(tmp_path, own_head, RoundCheckpoint()).fit(Regression(), datamodule=federation())
     with pytest.raises(UserError, match="choose memory or disk"):
         fitted(tmp_path, "tape", RoundCheckpoint())
