@@ -113,6 +113,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--rounds", type=int, help="of one simulation; the first warms up")
+    parser.add_argument("--simulators", nargs="+", default=list(SIMULATORS), help="beside the bare loop")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--simulator", choices=list(SIMULATORS), help="run this one alone, for --result")
     parser.add_argument("--result", type=Path)
@@ -121,7 +122,8 @@ def main() -> None:
         work(args.simulator, args.models[0], args.rounds, args.result)
         return
     missing = [peer for peer, package in NEEDS.items() if importlib.util.find_spec(package) is None]
-    seen = {model: {each: Seen() for each in [*ONE, *TWO] if each[0] not in missing} for model in args.models}
+    there = {"bare loop", *args.simulators} - set(missing)
+    seen = {model: {each: Seen() for each in [*ONE, *TWO] if each[0] in there} for model in args.models}
     for repeat in range(args.repeats):
         for model, candidates in seen.items():
             for candidate, own in candidates.items():
