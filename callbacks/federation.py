@@ -18,6 +18,7 @@ from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.lightning_internals import StepControl, own_attributes
 from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
 from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation, has_personal, personal_of, warn_of_missing
+from lit_epgan.callbacks.private_states import PrivateStatesPlace, check_place, private_states
 from lit_epgan.callbacks.remote import Alone, this_end
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
@@ -80,6 +81,8 @@ class FederationCallback(Callback):
         sampler: who takes part in a round; by default everyone, or the data module's ``clients_per_round``.
         mechanism: what is done to whole reports, as ``NormClipping``; nothing by default.
         aggregator: what stands for the sum of the clients' changes, as ``Median``; the sum by default.
+        private_states: where clients' states from round to round are kept: in ``memory``, and in every checkpoint; or
+            on ``disk``, beside the checkpoints, which refer to them (docs/scale.md).
         policy: a file of what an institution lets happen to its data (docs/institutions.md); read in an institution's
             own process, where nothing is sent that it does not allow.
 
@@ -98,6 +101,7 @@ class FederationCallback(Callback):
         mechanism: Mechanism | None = None,
         aggregator: Aggregator | None = None,
         policy: str | None = None,
+        private_states: PrivateStatesPlace = "memory",
     ) -> None:
         check_kind("algorithm", algorithm, Algorithm, "lit_epgan.federated.FedAvg()")
         check_kind("sampler", sampler, Sampler, "lit_epgan.engine.FixedSize(10)")
@@ -110,6 +114,7 @@ class FederationCallback(Callback):
         self.local = list(local)
         self.sampler, self.mechanism, self.aggregator = sampler, mechanism, aggregator
         self.policy = policy
+        self.private_states: PrivateStatesPlace = private_states
         self._mechanism = MechanismInFit(mechanism)
         self.accept_changes = False  # the command line's: a resumed run's seed and data may differ
         self.settings: Mapping[str, str] = {}  # the command line's, which all ends of a federation must have alike
@@ -155,6 +160,7 @@ class FederationCallback(Callback):
         self._end = this_end(datamodule, Path(trainer.default_root_dir), self.policy, self.settings)
         self._end.federate(datamodule, sampler, self.algorithm.trains)
         self._estimate = estimate_by(trainer, lambda: client_steps(datamodule, trainer, self.optimizer_state))
+        check_place(trainer, self.private_states, isinstance(self._end, Alone), has_personal(self.local, self.buffers))
 
     @torch.no_grad()
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -178,6 +184,7 @@ class FederationCallback(Callback):
             self._sampler,
             self.aggregator,
             self.mechanism,
+            private_states(trainer, self.private_states, dm.client_names),
         )
         data = {"seed": dm.seed, "records": [client.records for client in dm.clients]}
         self._state.attach(self._federation, data, self.accept_changes)

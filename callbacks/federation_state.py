@@ -3,13 +3,11 @@
 import copy
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lit_epgan.engine import Federation
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
-from lit_epgan.engine.private import Private
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 
@@ -61,17 +59,12 @@ class FederationState:
         federation.tensors.versions = dict(loaded["versions"])
         federation.tensors.keep_merges(loaded["merges"])
         federation.tensors.server.update({name: value.to(device) for name, value in loaded["buffers"].items()})
-        for name, state in loaded["clients"].items():
-            moved = {key: _to(value, device) for key, value in state.items()}
-            federation.private.clients[name] = Private(**moved)
+        federation.private.load(loaded["clients"], loaded.get("private", {}), device)
 
     def exchange_personal(self) -> None:
         """Let every rank know all clients' personal layers, for evaluating each client's own model."""
         assert self._federation is not None
-        clients = self._federation.private.clients
-        for rank_states in gather_objects({n: s.personal for n, s in clients.items()}):
-            for name, personal in rank_states.items():
-                clients.setdefault(name, Private()).personal = personal
+        self._federation.private.share_personal()
 
     def personal_of(self, module: LightningModule) -> dict[str, dict[str, Tensor]] | None:
         """Every client's personal layers after a fit of ``module``; None if that was not the last fit."""
@@ -85,7 +78,9 @@ class FederationState:
         federation = self._federation
         if federation is None:
             return {}
-        own = {n: vars(s).copy() for n, s in federation.private.clients.items() if self._is_own(n)}
+        saved, private = federation.private.saved()
+        position = {name: k for k, name in enumerate(federation.names)}
+        own = {name: state for name, state in saved.items() if position[name] % ranks() == rank()}
         clients = {n: s for rank_states in gather_objects(own) for n, s in rank_states.items()}
         networks, tensors = federation.networks.server, federation.tensors
         return {
@@ -100,6 +95,7 @@ class FederationState:
             "attributes": self.presented,
             "buffers": {name: tensors.server[name].clone() for name in self._apart()},
             "clients": {name: clients[name] for name in federation.names if name in clients},
+            "private": private,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -123,10 +119,6 @@ class FederationState:
         federation = self._federation
         return federation.tensors.as_at_start(dict(federation.server.module.state_dict()))
 
-    def _is_own(self, name: str) -> bool:
-        assert self._federation is not None
-        return self._federation.names.index(name) % ranks() == rank()
-
 
 def _refuse_other_data(before: dict[str, Any], now: dict[str, Any], names: list[str]) -> None:
     """Raise a UserError that names what differs; a checkpoint from before these entries has nothing to differ."""
@@ -141,8 +133,3 @@ def _refuse_other_data(before: dict[str, Any], now: dict[str, Any], names: list[
                 f"the checkpoint's client {name} has {old} records, this run's {new}: resume with the data and the "
                 "partition that the run was started with"
             )
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    tensors = isinstance(value, dict) and all(isinstance(v, torch.Tensor) for v in value.values())
-    return {k: v.to(device) for k, v in value.items()} if tensors else value

@@ -1,6 +1,7 @@
 """A checkpoint at the end of every round, from which a killed run goes on as if nothing had happened."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,17 @@ class RoundCheckpoint(ModelCheckpoint):
         at_least(1, self, every_n_rounds=every_n_rounds)
         self.every_n_rounds = every_n_rounds
         self._saved_round = -1
+        self.on_saved: Callable[[], None] = lambda: None  # FederationCallback's, where clients' states are on disk
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.dirpath = str(self._folder(trainer))
+        self.dirpath = str(self.folder(trainer))
         # last: Lightning's ckpt_path="best" asks the first checkpoint callback, which must be one with a monitor
         others = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
         trainer.callbacks = [*others, self]  # type: ignore[attr-defined]
         seal_checkpoints(trainer)
 
-    def _folder(self, trainer: Trainer) -> Path:
+    def folder(self, trainer: Trainer) -> Path:
+        """Where the checkpoints are."""
         return Path(self.dirpath or os.path.join(trainer.default_root_dir, "checkpoints"))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -66,19 +69,21 @@ class RoundCheckpoint(ModelCheckpoint):
         if trainer.current_epoch == self._saved_round:
             return
         self._saved_round = trainer.current_epoch
-        last = self._folder(trainer) / LAST
+        last = self.folder(trainer) / LAST
         if not trainer.is_global_zero:
             trainer.save_checkpoint(
                 last, weights_only=False
             )  # every rank contributes its clients' states; rank 0 alone writes
+            self.on_saved()
             return
         with replacing(last, durable=True) as beside:
             trainer.save_checkpoint(beside, weights_only=False)
             if last.exists():
                 os.replace(last, last.with_name(PREVIOUS))
+        self.on_saved()
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        return {str(newest_whole(self._folder(trainer), trusted=True))}  # Trainer.fit's weights_only decides
+        return {str(newest_whole(self.folder(trainer), trusted=True))}  # Trainer.fit's weights_only decides
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the callback."""

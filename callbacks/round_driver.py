@@ -108,8 +108,7 @@ class RoundDriver:
     def _forget_moved(self) -> None:
         """Attributes that the module's own hooks set anew between rounds are no client's own."""
         for path, name in self.seat.place.attributes.moved_on():
-            for private in self.federation.private.clients.values():
-                private.attributes.get(path, {}).pop(name, None)
+            self.federation.private.forget_attribute(path, name)
 
     def _warn(self) -> None:
         shared = self.seat.place.attributes.shared()

@@ -305,7 +305,8 @@ class FederatedDataModule(LightningDataModule):
         unknown = sorted(set(data) - set(self.client_names))  # where the data have another name than the site
         if unknown:
             raise UserError(f"held-out data of clients that do not exist: {few(unknown)}")
-        held = {self.client_names.index(name): self._evaluation_loader(dataset) for name, dataset in data.items()}
+        position = {name: k for k, name in enumerate(self.client_names)}
+        held = {position[name]: self._evaluation_loader(dataset) for name, dataset in data.items()}
         return ValidationLoader(held, self.validation_marks)
 
     def _evaluation_loader(self, dataset: Dataset) -> DataLoader:

@@ -33,13 +33,13 @@ def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterat
             with _with_errno(beside):
                 yield beside
             if durable:
-                _flush_to_disk(beside)
+                flush_to_disk(beside)
             os.replace(beside, path)
         except BaseException:
             _remove(beside)
             raise
         if durable:
-            _flush_to_disk(path.parent)
+            flush_to_disk(path.parent)
 
 
 @contextmanager
@@ -89,7 +89,8 @@ def _remove(path: Path) -> None:
         return
 
 
-def _flush_to_disk(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
+    """Wait until the disk holds a file, or a folder's names."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--module", choices=MODULES, default="regression")
     parser.add_argument("--algorithm", choices=sorted(ALGORITHMS), default="fedavg")
     parser.add_argument("--optimizer-state", default="reset")
+    parser.add_argument("--private-states", default="memory")
     parser.add_argument("--noise-seed", type=int, help="a private run, whose noise repeats")
     parser.add_argument("--unit", choices=["user", "record"], default="user", help="whom the noise hides")
     parser.add_argument("--groups", type=int, help="so many, which take turns; their noise is correlated")
@@ -186,7 +187,8 @@ def main() -> None:
         private["mechanism"] = noise(0.5, 4.0, noise_seed=args.noise_seed)
     if args.groups is not None:
         private = {"sampler": InTurn(args.groups), "mechanism": CorrelatedNoise(0.5, 4.0, noise_seed=args.noise_seed)}
-    callback = FederationCallback(ALGORITHMS[args.algorithm], args.optimizer_state, policy=args.policy, **private)
+    private |= {"policy": args.policy, "private_states": args.private_states}
+    callback = FederationCallback(ALGORITHMS[args.algorithm], args.optimizer_state, **private)
     trainer = Trainer(
         max_epochs=5,
         accelerator="cpu",

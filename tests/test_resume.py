@@ -43,6 +43,15 @@ def test_killed_and_resumed(tmp_path: Path, untouched: Path, line: str) -> None:
     assert_same_run(tmp_path, untouched)
 
 
+@pytest.mark.parametrize("line", KILLS.values(), ids=KILLS.keys())
+def test_killed_and_resumed_with_the_clients_states_on_disk(tmp_path: Path, untouched: Path, line: str) -> None:
+    """The run that was never killed holds them in memory: where they are makes no difference either."""
+    options = (*OPTIONS, "--private-states", "disk")
+    run_until(tmp_path, line, *options)
+    run(tmp_path, *options, *(["--resume"] if "round 0" not in line else []))
+    assert_same_run(tmp_path, untouched)
+
+
 def test_killed_twice(tmp_path: Path, untouched: Path) -> None:
     run_until(tmp_path, "rank 0 round 2 batch 1", *OPTIONS)
     run_until(tmp_path, "rank 0 round 3 batch 4", *OPTIONS, "--resume")
@@ -77,6 +86,24 @@ def test_two_ranks(tmp_path: Path) -> None:
     run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *OPTIONS, "--devices", "2")
     run(tmp_path / "killed", *OPTIONS, "--resume", devices=2)
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_two_ranks_with_the_clients_states_on_disk(tmp_path: Path) -> None:
+    options = (*OPTIONS, "--private-states", "disk")
+    run(tmp_path / "whole", *OPTIONS, devices=2)
+    run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *options, "--devices", "2")
+    run(tmp_path / "killed", *options, "--resume", devices=2)
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_a_torn_checkpoint_is_passed_over_where_states_are_on_disk(tmp_path: Path, untouched: Path) -> None:
+    """The files that the checkpoint before refers to are still there."""
+    options = (*OPTIONS, "--private-states", "disk")
+    run_until(tmp_path, "rank 0 round 4 batch 1", *options)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:-500])
+    assert "previous.ckpt" in run(tmp_path, *options, "--resume")
+    assert_same_run(tmp_path, untouched)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,14 @@
 """What clients keep from round to round."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from lit_epgan.engine.collectives import gather_objects
+from lit_epgan.errors import UserError
 
 
 @dataclass
@@ -26,9 +31,18 @@ class Private:
     attributes: dict[str, Any] = field(default_factory=dict)
     delivered: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def holds_anything(self) -> bool:
+        """Whether there is anything to keep."""
+        return any(vars(self).values())
+
+    def on(self, device: torch.device) -> "Private":
+        """The same with its tensors on a device; optimizers' states move when they are taken up."""
+        return Private(**{name: _moved(value, device) for name, value in vars(self).items()})
+
 
 class PrivateStates:
-    """Every client's private state.
+    """Every client's private state, in memory.
 
     What clients learn in a round is proposed, and becomes theirs when the round is finished: an update that is
     dropped, or a round that is cut off, leaves no trace.
@@ -48,6 +62,12 @@ class PrivateStates:
         """A client's personal layers."""
         return self.clients.get(client, Private()).personal
 
+    def share_personal(self) -> None:
+        """Let every rank know all clients' personal layers."""
+        for rank_states in gather_objects({n: s.personal for n, s in self.clients.items()}):
+            for name, personal in rank_states.items():
+                self.clients.setdefault(name, Private()).personal = personal
+
     def propose(self, client: str, state: Private) -> None:
         """What the client keeps if the round is finished."""
         self._proposed[client] = state
@@ -59,11 +79,16 @@ class PrivateStates:
         if state is not None and state.released:
             self.clients.setdefault(client, Private()).released = state.released
 
+    def forget_attribute(self, path: str, name: str) -> None:
+        """An attribute of the module's submodule at ``path`` is no client's own any more."""
+        for private in self.clients.values():
+            private.attributes.get(path, {}).pop(name, None)
+
     def commit(self) -> None:
         """The round is finished."""
         for name, state in self._proposed.items():
             self.clients.pop(name, None)
-            if _holds_anything(state):
+            if state.holds_anything:
                 self.clients[name] = state
         self._proposed = {}
 
@@ -72,6 +97,33 @@ class PrivateStates:
         for client in list(self._proposed):
             self.forget(client)
 
+    # Checkpoints ------------------------------------------------------------------------------------------------------
 
-def _holds_anything(state: Private) -> bool:
-    return any(vars(state).values())
+    def saved(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a checkpoint holds: by client, and of all together."""
+        return {name: vars(state).copy() for name, state in self.clients.items()}, {}
+
+    def load(self, clients: Mapping[str, Any], common: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from what a checkpoint holds.
+
+        Args:
+            clients, common: as ``saved`` gave them, over all ranks.
+            device: where clients work.
+
+        Raises:
+            UserError: the states are in files, and this run holds them in memory.
+        """
+        if common:
+            raise UserError(
+                "the checkpoint's clients keep their states on disk: resume with private_states: disk, as the run was "
+                "started with"
+            )
+        self.clients = {name: Private(**state).on(device) for name, state in clients.items()}
+
+    def checkpointed(self) -> None:
+        """The checkpoint that ``saved`` was asked for last is written."""
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    tensors = isinstance(value, dict) and all(isinstance(v, Tensor) for v in value.values())
+    return {k: v.to(device) for k, v in value.items()} if tensors else value
