@@ -160,7 +160,8 @@ class FederationCallback(Callback):
         self._end = this_end(datamodule, Path(trainer.default_root_dir), self.policy, self.settings)
         self._end.federate(datamodule, sampler, self.algorithm.trains)
         self._estimate = estimate_by(trainer, lambda: client_steps(datamodule, trainer, self.optimizer_state))
-        check_place(trainer, self.private_states, isinstance(self._end, Alone), has_personal(self.local, self.buffers))
+        simulated = self._end.holds_server and self._end.holds_clients
+        check_place(trainer, self.private_states, simulated, has_personal(self.local, self.buffers))
 
     @torch.no_grad()
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
