@@ -151,7 +151,11 @@ def test_the_page_stands_alone_and_shows_the_pictures(plan, stand_in, tmp_path):
             plots.save(figure, run.folder / "pictures" / f"{name}.png")
     assert study(["--config", str(plan), "--output", str(output)], stand_in) == 0
     page = (output / "index.html").read_text()
-    assert page.count("data:image/png;base64,") == 4  # grids, two curves, the partition
+    assert page.count('src="data:image/png;base64,') == 4  # samples of three methods, the partition
+    assert page.count("<svg") == 2  # curves
+    # means over the seeds 0, 1, 2 of 10 / (round + 1) + seed (+ 3 for plain)
+    assert "over the rounds: Plain from 14 to 7.33; Clever from 11 to 4.33; Union from 2 to 2" in page
+    assert 'alt="Samples of Clever. Frechet distance: 4.33 ± 1; classes: 3 ± 1"' in page
     assert "http" not in page
     assert 'src="data:' in page
     for title in ("A trial", "Plain", "Clever", "Union", "Frechet distance"):

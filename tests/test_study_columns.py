@@ -150,7 +150,7 @@ def test_all_pairs(plan: Path, tmp_path: Path) -> None:
     pairs = (output / "pairwise.md").read_text()
     assert f"| Clever | - | p = {p:.2g} |" in pairs
     assert f"| Union | p = {p:.2g} | - |" in pairs
-    assert f"<tr><td>Clever</td><td>-</td><td>p = {p:.2g}</td></tr>" in (output / "index.html").read_text()
+    assert f'<tr><th scope="row">Clever</th><td>-</td><td>p = {p:.2g}</td></tr>' in (output / "index.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,9 @@ def _run(plans: list[Study], options: argparse.Namespace, output: Path, command:
             why = "were run with other settings or do not tell them, and are run again"
             _say(console, f"{known}: {taken} runs are known{f'; {changed} more {why}' if changed else ''}.")
     failed = run_all([run for some in runs.values() for run in some], options.workers, Display(console), command)
-    from lit_epgan.study.report import (
-        missing_metrics,
-        print_table,
-        write_report,
-        write_settings,
-    )  # plots only once there is something to plot
+    # plots only once there is something to plot
+    from lit_epgan.study.illustrations import write_settings
+    from lit_epgan.study.report import missing_metrics, print_table, write_report
 
     words = [
         "python -m lit_epgan study --config",

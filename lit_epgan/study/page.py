@@ -1,12 +1,9 @@
 """The study as one self-contained HTML page."""
 
-import base64
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,24 +11,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from lit_epgan.runs.config_files import config_name
 from lit_epgan.study.pairwise import Pairs
+from lit_epgan.study.picture import Picture
 from lit_epgan.study.plan import Study
 from lit_epgan.study.run import Run
 from lit_epgan.study.significance import TITLES
 from lit_epgan.study.table import Row, best, compared, number_text, published_metrics, rounds_text, seconds_text
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture of the page."""
-
-    path: Path
-    caption: str
-    alt: str
-
-    @property
-    def uri(self) -> str:
-        """The file's bytes as a data URI, so that the page needs no other file and no network."""
-        return "data:image/png;base64," + base64.b64encode(self.path.read_bytes()).decode()
 
 
 def page(
@@ -49,7 +33,7 @@ def page(
         rows: The table.
         runs: All runs; those that failed are named.
         pairs: Comparisons of methods with each other, maybe none.
-        pictures: ``grids``, ``curves`` and ``partition``, each maybe empty.
+        pictures: ``samples``, ``settings``, ``curves`` and ``partition``, each maybe empty.
         command: What repeats the study.
     """
     environment = Environment(

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,6 +20,8 @@ from lit_epgan.text import mathtext
 
 # Okabe and Ito's colours, distinct to colour-blind eyes as well
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+DASHES = ("-", "--", ":")  # the first of them for as many methods as there are colours
+SHORT = 26  # characters of a method's name, two of which stand side by side below a curve
 PICTURES = "pictures"
 
 
@@ -33,29 +36,38 @@ def curves(study: Study, metric: Metric, runs: Sequence[Run]) -> Figure:
 
     Where methods differ in their number of rounds, the horizontal axis is the share of the run.
     """
-    figure = Figure(figsize=(5.6, 4.4), layout="constrained")
+    followed = courses(study, metric, runs)
+    alike = len({rounds[-1] for rounds, _ in followed.values()}) < 2
+    titles = {name: mathtext(study.methods[name].title) for name in followed}
+    if not alike:
+        titles = {name: f"{title} ({followed[name][0][-1]:.0f} rounds)" for name, title in titles.items()}
+    columns = 2 if all(len(title) <= SHORT for title in titles.values()) else 1
+    # narrow, so that its letters can still be read across a telephone
+    figure = Figure(figsize=(4.6, 3.2 + 0.19 * math.ceil(len(titles) / columns)), layout="constrained")
     axes = figure.subplots()
-    drawn = []
-    for colour, method in zip(_colours(study), study.methods.values(), strict=True):
-        lines = [run.curve(method.metric(metric)) for run in runs if run.method.name == method.runs_of]
-        lines = [line for line in lines if line]
-        if lines:
-            drawn.append((colour, mathtext(method.title), *_aligned(lines)))
-    alike = len({rounds[-1] for _, _, rounds, _ in drawn}) < 2
     legend = []  # told which lines it holds: it leaves out those whose name begins with an underscore
-    for colour, title, rounds, values in drawn:
+    for name, (rounds, values) in followed.items():
+        style = _style(study, name) | {"lw": 1.8, "marker": "o" if len(rounds) < 3 else None}
         x = rounds if alike else 100 * rounds / rounds[-1]
-        label = title if alike else f"{title} ({rounds[-1]:.0f} rounds)"
-        legend += axes.plot(
-            x, values.mean(0), color=colour, label=label, marker="o" if len(rounds) < 3 else None, lw=1.8
-        )
+        legend += axes.plot(x, values.mean(0), label=titles[name], **style)
         if len(values) > 1:
-            axes.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.18, lw=0)
+            axes.fill_between(x, values.min(0), values.max(0), color=style["color"], alpha=0.18, lw=0)
     _dress(axes, metric)
     axes.set_xlabel("rounds" if alike else "share of the run's rounds (%)")
     if legend:
-        figure.legend(handles=legend, frameon=False, fontsize=9, loc="outside lower center", ncols=2)
+        figure.legend(handles=legend, frameon=False, fontsize=9, loc="outside lower center", ncols=columns)
     return figure
+
+
+def courses(study: Study, metric: Metric, runs: Sequence[Run]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Of each method that logged the metric, the rounds (t,) that all its runs reached and the values (runs, t)."""
+    found = {}
+    for name, method in study.methods.items():
+        lines = [run.curve(method.metric(metric)) for run in runs if run.method.name == method.runs_of]
+        lines = [line for line in lines if line]
+        if lines:
+            found[name] = _aligned(lines)
+    return found
 
 
 def grids(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> Figure | None:
@@ -75,7 +87,8 @@ def grids(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> Figure | No
             row, path = entry
             axes.imshow(imread(path), interpolation="antialiased")
             axes.set_title(mathtext(row.method.title), fontsize=14, fontweight="bold")
-            axes.text(0.5, -0.02, _numbers(study, row), transform=axes.transAxes, ha="center", va="top", fontsize=11)
+            below_it = "\n".join(mathtext(line) for line in numbers(study, row))
+            axes.text(0.5, -0.02, below_it, transform=axes.transAxes, ha="center", va="top", fontsize=11)
     return figure
 
 
@@ -115,6 +128,17 @@ def settings(studies: Sequence[Study], runs: Mapping[str, Sequence[Run]]) -> Fig
     return figure
 
 
+def numbers(study: Study, row: Row) -> list[str]:
+    """A method's mean of each metric that has a better end, with its standard deviation: a line each."""
+    lines = []
+    for metric in study.judged:
+        cell = row.cells[metric.name]
+        if cell.n:
+            spread = "" if math.isnan(cell.sd) else f" ± {number_text(cell.sd)}"
+            lines.append(f"{metric.title}: {number_text(cell.mean)}{spread}")
+    return lines
+
+
 def grid_file(method: Method, runs: Sequence[Run]) -> Path | None:
     """The newest sample grid of the method's first run that has one."""
     for run in runs:
@@ -131,8 +155,9 @@ def partition_file(study: Study, runs: Sequence[Run]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _colours(study: Study) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(len(study.methods))]
+def _style(study: Study, name: str) -> dict[str, Any]:
+    again, i = divmod(list(study.methods).index(name), len(COLOURS))
+    return {"color": COLOURS[i], "ls": DASHES[again % len(DASHES)]}
 
 
 def _aligned(lines: list[list[tuple[int, float]]]) -> tuple[np.ndarray, np.ndarray]:
@@ -154,13 +179,3 @@ def _dress(axes: Axes, metric: Metric) -> None:
     axes.set_ylabel(mathtext(metric.title))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _numbers(study: Study, row: Row) -> str:
-    lines = []
-    for metric in study.judged:
-        cell = row.cells[metric.name]
-        if cell.n:
-            spread = "" if math.isnan(cell.sd) else f" ± {number_text(cell.sd)}"
-            lines.append(f"{mathtext(metric.title)}: {number_text(cell.mean)}{spread}")
-    return "\n".join(lines)

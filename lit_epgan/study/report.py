@@ -1,18 +1,18 @@
 """Everything a study leaves in its folder: tables, pictures, the page; and the table on the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lit_epgan.atomic import replacing, write_text
-from lit_epgan.study import plots
-from lit_epgan.study.page import Picture, page
+from lit_epgan.atomic import write_text
+from lit_epgan.study.illustrations import illustrate
+from lit_epgan.study.page import page
 from lit_epgan.study.pairwise import markdown, pairwise
+from lit_epgan.study.picture import Picture
 from lit_epgan.study.plan import Metric, Study
 from lit_epgan.study.run import Run
 from lit_epgan.study.table import Cell, Row, best, cell_text, seconds_text, tabulate, write_tables
@@ -24,7 +24,7 @@ def write_report(
 ) -> list[Row]:
     """Write tables, pictures and ``index.html`` from whatever runs are finished; the table's rows.
 
-    ``pairwise.md`` is there if the study asks for it. The page shows ``settings`` below its own grids.
+    ``pairwise.md`` is there if the study asks for it. The page shows ``settings`` below its own samples.
     """
     rows = tabulate(study, runs)
     finished = [run for run in runs if run.is_finished()]
@@ -32,23 +32,9 @@ def write_report(
     pairs = pairwise(study, rows)
     if pairs:
         write_text(output / "pairwise.md", markdown(pairs))
-    pictures = {
-        "grids": [*_grids(study, rows, finished, output), *settings],
-        "curves": _curves(study, finished, output),
-        "partition": _partition(study, finished, output),
-    }
+    pictures = illustrate(study, rows, finished, output) | {"settings": list(settings)}
     write_text(output / "index.html", page(study, rows, runs, pairs, pictures, command))
     return rows
-
-
-def write_settings(studies: Sequence[Study], runs: Mapping[str, Sequence[Run]], output: Path) -> list[Picture]:
-    """Write ``settings.png``, the samples of a study's variants side by side, if there are two with pictures."""
-    figure = plots.settings(studies, {name: [r for r in some if r.is_finished()] for name, some in runs.items()})
-    if figure is None:
-        return []
-    plots.save(figure, output / "settings.png", dpi=80)  # every page holds it
-    caption = "Samples of every method after its last round, a setting a column (the first seed of each)."
-    return [Picture(output / "settings.png", caption, "Sample grids of all methods in all settings")]
 
 
 def missing_metrics(study: Study, rows: Sequence[Row]) -> list[str]:
@@ -100,37 +86,3 @@ def _table(study: Study, rows: Sequence[Row], metrics: Sequence[Metric]) -> Tabl
         shown = [f"[bold green]{text}[/]" if mark else text for text, mark in zip(cells, bold, strict=True)]
         table.add_row(markup(row.method.title), *shown)
     return table
-
-
-def _grids(study: Study, rows: Sequence[Row], runs: Sequence[Run], output: Path) -> list[Picture]:
-    figure = plots.grids(study, rows, runs)
-    if figure is None:
-        return []
-    plots.save(figure, output / "grids.png")
-    caption = (
-        f"Samples of each method after its last round (seed {study.seeds[0]}); below them the means over the seeds."
-    )
-    return [Picture(output / "grids.png", caption, "Sample grids of all methods side by side")]
-
-
-def _curves(study: Study, runs: Sequence[Run], output: Path) -> list[Picture]:
-    pictures = []
-    for metric in (each for each in study.judged if each.after is None):
-        figure = plots.curves(study, metric, runs)
-        if not any(np.size(line.get_xdata()) > 1 for line in figure.axes[0].lines):
-            continue  # of a metric that is measured once there is nothing to draw
-        path = output / f"curve-{metric.name}.png"
-        plots.save(figure, path)
-        spread = "; mean over the seeds, shaded from the lowest to the highest" if len(study.seeds) > 1 else ""
-        pictures.append(Picture(path, f"{metric.title}{spread}.", f"{metric.title} over the rounds, one line a method"))
-    return pictures
-
-
-def _partition(study: Study, runs: Sequence[Run], output: Path) -> list[Picture]:
-    source = plots.partition_file(study, runs)
-    if source is None:
-        return []
-    with replacing(output / "partition.png") as beside:
-        beside.write_bytes(source.read_bytes())
-    caption = f"Training examples of each client, by class (seed {study.seeds[0]})."
-    return [Picture(output / "partition.png", caption, "Table of clients by classes, shaded by number of examples")]
