@@ -19,6 +19,7 @@ TELLS = """<script>addEventListener("load", () => parent.postMessage({
   ink: getComputedStyle(document.body).color,
   page: getComputedStyle(document.body).backgroundColor,
   drawn: [...document.querySelectorAll("figure svg text")].map(text => getComputedStyle(text).fill),
+  plots: [...document.querySelectorAll("img.plot")].map(each => getComputedStyle(each).filter),
   pictures: [...document.querySelectorAll("figure img, figure svg, .groups img")].map(each => each.clientWidth),
 }, "*"))</script>"""
 HEARS = """<pre></pre><script>addEventListener("message",
@@ -34,6 +35,7 @@ class Shown:
         needed: pixels that the page is wide; more than ``width``, and a reader has to scroll sideways.
         ink, page: colours of the text and of what it stands on, as ``rgb(0, 0, 0)``.
         drawn: colours of the letters within drawings.
+        plots: how the colours of plots that are files are changed, as ``none``.
         pictures: the widths of pictures in pixels.
     """
 
@@ -42,6 +44,7 @@ class Shown:
     ink: str
     page: str
     drawn: Sequence[str]
+    plots: Sequence[str]
     pictures: Sequence[int]
 
 

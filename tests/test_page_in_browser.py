@@ -1,6 +1,7 @@
 """The pages that people are shown, in a browser: they fit a telephone, follow light and dark, and make no error."""
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from lit_epgan.study.run import runs_of
 from tests.browser import CHROMIUM, Shown, look
 from tests.studies import run_quietly, write_plan, write_stand_in
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH, to open the pages in")
+in_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH, to open the pages in")
 WIDTHS = (390, 1280)  # a telephone's, a desk's
 LONG = "word_without_a_place_to_break_" * 4
 
@@ -76,6 +77,20 @@ def brightness(colour: str) -> float:
     return float(np.mean([int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]))
 
 
+def test_tables_have_captions_and_headers_and_pictures_have_words(pages: dict[str, str]) -> None:
+    for name, page in pages.items():
+        assert page.count("<table") == page.count("<caption>") > 0, name
+        heads = re.findall(r"<th(?: [^>]*)?>[^<]*", page)
+        assert all(re.match(r'<th scope="(row|col)"', head) for head in heads), name
+        assert not re.search(r"<th[^>]*></th>", page), name
+        assert page.count("<tr>") + page.count("<tr ") == page.count("<thead>") + page.count('scope="row"'), name
+        assert page.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]{9,}"', page)), name
+        assert len(re.findall(r"<svg", page)) == len(
+            re.findall(r'role="img" aria-label="[^"]{9,}">\s*<svg|<svg role="img" aria-label', page)
+        ), name
+
+
+@in_browser
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_pages_fit_the_reader_and_follow_light_and_dark(pages: dict[str, str], dark: bool, tmp_path: Path) -> None:
@@ -89,14 +104,17 @@ def test_pages_fit_the_reader_and_follow_light_and_dark(pages: dict[str, str], d
     for width in WIDTHS:
         assert shown["study", width].drawn
         assert set(shown["study", width].drawn) == {shown["study", width].ink}
+        inverted = "none" if not dark else "invert(1) hue-rotate(180deg)"
+        assert list(shown["study", width].plots) == [inverted]  # a white plot on a dark page would dazzle
     assert imread(picture).shape[:2] == (950 * len(pages), sum(WIDTHS) + 100)
 
 
+@in_browser
 @pytest.mark.slow
 def test_the_check_sees_what_is_too_wide_and_what_goes_wrong(tmp_path: Path) -> None:
     wide = '<!doctype html><body style="margin: 0"><div style="width: 2000px">wide</div></body>'
     wrong = "<!doctype html><body><script>undefined.x</script></body>"
     shown, console, _ = look({"wide": wide, "wrong": wrong}, [390], dark=False, folder=tmp_path / "look")
-    assert shown["wide", 390] == Shown(390, 2000, "rgb(0, 0, 0)", "rgba(0, 0, 0, 0)", [], [])
+    assert shown["wide", 390] == Shown(390, 2000, "rgb(0, 0, 0)", "rgba(0, 0, 0, 0)", [], [], [])
     assert len(console) == 1
     assert "Uncaught TypeError" in console[0]

@@ -96,10 +96,14 @@ def test_pages_show_the_samples_of_every_method_in_all_settings(plan: Path, tmp_
     assert study(words, stand_in) == 0
     assert (out / "settings.png").is_file()
     for variant in ("hard", "easy"):
-        drawn = re.search(r'<figure[^>]*>\s*<div role="img".*?</figure>', (out / variant / "index.html").read_text(), re.S)
+        drawn = re.search(
+            r'<figure[^>]*>\s*<div role="img".*?</figure>', (out / variant / "index.html").read_text(), re.S
+        )
         assert drawn is not None
         assert drawn[0].count("<image") == 2
-        assert [title in drawn[0] for title in ("Plain", "The hard one", "The easy one", "Clever")] == [True] * 3 + [False]
+        assert [title in drawn[0] for title in ("Plain", "The hard one", "The easy one", "Clever")] == [True] * 3 + [
+            False
+        ]
 
 
 def test_only_the_variants_that_are_named_run(plan: Path, tmp_path: Path) -> None:

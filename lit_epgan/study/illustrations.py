@@ -107,6 +107,9 @@ def partition_in_words(table: Path) -> str:
     sizes = [sum(counts) for counts in held.values()]
     if len(held) > TOLD:
         return f"{len(held)} clients hold {sum(sizes):,} examples, from {min(sizes):,} to {max(sizes):,} each"
-    return "; ".join(
-        f"{name} holds {sum(counts):,} examples of {sum(n > 0 for n in counts)} classes" for name, counts in held.items()
-    )
+    return "; ".join(f"{name} holds {sum(counts):,} examples of {_classes(counts)}" for name, counts in held.items())
+
+
+def _classes(counts: Sequence[int]) -> str:
+    some = sum(count > 0 for count in counts)
+    return f"{some} class{'' if some == 1 else 'es'}"

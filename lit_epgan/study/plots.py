@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from lit_epgan.atomic import replacing
 from lit_epgan.study.plan import Method, Metric, Study
 from lit_epgan.study.run import Run
 from lit_epgan.study.table import Row, number_text
-from lit_epgan.text import mathtext
+from lit_epgan.text import mathtext, printable
 
 # Okabe and Ito's colours, distinct to colour-blind eyes as well
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 DASHES = ("-", "--", ":")  # the first of them for as many methods as there are colours
+WIDE = 48  # characters of a line below a curve
 SHORT = 26  # characters of a method's name, two of which stand side by side below a curve
 PICTURES = "pictures"
 
@@ -38,21 +40,24 @@ def curves(study: Study, metric: Metric, runs: Sequence[Run]) -> Figure:
     """
     followed = courses(study, metric, runs)
     alike = len({rounds[-1] for rounds, _ in followed.values()}) < 2
-    titles = {name: mathtext(study.methods[name].title) for name in followed}
-    if not alike:
-        titles = {name: f"{title} ({followed[name][0][-1]:.0f} rounds)" for name, title in titles.items()}
-    columns = 2 if all(len(title) <= SHORT for title in titles.values()) else 1
+    labels = {
+        name: _label(study.methods[name].title + ("" if alike else f" ({rounds[-1]:.0f} rounds)"))
+        for name, (rounds, _) in followed.items()
+    }
+    columns = 2 if all(len(label) <= SHORT for label in labels.values()) else 1
+    lines = sum(label.count("\n") + 1 for label in labels.values()) / columns
     # narrow, so that its letters can still be read across a telephone
-    figure = Figure(figsize=(4.6, 3.2 + 0.19 * math.ceil(len(titles) / columns)), layout="constrained")
+    figure = Figure(figsize=(4.6, 3.2 + 0.19 * math.ceil(lines)), layout="constrained")
     axes = figure.subplots()
     legend = []  # told which lines it holds: it leaves out those whose name begins with an underscore
     for name, (rounds, values) in followed.items():
         style = _style(study, name) | {"lw": 1.8, "marker": "o" if len(rounds) < 3 else None}
         x = rounds if alike else 100 * rounds / rounds[-1]
-        legend += axes.plot(x, values.mean(0), label=titles[name], **style)
+        legend += axes.plot(x, values.mean(0), label=labels[name], **style)
         if len(values) > 1:
             axes.fill_between(x, values.min(0), values.max(0), color=style["color"], alpha=0.18, lw=0)
     _dress(axes, metric)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     axes.set_xlabel("rounds" if alike else "share of the run's rounds (%)")
     if legend:
         figure.legend(handles=legend, frameon=False, fontsize=9, loc="outside lower center", ncols=columns)
@@ -153,6 +158,10 @@ def partition_file(study: Study, runs: Sequence[Run]) -> Path | None:
     ordered = sorted(runs, key=lambda run: run.method.name != study.methods[study.baseline].runs_of)
     paths = (run.folder / PICTURES / f"{study.partition}.png" for run in ordered)
     return next((path for path in paths if path.is_file()), None)
+
+
+def _label(title: str) -> str:
+    return "\n".join(mathtext(line) for line in textwrap.wrap(printable(title), WIDE))
 
 
 def _style(study: Study, name: str) -> dict[str, Any]:
