@@ -57,7 +57,7 @@ def curves(study: Study, metric: Metric, runs: Sequence[Run]) -> Figure:
         if len(values) > 1:
             axes.fill_between(x, values.min(0), values.max(0), color=style["color"], alpha=0.18, lw=0)
     _dress(axes, metric)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.set_xlabel("rounds" if alike else "share of the run's rounds (%)")
     if legend:
         figure.legend(handles=legend, frameon=False, fontsize=9, loc="outside lower center", ncols=columns)
