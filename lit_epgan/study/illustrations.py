@@ -4,6 +4,8 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from lit_epgan.atomic import replacing
 from lit_epgan.study import plots
 from lit_epgan.study.picture import Picture, drawing
@@ -64,7 +66,7 @@ def _curves(study: Study, runs: Sequence[Run], output: Path) -> list[Picture]:
     pictures = []
     for metric in (each for each in study.judged if each.after is None):
         figure = plots.curves(study, metric, runs)
-        if all(len(line.get_xydata()) < 2 for line in figure.axes[0].lines):
+        if all(np.size(line.get_xdata()) < 2 for line in figure.axes[0].lines):
             continue  # of a metric that is measured once there is nothing to draw
         path = output / f"curve-{metric.name}.png"
         plots.save(figure, path)
