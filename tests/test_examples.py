@@ -1,0 +1,75 @@
+"""The examples keep what the tutorials promise of them, and the tutorials show the examples as they are."""
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+MAKE: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "tutorials" / "make.py"))
+
+
+@pytest.fixture
+def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs an example in a scratch folder and gives what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str) -> str:
+        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_islands_are_worst_and_their_own_normalisation_helps(printed: Any) -> None:
+    out = printed("hospitals.py")
+    shared, own = (
+        {name: float(auc) for name, auc in re.findall(r"^ (city|coast|islands) +\d+ +([\d.]+)", part, re.MULTILINE)}
+        for part in out.split("Each hospital normalises for itself")
+    )
+    assert re.search(r"islands.*worst", out.split("Each hospital")[0])
+    assert shared["islands"] < 0.92 < 0.99 < min(shared["city"], shared["coast"])
+    assert own["islands"] > 0.95
+    table = pd.read_csv("runs/hospitals/test_clients.csv", index_col="client")
+    assert table["auroc"].to_dict() == pytest.approx(own, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_generator_sites_draw_all_ten_digits_and_fedavg_does_not(printed: Any) -> None:
+    out = printed("images.py")
+    shares = {line.split()[0]: [float(share) for share in line.split()[1:]] for line in out.splitlines()[-2:]}
+    assert [sum(row) for row in shares.values()] == pytest.approx([100, 100], abs=0.6)
+    assert min(shares["GeneratorSites"]) >= 3 > 1.5 > min(shares["FedAvg"])
+    pictures = Path("runs/images/GeneratorSites/pictures")
+    assert all(Image.open(pictures / f"{name}.png").size[0] > 8 * 8 for name in ("samples", "union"))
+
+
+@pytest.mark.slow
+def test_own_algorithms_withstand_a_large_ward_with_wrong_labels(printed: Any) -> None:
+    right = {line.split()[0]: float(line.split()[1]) for line in printed("own_algorithm.py").splitlines()}
+    assert right["FedAvg"] < 20 < 90 < right["EqualVoices"] < right["GeometricMedian"]
+    assert right["GeometricMedian"] > 95
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_has_a_tutorial(example: Path) -> None:
+    assert len(example.read_text(encoding="utf-8").splitlines()) < 60
+    page = (ROOT / "docs" / "tutorials" / f"{example.stem}.md").read_text(encoding="utf-8")
+    assert f"<!-- output: examples/{example.name} -->\n```text\n" in page
+    assert f"python examples/{example.name}" in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_a_tutorial_shows_the_code_as_it_is(page: Path) -> None:
+    """Where it fails, run docs/tutorials/make.py."""
+    text = page.read_text(encoding="utf-8")
+    assert MAKE["with_code"](text) == text
+    assert "```python\n```" not in text
+    assert "```text\n```" not in text
