@@ -1,5 +1,6 @@
 """FLARE's client: starts the institution's fit, and hands the server's notes to it and its answers back."""
 
+import contextlib
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,7 +16,7 @@ from lit_epgan.flare.controller import ANSWER, NOTES
 from lit_epgan.flare.fit import MISTAKE, Fit
 from lit_epgan.flare.plan import Plan
 from lit_epgan.remote.link import Terms
-from lit_epgan.remote.notes import Note
+from lit_epgan.remote.notes import Kind, Note
 
 
 class SeatExecutor(Executor):  # type: ignore[misc]
@@ -61,10 +62,11 @@ class SeatExecutor(Executor):  # type: ignore[misc]
     def _answered(self, notes: list[bytes]) -> Shareable:
         if self._link is None:
             raise EOFError
-        for each in notes:
-            self._link.send_bytes(each)
-        reply = make_reply(ReturnCode.OK)
-        if Note.read(notes[-1]).kind.asks:
+        reply, last = make_reply(ReturnCode.OK), Note.read(notes[-1]).kind
+        with contextlib.suppress(OSError) if last is Kind.END else contextlib.nullcontext():  # it knows its last round
+            for each in notes:
+                self._link.send_bytes(each)
+        if last.asks:
             reply[ANSWER] = self._link.recv_bytes()
         return reply
 
