@@ -21,12 +21,12 @@ def clients(n: int = 3) -> FederatedDataModule:
     return FederatedDataModule.from_datasets(data, batch_size=4)
 
 
-def fit(folder, bar: FederatedProgressBar, rounds: int = 3) -> None:
+def fit(folder, bar: FederatedProgressBar, rounds: int = 3, logger=False) -> None:
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=rounds,
         callbacks=[FederationCallback(), bar],
-        logger=False,
+        logger=logger,
         enable_checkpointing=False,
         enable_model_summary=False,
         default_root_dir=folder,
