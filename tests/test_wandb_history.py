@@ -100,14 +100,14 @@ def test_a_finished_round_is_handed_over_before_the_next_ones_numbers(tmp_path: 
 
 
 def test_the_federation_ends_the_rounds_of_a_fit(tmp_path: Path) -> None:
-    class Rounds(MetricsFile):
-        ended: list[int] = []
+    ended: list[int] = []
 
+    class Rounds(MetricsFile):
         def end_round(self) -> None:
-            self.ended.append(max(self.finished(9), default=-1))
+            ended.append(max(self.finished(9), default=-1))
 
     fit(tmp_path, FederatedProgressBar(), rounds=3, logger=Rounds(str(tmp_path)))
-    assert Rounds.ended == [-1, 0, 1]
+    assert ended == [-1, 0, 1]
 
 
 def test_finished_rounds_are_logged_again_and_older_files_set_aside(tmp_path: Path) -> None:

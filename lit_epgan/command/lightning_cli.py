@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import ClientReport, FederationCallback
 from lit_epgan.command.blame import blame
+from lit_epgan.command.closing import closing_lines
 from lit_epgan.command.deciding_settings import DecidingSettings, deciding_settings, refuse_changes
 from lit_epgan.command.disk_errors import disk_error
 from lit_epgan.command.ending import EndOfFit, StopAtBatch, stopped_in_a_sentence
@@ -206,6 +207,12 @@ class FederatedCLI(LightningCLI):
             checkpoints = Path(self.trainer.default_root_dir) / CHECKPOINTS
             go_on = where_to_go_on(checkpoints) if subcommand == "fit" else ""
             raise UserError(f"{sentence} {go_on}".rstrip()) from error
+
+    def after_fit(self) -> None:
+        """Say how good it became, and what there is to open."""
+        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            for line in closing_lines(Path(self.trainer.default_root_dir)):
+                say(line)
 
     def after_predict(self) -> None:
         """Say what was written.

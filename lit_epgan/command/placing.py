@@ -72,7 +72,7 @@ def _check_wandb_keys(given: Mapping[str, Any]) -> None:
 
 
 def _run_name(config: Namespace, folder: Path, subcommand: str) -> str:
-    """``digits, FedProx, seed 0``: the folder, the algorithm if there is one, the seed, and what is done unless a fit."""
+    """``digits, FedProx, seed 0``: the folder, the algorithm if there is one, the seed, and what is done if no fit."""
     algorithm = (config.get("federation.init_args.algorithm.class_path") or "").rsplit(".", 1)[-1]
     words = [folder.name, algorithm, f"seed {config.get('seed_everything')}", "" if subcommand == "fit" else subcommand]
     return ", ".join(word for word in words if word)

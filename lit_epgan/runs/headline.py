@@ -15,6 +15,7 @@ FAMILIES: dict[str, Best] = {
     "auc": "max",
     "auroc": "max",
     "coverage": "max",  # of the toy's modes
+    "val_loss": "min",  # where there is nothing else
 }
 _NAME = re.compile(rf"(?:val_|test_)?({'|'.join(FAMILIES)})(?:_\w+)?")
 

@@ -23,9 +23,9 @@ class MetricsFile(Logger):
 
     A round has one row: what is logged at the same step of the same round fills its row, unless it is there already. A
     module that logs within a round (``on_step=True``) has further rows, one a step. Each is written whole, so that a
-    killed process leaves a readable file; a metric that appears later adds a column to the right. A run that was killed and resumed leaves the same bytes as one never
-    stopped, provided that ``rewind`` is called before it trains on (the federation callback does so). A column bears
-    the metric's name as ``printable`` shows it.
+    killed process leaves a readable file; a metric that appears later adds a column to the right. A run that was killed
+    and resumed leaves the same bytes as one never stopped, provided that ``rewind`` is called before it trains on (the
+    federation callback does so). A column bears the metric's name as ``printable`` shows it.
 
     Args:
         save_dir: The run's folder. The command line fills in ``trainer.default_root_dir``.

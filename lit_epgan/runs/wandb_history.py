@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from lit_epgan.runs.headline import best_of
@@ -17,7 +17,7 @@ SUPERSEDED = "superseded"
 
 
 class WandbHistory(WandbLogger):
-    """Lightning's ``WandbLogger`` with one row and one step a round, which goes on with the same history after a resume.
+    """Lightning's ``WandbLogger`` with one row a round, which goes on with the same history when the run is resumed.
 
     W&B's step is the round, from 1, of numbers and pictures alike. A metric that is logged several times in a round
     has its last value there; ``MetricsFile`` keeps all. Of headline metrics the summary holds the last and the best
