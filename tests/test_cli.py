@@ -313,7 +313,7 @@ def test_wandb_is_offline_without_a_key_only(class_path, folder, monkeypatch):
         config = Namespace(trainer=Namespace(logger=[logger]), seed_everything=3)
         config["federation.init_args.algorithm.class_path"] = "lit_epgan.federated.FedProx"
         place_loggers(config, Path("run"), subcommand)
-        assert logger.dict_kwargs == {"job_type": subcommand}
+        assert arguments.job_type == subcommand
         return arguments
 
     monkeypatch.setenv("NETRC", str(folder / "netrc"))

@@ -52,9 +52,7 @@ def place_loggers(config: Namespace, folder: Path, subcommand: str) -> None:
         if name == "MetricsFile" and subcommand != "fit":
             arguments.file = f"{subcommand}_{arguments.file}"
         if name in ("WandbLogger", "WandbHistory"):
-            given = logger.get("dict_kwargs") or {}
-            _check_wandb_keys(given)
-            logger.dict_kwargs = {"job_type": subcommand, **given}
+            _check_wandb_keys(logger.get("dict_kwargs") or {})
             _place_wandb(arguments, folder, subcommand)
             if arguments.get("name") is None and "WANDB_NAME" not in os.environ:
                 arguments.name = _run_name(config, folder, subcommand)
@@ -84,6 +82,7 @@ def _place_wandb(arguments: Namespace, folder: Path, subcommand: str) -> None:
         raise UserError(f"WANDB_MODE is {mode!r} in the environment; it must be one of {', '.join(WANDB_MODES)}.")
     if "WANDB_MODE" not in os.environ and not wandb_has_key():
         arguments.offline = True
+    arguments.job_type = (subcommand == "fit" and arguments.get("job_type")) or subcommand
     if is_first_rank() and subcommand == "fit":
         arguments.id = arguments.get("id") or wandb_id(folder)  # W&B resumes a known id
 

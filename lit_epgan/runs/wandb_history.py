@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
@@ -14,6 +13,7 @@ from lit_epgan.runs.metrics_file import MetricsFile
 from lit_epgan.runs.run_folder import move_aside, pictures_of_round
 
 SUPERSEDED = "superseded"
+EVALUATIONS = ("test", "validate")
 
 
 class WandbHistory(WandbLogger):
@@ -21,7 +21,7 @@ class WandbHistory(WandbLogger):
 
     W&B's step is the round, from 1, of numbers and pictures alike. A metric that is logged several times in a round
     has its last value there; ``MetricsFile`` keeps all. Of headline metrics the summary holds the last and the best
-    value (``fid.last``, ``fid.min``). A run of another ``job_type`` than ``fit``, such as ``test``, has no rounds.
+    value (``fid.last``, ``fid.min``). A run of ``job_type`` ``test`` or ``validate`` has no rounds.
 
     W&B writes an offline run to its file at intervals, so that a killed process loses the last finished rounds, and
     every resume begins another file. ``rewind`` logs the finished rounds again, from the run's own ``metrics.csv`` and
@@ -34,18 +34,7 @@ class WandbHistory(WandbLogger):
 
     _whole: tuple[Path, str] | None = None  # the folder that holds the whole history, and the run's id
     _round = 1  # of the last row
-    _summed_up: frozenset[str] = frozenset()
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> Any:
-        """The W&B run; its charts are drawn over ``round``."""
-        begins = self._experiment is None
-        run = super().experiment
-        if begins and self._has_rounds():
-            run.define_metric("round")
-            run.define_metric("*", step_metric="round", step_sync=True)
-        return run
+    _defined: frozenset[str] = frozenset()
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -59,9 +48,11 @@ class WandbHistory(WandbLogger):
             super().log_metrics({name: value for name, value in metrics.items() if name != "epoch"})
             return
         self._round = int(metrics["epoch"]) + 1 if "epoch" in metrics else self._round
-        self._sum_up(metrics)
         steps = {} if step is None else {"trainer/global_step": step}
-        self.experiment.log({"round": self._round, **metrics, **steps}, step=self._round)
+        prefix = f"{self._prefix}{self.LOGGER_JOIN_CHAR}" if self._prefix else ""
+        named = {f"{prefix}{name}": value for name, value in metrics.items()}
+        self._define(named)
+        self.experiment.log({"round": self._round, **named, **steps}, step=self._round)
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
@@ -76,14 +67,17 @@ class WandbHistory(WandbLogger):
             self._experiment.log({}, step=self._round, commit=True)
 
     def _has_rounds(self) -> bool:
-        return self._wandb_init.get("job_type") in (None, "fit")
+        return self._wandb_init.get("job_type") not in EVALUATIONS
 
-    def _sum_up(self, names: Mapping[str, Any]) -> None:
-        """Have W&B keep the last and the best value of headline metrics."""
-        for name in names.keys() - self._summed_up:
+    def _define(self, names: Mapping[str, Any]) -> None:
+        """Have W&B draw everything over the rounds, and keep the last and the best value of headline metrics."""
+        if not self._defined:
+            self.experiment.define_metric("round")
+            self.experiment.define_metric("*", step_metric="round", step_sync=True)
+        for name in names.keys() - self._defined:
             if best := best_of(name):
                 self.experiment.define_metric(name, step_metric="round", summary=f"last,{best}")
-        self._summed_up |= names.keys()
+        self._defined |= names.keys()
 
     @rank_zero_only
     def rewind(self, epoch: int) -> None:
