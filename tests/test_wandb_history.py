@@ -1,5 +1,6 @@
 """What the Weights & Biases logger logs again, and what it leaves: real offline files, without a run around it."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from PIL import Image
 from lit_epgan.callbacks.progress import FederatedProgressBar
 from lit_epgan.runs import MetricsFile, WandbHistory
 from lit_epgan.runs.run_folder import round_picture
+from tests.processes import ROOT, run_words
 from tests.test_progress import fit
 from tests.wandb_history import configuration, history, offline_files, summary, title
 
@@ -187,3 +189,14 @@ def test_a_server_gets_the_rounds_that_it_does_not_know(tmp_path: Path) -> None:
     one._experiment = online  # type: ignore[assignment]
     one.rewind(4)
     assert [(step, row["epoch"]) for step, row in logged] == [(3, 2), (3, 2), (4, 3), (4, 3)]
+
+
+def test_the_docs_picture_is_drawn_from_a_runs_own_file(tmp_path: Path) -> None:
+    one = logger(tmp_path)
+    for epoch in range(2):
+        image = wandb.Image(np.zeros((4, 4, 3), dtype=np.uint8))
+        one.log_metrics({"pictures/samples": [image], "fid": 2.0 - epoch, "epoch": epoch}, 9)  # type: ignore[arg-type]
+    close()
+    (file,) = offline_files(tmp_path)
+    run_words([sys.executable, str(ROOT / "docs" / "wandb_picture.py"), str(file), str(tmp_path / "run.png")])
+    assert Image.open(tmp_path / "run.png").size == (640, 320)
