@@ -264,6 +264,9 @@ class FederationCallback(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A round is about to begin; it does with the first batch, when the module's own hooks have run."""
         assert self._driver is not None
+        for logger in trainer.loggers:
+            if hasattr(logger, "end_round"):
+                logger.end_round()
         self._driver.between_rounds()  # what the module's own hooks did since the last round
         self._start = RoundStart(trainer)
         self._optimizers_before = self._state.server_optimizers

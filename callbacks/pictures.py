@@ -52,7 +52,10 @@ def publish(trainer: Trainer, name: str, pixels: Any) -> None:
                 shutil.copyfile(newest, beside)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
-                logger.log_image(f"pictures/{name}", [pixels], step=logged_step(trainer))
+                import wandb
+
+                picture = {f"pictures/{name}": [wandb.Image(pixels)], "epoch": trainer.current_epoch}
+                logger.log_metrics(picture, logged_step(trainer))  # type: ignore[arg-type]
             elif isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_image(f"pictures/{name}", pixels, logged_step(trainer), dataformats="HWC")
 

@@ -9,15 +9,20 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from lit_epgan.atomic import write_text
 from lit_epgan.bounds import at_least
 from lit_epgan.callbacks.dispensable import dispensable
+from lit_epgan.runs.headline import headlines
 from lit_epgan.text import printable
 
 FILE = "progress.json"
+NARROWEST, WIDEST = 10, 24  # columns of the bar
+TIMES = 26  # columns of the times beside it, below a day, and of the gaps
 
 
 class Position(NamedTuple):
@@ -42,9 +47,10 @@ class Position(NamedTuple):
 class FederatedProgressBar(ProgressBar):
     """A bar over the rounds with the client being trained and the losses; without a terminal, a line now and then.
 
-    Losses are whatever the module logs with ``prog_bar=True``; before there is any, the sum of its ``step_losses``. The
-    first rank also keeps ``progress.json`` in the run's folder up to date, from which a study draws its bars. Between
-    two refreshes a training step costs one look at the clock.
+    Headline metrics come before the losses. Losses are whatever the module logs with ``prog_bar=True``; before there is
+    any, the sum of its ``step_losses``. On a narrow terminal the losses go first, then the client's name is cut; the
+    counts, the bar and the time stay. The first rank also keeps ``progress.json`` in the run's folder up to date, from
+    which a study draws its bars. Between two refreshes a training step costs one look at the clock.
 
     Args:
         refresh_seconds: Least time between two refreshes of the terminal and of the file.
@@ -62,6 +68,7 @@ class FederatedProgressBar(ProgressBar):
         self._enabled = True
         self._next_refresh = self._next_line = -math.inf
         self._bar: Progress | None = None
+        self._shape = BarColumn(bar_width=WIDEST)
         self._task = TaskID(0)
         self._federation: Any = None
         self._first_round = 0
@@ -81,7 +88,7 @@ class FederatedProgressBar(ProgressBar):
         self._first_round = trainer.current_epoch
         self._federation = next((c for c in trainer.callbacks if hasattr(type(c), "progress")), None)  # type: ignore[attr-defined]
         if self._enabled and sys.stdout.isatty():
-            self._bar = _new_bar()
+            self._bar, self._shape = _new_bar()
             self._task = self._bar.add_task(
                 "", total=trainer.max_epochs, completed=trainer.current_epoch, where="", losses=""
             )
@@ -131,7 +138,9 @@ class FederatedProgressBar(ProgressBar):
         )
 
     def _shown(self, trainer: Trainer) -> dict[str, float]:
-        shown = {name: float(value) for name, value in trainer.progress_bar_metrics.items()}
+        known = trainer.callback_metrics
+        measured = {name: float(known[name]) for name in headlines(known)}
+        shown = measured | {name: float(value) for name, value in trainer.progress_bar_metrics.items()}
         now = getattr(trainer.lightning_module, "step_losses", None)  # a GAN logs its losses once a round only
         return shown if now is None or shown else {"loss": float(now.sum())}
 
@@ -142,14 +151,11 @@ class FederatedProgressBar(ProgressBar):
         with dispensable(file):
             write_text(file, json.dumps(record))
         if self._bar is not None:
-            self._bar.update(
-                self._task,
-                completed=at.done,
-                total=at.rounds,
-                where=describe(at),
-                losses=_losses(metrics),
-                refresh=True,
-            )
+            room = self._bar.console.width - NARROWEST - TIMES
+            where = describe(at, room)
+            self._shape.bar_width = NARROWEST + min(max(room - cell_len(where), 0), WIDEST - NARROWEST)
+            losses = _losses(metrics, room - cell_len(where) - self._shape.bar_width + NARROWEST)
+            self._bar.update(self._task, completed=at.done, total=at.rounds, where=where, losses=losses, refresh=True)
 
     def _line(self, trainer: Trainer) -> None:
         if self._enabled and self._bar is None:
@@ -162,21 +168,35 @@ class FederatedProgressBar(ProgressBar):
             self._bar = None
 
 
-def describe(at: Position) -> str:
-    """``round 3/25 · client 7 (4/10) · step 12/20``, as far as it is known."""
+def describe(at: Position, room: float = math.inf) -> str:
+    """``round 3/25 · client 7 (4/10) · step 12/20``, as far as it is known.
+
+    Args:
+        at: Where the run is.
+        room: Columns that it may take; the word client is left out and the name cut to fit.
+    """
     words = [f"round {min(at.round, at.rounds)}/{at.rounds}"]
     if at.client:
-        client = printable(at.client)
-        name = client if client.startswith("client") else f"client {client}"
-        words.append(f"{name} ({at.client_position}/{at.clients})")
-        words.append(f"step {at.step}" + (f"/{at.steps}" if at.steps else ""))
+        counts = [f" ({at.client_position}/{at.clients})", f"step {at.step}" + (f"/{at.steps}" if at.steps else "")]
+        client = _client(printable(at.client), room - len(" · ".join([*words, *counts])))
+        words += [client + counts[0], counts[1]]
     return " · ".join(words)
 
 
-def _new_bar() -> Progress:
-    return Progress(
+def _client(name: str, room: float) -> str:
+    full = name if name.startswith("client") else f"client {name}"
+    if cell_len(full) <= room:
+        return full
+    cut = Text(name)
+    cut.truncate(max(int(room), 1), overflow="ellipsis")
+    return cut.plain
+
+
+def _new_bar() -> tuple[Progress, BarColumn]:
+    shape = BarColumn(bar_width=WIDEST)
+    bar = Progress(
         TextColumn("{task.fields[where]}", markup=False),
-        BarColumn(bar_width=24),
+        shape,
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
@@ -185,7 +205,12 @@ def _new_bar() -> Progress:
         auto_refresh=False,
         transient=False,
     )
+    return bar, shape
 
 
-def _losses(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{printable(name)} {value:.4g}" for name, value in metrics.items())
+def _losses(metrics: dict[str, float], room: float = math.inf) -> str:
+    """As many as fit into so many columns, whole ones."""
+    words = [f"{printable(name)} {value:.4g}" for name, value in metrics.items()]
+    while words and cell_len("  ".join(words)) > room:
+        words.pop()
+    return "  ".join(words)

@@ -307,10 +307,13 @@ def test_wandb_is_offline_without_a_key_only(class_path, folder, monkeypatch):
 
     from lit_epgan.command.placing import place_loggers
 
-    def placed() -> Namespace:
+    def placed(subcommand: str = "fit") -> Namespace:
         arguments = Namespace(save_dir=".", offline=False, id=None, name=None)
         logger = Namespace(class_path=class_path, init_args=arguments)
-        place_loggers(Namespace(logger=[logger]), Path("run"), "fit")
+        config = Namespace(trainer=Namespace(logger=[logger]), seed_everything=3)
+        config["federation.init_args.algorithm.class_path"] = "lit_epgan.federated.FedProx"
+        place_loggers(config, Path("run"), subcommand)
+        assert arguments.job_type == subcommand
         return arguments
 
     monkeypatch.setenv("NETRC", str(folder / "netrc"))
@@ -319,8 +322,12 @@ def test_wandb_is_offline_without_a_key_only(class_path, folder, monkeypatch):
     monkeypatch.delenv("WANDB_MODE")
     first = placed()
     assert first.offline
-    assert first.save_dir == first.name == "run"
+    assert first.save_dir == "run"
+    assert first.name == "run, FedProx, seed 3"
     assert placed().id == first.id  # a resumed run goes on in the same W&B run
+    assert (placed("test").id, placed("test").name) == (None, "run, FedProx, seed 3, test")
+    monkeypatch.setenv("WANDB_NAME", "mine")
+    assert placed().name is None  # W&B takes the environment's
     (folder / "netrc").write_text("machine api.wandb.ai login user password key\n")
     assert not placed().offline
     (folder / "netrc").unlink()

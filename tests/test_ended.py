@@ -8,6 +8,7 @@ import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_epgan.command.cli import main
+from lit_epgan.command.closing import closing_lines
 from lit_epgan.errors import UserError
 from lit_epgan.runs.end import END, End, read_end, write_end
 from lit_epgan.study.command import study
@@ -69,6 +70,34 @@ def test_early_stopping_is_an_end(folder: Path) -> None:
     assert end is not None
     assert end.finished
     assert end.rounds == end.logged < 9
+
+
+def test_a_fit_ends_with_its_numbers_and_every_path_worth_opening(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *TINY]) == 0
+    told, run = capsys.readouterr().err.splitlines(), Path("runs") / "toy"
+    with (run / "metrics.csv").open() as file:
+        values = [float(row["coverage"]) for row in csv.DictReader(file)]
+    assert len(values) == 2
+    best = max(values)
+    said = f"{'coverage':<12}last {values[1]:.4g} (round 2), best {best:.4g} (round {values.index(best) + 1})"
+    paths = {"checkpoint": "checkpoints/last.ckpt", "numbers": "metrics.csv", "settings": "config.yaml"}
+    assert {said, *(f"{what:<12}{run / where}" for what, where in paths.items())} <= set(told)
+    assert f"{'picture':<12}{run / 'pictures' / 'density.png'}" in told
+    assert not any("-round-" in line for line in told)
+
+
+def test_last_and_best_of_headline_metrics_by_hand(tmp_path: Path) -> None:
+    """Of one metric a family; what is no number is never the best; a metric may end before the run does."""
+    head = "epoch,step,loss/generator,fid_digits,union/fid_digits,fid_digits_val,is_digits,wer"
+    rows = ["0,1,.1,8.0,1.0,7,2.5,", "1,2,.1,nan,,,9.5,", "2,3,.2,4.0,,,inf,", "3,4,.2,5.0,,,3.5,"]
+    (tmp_path / "metrics.csv").write_text("\n".join([head, *rows, ""]))
+    measured = [line.split() for line in closing_lines(tmp_path)][:-1]
+    assert [" ".join(words) for words in measured] == [
+        "fid_digits last 5 (round 4), best 4 (round 3)",
+        "is_digits last 3.5 (round 4), best 9.5 (round 2)",
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rounds": 3}'])

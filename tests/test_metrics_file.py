@@ -118,6 +118,26 @@ def test_lightnings_own_checkpoints_stand_in_the_runs_folder(tmp_path):
     assert len(list((tmp_path / "checkpoints").glob("*.ckpt"))) == 1
 
 
+def test_a_round_has_one_row_and_so_has_a_step_within_it(tmp_path):
+    """Of the same step, unless the name is there: what was logged is never lost."""
+    logger = MetricsFile(str(tmp_path))
+    for name, epoch, step in [
+        ("a", 0, 4),
+        ("b", 0, 9),
+        ("c", 0, 9),
+        ("b", 0, 9),
+        ("a", 0, 9),
+        ("a", 1, 9),
+        ("b", 1, 9),
+    ]:
+        logger.log_metrics({name: 1, "epoch": epoch}, step)
+    rows = ["0,4,1,,", "0,9,,1,1", "0,9,1,1,", "1,9,1,1,"]
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["epoch,step,a,b,c", *rows]
+    resumed = MetricsFile(str(tmp_path))
+    resumed.log_metrics({"c": 2, "epoch": 1}, 9)  # another process's row is left as it is
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[-2:] == ["1,9,1,1,", "1,9,,,2"]
+
+
 def test_a_table_removed_under_a_run_begins_with_its_columns_again(tmp_path):
     table = MetricsFile(tmp_path)
     table.log_metrics({"epoch": 0, "loss": 1.0}, 1)

@@ -143,7 +143,7 @@ def test_the_bar_shows_them(client: str, metric: str) -> None:
     console = Console(file=screen, force_terminal=True, width=8000, color_system=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "Console", lambda: console)
-        bar = progress._new_bar()
+        bar, _ = progress._new_bar()
     where = progress.describe(progress.Position(1, 2, client, 1, 2, 1, 2))
     bar.add_task("", where=where, losses=progress._losses({metric: 0.5}))
     console.print(bar.get_renderable())

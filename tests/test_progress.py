@@ -2,13 +2,16 @@
 
 import io
 import json
+import re
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from lit_epgan.callbacks import FederationCallback, progress
 from lit_epgan.callbacks.progress import FederatedProgressBar, Position, describe
@@ -16,24 +19,27 @@ from lit_epgan.datamodules.base import FederatedDataModule
 from tests.modules import Regression
 
 
-def clients(n: int = 3) -> FederatedDataModule:
+def clients(n: int = 3, validated: bool = False) -> FederatedDataModule:
     data = {f"site-{k}": torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randn(8, 1)) for k in range(n)}
-    return FederatedDataModule.from_datasets(data, batch_size=4)
+    return FederatedDataModule.from_datasets(data, batch_size=4, val_dataset=data["site-0"] if validated else None)
 
 
-def fit(folder, bar: FederatedProgressBar, rounds: int = 3) -> None:
+def fit(folder, bar: FederatedProgressBar, rounds: int = 3, logger=False, module=None) -> None:
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=rounds,
         callbacks=[FederationCallback(), bar],
-        logger=False,
+        logger=logger,
         enable_checkpointing=False,
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    module = Regression()
-    module.log = lambda name, value, **how: type(module).log(module, name, value, **{**how, "prog_bar": True})
-    trainer.fit(module, datamodule=clients())
+    validated = module is not None
+    module = module or Regression()
+    module.log = lambda name, value, **how: type(module).log(
+        module, name, value, **{**how, "prog_bar": name == "train_loss"}
+    )
+    trainer.fit(module, datamodule=clients(validated=validated))
 
 
 def test_share_done_counts_rounds_clients_and_steps():
@@ -82,6 +88,45 @@ def test_a_terminal_gets_a_bar(tmp_path, monkeypatch):
     fit(tmp_path, FederatedProgressBar(refresh_seconds=0))
     assert "client site-2 (3/3) · step 2/2" in screen.getvalue()
     assert "train_loss" in screen.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("client", ["client-13", "St. Mary's hospital, ward 7", "\u6771\u4eac\u75c5\u9662" * 5])
+def test_counts_bar_and_time_stay_on_a_narrow_terminal(tmp_path, monkeypatch, width, client):
+    """Metrics stay whole or go, the headline metric last; at 80 columns a long client's name is cut."""
+    screen = io.StringIO()
+    monkeypatch.setattr(progress, "Console", lambda: Console(file=screen, force_terminal=True, width=width))
+    bar = FederatedProgressBar()
+    bar._bar, bar._shape = progress._new_bar()
+    bar._task = bar._bar.add_task("", total=101, completed=0, where="", losses="")
+    metrics = {"fid_digits": 3.25, "loss/discriminator": 0.4409, "loss/generator": 0.4284}
+    monkeypatch.setattr(bar, "_shown", lambda trainer: metrics)
+    bar._bar.start()
+    bar._refresh(SimpleNamespace(default_root_dir=tmp_path), Position(45, 101, client, 4, 10, 12, 20))
+    bar._bar.stop()
+    line = Text.from_ansi([shown for shown in screen.getvalue().splitlines() if "round" in shown][-1]).plain
+    assert cell_len(line) <= width
+    for kept in ("round 45/101", "(4/10)", "step 12/20", "0:00:00 left -:--:--"):
+        assert kept in line
+    assert ("\u2026" in line) == (width == 80 and client != "client-13")
+    assert len(re.findall("[\u2501\u257a\u2578]", line)) >= 10
+    shown = line.split("-:--:--")[1].split()
+    assert shown == [word for name, value in metrics.items() for word in (name, str(value))][: len(shown) // 2 * 2]
+    assert ("fid_digits" in shown) == (width == 120 and client == "client-13")
+
+
+def test_a_rounds_line_begins_with_the_headline_metric(tmp_path, capsys):
+    class Measured(Regression):
+        def validation_step(self, batch, batch_idx):
+            self.log("val_accuracy", 0.5 + 0.125 * self.current_epoch)
+
+    fit(tmp_path, FederatedProgressBar(line_seconds=0), rounds=2, module=Measured())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
+    assert [line.split("  ")[:2] for line in lines] == [
+        ["round 1/2", "val_accuracy 0.5"],
+        ["round 2/2", "val_accuracy 0.625"],
+    ]
+    assert all("train_loss" in line for line in lines)
 
 
 def test_a_disabled_bar_is_silent(tmp_path, capsys):

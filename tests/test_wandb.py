@@ -10,9 +10,10 @@ import pytest
 import wandb
 
 from lit_epgan.runs import MetricsFile
+from lit_epgan.study.plan import Method
 from lit_epgan.study.process import Process, start
-from lit_epgan.study.run import CLI
-from tests.wandb_history import history, offline_files
+from lit_epgan.study.run import CLI, Run
+from tests.wandb_history import configuration, history, offline_files, summary, title
 
 ROUNDS = 4
 FIT = [*CLI, "fit", "--config", "toy.yaml", "--data.points", "64", "--data.batch_size", "16", "--data.local_steps", "2"]
@@ -54,14 +55,45 @@ def test_the_history_of_a_killed_run_is_that_of_one_never_stopped(
     to_the_end(killed, "--ckpt_path", "last")
     ((expected,), (found,)) = offline_files(whole), offline_files(killed)
     assert history(found) == history(expected)
-    pictures = [row for row in history(found) if any(name.startswith("pictures/density") for name in row)]
-    assert len(pictures) == ROUNDS
+    assert [(row["_step"], row["round"], row["pictures/density/count"]) for row in history(found)] == [
+        (number, number, 1) for number in range(1, ROUNDS + 1)
+    ]
     assert len(list(found.parent.glob("files/media/images/pictures/*.png"))) == ROUNDS
     (aside,) = (killed / "wandb" / "superseded").glob("*/*.wandb")
     assert aside.name == found.name, "the resumed run has another id"
-    rows = [row for row in history(found) if row not in pictures]
+    other = ("_step", "round", "pictures/")
+    rows = [{k: v for k, v in row.items() if not k.startswith(other)} for row in history(found)]
     logged = pd.read_csv(killed / "metrics.csv", float_precision="round_trip").rename(
         columns={"step": "trainer/global_step"}
     )
-    in_table = [{name: value for name, value in row.items() if value == value} for row in logged.to_dict("records")]
-    assert [{name: value for name, value in row.items() if name != "_step"} for row in rows] == in_table
+    assert rows == logged.to_dict("records"), "one row a round, in the file as in W&B"
+
+
+@pytest.mark.slow
+def test_a_run_says_what_it_is_and_an_evaluation_is_a_run_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a study names it; then without a study."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb.setup().ensure_service()
+    folder, method = tmp_path / "run", Method("sites", "Sites", [])
+    named = Run(method, 7, tmp_path, "far", "toy").variables
+    log = tmp_path / "log"
+    words = [*FIT, "--trainer.default_root_dir", str(folder), "--seed_everything", "7"]
+    assert start(words, log, append=False, variables=named).wait(120) == 0, log.read_text()
+    (trained,) = offline_files(folder)
+    assert title(trained) == ("sites, seed 7", "toy/far", "fit")
+    told = configuration(trained)
+    assert told["seed_everything"] == 7
+    assert told["federation"]["init_args"]["algorithm"]["class_path"].endswith("GeneratorSites")
+    assert (told["data"]["init_args"]["layout"], told["data"]["init_args"]["points"]) == ("four", 64)
+    assert told["model"]["init_args"]["objective"] == "lsgan"
+    before = history(trained)
+    words[len(CLI)] = "test"
+    assert start(words, log, append=False).wait(120) == 0, log.read_text()
+    assert history(trained) == before
+    (evaluated,) = [file for file in offline_files(folder) if file != trained]
+    assert evaluated.name != trained.name, "wandb sync would add it to the training run"
+    assert title(evaluated) == ("run, GeneratorSites, seed 7, test", "", "test")
+    assert not any("round" in row for row in history(evaluated))
+    assert summary(evaluated)["coverage"] == before[-1]["coverage"]

@@ -1,5 +1,6 @@
 """What the Weights & Biases logger logs again, and what it leaves: real offline files, without a run around it."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,12 @@ import pytest
 import wandb
 from PIL import Image
 
+from lit_epgan.callbacks.progress import FederatedProgressBar
 from lit_epgan.runs import MetricsFile, WandbHistory
 from lit_epgan.runs.run_folder import round_picture
-from tests.wandb_history import history, offline_files
+from tests.processes import ROOT, run_words
+from tests.test_progress import fit
+from tests.wandb_history import configuration, history, offline_files, summary, title
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +57,59 @@ def older_file(folder: Path, name: str = "offline-run-20260101_000000-abc", run_
     return file
 
 
-def numbers(file: Path) -> list[tuple[int, int, Any]]:
-    rows = [row for row in history(file) if "epoch" in row]
-    return [(row["epoch"], row["trainer/global_step"], row.get("loss", row.get("fid"))) for row in rows]
+def numbers(file: Path) -> list[tuple[Any, ...]]:
+    names = ("_step", "round", "epoch", "trainer/global_step", "loss", "fid")
+    return [tuple(row.get(name) for name in names) for row in history(file)]
+
+
+def test_numbers_and_pictures_of_a_round_are_one_row_at_the_rounds_step(tmp_path: Path) -> None:
+    one = logger(tmp_path)
+    for epoch, (loss, fid) in enumerate([(0.5, 3.0), (0.25, 1.0), (0.125, 2.0)]):
+        image = wandb.Image(np.zeros((4, 4, 3), dtype=np.uint8))
+        one.log_metrics({"pictures/samples": [image], "epoch": epoch}, 10 * epoch + 9)  # type: ignore[arg-type]
+        one.log_metrics({"fid": fid, "epoch": epoch}, 10 * epoch + 9)
+        one.log_metrics({"loss": loss}, 10 * epoch + 9)  # a row without a round belongs to the row before it
+    close()
+    (file,) = offline_files(tmp_path)
+    assert numbers(file) == [(1, 1, 0, 9, 0.5, 3.0), (2, 2, 1, 19, 0.25, 1.0), (3, 3, 2, 29, 0.125, 2.0)]
+    assert all(row["pictures/samples/count"] == 1 for row in history(file))
+    assert summary(file)["fid"] == {"last": 2.0, "min": 1.0}
+    assert summary(file)["loss"] == 0.125
+
+
+def test_an_evaluation_has_no_rounds(tmp_path: Path) -> None:
+    one = logger(tmp_path, job_type="test", name="digits, test", group="study")
+    one.log_hyperparams({"seed_everything": 3, "data": {"init_args": {"beta": 0.5}}})
+    one.log_hyperparams({"beta": 0.1, "_instantiator": "lightning.pytorch.cli.instantiate_module"})
+    one.log_metrics({"fid": 3.0, "epoch": 0}, 0)
+    close()
+    (file,) = offline_files(tmp_path)
+    (row,) = history(file)
+    assert not {"round", "epoch"} & row.keys()
+    assert summary(file)["fid"] == 3.0
+    assert title(file) == ("digits, test", "study", "test")
+    told = {name: value for name, value in configuration(file).items() if name != "_wandb"}
+    assert told == {"seed_everything": 3, "data": {"init_args": {"beta": 0.5}}}
+
+
+def test_a_finished_round_is_handed_over_before_the_next_ones_numbers(tmp_path: Path) -> None:
+    one = logger(tmp_path)
+    one.log_metrics({"loss": 0.5, "epoch": 0}, 9)
+    assert one.experiment.step == 1
+    one.end_round()
+    one.end_round()
+    assert one.experiment.step == 2  # W&B takes nothing more for the first
+
+
+def test_the_federation_ends_the_rounds_of_a_fit(tmp_path: Path) -> None:
+    ended: list[int] = []
+
+    class Rounds(MetricsFile):
+        def end_round(self) -> None:
+            ended.append(max(self.finished(9), default=-1))
+
+    fit(tmp_path, FederatedProgressBar(), rounds=3, logger=Rounds(str(tmp_path)))
+    assert ended == [-1, 0, 1]
 
 
 def test_finished_rounds_are_logged_again_and_older_files_set_aside(tmp_path: Path) -> None:
@@ -72,10 +126,9 @@ def test_finished_rounds_are_logged_again_and_older_files_set_aside(tmp_path: Pa
     assert twin.exists()
     assert (twin.parent.with_name(f"{twin.parent.name}.1") / twin.name).exists()
     (newest,) = [file for file in offline_files(tmp_path) if file != other]
-    expected = [(0, 4, 1 / 3), (0, 9, float("inf")), (1, 14, 1 / 4), (1, 19, float("inf")), (2, 24, 0.5)]
-    assert numbers(newest) == expected
-    (picture,) = [row for row in history(newest) if "epoch" not in row]
-    assert (picture["_step"], picture["trainer/global_step"]) == (2, 19)
+    inf = float("inf")
+    assert numbers(newest) == [(1, 1, 0, 9, 1 / 3, inf), (2, 2, 1, 19, 1 / 4, inf), (3, 3, 2, 24, 0.5, None)]
+    assert [row["_step"] for row in history(newest) if "pictures/samples/count" in row] == [2]
     assert len(list(newest.parent.glob("files/media/images/pictures/*.png"))) == 1
 
 
@@ -120,7 +173,7 @@ def test_disabled_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_server_gets_the_rounds_that_it_does_not_know(tmp_path: Path) -> None:
     """A run resumed online, as W&B presents it: here is no server."""
     table_of(tmp_path, 4)
-    logged: list[dict[str, Any]] = []
+    logged: list[tuple[int, dict[str, Any]]] = []
     online = SimpleNamespace(
         disabled=False,
         resumed=True,
@@ -129,9 +182,21 @@ def test_a_server_gets_the_rounds_that_it_does_not_know(tmp_path: Path) -> None:
         summary={"epoch": 1},
         dir=str(tmp_path / "wandb" / "run-20260101_000000-abc" / "files"),
         id="abc",
-        log=logged.append,
+        log=lambda row, step, commit=None: logged.append((step, row)),
+        define_metric=lambda *args, **options: None,
     )
     one = logger(tmp_path)
     one._experiment = online  # type: ignore[assignment]
     one.rewind(4)
-    assert [row["epoch"] for row in logged] == [2, 2, 3, 3]
+    assert [(step, row["epoch"]) for step, row in logged] == [(3, 2), (3, 2), (4, 3), (4, 3)]
+
+
+def test_the_docs_picture_is_drawn_from_a_runs_own_file(tmp_path: Path) -> None:
+    one = logger(tmp_path)
+    for epoch in range(2):
+        image = wandb.Image(np.zeros((4, 4, 3), dtype=np.uint8))
+        one.log_metrics({"pictures/samples": [image], "fid": 2.0 - epoch, "epoch": epoch}, 9)  # type: ignore[arg-type]
+    close()
+    (file,) = offline_files(tmp_path)
+    run_words([sys.executable, str(ROOT / "docs" / "wandb_picture.py"), str(file), str(tmp_path / "run.png")])
+    assert Image.open(tmp_path / "run.png").size == (640, 320)

@@ -27,16 +27,44 @@ def records(file: Path) -> Iterator[bytes]:
             pending = b""
 
 
-def history(file: Path) -> list[dict[str, Any]]:
-    """The rows that a file holds, in order, without the times at which they were written."""
-    rows = []
+def _of_type(file: Path, kind: str) -> Iterator[Any]:
     for data in records(file):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-            rows.append({name: value for name, value in row.items() if name not in TIMES})
-    return rows
+        if record.WhichOneof("record_type") == kind:
+            yield getattr(record, kind)
+
+
+def _values(items: Any) -> dict[str, Any]:
+    return {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+
+
+def history(file: Path) -> list[dict[str, Any]]:
+    """The rows that a file holds, in order, without the times at which they were written."""
+    rows = [_values(record.item) for record in _of_type(file, "history")]
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+
+
+def summary(file: Path) -> dict[str, Any]:
+    """The summary in which a file ends."""
+    values: dict[str, Any] = {}
+    for record in _of_type(file, "summary"):
+        values |= _values(record.update)
+    return values
+
+
+def configuration(file: Path) -> dict[str, Any]:
+    """The run's configuration as a file holds it."""
+    values: dict[str, Any] = {}
+    for record in _of_type(file, "config"):
+        values |= _values(record.update)
+    return values
+
+
+def title(file: Path) -> tuple[str, str, str]:
+    """The run's name, group and job type."""
+    run = next(_of_type(file, "run"))
+    return run.display_name, run.run_group, run.job_type
 
 
 def offline_files(folder: Path) -> list[Path]:

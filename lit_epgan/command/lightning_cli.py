@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import WandbLogger
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import ClientReport, FederationCallback
 from lit_epgan.command.blame import blame
+from lit_epgan.command.closing import closing_lines
 from lit_epgan.command.deciding_settings import DecidingSettings, deciding_settings, refuse_changes
 from lit_epgan.command.disk_errors import disk_error
 from lit_epgan.command.ending import EndOfFit, StopAtBatch, stopped_in_a_sentence
@@ -51,7 +54,7 @@ SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Writes the resolved configuration of a fit to ``config.yaml`` in the run's folder."""
+    """Writes the resolved configuration of a fit to ``config.yaml`` in the run's folder, and tells it to W&B."""
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Replace the file in one step; a resumed run writes what it runs with now."""
@@ -59,6 +62,9 @@ class SaveRunConfig(SaveConfigCallback):
             with replacing(Path(trainer.default_root_dir) / CONFIG) as beside:
                 beside.touch()  # the parser would not say what the system says of a disk that is read-only
                 self.parser.save(self.config, str(beside), skip_none=False, overwrite=True)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_hyperparams(yaml.safe_load(self.parser.dump(self.config, skip_none=False)))
 
 
 class FederatedCLI(LightningCLI):
@@ -123,7 +129,7 @@ class FederatedCLI(LightningCLI):
         self._compare_settings(config)
         if self.subcommand == "fit" and config.ckpt_path is None and not trainer.fast_dev_run:
             make_room(folder)
-        place_loggers(trainer, folder, str(self.subcommand))
+        place_loggers(config, folder, str(self.subcommand))
         place_checkpoints(trainer, folder)
         choose_strategy(trainer, federated=config.get("federation") is not None)
 
@@ -201,6 +207,12 @@ class FederatedCLI(LightningCLI):
             checkpoints = Path(self.trainer.default_root_dir) / CHECKPOINTS
             go_on = where_to_go_on(checkpoints) if subcommand == "fit" else ""
             raise UserError(f"{sentence} {go_on}".rstrip()) from error
+
+    def after_fit(self) -> None:
+        """Say how good it became, and what there is to open."""
+        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            for line in closing_lines(Path(self.trainer.default_root_dir)):
+                say(line)
 
     def after_predict(self) -> None:
         """Say what was written.

@@ -34,8 +34,13 @@ def make_room(folder: Path) -> None:
         )
 
 
-def place_loggers(trainer: Namespace, folder: Path, subcommand: str) -> None:
-    """Let every logger of a run's configuration that has no folder write to the run's."""
+def place_loggers(config: Namespace, folder: Path, subcommand: str) -> None:
+    """Let every logger of a run's configuration that has no folder write to the run's.
+
+    A Weights & Biases run is named by the method and the seed. Each evaluation is a run of its own, so that its numbers
+    do not stand among the rounds of the training run.
+    """
+    trainer = config.trainer
     loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
     for logger in loggers:
         if not isinstance(logger, Namespace):  # None, True or False
@@ -48,7 +53,9 @@ def place_loggers(trainer: Namespace, folder: Path, subcommand: str) -> None:
             arguments.file = f"{subcommand}_{arguments.file}"
         if name in ("WandbLogger", "WandbHistory"):
             _check_wandb_keys(logger.get("dict_kwargs") or {})
-            _place_wandb(arguments, folder)
+            _place_wandb(arguments, folder, subcommand)
+            if arguments.get("name") is None and "WANDB_NAME" not in os.environ:
+                arguments.name = _run_name(config, folder, subcommand)
 
 
 def _check_wandb_keys(given: Mapping[str, Any]) -> None:
@@ -62,14 +69,21 @@ def _check_wandb_keys(given: Mapping[str, Any]) -> None:
             raise UserError(f"trainer.logger.{name}: Weights & Biases has no such setting; {hint}")
 
 
-def _place_wandb(arguments: Namespace, folder: Path) -> None:
+def _run_name(config: Namespace, folder: Path, subcommand: str) -> str:
+    """``digits, FedProx, seed 0``: the folder, the algorithm if there is one, the seed, and what is done if no fit."""
+    algorithm = (config.get("federation.init_args.algorithm.class_path") or "").rsplit(".", 1)[-1]
+    words = [folder.name, algorithm, f"seed {config.get('seed_everything')}", "" if subcommand == "fit" else subcommand]
+    return ", ".join(word for word in words if word)
+
+
+def _place_wandb(arguments: Namespace, folder: Path, subcommand: str) -> None:
     mode = os.environ.get("WANDB_MODE", "offline")
     if mode not in WANDB_MODES:
         raise UserError(f"WANDB_MODE is {mode!r} in the environment; it must be one of {', '.join(WANDB_MODES)}.")
     if "WANDB_MODE" not in os.environ and not wandb_has_key():
         arguments.offline = True
-    arguments.name = arguments.get("name") or folder.name
-    if is_first_rank():
+    arguments.job_type = (subcommand == "fit" and arguments.get("job_type")) or subcommand
+    if is_first_rank() and subcommand == "fit":
         arguments.id = arguments.get("id") or wandb_id(folder)  # W&B resumes a known id
 
 

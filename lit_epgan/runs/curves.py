@@ -17,6 +17,15 @@ def curve(folder: Path, metric: str) -> Curve:
     return [(int(float(row["epoch"])) + 1, float(row[metric])) for row in rows]
 
 
+def columns(folder: Path) -> list[str]:
+    """The names of what it tells."""
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return next(csv.reader(file), [])
+
+
 def rounds(folder: Path) -> int:
     """How many rounds it tells of; none if it is no table of numbers."""
     try:

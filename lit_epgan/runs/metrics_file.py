@@ -21,10 +21,11 @@ Row = dict[str, str]
 class MetricsFile(Logger):
     """Writes every logged metric to one CSV file in the run's folder, and goes on with it when the run is resumed.
 
-    One row per call to ``log_metrics``, appended whole, so that a killed process leaves a readable file; a metric
-    that appears later adds a column to the right. A run that was killed and resumed leaves the same bytes as one never
-    stopped, provided that ``rewind`` is called before it trains on (the federation callback does so). A column bears
-    the metric's name as ``printable`` shows it.
+    A round has one row: what is logged at the same step of the same round fills its row, unless it is there already. A
+    module that logs within a round (``on_step=True``) has further rows, one a step. Each is written whole, so that a
+    killed process leaves a readable file; a metric that appears later adds a column to the right. A run that was killed
+    and resumed leaves the same bytes as one never stopped, provided that ``rewind`` is called before it trains on (the
+    federation callback does so). A column bears the metric's name as ``printable`` shows it.
 
     Args:
         save_dir: The run's folder. The command line fills in ``trainer.default_root_dir``.
@@ -36,6 +37,7 @@ class MetricsFile(Logger):
         self._save_dir = os.fspath(save_dir)
         self.path = Path(save_dir) / file
         self._columns: list[str] | None = None
+        self._last: Row = {}  # the file's last row, if this process has written it
 
     @property
     def name(self) -> str:
@@ -58,7 +60,7 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Append one row.
+        """Fill the last row if it is the same step's, else append one.
 
         Args:
             metrics: Name to value; ``epoch`` (the round, from 0) is what ``rewind`` goes by.
@@ -68,12 +70,16 @@ class MetricsFile(Logger):
         row = {"epoch": "", "step": "" if step is None else str(step), **values}
         # a file that was removed under the run begins with its columns again
         columns = self._columns if self._columns is not None and self.path.is_file() else self._take_up()
-        new = [column for column in row if column not in columns]
-        if new:
-            columns = [*columns, *new]
+        columns = [*columns, *(column for column in row if column not in columns)]
+        if _same_step(self._last, row):
+            self._last |= row
+            self._rewrite(columns, [*self._read()[1][:-1], self._last])
+            return
+        if columns != self._columns:
             self._rewrite(columns, self._read()[1])
         with naming(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
             csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
+        self._last = row
 
     @rank_zero_only
     def rewind(self, epoch: int) -> None:
@@ -83,7 +89,7 @@ class MetricsFile(Logger):
             epoch: The number of finished rounds.
         """
         columns, rows = self._read()
-        kept = _until(rows, epoch)
+        kept, self._last = _until(rows, epoch), {}
         used = [column for column in columns if any(row[column] for row in kept)]
         if kept:
             self._rewrite([column for column in columns if column in ("epoch", "step", *used)], kept)
@@ -107,6 +113,7 @@ class MetricsFile(Logger):
     def _take_up(self) -> list[str]:
         """Make an existing file end in a whole line; its columns."""
         columns, rows = self._read()
+        self._columns, self._last = columns, {}
         if rows:
             self._rewrite(columns, rows)
         return columns
@@ -136,6 +143,12 @@ class MetricsFile(Logger):
             writer.writeheader()
             writer.writerows(rows)
         self._columns = columns
+
+
+def _same_step(last: Row, row: Row) -> bool:
+    """Whether ``row`` tells more of the step of ``last``."""
+    where = ("epoch", "step")
+    return all(last.get(name) == row[name] != "" for name in where) and last.keys() & row.keys() == set(where)
 
 
 def _whole_lines(content: bytes) -> bytes:

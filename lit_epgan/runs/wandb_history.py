@@ -1,19 +1,27 @@
 """A Weights & Biases run whose history is whole after every resume."""
 
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
+from lit_epgan.runs.headline import best_of
 from lit_epgan.runs.metrics_file import MetricsFile
 from lit_epgan.runs.run_folder import move_aside, pictures_of_round
 
 SUPERSEDED = "superseded"
+EVALUATIONS = ("test", "validate")
 
 
 class WandbHistory(WandbLogger):
-    """Lightning's ``WandbLogger``, which goes on with the same history when the run is resumed.
+    """Lightning's ``WandbLogger`` with one row a round, which goes on with the same history when the run is resumed.
+
+    W&B's step is the round, from 1, of numbers and pictures alike. A metric that is logged several times in a round
+    has its last value there; ``MetricsFile`` keeps all. Of headline metrics the summary holds the last and the best
+    value (``fid.last``, ``fid.min``). A run of ``job_type`` ``test`` or ``validate`` has no rounds.
 
     W&B writes an offline run to its file at intervals, so that a killed process loses the last finished rounds, and
     every resume begins another file. ``rewind`` logs the finished rounds again, from the run's own ``metrics.csv`` and
@@ -21,10 +29,55 @@ class WandbHistory(WandbLogger):
     and is the one that ``wandb sync`` finds.
 
     Online, W&B resumes the run by its id and appends to it; it takes no row back. So only rounds after the last one
-    that the server knows are logged again, and what it knows of an unfinished round stays beside that round's new rows.
+    that the server knows are logged again. A second fit from the first round needs another run: ``wandb.finish()``.
     """
 
     _whole: tuple[Path, str] | None = None  # the folder that holds the whole history, and the run's id
+    _round = 1  # of the last row
+    _defined: frozenset[str] = frozenset()
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Add to the round's row.
+
+        Args:
+            metrics: Name to value or W&B object; ``epoch`` is the round, from 0. Without it, the last row's is meant.
+            step: Optimizer steps so far, as Lightning counts them.
+        """
+        if not self._has_rounds():
+            super().log_metrics({name: value for name, value in metrics.items() if name != "epoch"})
+            return
+        self._round = int(metrics["epoch"]) + 1 if "epoch" in metrics else self._round
+        steps = {} if step is None else {"trainer/global_step": step}
+        prefix = f"{self._prefix}{self.LOGGER_JOIN_CHAR}" if self._prefix else ""
+        named = {f"{prefix}{name}": value for name, value in metrics.items()}
+        self._define(named)
+        self.experiment.log({"round": self._round, **named, **steps}, step=self._round)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
+        """Keep them as the run's configuration; those of a module that the command line built stand there already."""
+        if "_instantiator" not in params:
+            super().log_hyperparams(params)
+
+    @rank_zero_only
+    def end_round(self) -> None:
+        """Hand the last row over to W&B, which otherwise waits for the next round's."""
+        if self._experiment is not None and self._experiment.step == self._round:
+            self._experiment.log({}, step=self._round, commit=True)
+
+    def _has_rounds(self) -> bool:
+        return self._wandb_init.get("job_type") not in EVALUATIONS
+
+    def _define(self, names: Mapping[str, Any]) -> None:
+        """Have W&B draw everything over the rounds, and keep the last and the best value of headline metrics."""
+        if not self._defined:
+            self.experiment.define_metric("round")
+            self.experiment.define_metric("*", step_metric="round", step_sync=True)
+        for name in names.keys() - self._defined:
+            if best := best_of(name):
+                self.experiment.define_metric(name, step_metric="round", summary=f"last,{best}")
+        self._defined |= names.keys()
 
     @rank_zero_only
     def rewind(self, epoch: int) -> None:
@@ -59,11 +112,14 @@ class WandbHistory(WandbLogger):
             _set_aside(*self._whole)
 
     def _log_round(self, number: int, rows: list[dict[str, Any]]) -> None:
-        """A round's pictures and then its numbers, in the order in which a round's end logs them."""
+        """A round's pictures and numbers."""
+        import wandb
+
         for name, path in pictures_of_round(Path(self.save_dir or "."), number).items():
-            self.log_image(f"pictures/{name}", [str(path)], step=rows[-1].get("step"))
+            self.log_metrics({f"pictures/{name}": [wandb.Image(str(path))], "epoch": number})
         for row in rows:
             self.log_metrics({name: value for name, value in row.items() if name != "step"}, row.get("step"))
+        self.end_round()
 
 
 def _set_aside(current: Path, run_id: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -34,7 +35,7 @@ class Process(Protocol):
         """The exit code once it has ended; raises ``subprocess.TimeoutExpired``."""
 
 
-def start(words: list[str], log: Path, append: bool) -> Process:
+def start(words: list[str], log: Path, append: bool, variables: Mapping[str, str] | None = None) -> Process:
     """Start a run.
 
     Args:
@@ -42,16 +43,18 @@ def start(words: list[str], log: Path, append: bool) -> Process:
             the imports.
         log: file for what it prints.
         append: whether the log goes on.
+        variables: of its environment, beside those of every run.
     """
+    own = {**environment(), **(variables or {})}
     if LINUX and words[:2] == [sys.executable, "-m"]:
-        return Fork(words[2], words[3:], log, append)
+        return Fork(words[2], words[3:], log, append, own)
     with log.open("ab" if append else "wb") as file:
         return subprocess.Popen(
             words,
             stdout=file,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=environment(),
+            env=own,
             start_new_session=True,
             preexec_fn=_die_with_parent if LINUX else None,
         )
@@ -60,12 +63,12 @@ def start(words: list[str], log: Path, append: bool) -> Process:
 class Fork:
     """``python -m MODULE WORD ...`` in a fork of a process that has loaded ``IMPORTS``."""
 
-    def __init__(self, module: str, words: list[str], log: Path, append: bool) -> None:
+    def __init__(self, module: str, words: list[str], log: Path, append: bool, variables: dict[str, str]) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTS)
         self._process = context.Process(
             target=_run,
-            args=(module, words, environment(), os.getcwd(), os.fspath(log), append),
+            args=(module, words, variables, os.getcwd(), os.fspath(log), append),
             name=" ".join([module, *words[:3]]),
         )
         self._process.start()

@@ -44,6 +44,7 @@ class Run:
     seed: int
     root: Path
     variant: str = ""
+    study: str = ""
 
     @property
     def name(self) -> str:
@@ -54,6 +55,13 @@ class Run:
     def folder(self) -> Path:
         """The run's own folder."""
         return self.root / self.method.name / f"seed-{self.seed}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What its process's environment says of it to Weights & Biases: its name, and the study that groups it."""
+        group = "/".join(filter(None, (self.study, self.variant)))
+        named = {"WANDB_NAME": f"{self.method.name}, seed {self.seed}"}
+        return {**named, "WANDB_RUN_GROUP": group} if group else named
 
     @property
     def log(self) -> Path:
@@ -134,7 +142,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 def runs_of(study: Study, output: Path) -> list[Run]:
     """All runs of a study, seed by seed, so that every method has a first result early."""
     root = output / study.variant / "runs"
-    return [Run(method, seed, root, study.variant) for seed in study.seeds for method in study.trained]
+    return [Run(method, seed, root, study.variant, study.name) for seed in study.seeds for method in study.trained]
 
 
 def cli_command(run: Run) -> list[str]:

@@ -88,7 +88,7 @@ def _start(run: Run, command: Command, display: Display) -> Job:
     with contextlib.suppress(UserError), locked(run.folder, "", patience=ORPHAN_SECONDS):
         pass  # what a killed study has left is about to end
     words = command(run) + (["--ckpt_path", "last"] if goes_on else [])
-    process = start(words, run.log, append=goes_on)
+    process = start(words, run.log, append=goes_on, variables=run.variables)
     display.started(run.name, goes_on)
     return Job(run, process, time.monotonic(), before)
 
