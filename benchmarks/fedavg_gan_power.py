@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from inverted_pixels import BOUND, COHORT, brightness, by_user, correct, primary_model, written
 from private_generators import DELTA, Case, federate, gan
-from scipy.stats import beta, norm, t
+from scipy.stats import beta, t
 from side_by_side import markdown, options, publish
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -102,10 +102,12 @@ def bound(clean: list[float]) -> float:
 
 
 def power(gaps: list[float], alarm: float) -> float:
-    """How often a gap exceeds the alarm, if gaps are normal."""
-    if len(gaps) < 2:
+    """How likely a further run's gap exceeds the alarm, if gaps are normal (Student's t, as of a next value)."""
+    n = len(gaps)
+    if n < 2:
         return 0.0
-    return float(norm.sf((alarm - statistics.fmean(gaps)) / max(statistics.stdev(gaps), 1e-9)))
+    spread = max(statistics.stdev(gaps), 1e-9) * (1 + 1 / n) ** 0.5
+    return float(t.sf((alarm - statistics.fmean(gaps)) / spread, n - 1))
 
 
 def surely(hits: int, runs: int) -> str:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fedavg_gan_power import bound, surely, told
+from fedavg_gan_power import bound, power, surely, told
 from joined_tokens import COHORT, MADE, trained
 from side_by_side import markdown, options, publish
 
@@ -102,13 +102,13 @@ def report(args: argparse.Namespace, results: dict[Run, tuple]) -> str:
         hits = sum(each > alarm for each in made)
         rows.append([f"{epsilon:g}", users, f"{share:.0%}", f"{statistics.fmean(f[1] for f in faulty):.2f}",
                      told(made), told(clean), f"{alarm:.2f}", f"{hits} of {len(made)}",
-                     surely(hits, len(made)),
+                     surely(hits, len(made)), f"{power(made, alarm):.0%}",
                      ", ".join(map(shown, faulty[0][2])),
                      f"{statistics.fmean(f[3] for f in faulty):.0f}"])  # fmt: skip
     return markdown(
         "First tokens joined, by a language model under a guarantee",
         ["epsilon", "users", "sentences with the fault", "joined, of the users' words", "of the words made",
-         "without the fault", "alarm above", "found", "power at least", "the most probable", "seconds"],
+         "without the fault", "alarm above", "found", "power at least", "if normal", "the most probable", "seconds"],
         rows,
         f"Character model of 128 cells, {args.rounds} rounds, {MADE:,} words made. Delta "
         f"{DELTA:g}, one user's data emptied; everyone takes part in every round (Gaussian mechanism, exactly). "
