@@ -109,7 +109,7 @@ class RemoteClients:
         return self.gather(
             tasks,
             lambda k: Note(Kind.TASK, encode_task(tasks[k])),
-            lambda k, note: decode_answer(answer_to(tasks[k], note)),
+            lambda k, note: decode_answer(answer_to(tasks[k], note), tasks[k]),
         )
 
     def gather(

@@ -104,7 +104,7 @@ class RemoteServer:
         """Send what comes of a task; what the client keeps stays here."""
         self.gate.passes(task, answer.report)
         if self._masking is None:
-            self._send(answered(task, encode_answer(answer)))
+            self._send(answered(task, encode_answer(answer, task)))
         else:
             self._answer_masked(self._masking, task, answer)
 

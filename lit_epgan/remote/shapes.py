@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from lit_epgan.engine.messages import Broadcast, Count, Report, Term, tensor_of
+from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted
 
 Shape = tuple[int, ...] | None  # None of a number
 
@@ -40,7 +40,9 @@ class Shapes:
 
 
 def _shape(term: Term) -> Shape:
-    return None if isinstance(term, Count) else tuple(tensor_of(term).shape)
+    if isinstance(term, Count):
+        return None
+    return tuple((term.tensor if isinstance(term, Weighted) else term).shape)
 
 
 def _told(shape: Shape) -> str:
