@@ -35,7 +35,6 @@ SMALL = {
         *("--epsilons", "8", "--processes", "1"),
     ],
     "what_the_server_sees.py": ["--algorithms", "FedAvg", "GRAFFL's search", "generator sites"],
-    "same_model.py": ["--rounds", "1", "--algorithms", "FedAvg"],
     "killed_institutions.py": ["--rounds", "5", "--institutions", "3", "--steps", "2"],
     "joined_tokens.py": ["--rounds", "1", "--word-rounds", "1"],
     "joined_tokens_power.py": ["--draws", "2", "--clean-draws", "2"],
@@ -53,7 +52,8 @@ SMALL = {
     "ep_step.py": ["--width", "8", "--batch", "16", "--steps", "4", "--repeats", "1", "--generators", "2"],
 }
 
-BY_HAND = {"hospital_walk.py"}  # ten minutes, and root's rights for network namespaces; test_kits.py does a part of it
+# ten minutes, and root's rights for network namespaces: test_kits.py does a part of it; test_same_model.py runs the other
+BY_HAND = {"hospital_walk.py", "same_model.py"}
 
 
 def test_time_in_which_kernels_ran_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

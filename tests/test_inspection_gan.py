@@ -345,7 +345,7 @@ def test_the_page_shows_the_samples_and_says_what_they_are(tmp_path: Any) -> Non
     assert torch.equal(torch.get_rng_state(), before)
     html = page(own, found, ask, "a command")
     assert html.count('alt="Samples of the GAN of the group') == html.count("data:image/png;base64,") == 2
-    assert html.count("samples of the group&#39;s GAN") == 2
+    assert html.count("<li>samples of the group&#39;s GAN") == 2
     assert found.released[-1] == "Nothing else."
     assert "clipped to 0.5, and noise of standard deviation 1.41" in html
     assert "A user is in 2 groups at most, so the groups share one price" in html
@@ -354,7 +354,7 @@ def test_the_page_shows_the_samples_and_says_what_they_are(tmp_path: Any) -> Non
     assert f"the noise is {length:.2g} times as long" in html
     rounds = own.generator.rounds
     assert f"their noise is {length / math.sqrt(rounds):.2g} times" in html
-    assert html.count("the noise hides what users teach") == (2 if length > math.sqrt(rounds) else 0)
+    assert html.count("<li>the noise hides what users teach") == (2 if length > math.sqrt(rounds) else 0)
 
 
 @pytest.mark.parametrize(("z", "much", "nobody"), [(100.0, True, False), (0.01, False, True)])
@@ -373,7 +373,7 @@ def test_the_config_runs_and_shows_its_samples(tmp_path: Any, monkeypatch: Any, 
     assert main(["inspect", "--config", "inspect_digits_gan.yaml", *small]) == 0
     assert "This inspection will have cost (" in capsys.readouterr().err
     html = (tmp_path / "runs" / "inspect_digits_gan" / "index.html").read_text()
-    assert html.count('alt="Samples of the GAN of the group all examples"') == 1
+    assert html.count('alt="Samples of the GAN of the group all examples: ') == 1
     released = tensor_file.load(tmp_path / "runs" / "inspect_digits_gan" / "released.pt")
     assert "layers.0.weight" in released["generators"]["all examples"]
 

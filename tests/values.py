@@ -130,7 +130,10 @@ def may_be_number(hint: Any) -> bool:
 def keys_of(configuration: str) -> tuple[dict[str, Any], list[tuple[tuple[Any, ...], Any]]]:
     config = resolved(words_of(configuration))
     found = [(("seed_everything",), 0)]
-    found += numeric_keys(config["trainer"], Trainer, ("trainer",))
+    trainer = numeric_keys(config["trainer"], Trainer, ("trainer",))
+    found += [
+        each for each in trainer if each[0] != ("trainer", "num_nodes")
+    ]  # it waits for machines that are not here
     for part in ("model", "data", "federation"):
         found += of_class(config[part], (part,))
     return config, found
