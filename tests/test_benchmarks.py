@@ -52,7 +52,7 @@ SMALL = {
     "ep_step.py": ["--width", "8", "--batch", "16", "--steps", "4", "--repeats", "1", "--generators", "2"],
 }
 
-# ten minutes, and root's rights for network namespaces: test_kits.py does a part of it; test_same_model.py runs the other
+# root's rights, for network namespaces, and ten minutes (test_kits.py does a part); test_same_model.py runs the other
 BY_HAND = {"hospital_walk.py", "same_model.py"}
 
 
