@@ -52,7 +52,7 @@ SMALL = {
     "ep_step.py": ["--width", "8", "--batch", "16", "--steps", "4", "--repeats", "1", "--generators", "2"],
 }
 
-# root's rights, for network namespaces, and ten minutes (test_kits.py does a part); test_same_model.py runs the other
+# ten minutes each, and root's rights for network namespaces: test_kits.py, test_flare.py and test_remote.py do parts
 BY_HAND = {"hospital_walk.py", "same_model.py"}
 
 

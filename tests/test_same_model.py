@@ -17,13 +17,6 @@ def same_model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("same_model")
 
 
-@pytest.mark.slow
-def test_the_model_is_the_same_however_it_is_trained(same_model: ModuleType) -> None:
-    """One whose rounds train nothing; test_kits.py has one with what clients keep, test_flare.py one with neither."""
-    words = [*same_model.ALGORITHMS["GRAFFL"], *same_model.small(2), "--trainer.precision", "64-true"]
-    assert max(same_model.apart(words)) <= 1e-6
-
-
 def test_a_difference_is_relative_to_its_tensors_largest_value(same_model: ModuleType) -> None:
     expected = {"a": torch.tensor([1.0, -4.0]), "b": torch.tensor([1e-3]), "none": torch.zeros(0)}
     found = {"a": torch.tensor([1.5, -4.0]), "b": torch.tensor([1.1e-3]), "none": torch.zeros(0)}
