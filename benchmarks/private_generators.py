@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule, ImageDataModule, WritersDataModule
-from lit_epgan.datamodules.base import ClientData
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.engine import Algorithm, Mechanism, NormClipping
 from lit_epgan.federated import EmbeddingOnServer, FedAvgGAN, GeneratorSites, MatchedEmbedding
 from lit_epgan.modules import GAN

@@ -45,7 +45,7 @@ from lit_epgan.engine.misspelt import check_hooks
 from lit_epgan.engine.module_state import BufferPolicy, ModuleState, first_names
 from lit_epgan.engine.networks import AlgorithmNetworks
 from lit_epgan.engine.optimizer_state import OptimizerPolicy, OptimizerStates
-from lit_epgan.engine.seat import load_server, optimized_parameters
+from lit_epgan.engine.workplace import load_server, optimized_parameters
 from lit_epgan.errors import UserError
 from lit_epgan.precision import no_autocast
 

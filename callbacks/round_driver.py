@@ -11,8 +11,8 @@ from lit_epgan.datamodules.rounds import Mark
 from lit_epgan.engine import Federation, OptimizedParameters, Round, Seat
 from lit_epgan.engine.causes import cause_in_data
 from lit_epgan.engine.collectives import gather_objects
-from lit_epgan.engine.seat import load_server
 from lit_epgan.engine.server_copy import ServerCopy
+from lit_epgan.engine.workplace import load_server
 from lit_epgan.errors import UserError
 
 

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.silence import silent
 from lit_epgan.engine import Server, Workplace
-from lit_epgan.engine.seat import load_server
+from lit_epgan.engine.workplace import load_server
 
 
 class ServerTraining:

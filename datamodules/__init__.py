@@ -1,7 +1,8 @@
 """LightningDataModules whose training loader yields a round's clients one after another."""
 
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.breast_cancer import BreastCancerDataModule
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.docstrings import DocstringsDataModule
 from lit_epgan.datamodules.elsewhere import Elsewhere
 from lit_epgan.datamodules.federated_emnist import FederatedEMNISTDataModule

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule
 
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import Client
 from lit_epgan.datamodules.rounds import PlainLoader
 from lit_epgan.errors import UserError

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.cifar100_superclasses import superclass_of
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.datamodules.image_files import read_split
 from lit_epgan.datamodules.partition import PartitionKind, hold_out, partition, refuse_empty

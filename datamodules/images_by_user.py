@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.dealing import check_dealing, deal
 from lit_epgan.datamodules.images import ImageRecords
 from lit_epgan.datamodules.inversion import check_inverted, inverted_users

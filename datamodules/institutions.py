@@ -7,7 +7,8 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule, by_name
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.client_data import ClientData, by_name
 from lit_epgan.datamodules.clients import Client, LoaderClient, one_loader
 from lit_epgan.datamodules.rounds import ValidationLoader
 

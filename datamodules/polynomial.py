@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.pooled_scaling import pooled_location, pooled_scale
 from lit_epgan.datamodules.site_checks import check_numbers, check_sites
 from lit_epgan.datamodules.site_rows import SiteRows

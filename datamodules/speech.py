@@ -8,7 +8,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.cache import cache_folder

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lit_epgan.csv_table import read_csv_table
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.dealing import check_dealing, deal
 from lit_epgan.datamodules.label_order import numbers_first
 from lit_epgan.errors import UserError

@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 import torch
 
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.token_sequences import TokenSequences
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.folder import ImageFiles
 from lit_epgan.datamodules.partition import PartitionKind, partition
 from lit_epgan.errors import UserError

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lit_epgan.datamodules.base import ClientData, FederatedDataModule
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.images import digits_splits
 from lit_epgan.datamodules.inversion import check_inverted, inverted_users
 from lit_epgan.errors import UserError

@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_epgan.callbacks.secure_driver import SecureServerDriver
 from lit_epgan.engine import Federation, Round
 from lit_epgan.engine.private import PrivateStates
-from lit_epgan.engine.seat import load_server
+from lit_epgan.engine.workplace import load_server
 from lit_epgan.remote.clients import RemoteClients
 from lit_epgan.remote.contributions import Contributions
 from lit_epgan.remote.gate import Gate

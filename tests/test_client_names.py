@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule, Institutions
-from lit_epgan.datamodules.base import ClientData
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation
 from tests.federations import client_sets, federation, fit

@@ -19,7 +19,7 @@ from lit_epgan.callbacks import ClientMetrics, ClientReport, FederationCallback
 from lit_epgan.callbacks.client_report import DRAWN, PRINTED, WORST, clients_picture, print_clients, worst_first
 from lit_epgan.command.cli import main
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.datamodules.base import ClientData
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.metrics.over_clients import ClientResults
 from tests.federations import federation, fit
 from tests.test_client_metrics import evaluator

@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lit_epgan.datamodules.base import ClientData
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.speech import ChunkDataset, SpeechDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.modules.acoustic import AcousticModel

@@ -10,15 +10,17 @@ from lit_epgan.engine.algorithm import (
     check_server_training,
     passing,
 )
+from lit_epgan.engine.federation import Federation
 from lit_epgan.engine.krum import Krum
 from lit_epgan.engine.mechanisms import Mechanism, NormClipping, Plan
 from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, Weighted, scalar
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.plain_loop import PlainFederation
-from lit_epgan.engine.rounds import Federation, Round
+from lit_epgan.engine.rounds import Round
 from lit_epgan.engine.samplers import Chains, Everyone, FixedSize, InTurn, Poisson, Sampler, stages
-from lit_epgan.engine.seat import Answer, Seat, Workplace
+from lit_epgan.engine.seat import Answer, Seat
 from lit_epgan.engine.work import Client, OptimizedParameters, Training, Work
+from lit_epgan.engine.workplace import Workplace
 
 __all__ = [
     "Aggregator",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lit_epgan.engine.aggregation import Aggregator
 from lit_epgan.engine.algorithm import Algorithm, Server
 from lit_epgan.engine.attributes import Attributes
+from lit_epgan.engine.federation import Federation
 from lit_epgan.engine.mechanisms import Mechanism, Plan
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.module_state import ModuleState
@@ -17,9 +18,10 @@ from lit_epgan.engine.networks import AlgorithmNetworks
 from lit_epgan.engine.optimizer_state import OptimizerStates
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.rounds import Federation, Round
+from lit_epgan.engine.rounds import Round
 from lit_epgan.engine.samplers import Everyone, Sampler
-from lit_epgan.engine.seat import Answer, Seat, Workplace, load_server, optimized_parameters
+from lit_epgan.engine.seat import Answer, Seat
+from lit_epgan.engine.workplace import Workplace, load_server, optimized_parameters
 
 Batches = Callable[[int, int], Iterable[Any]]  # (client, round) -> its batches
 Loss = Callable[[nn.Module, Any], Tensor]

@@ -5,23 +5,21 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import Aggregator, Combination, Total
-from lit_epgan.engine.algorithm import Algorithm, Exchange, Server
+from lit_epgan.engine.aggregation import Combination, Total
+from lit_epgan.engine.algorithm import Exchange
 from lit_epgan.engine.causes import Causes
 from lit_epgan.engine.collectives import all_gather, all_reduce, rank, ranks
-from lit_epgan.engine.divergence import ReportNorms, largest_norm, overflowing
-from lit_epgan.engine.mechanisms import Mechanism, refuse_buffers, refuse_single_reports
+from lit_epgan.engine.divergence import ReportNorms
+from lit_epgan.engine.federation import Federation
+from lit_epgan.engine.mechanisms import refuse_buffers, refuse_single_reports
 from lit_epgan.engine.messages import Report, Task, is_finite, nbytes, norm, scalar
-from lit_epgan.engine.module_state import PREFIX, ModuleState
+from lit_epgan.engine.module_state import PREFIX
 from lit_epgan.engine.networks import NAME as NETWORKS
-from lit_epgan.engine.networks import AlgorithmNetworks
-from lit_epgan.engine.private import Private, PrivateStates
-from lit_epgan.engine.samplers import Everyone, Sampler
+from lit_epgan.engine.private import Private
 from lit_epgan.engine.seat import WEIGHT, Answer
 from lit_epgan.engine.server_copy import ServerCopy
 from lit_epgan.engine.sums_alone import refuse_seen_reports
@@ -31,37 +29,6 @@ from lit_epgan.randomness import derive_seed, seed_streams
 
 BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
 HIDDEN = "whose update it was is hidden: lower the learning rate, or bound updates by a mechanism such as NormClipping"
-
-
-@dataclass
-class Federation:
-    """The server's side of a federation.
-
-    Attributes:
-        algorithm: whose rounds are run.
-        server: what the algorithm sees.
-        tensors: what of the server's module lies outside the flat vector.
-        networks: the algorithm's own.
-        names: the clients' names.
-        active: indices of the clients that hold data.
-        sampler: draws the cohorts.
-        aggregator: stands for the sum of the clients' changes; None for the sum.
-        mechanism: sees all totals.
-        private: what the clients keep; each rank holds its own clients'.
-        secure: whether the server sees sums of reports alone.
-    """
-
-    algorithm: Algorithm
-    server: Server
-    tensors: ModuleState
-    networks: AlgorithmNetworks
-    names: list[str]
-    active: list[int]
-    sampler: Sampler = field(default_factory=Everyone)
-    aggregator: Aggregator | None = None
-    mechanism: Mechanism | None = None
-    private: PrivateStates = field(default_factory=PrivateStates)
-    secure: bool = False
 
 
 class Round:
@@ -311,26 +278,9 @@ class Round:
         clients = spent["clients"].clamp(min=1)
         told = [name for name in BUDGET[1:] if name != "steps" or not self._private]  # steps tell of records
         self.budget = {f"client/{name}": (spent[name] / clients).squeeze() for name in told}
-        self._check_server()
-        self._federation.private.commit()
-
-    def _check_server(self) -> None:
-        """Refuse the round if what it made of the server must not be kept."""
-        federation, server = self._federation, self._federation.server
-        limit = largest_norm(server.parameters.dtype)
-        learnt = {"the server's model": server.parameters}
-        learnt |= {f"the algorithm's {name!r}": value for name, value in server.state.items()}
-        if federation.networks.server is not None:
-            learnt["the algorithm's networks"] = federation.networks.server
-        trouble = overflowing(learnt, limit)
-        for name, value in federation.tensors.server.items():
-            before = self._before.tensors.get(name)
-            if trouble is None and value is not before and value.is_floating_point():
-                was = torch.isfinite(before) if before is not None and before.shape == value.shape else True
-                if bool((~torch.isfinite(value) & was).any()):
-                    trouble = f"the buffer {name!r} would not be finite"
-        if trouble is not None:
+        if (trouble := self._before.trouble()) is not None:
             raise UserError(self._refused(trouble))
+        self._federation.private.commit()
 
     def _refused(self, trouble: str) -> str:
         cause = HIDDEN if self._federation.secure else self._norms.cause()

@@ -1,58 +1,24 @@
 """A seat: one module at which clients work, one after another, whoever drives the steps and carries the messages."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from lit_epgan.engine.algorithm import Algorithm
-from lit_epgan.engine.attributes import Attributes
 from lit_epgan.engine.mechanisms import Mechanism
 from lit_epgan.engine.messages import Count, Report, Task, Term
 from lit_epgan.engine.misspelt import check_hooks
-from lit_epgan.engine.module_state import ModuleState
-from lit_epgan.engine.networks import AlgorithmNetworks
-from lit_epgan.engine.optimizer_state import OptimizerStates
-from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.work import Client, OptimizedParameters, Progress, Training, Work
+from lit_epgan.engine.workplace import Workplace
 from lit_epgan.errors import UserError
 from lit_epgan.precision import no_autocast
 from lit_epgan.randomness import derive_seed, seed_streams
 
 WEIGHT = "federation/weight"
-
-
-@dataclass
-class Workplace:
-    """What a seat works on.
-
-    Attributes:
-        module: the module.
-        flat: its federated parameters.
-        optimized: those of each optimizer.
-        tensors: what of the module lies outside the flat vector.
-        networks: the algorithm's own.
-        optimizers: the optimizers' states.
-        attributes: the module's ordinary attributes.
-        data: one pass over the records of (client, round), on the module's device.
-        gradient: the gradient (d,) of the module's loss over batches, at the parameters that it holds.
-        loss: the module's loss (), its mean over the rows of batches, at the parameters that it holds.
-    """
-
-    module: nn.Module
-    flat: FlatParameters
-    optimized: Sequence[OptimizedParameters]
-    tensors: ModuleState
-    networks: AlgorithmNetworks
-    optimizers: OptimizerStates
-    attributes: Attributes
-    data: Callable[[int, int], Iterator[Any]]
-    gradient: Callable[[Iterator[Any]], Tensor]
-    loss: Callable[[Iterator[Any]], Tensor]
 
 
 @dataclass
@@ -328,26 +294,3 @@ class Seat:
             report[WEIGHT] = Count(client.weight, True)
         sent: Report = report if self.mechanism is None else self.mechanism.at_client(report, at.task.received)
         return Answer(sent, at.private, client.step)
-
-
-def optimized_parameters(optimizers: Sequence[Optimizer], flat: FlatParameters) -> list[OptimizedParameters]:
-    """The federated parameters of each optimizer."""
-    return [
-        OptimizedParameters(i, o, flat, [p for group in o.param_groups for p in group["params"] if p in flat])
-        for i, o in enumerate(optimizers)
-    ]
-
-
-@torch.no_grad()
-def load_server(place: Workplace, parameters: Tensor, optimizers: dict[str, Any] | None = None) -> None:
-    """Make the module the server's: its parameters, buffers and networks, fresh optimizers or the ones given.
-
-    Args:
-        place: the module and what belongs to it.
-        parameters: the server's flat vector (d,).
-        optimizers: the server's own states, where it has any.
-    """
-    place.flat.load(parameters)
-    place.tensors.load({}, {})
-    place.networks.load({})
-    place.optimizers.begin(optimizers)
