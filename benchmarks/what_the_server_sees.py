@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, Answer, Median, Round, Task
-from lit_epgan.engine.sums_alone import refuse_seen_reports
+from lit_epgan.engine.sums_alone import MASKS, refuse_single_reports
 from lit_epgan.engine.wire import encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
@@ -115,7 +115,7 @@ class Seen:
         self.plain = max(self.plain, len(answered(task, encode_answer(answer)).written()))
         self.masked = max(self.masked, _masked(task, answer))
         try:
-            refuse_seen_reports(federation.algorithm, combined._named, federation.aggregator)
+            refuse_single_reports(federation.algorithm, combined._named, federation.aggregator, MASKS)
         except UserError:
             self.refused = True
 

@@ -2,20 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.estimated_steps import client_steps, estimate_by
 from lit_epgan.callbacks.federation_arguments import check_kind
+from lit_epgan.callbacks.federation_parts import FederatedParts, Merging, federation_of, workplace_of, write_server
 from lit_epgan.callbacks.federation_state import FederationState
-from lit_epgan.callbacks.lightning_internals import StepControl, own_attributes
+from lit_epgan.callbacks.federation_view import FederationView
+from lit_epgan.callbacks.lightning_internals import StepControl
 from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
 from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation, has_personal, personal_of, warn_of_missing
 from lit_epgan.callbacks.private_states import PrivateStatesPlace, check_place, private_states
@@ -23,46 +24,29 @@ from lit_epgan.callbacks.remote import Alone, this_end
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
-from lit_epgan.callbacks.silence import LOGGING, public
+from lit_epgan.callbacks.silence import public
 from lit_epgan.callbacks.trainer_options import check_module, check_schedules, check_trainer, save_between_rounds
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import (
     Aggregator,
     Algorithm,
     Federation,
-    FlatParameters,
     Mechanism,
     OptimizedParameters,
     Sampler,
     Seat,
-    Server,
     Workplace,
 )
-from lit_epgan.engine.attributes import Attributes
 from lit_epgan.engine.buffers import Merge, partition
-from lit_epgan.engine.divergence import largest_norm, overflowing
 from lit_epgan.engine.misspelt import check_hooks
-from lit_epgan.engine.module_state import BufferPolicy, ModuleState, first_names
-from lit_epgan.engine.networks import AlgorithmNetworks
-from lit_epgan.engine.optimizer_state import OptimizerPolicy, OptimizerStates
-from lit_epgan.engine.workplace import load_server, optimized_parameters
+from lit_epgan.engine.module_state import BufferPolicy
+from lit_epgan.engine.optimizer_state import OptimizerPolicy
+from lit_epgan.engine.workplace import load_server
 from lit_epgan.errors import UserError
 from lit_epgan.precision import no_autocast
 
 
-class RoundProgress(NamedTuple):
-    """Where the federation stands, for a progress bar; all counts from 0 but ``step``."""
-
-    round: int
-    rounds: int
-    client: str
-    client_position: int
-    clients: int
-    step: int
-    steps: int | None
-
-
-class FederationCallback(Callback):
+class FederationCallback(FederationView):
     """Federates the module that the Trainer trains, unmodified.
 
     Needs a ``FederatedDataModule``. Between rounds (validation, logging, checkpoints) the module holds the server's
@@ -171,31 +155,24 @@ class FederationCallback(Callback):
             trainer.strategy.load_model_state_dict(self._checkpoint, strict=pl_module.strict_loading)
             self._checkpoint = None
         dm, algorithm = self._datamodule, self.algorithm
-        flat = FlatParameters.of(pl_module, self.local)
-        networks = AlgorithmNetworks(algorithm, pl_module, flat.vector, dm.seed)
-        tensors = ModuleState(pl_module, flat.names, self.local, self.buffers, algorithm.on_server)
-        server = Server(flat.vector.clone(), flat, pl_module, len(dm.clients), dm.seed)
-        self._federation = Federation(
+        self._federation = federation = federation_of(
+            pl_module,
+            dm,
             algorithm,
-            server,
-            tensors,
-            networks,
-            dm.client_names,
-            dm.active,
-            self._sampler,
-            self.aggregator,
-            self.mechanism,
+            FederatedParts(self.local, self.buffers),
+            Merging(self._sampler, self.aggregator, self.mechanism),
             private_states(trainer, self.private_states, dm.client_names),
         )
         data = {"seed": dm.seed, "records": [client.records for client in dm.clients]}
-        self._state.attach(self._federation, data, self.accept_changes)
-        tensors.load({}, {})  # buffers that a checkpoint holds beside the module's own part
-        algorithm.start(server)
+        self._state.attach(federation, data, self.accept_changes)
+        federation.tensors.load({}, {})  # buffers that a checkpoint holds beside the module's own part
+        algorithm.start(federation.server)
         if (guarantee := algorithm.guarantee()) is not None:
             rank_zero_info(f"{type(algorithm).__name__}: {guarantee}")
-        self._mechanism.prepare(dm, tensors, self.optimizer_state)
-        if any(merge != "mean" for merge in tensors.merges.values()):
-            rank_zero_info(f"buffers are merged as follows. {partition(tensors.merges)}")
+        self._mechanism.prepare(dm, federation.tensors, self.optimizer_state)
+        merges = federation.tensors.merges
+        if any(merge != "mean" for merge in merges.values()):
+            rank_zero_info(f"buffers are merged as follows. {partition(merges)}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The seat at which clients work; optimizers and schedulers have been restored by now."""
@@ -204,22 +181,7 @@ class FederationCallback(Callback):
             self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state)
         self._end.check(type(self.algorithm).__name__, self.mechanism)
         check_schedules(trainer)
-        flat, optimizers = federation.server.flat, list(trainer.optimizers)
-        schedules, automatic = trainer.lr_scheduler_configs, pl_module.automatic_optimization
-        # Lightning steps these right after the round's last batch; a module that steps by itself does so when it likes
-        by_rounds = [c.scheduler for c in schedules if automatic and c.interval == "epoch"]
-        self._place = Workplace(
-            pl_module,
-            flat,
-            optimized_parameters(optimizers, flat),
-            federation.tensors,
-            federation.networks,
-            OptimizerStates(optimizers, [c.scheduler for c in schedules], self.optimizer_state, by_rounds),
-            Attributes(pl_module, own_attributes() | set(LOGGING)),
-            dm.records,
-            lambda batches: client_gradient(pl_module, flat, batches),
-            lambda batches: client_loss(pl_module, batches),
-        )
+        self._place = workplace_of(trainer, pl_module, federation, dm.records, self.optimizer_state)
         self._place.attributes.present(self._state.presented)
         seat = Seat(self.algorithm, self._place, dm.client_names, dm.seed, self.mechanism)
         training = ServerTraining(pl_module, federation.server, self._place, self._state)
@@ -271,7 +233,7 @@ class FederationCallback(Callback):
         self._start = RoundStart(trainer)
         self._optimizers_before = self._state.server_optimizers
         trainer.fit_loop.min_epochs = max(self._min_epochs, trainer.current_epoch + 1)  # a round is never cut short
-        self._clients_in_share: int | None = None  # an institution would wait for the server here, before it has saved
+        self._clients_in_share = None  # an institution would wait for the server here, before it has saved
         self._driver.expect(trainer.current_epoch)
 
     def _finish_round(self) -> None:
@@ -408,75 +370,5 @@ class FederationCallback(Callback):
         """
         if self._driver is None:
             return
-        federation = self.federation
-        parameters, tensors = self._driver.between()
-        trouble = overflowing({"the server's model": parameters}, largest_norm(parameters.dtype))
-        if trouble is not None:
-            raise UserError(f"no checkpoint is written, for {trouble}; the last one holds an earlier round")
-        held = federation.server.flat.as_dict(parameters)
-        held |= {name: tensor.clone() for name, tensor in tensors.items()}
-        state = checkpoint["state_dict"]
-        state.update({n: held[first] for n, first in first_names(pl_module).items() if n in state and first in held})
-        federation.tensors.as_at_start(state)
+        write_server(checkpoint["state_dict"], pl_module, self.federation, *self._driver.between())
         self._start.rewrite(checkpoint, self._driver.finished)
-
-    # For others -------------------------------------------------------------------------------------------------------
-
-    @property
-    def federation(self) -> Federation:
-        """The server's side of the federation."""
-        assert self._federation is not None, "the federation exists during fit"
-        return self._federation
-
-    @property
-    def server(self) -> Server:
-        """The server."""
-        return self.federation.server
-
-    @property
-    def progress(self) -> RoundProgress:
-        """Where the federation stands."""
-        driver, trainer = self._driver, self._datamodule.trainer
-        client = driver.seat.client if driver is not None else None
-        mark = driver.mark if driver is not None else None
-        return RoundProgress(
-            trainer.current_epoch if trainer is not None else 0,
-            (trainer.max_epochs or 0) if trainer is not None else 0,
-            client.name if client is not None else "",
-            mark.position if mark is not None else 0,
-            self._share_size(trainer.current_epoch) if trainer is not None else 1,
-            client.step if client is not None else 0,
-            client.steps if client is not None else None,
-        )
-
-    def _share_size(self, round_: int) -> int:
-        if self._clients_in_share is None:
-            self._clients_in_share = len(self._datamodule.share(round_)) or 1
-        return self._clients_in_share
-
-    def exchange_personal(self) -> None:
-        """Let every rank know all clients' personal layers."""
-        if self._place is not None and self.federation.tensors.personal:
-            self._state.exchange_personal()
-
-    @torch.no_grad()
-    def load_personal(self, client: int) -> None:
-        """Give the server's module a client's personal layers, to evaluate the client's own model."""
-        if self._evaluation is not None:
-            self._evaluation.load(client)
-        federation = self._federation
-        if self._place is not None and federation is not None and federation.tensors.personal:
-            federation.tensors.load({}, federation.private.personal(federation.names[client]))
-
-    @torch.no_grad()
-    def load_server(self) -> None:
-        """Make the module the server's again."""
-        if self._evaluation is not None:
-            self._evaluation.load_server()
-        if self._place is not None and self.federation.tensors.personal:
-            self.federation.tensors.load({}, {})
-
-    @torch.no_grad()
-    def extra_samples(self, n: int, start: int = 0) -> dict[str, Tensor]:
-        """The algorithm's further sample sets, such as the union of sites: n of each, from position ``start`` on."""
-        return self.algorithm.samples(self.server, n, start) if self._federation is not None else {}

@@ -5,7 +5,7 @@ from typing import Any
 from lit_epgan.callbacks.remote_drivers import ServerDriver
 from lit_epgan.engine import Federation, Round, Sampler, Task
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.sums_alone import refuse_seen_reports
+from lit_epgan.engine.sums_alone import MASKS, refuse_single_reports
 from lit_epgan.engine.wire import encode_task
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
@@ -34,7 +34,7 @@ class SecureServerDriver(ServerDriver):
 
     def __init__(self, federation: Federation, largest: int, *driven: Any) -> None:
         _check_cohort(federation.sampler, len(federation.active))
-        refuse_seen_reports(federation.algorithm, {}, federation.aggregator)
+        refuse_single_reports(federation.algorithm, {}, federation.aggregator, MASKS)
         super().__init__(federation, *driven)
         federation.secure = True
         self._least, self._largest = max(self._least, LEAST), largest

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import SUMMED, Aggregator, Total
+from lit_epgan.engine.aggregation import SUMMED, Total
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
 from lit_epgan.engine.samplers import Sampler
 from lit_epgan.engine.work import Client, Work
@@ -171,31 +171,6 @@ def _norm(tensor: Tensor) -> float:
     if not tensor.is_floating_point():
         tensor = tensor.double()
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
-
-
-def refuse_single_reports(owner: object, named: Mapping[str, Aggregator], changes: Aggregator | None) -> None:
-    """Refuse aggregators that a private mechanism does not admit.
-
-    Args:
-        owner: the algorithm, for the message.
-        named: the aggregators of single entries.
-        changes: that of all other changes; None for the sum.
-
-    Raises:
-        UserError: naming the entry, or the aggregator.
-    """
-    if changes is not None and not changes.private:
-        raise UserError(
-            f"{type(changes).__name__} looks at every client's report by itself, which no noise on a sum covers: leave "
-            "the aggregator out, or the private mechanism"
-        )
-    wrong = [name for name, each in named.items() if not each.private]
-    if wrong:
-        raise UserError(
-            f"{type(owner).__name__} wants every client's {wrong[0]!r} by itself, which no noise on a sum covers: take "
-            "an algorithm whose reports sum, such as FedAvg (for GANs FedAvgGAN, EmbeddingSites or EmbeddingOnServer), "
-            "or leave the private mechanism out"
-        )
 
 
 def refuse_buffers(total: Total) -> None:

@@ -15,14 +15,14 @@ from lit_epgan.engine.causes import Causes
 from lit_epgan.engine.collectives import all_gather, all_reduce, rank, ranks
 from lit_epgan.engine.divergence import ReportNorms
 from lit_epgan.engine.federation import Federation
-from lit_epgan.engine.mechanisms import refuse_buffers, refuse_single_reports
+from lit_epgan.engine.mechanisms import refuse_buffers
 from lit_epgan.engine.messages import Report, Task, is_finite, nbytes, norm, scalar
 from lit_epgan.engine.module_state import PREFIX
 from lit_epgan.engine.networks import NAME as NETWORKS
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.seat import WEIGHT, Answer
 from lit_epgan.engine.server_copy import ServerCopy
-from lit_epgan.engine.sums_alone import refuse_seen_reports
+from lit_epgan.engine.sums_alone import MASKS, NOISE, refuse_single_reports
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.randomness import derive_seed, seed_streams
@@ -91,9 +91,9 @@ class Round:
         self.asked = [k for k in to if k % ranks() == rank() and k not in self.dropped]
         named = {**exchange.combine, **(federation.tensors.combine() if exchange.training else {})}
         if self._private:
-            refuse_single_reports(federation.algorithm, named, federation.aggregator)
+            refuse_single_reports(federation.algorithm, named, federation.aggregator, NOISE)
         if federation.secure:
-            refuse_seen_reports(federation.algorithm, named, federation.aggregator)
+            refuse_single_reports(federation.algorithm, named, federation.aggregator, MASKS)
         aggregator = copy.deepcopy(federation.aggregator)
         self._combination = Combination(named, aggregator, federation.server.parameters.device)
 

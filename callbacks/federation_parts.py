@@ -1,0 +1,134 @@
+"""A federation's parts, built from a module, a data module and a Trainer; what a checkpoint holds of its server."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
+from lit_epgan.callbacks.lightning_internals import own_attributes
+from lit_epgan.callbacks.silence import LOGGING
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.engine import (
+    Aggregator,
+    Algorithm,
+    Federation,
+    FlatParameters,
+    Mechanism,
+    Sampler,
+    Server,
+    Workplace,
+)
+from lit_epgan.engine.attributes import Attributes
+from lit_epgan.engine.buffers import Merge
+from lit_epgan.engine.divergence import largest_norm, overflowing
+from lit_epgan.engine.module_state import BufferPolicy, ModuleState, first_names
+from lit_epgan.engine.networks import AlgorithmNetworks
+from lit_epgan.engine.optimizer_state import OptimizerPolicy, OptimizerStates
+from lit_epgan.engine.private import PrivateStates
+from lit_epgan.engine.workplace import optimized_parameters
+from lit_epgan.errors import UserError
+
+
+class FederatedParts(NamedTuple):
+    """Which parts of the module are merged, and how; as FederationCallback's arguments of these names."""
+
+    local: Sequence[str]
+    buffers: BufferPolicy | Mapping[str, Merge]
+
+
+class Merging(NamedTuple):
+    """Who takes part, and how reports become one; as FederationCallback's arguments of these names."""
+
+    sampler: Sampler
+    aggregator: Aggregator | None
+    mechanism: Mechanism | None
+
+
+def federation_of(
+    module: LightningModule,
+    datamodule: FederatedDataModule,
+    algorithm: Algorithm,
+    parts: FederatedParts,
+    merging: Merging,
+    private: PrivateStates,
+) -> Federation:
+    """The server's side, with the module's parameters in one flat vector.
+
+    Args:
+        module: the server's.
+        datamodule: whose clients they are; set up.
+        algorithm: the federated algorithm.
+        parts: which parts of the module are merged.
+        merging: how reports become one.
+        private: what the clients keep.
+    """
+    flat = FlatParameters.of(module, list(parts.local))
+    networks = AlgorithmNetworks(algorithm, module, flat.vector, datamodule.seed)
+    tensors = ModuleState(module, flat.names, list(parts.local), parts.buffers, algorithm.on_server)
+    server = Server(flat.vector.clone(), flat, module, len(datamodule.clients), datamodule.seed)
+    names, active = datamodule.client_names, datamodule.active
+    return Federation(algorithm, server, tensors, networks, names, active, *merging, private)
+
+
+def workplace_of(
+    trainer: Trainer,
+    module: LightningModule,
+    federation: Federation,
+    records: Callable[[int, int], Iterator[Any]],
+    optimizer_state: OptimizerPolicy,
+) -> Workplace:
+    """What this process's clients work on.
+
+    Args:
+        trainer: whose optimizers and schedulers they are, restored by now.
+        module: the module.
+        federation: the server's side.
+        records: one pass over the records of (client, round).
+        optimizer_state: as FederationCallback's argument.
+    """
+    flat, optimizers = federation.server.flat, list(trainer.optimizers)
+    schedules, automatic = trainer.lr_scheduler_configs, module.automatic_optimization
+    # Lightning steps these right after the round's last batch; a module that steps by itself does so when it likes
+    by_rounds = [c.scheduler for c in schedules if automatic and c.interval == "epoch"]
+    return Workplace(
+        module,
+        flat,
+        optimized_parameters(optimizers, flat),
+        federation.tensors,
+        federation.networks,
+        OptimizerStates(optimizers, [c.scheduler for c in schedules], optimizer_state, by_rounds),
+        Attributes(module, own_attributes() | set(LOGGING)),
+        records,
+        lambda batches: client_gradient(module, flat, batches),
+        lambda batches: client_loss(module, batches),
+    )
+
+
+def write_server(
+    state: dict[str, Tensor],
+    module: LightningModule,
+    federation: Federation,
+    parameters: Tensor,
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Put the server's model into a checkpoint's state of the module.
+
+    Args:
+        state: by the module's names; written to.
+        module: the module.
+        federation: the server's side.
+        parameters: the server's (d,), between two rounds.
+        tensors: what of the server lies outside them.
+
+    Raises:
+        UserError: the server's model is not finite, or overflows: nothing is to be resumed from it.
+    """
+    trouble = overflowing({"the server's model": parameters}, largest_norm(parameters.dtype))
+    if trouble is not None:
+        raise UserError(f"no checkpoint is written, for {trouble}; the last one holds an earlier round")
+    held = federation.server.flat.as_dict(parameters)
+    held |= {name: tensor.clone() for name, tensor in tensors.items()}
+    state.update({n: held[first] for n, first in first_names(module).items() if n in state and first in held})
+    federation.tensors.as_at_start(state)

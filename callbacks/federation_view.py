@@ -1,0 +1,101 @@
+"""What a federation shows to other callbacks: where it stands, its server, and each client's own model."""
+
+from typing import NamedTuple
+
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor
+
+from lit_epgan.callbacks.federation_state import FederationState
+from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation
+from lit_epgan.callbacks.round_driver import RoundDriver
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.engine import Algorithm, Federation, Server, Workplace
+
+
+class RoundProgress(NamedTuple):
+    """Where the federation stands, for a progress bar; all counts from 0 but ``step``."""
+
+    round: int
+    rounds: int
+    client: str
+    client_position: int
+    clients: int
+    step: int
+    steps: int | None
+
+
+class FederationView(Callback):
+    """The part of ``FederationCallback`` that others ask.
+
+    Attributes:
+        algorithm: the federated algorithm.
+    """
+
+    algorithm: Algorithm
+    _datamodule: FederatedDataModule
+    _state: FederationState
+    _federation: Federation | None = None
+    _place: Workplace | None = None
+    _driver: RoundDriver | None = None
+    _evaluation: PersonalEvaluation | None = None
+    _clients_in_share: int | None = None
+
+    @property
+    def federation(self) -> Federation:
+        """The server's side of the federation."""
+        assert self._federation is not None, "the federation exists during fit"
+        return self._federation
+
+    @property
+    def server(self) -> Server:
+        """The server."""
+        return self.federation.server
+
+    @property
+    def progress(self) -> RoundProgress:
+        """Where the federation stands."""
+        driver, trainer = self._driver, self._datamodule.trainer
+        client = driver.seat.client if driver is not None else None
+        mark = driver.mark if driver is not None else None
+        return RoundProgress(
+            trainer.current_epoch if trainer is not None else 0,
+            (trainer.max_epochs or 0) if trainer is not None else 0,
+            client.name if client is not None else "",
+            mark.position if mark is not None else 0,
+            self._share_size(trainer.current_epoch) if trainer is not None else 1,
+            client.step if client is not None else 0,
+            client.steps if client is not None else None,
+        )
+
+    def _share_size(self, round_: int) -> int:
+        if self._clients_in_share is None:
+            self._clients_in_share = len(self._datamodule.share(round_)) or 1
+        return self._clients_in_share
+
+    def exchange_personal(self) -> None:
+        """Let every rank know all clients' personal layers."""
+        if self._place is not None and self.federation.tensors.personal:
+            self._state.exchange_personal()
+
+    @torch.no_grad()
+    def load_personal(self, client: int) -> None:
+        """Give the server's module a client's personal layers, to evaluate the client's own model."""
+        if self._evaluation is not None:
+            self._evaluation.load(client)
+        federation = self._federation
+        if self._place is not None and federation is not None and federation.tensors.personal:
+            federation.tensors.load({}, federation.private.personal(federation.names[client]))
+
+    @torch.no_grad()
+    def load_server(self) -> None:
+        """Make the module the server's again."""
+        if self._evaluation is not None:
+            self._evaluation.load_server()
+        if self._place is not None and self.federation.tensors.personal:
+            self.federation.tensors.load({}, {})
+
+    @torch.no_grad()
+    def extra_samples(self, n: int, start: int = 0) -> dict[str, Tensor]:
+        """The algorithm's further sample sets, such as the union of sites: n of each, from position ``start`` on."""
+        return self.algorithm.samples(self.server, n, start) if self._federation is not None else {}
