@@ -13,18 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from lit_epgan.command.cli import main
 from lit_epgan.remote.contributions import read_contributions
 from tests.processes import ROOT, environment
+from tests.same_weights import assert_same, last_checkpoint
 
 SMALL = ["--config", "digits_classifier.yaml", "--data.clients", "2", "--trainer.max_epochs", "2"]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    loaded: dict[str, torch.Tensor] = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    return loaded
 
 
 def federate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -42,9 +37,7 @@ def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path: Path) 
     assert "A server and 2 institutions (client-0, client-1)" in said
     assert "round 2/2" in federate(tmp_path / "run", "--ckpt_path", "last").stderr
     assert main(["fit", *SMALL, "--trainer.default_root_dir", str(tmp_path / "alone")]) == 0
-    expected, found = weights(tmp_path / "alone"), weights(tmp_path / "run")
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6 * float(value.abs().max()), msg=name)
+    assert_same(last_checkpoint(tmp_path / "run"), last_checkpoint(tmp_path / "alone"), relative=0)
     assert (tmp_path / "run" / "metrics.csv").is_file()
     for site in ("site-1", "site-2"):
         folder = tmp_path / "run" / "institutions" / site

@@ -7,13 +7,13 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-import torch
 
 from lit_epgan.engine.messages import Count, tensor_of
 from lit_epgan.engine.wire import decode_answer
 from lit_epgan.remote.link import Place
 from lit_epgan.remote.notes import VERSION, WORDS, Kind, Note
 from tests.processes import Started, command, model, run
+from tests.same_weights import assert_same
 
 pytestmark = pytest.mark.slow
 
@@ -83,9 +83,7 @@ def wait_for(process: Started, line: str) -> None:
 
 
 def assert_equal(folder: Path, expected: Path) -> None:
-    found = model(folder)
-    for name, value in model(expected).items():
-        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6 * float(value.abs().max()), msg=name)
+    assert_same(model(folder), model(expected))
 
 
 @pytest.mark.parametrize("options", RUNS, ids=" ".join)

@@ -291,7 +291,7 @@ def test_a_column_that_is_constant_everywhere_becomes_zero() -> None:
 def test_good_data_are_no_cause_for_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        given().load()
+        assert given().load().train
 
 
 def test_a_constant_column_that_is_not_used_does_no_harm() -> None:
