@@ -16,6 +16,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
 ImageSetName = Literal["digits", "fashion_mnist", "cifar10", "cifar100"]
+Split = Literal["fixed", "tuning", "by_seed"]
 
 SHAPES = {"digits": (1, 8, 8), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 
@@ -67,6 +68,9 @@ class ImageDataModule(FederatedDataModule):
         clients: number of clients.
         beta: concentration of ``dirichlet``.
         split_seed: decides digits' train/test split (80 / 20 in each class), the partition and the held-out data.
+        split: which images train and which test; ``digits`` alone has the choice. ``fixed``: the same for every seed.
+            ``tuning``: a fifth of the fixed split's training images take the place of the test images, which are not
+            looked at. ``by_seed``: every ``seed`` draws its own test images, among those that tuning did not test on.
         partition_by_seed: let the partition depend on ``seed``, too, so that each seed has its own.
         val_fraction: share of each client's images that it holds out as its own validation data.
         federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
@@ -85,6 +89,7 @@ class ImageDataModule(FederatedDataModule):
         clients: int = 10,
         beta: float = 0.5,
         split_seed: int = 7,
+        split: Split = "fixed",
         partition_by_seed: bool = False,
         val_fraction: float = 0.0,
         **federated: Any,
@@ -92,6 +97,10 @@ class ImageDataModule(FederatedDataModule):
         super().__init__(**federated)
         if dataset not in SHAPES:
             raise UserError(f"There is no image set {dataset!r}: choose one of {', '.join(SHAPES)}.")
+        if split != "fixed" and dataset != "digits":
+            raise UserError(
+                f"The split {split!r} is one of digits: {dataset}'s authors have split their images; use fixed."
+            )
         self.dataset = dataset
         self.data_dir = data_dir
         self.download = download
@@ -99,6 +108,7 @@ class ImageDataModule(FederatedDataModule):
         self.clients_wanted = clients
         self.beta = beta
         self.split_seed = split_seed
+        self.split: Split = split
         self.partition_by_seed = partition_by_seed
         self.val_fraction = val_fraction
         self.shape: tuple[int, int, int] = SHAPES[dataset]
@@ -140,16 +150,24 @@ class ImageDataModule(FederatedDataModule):
     def _splits(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], int]:
         """(pixels, labels) of the training and of the test split, and the value of white."""
         if self.dataset == "digits":
-            return *digits_splits(self.split_seed), 16
+            return *digits_splits(self.split_seed, self.split, self.seed), 16
         train = read_split(self.dataset, self.data_dir, train=True, download=self.download)
         test = read_split(self.dataset, self.data_dir, train=False, download=self.download)
         return train, test, 255
 
 
-def digits_splits(seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def digits_splits(
+    seed: int, split: Split = "fixed", own_seed: int = 0
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """scikit-learn's 1,797 digits as ((pixels, labels) for training, the same for test): in each class 80 % and 20 %.
 
     Pixels are uint8 tensors (n, 1, 8, 8) with values 0 .. 16.
+
+    Args:
+        seed: of the fixed split.
+        split: ``tuning`` takes the last fifth of each class's training images in the place of its test images.
+            ``by_seed`` draws the test images anew among all but these.
+        own_seed: of the split by seed.
     """
     from sklearn.datasets import load_digits  # other data sets do without it
 
@@ -157,12 +175,22 @@ def digits_splits(seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tenso
     pixels = torch.from_numpy(digits.images.astype(np.uint8)).unsqueeze(1)
     labels = torch.from_numpy(digits.target.astype(np.int64))
     generator = torch.Generator().manual_seed(seed)
+    own = generator_for(seed, own_seed, "split")
     train, test = [], []
     for label in range(10):
         rows = torch.nonzero(labels == label).flatten()
         rows = rows[torch.randperm(len(rows), generator=generator)]
-        cut = int(0.8 * len(rows))
-        train.append(rows[:cut])
-        test.append(rows[cut:])
+        cut, tuned = int(0.8 * len(rows)), int(0.64 * len(rows))
+        first, tuning, last = rows[:tuned], rows[tuned:cut], rows[cut:]
+        if split == "tuning":
+            last = tuning
+        else:
+            first = torch.cat([first, tuning])
+        if split == "by_seed":
+            others = torch.cat([rows[:tuned], last])
+            others = others[torch.randperm(len(others), generator=own)]
+            first, last = torch.cat([tuning, others[: -len(last)]]), others[-len(last) :]
+        train.append(first)
+        test.append(last)
     train_rows, test_rows = torch.cat(train), torch.cat(test)
     return (pixels[train_rows], labels[train_rows]), (pixels[test_rows], labels[test_rows])

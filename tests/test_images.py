@@ -81,6 +81,42 @@ def test_one_client_per_digit_and_labels_of_what_it_trains_on() -> None:
     assert list(data.train) == [f"client-{k}" for k in range(10)]
 
 
+def rows_of(images: torch.Tensor) -> list[bytes]:
+    return [row.numpy().tobytes() for row in images]
+
+
+def test_tuning_tests_on_a_fifth_of_the_training_images_and_drops_the_test_images() -> None:
+    (train, _), _ = digits_splits(7)
+    (kept, kept_labels), (held, held_labels) = digits_splits(7, "tuning")
+    assert sorted(rows_of(kept) + rows_of(held)) == sorted(rows_of(train))
+    for label in range(10):
+        share = (held_labels == label).sum() / ((kept_labels == label).sum() + (held_labels == label).sum())
+        assert share == pytest.approx(0.2, abs=0.01)
+
+
+def test_each_seed_has_test_images_of_its_own_and_none_that_tuning_tested_on() -> None:
+    everything = sorted(rows_of(torch.cat([part[0] for part in digits_splits(7)])))
+    tuned = set(rows_of(digits_splits(7, "tuning")[1][0]))
+    first, again, second = (digits_splits(7, "by_seed", seed) for seed in (0, 0, 1))
+    assert torch.equal(first[1][0], again[1][0])
+    assert set(rows_of(first[1][0])) != set(rows_of(second[1][0]))
+    for (train, labels), (test, test_labels) in (first, second):
+        assert not tuned & set(rows_of(test))
+        assert sorted(rows_of(train) + rows_of(test)) == everything
+        assert torch.equal(test_labels.bincount(), digits_splits(7)[1][1].bincount())
+        assert len(labels) == len(train)
+
+
+def test_the_seed_of_the_run_draws_the_split_by_seed() -> None:
+    a, b = (loaded(split="by_seed", seed=seed).data.test for seed in (0, 1))
+    assert not torch.equal(a.pixels[a.rows], b.pixels[b.rows])
+
+
+def test_another_split_of_images_that_their_authors_have_split_is_refused() -> None:
+    with pytest.raises(UserError, match="one of digits: cifar10's authors have split"):
+        ImageDataModule(dataset="cifar10", split="tuning")
+
+
 def test_with_fewer_clients_than_digits_the_test_images_are_of_the_digits_held() -> None:
     data = loaded(clients=2).data
     assert data.test.fetch(list(range(len(data.test))))[1].unique().tolist() == [0, 1]

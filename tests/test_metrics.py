@@ -17,6 +17,8 @@ from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.features import to_bytes
 from lit_epgan.metrics.generative import class_coverage, confident_counts, frechet_distance
 from lit_epgan.metrics.lite0 import Lite0
+from lit_epgan.metrics.pixels import Pixels
+from lit_epgan.metrics.scores import Scores, reference
 from lit_epgan.metrics.streaming import InceptionScore
 from tests.generative import feature_statistics
 from tests.inception_weights import stand_in
@@ -182,5 +184,14 @@ def test_lite0_recognises_what_is_in_a_photograph() -> None:
 
 
 def test_unknown_extractor_lists_those_there_are() -> None:
-    with pytest.raises(UserError, match="digits, fashion, inception or lite0"):
+    with pytest.raises(UserError, match="digits, fashion, inception, lite0 or pixels"):
         feature_extractor("vgg")
+
+
+def test_pixels_are_their_own_features_and_have_no_inception_score() -> None:
+    real, drawn = torch.rand(50, 1, 4, 4) * 2 - 1, torch.rand(60, 1, 4, 4)
+    scores = Scores(Pixels(), 60)
+    scores.add(drawn)
+    expected = distance(drawn.flatten(1).double(), real.flatten(1).double())
+    assert scores.of_samples() == {}
+    assert scores.against(reference(Pixels(), lambda: [real]))["fid_pixels"] == pytest.approx(expected, rel=1e-6)

@@ -5,12 +5,13 @@ from typing import Literal
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.metrics.lite0 import Lite0
+from lit_epgan.metrics.pixels import Pixels
 
-ExtractorName = Literal["digits", "fashion", "inception", "lite0"]
+ExtractorName = Literal["digits", "fashion", "inception", "lite0", "pixels"]
 
 
 def feature_extractor(name: str, data_dir: str = "data") -> FeatureExtractor:
-    """The extractor called ``digits``, ``fashion``, ``inception`` or ``lite0``, ready to use.
+    """The extractor called ``digits``, ``fashion``, ``inception``, ``lite0`` or ``pixels``, ready to use.
 
     Args:
         name: which.
@@ -33,7 +34,9 @@ def feature_extractor(name: str, data_dir: str = "data") -> FeatureExtractor:
         return Inception()
     if name == "lite0":
         return Lite0()
-    raise UserError(f"extractor {name!r} does not exist: choose digits, fashion, inception or lite0.")
+    if name == "pixels":
+        return Pixels()
+    raise UserError(f"extractor {name!r} does not exist: choose digits, fashion, inception, lite0 or pixels.")
 
 
-__all__ = ["ExtractorName", "FeatureExtractor", "Lite0", "feature_extractor"]
+__all__ = ["ExtractorName", "FeatureExtractor", "Lite0", "Pixels", "feature_extractor"]

@@ -16,6 +16,7 @@ class FeatureExtractor(nn.Module):
     """
 
     name: ClassVar[str]
+    classifies: ClassVar[bool] = True  # whether the logits mean anything, so that there is an inception score
     counts_classes: ClassVar[bool] = (
         False  # whether the logits' classes are the data's, so that covering them means something
     )
@@ -46,7 +47,7 @@ class FeatureExtractor(nn.Module):
                 f"{tuple(images.shape)}: use ToyMetrics for points."
             )
         self.eval()
-        device = next(self.parameters()).device
+        device = next(self.parameters(), images).device
         parts = [self(part.to(device, torch.float32)) for part in images.split(batch_size)]
         features, logits = (torch.cat(column).double().cpu() for column in zip(*parts, strict=True))
         return features, logits

@@ -51,13 +51,14 @@ class Scores:
         features, logits = self.extractor.extract(images)
         self._features.add(features)
         self._moments.add(features)
-        self._inception.add(logits)
+        if self.extractor.classifies:
+            self._inception.add(logits)
         if self.extractor.counts_classes:
             self._counts = self._counts + confident_counts(logits)
 
     def of_samples(self) -> dict[str, float]:
         """The scores that need no real images, by their full names."""
-        named = {"is": self._inception.value()}
+        named = {"is": self._inception.value()} if self.extractor.classifies else {}
         if isinstance(self._counts, Tensor):
             named["classes"], named["weakest_class"] = class_coverage(self._counts / self._n)
         return {self.extractor.metric(name): float(value) for name, value in named.items()}
