@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,14 +24,14 @@ BOUND = 0.05
 def leaving(plain: PlainFederation, rounds: int = 2) -> list[bytes]:
     """The bytes of every answer that leaves a client."""
     sent: list[bytes] = []
-    answer = plain.answer
+    answers = plain.answers
 
-    def caught(*args: Any) -> Answer:
-        given = answer(*args)
-        sent.append(encode_answer(given))
-        return given
+    def caught(asked: Any) -> Iterator[tuple[int, Answer]]:
+        for client, given in answers(asked):
+            sent.append(encode_answer(given))
+            yield client, given
 
-    plain.answer = caught  # type: ignore[method-assign]
+    plain.answers = caught  # type: ignore[method-assign]
     plain.run(rounds)
     return sent
 

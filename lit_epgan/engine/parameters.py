@@ -1,5 +1,6 @@
 """A module's federated parameters as one flat vector."""
 
+import copy
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
@@ -74,6 +75,31 @@ class FlatParameters:
                 + (f" beside those kept local by {list(local)}" if local else "")
             )
         return cls(named)
+
+    def at(self, vector: Tensor) -> "FlatParameters":
+        """The same layout over another flat vector (numel,): new parameters, whose storage it is.
+
+        Args:
+            vector: of the one dtype and device that all parameters have.
+        """
+        twin = copy.copy(self)
+        twin.parameters = [nn.Parameter(view) for view in self.views(vector, self.parameters)]
+        twin._buffers = [vector]
+        twin._places = {id(p): i for i, p in enumerate(twin.parameters)}
+        twin._storage = [p.data for p in twin.parameters]
+        twin._addresses = [p.data_ptr() for p in twin.parameters]
+        return twin
+
+    def rows(self, matrix: Tensor) -> dict[str, Tensor]:
+        """Flat vectors side by side, the rows of (n, numel), as named tensors (n, *shape): views."""
+        found: dict[str, Tensor] = {}
+        for name, offset, parameter in zip(self.names, self._offsets, self.parameters, strict=True):
+            part, shape = matrix[:, offset : offset + parameter.numel()], (len(matrix), *parameter.shape)
+            if _dense(parameter):
+                found[name] = part.as_strided(shape, (matrix.stride(0), *parameter.stride()), part.storage_offset())
+            else:
+                found[name] = part.view(shape)
+        return found
 
     @property
     def dtype(self) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from lit_epgan.engine.aggregation import Aggregator
 from lit_epgan.engine.algorithm import Algorithm, Server
 from lit_epgan.engine.attributes import Attributes
 from lit_epgan.engine.federation import Federation
+from lit_epgan.engine.local_loop import LocalLoop
 from lit_epgan.engine.mechanisms import Mechanism, Plan
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.module_state import ModuleState
@@ -21,6 +23,7 @@ from lit_epgan.engine.private import Private
 from lit_epgan.engine.rounds import Round
 from lit_epgan.engine.samplers import Everyone, Sampler
 from lit_epgan.engine.seat import Answer, Seat
+from lit_epgan.engine.vectorized import Job
 from lit_epgan.engine.workplace import Workplace, load_server, optimized_parameters
 
 Batches = Callable[[int, int], Iterable[Any]]  # (client, round) -> its batches
@@ -38,6 +41,11 @@ class PlainFederation:
         batches: a client's batches of a round.
         records: n_k of every client.
         sampler, mechanism, aggregator, buffers, optimizer_state: as for the FederationCallback.
+        vectorized: whether clients may train side by side, where the module admits it; they end as otherwise, up to
+            rounding.
+
+    Attributes:
+        sequential_for: why they do not, though they may.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class PlainFederation:
         aggregator: Aggregator | None = None,
         buffers: Any = "merge",
         optimizer_state: Any = "reset",
+        vectorized: bool = False,
     ) -> None:
         self.module, self.loss, self.batches, self.records = module, loss, batches, records
         names = [f"client-{k}" for k in range(len(records))]
@@ -80,6 +89,10 @@ class PlainFederation:
             algorithm, server, tensors, networks, names, list(range(len(names))), drawn, aggregator, mechanism
         )
         self.seat = Seat(algorithm, self.place, names, seed, mechanism)
+        for each in self.place.optimized:
+            each.optimizer.register_step_post_hook(lambda *_, each=each: self.seat.after_step(each))
+        self.sequential_for: str | None = None
+        self.loop = LocalLoop(self.seat, lambda module, batch, _: (loss(module, batch), {}), vectorized, self._told)
         algorithm.start(server)
 
     @property
@@ -109,37 +122,46 @@ class PlainFederation:
         self.place.attributes.round_begins()
         round_ = Round(self.federation, number)
         while round_.exchange is not None:
-            for k in list(round_.asked):
-                private = self.federation.private.take_up(self.federation.names[k])
-                task = round_.task(k, private.delivered)
-                round_.receive(k, self.answer(task, private))
+            for client, answer in self.answers(self._asked(round_)):
+                round_.receive(client, answer)
             round_.close()
         load_server(self.place, self.server.parameters)
         self.place.tensors.settle(number)
         return round_
 
+    def _asked(self, round_: Round) -> Iterator[tuple[Task, Private]]:
+        for k in list(round_.asked):
+            private = self.federation.private.take_up(self.federation.names[k])
+            yield round_.task(k, private.delivered), private
+
+    def answers(self, asked: Iterable[tuple[Task, Private]]) -> Iterator[tuple[int, Answer]]:
+        """What clients do with their tasks, by their indices; each report is to be read before the next is asked for.
+
+        Args:
+            asked: every client's task, and what it keeps, as a copy that may be changed.
+        """
+        jobs: Iterator[Job] = (
+            Job(task, private, self._read(task), self.records[task.client]) for task, private in asked
+        )
+        first = next(jobs, None)
+        if first is None:
+            return
+        jobs = chain([first], jobs)
+        if first.task.training:  # all tasks of an exchange do, or none
+            yield from ((job.task.client, answer) for job, answer in self.loop.answers(jobs))
+        else:
+            yield from ((job.task.client, self.seat.answer(job.task, job.private, job.weight)) for job in jobs)
+
+    def _read(self, task: Task) -> list[Any]:
+        return list(self.batches(task.client, task.round)) if task.training else []
+
     def answer(self, task: Task, private: Private) -> Answer:
-        """What a client does with a task."""
-        if not task.training:
-            return self.seat.answer(task, private, self.records[task.client])
-        batches = list(self.batches(task.client, task.round))
-        self.seat.open(task, private, len(batches))
-        for batch in batches:
-            self._step(self.seat.batch(batch, self.records[task.client]))
-        answer = self.seat.close()
-        assert answer is not None
+        """What one client does with its task."""
+        ((_, answer),) = self.answers([(task, private)])
         return answer
 
-    def _step(self, batch: Any) -> None:
-        optimized = self.place.optimized[0]
-        optimized.optimizer.zero_grad()
-        with torch.enable_grad():
-            loss = self.loss(self.module, batch)
-            extra = self.seat.extra_loss()
-            (loss if extra is None else loss + extra).backward()
-        self.seat.before_step(optimized)
-        optimized.optimizer.step()
-        self.seat.after_step(optimized)
+    def _told(self, reason: str) -> None:
+        self.sequential_for = reason
 
     def _gradient(self, batches: Iterator[Any]) -> Tensor:
         flat, rows = self.place.flat, 0

@@ -36,6 +36,11 @@ class Private:
         """Whether there is anything to keep."""
         return any(vars(self).values())
 
+    def copy(self) -> "Private":
+        """The same, which work may change."""
+        algorithm = {name: value.clone() for name, value in self.algorithm.items()}
+        return replace(self, algorithm=algorithm, released=dict(self.released), delivered=dict(self.delivered))
+
     def on(self, device: torch.device) -> "Private":
         """The same with its tensors on a device; optimizers' states move when they are taken up."""
         return Private(**{name: _moved(value, device) for name, value in vars(self).items()})
@@ -54,9 +59,7 @@ class PrivateStates:
 
     def take_up(self, client: str) -> Private:
         """A client's private state, as a copy that may be changed; within a round, as its last exchange left it."""
-        kept = self._proposed.get(client) or self.clients.get(client, Private())
-        algorithm = {name: value.clone() for name, value in kept.algorithm.items()}
-        return replace(kept, algorithm=algorithm, released=dict(kept.released), delivered=dict(kept.delivered))
+        return (self._proposed.get(client) or self.clients.get(client, Private())).copy()
 
     def personal(self, client: str) -> dict[str, Tensor]:
         """A client's personal layers."""

@@ -51,6 +51,20 @@ class _Open:
                     work.after_local_step()
 
 
+class Memo:
+    """What clients at one place need not work out again in the same exchange."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+        self._exchange: tuple[int, int] | None = None
+
+    def of(self, task: Task) -> dict[str, Any]:
+        """The entries of the task's exchange; those of the one before are gone."""
+        if self._exchange != (task.round, task.exchange):
+            self._held, self._exchange = {}, (task.round, task.exchange)
+        return self._held
+
+
 class Seat:
     """Clients work here by tasks; nothing of the server is known here but what a task brings.
 
@@ -63,6 +77,7 @@ class Seat:
         names: the clients' names.
         seed: the federation's.
         mechanism: sees every report before it leaves.
+        memo: what follows from the broadcast alone; shared by seats side by side.
     """
 
     def __init__(
@@ -72,12 +87,16 @@ class Seat:
         names: Sequence[str],
         seed: int,
         mechanism: Mechanism | None = None,
+        memo: Memo | None = None,
     ) -> None:
         self.algorithm, self.place, self.mechanism = algorithm, place, mechanism
         self._names, self._seed = names, seed
         self._at: _Open | None = None
-        self._memo: dict[str, Any] = {}
-        self._memo_of: tuple[int, int] | None = None
+        self._memo = memo if memo is not None else Memo()
+
+    def beside(self, place: Workplace, memo: Memo) -> "Seat":
+        """A seat at another place, for another client of the same exchange; seats with one memo share what it holds."""
+        return Seat(self.algorithm, place, self._names, self._seed, self.mechanism, memo)
 
     @property
     def client(self) -> Client | None:
@@ -117,6 +136,20 @@ class Seat:
                 batch = work.batch(batch)
         client.progress.step += 1
         return batch
+
+    def steps_done(self, steps: int, weight: float) -> None:
+        """The client has done so many steps, in which no work had a part.
+
+        Args:
+            steps: how many.
+            weight: n_k.
+        """
+        assert self._at is not None
+        self._at.client.progress.step, self._at.client.progress.weight = steps, weight
+
+    def overridden(self) -> set[str]:
+        """The hooks of a step that the works of the client at work have."""
+        return {hook for hook, works in self._at.hooks.items() if works} if self._at is not None else set()
 
     def give_up_batch(self) -> None:
         """The batch taken up last is not trained on after all."""
@@ -211,8 +244,6 @@ class Seat:
 
     def _begin(self, task: Task, private: Private, steps: int | None, stream: str) -> _Open:
         place = self.place
-        if self._memo_of != (task.round, task.exchange):
-            self._memo, self._memo_of = {}, (task.round, task.exchange)
         seed_streams(derive_seed(self._seed, task.round, task.client, stream))
         client = Client(
             task.client,
@@ -231,7 +262,7 @@ class Seat:
             data=lambda: place.data(task.client, task.round),
             gradient=lambda: place.gradient(place.data(task.client, task.round)),
             loss=lambda: place.loss(place.data(task.client, task.round)),
-            memo=self._memo,
+            memo=self._memo.of(task),
         )
         works = self.algorithm.works(task.question, client, task.received)
         for work in works:

@@ -1,0 +1,206 @@
+"""Clients side by side end where they end one after another; where they cannot, the reason is said."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_epgan.engine import Algorithm, NormClipping, PlainFederation
+from lit_epgan.engine.side_by_side import ELEMENTWISE, QUICK
+from lit_epgan.federated import MOON, SCAFFOLD, FedAdam, FedAvg, FedPA, FedProx
+
+CLIENTS, ROUNDS = 5, 3
+Batch = tuple[Tensor, Tensor]
+
+
+class Net(nn.Module):
+    """Two layers; further ones between them by ``middle``."""
+
+    def __init__(self, *middle: nn.Module) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(6, 8), *middle, nn.Tanh())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.backbone(x))
+        return logits
+
+
+def batches_of(client: int, round_: int, steps: int = 4, rows: int = 5) -> list[Batch]:
+    generator = torch.Generator().manual_seed(100 * round_ + client)
+    xs = [torch.randn(rows, 6, generator=generator) for _ in range(steps)]
+    return [(x, torch.randint(3, (rows,), generator=generator)) for x in xs]
+
+
+def unequal(client: int, round_: int) -> list[Batch]:
+    """Clients of one to three steps, whose last batch is smaller."""
+    whole = batches_of(client, round_, 1 + client % 3)
+    x, y = whole[-1]
+    return [*whole[:-1], (x[: 1 + client], y[: 1 + client])]
+
+
+def cross_entropy(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(batch[0]), batch[1])
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def still(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.0)
+
+
+def run(
+    vectorized: bool,
+    algorithm: Callable[[], Algorithm] = FedAvg,
+    net: Callable[[], nn.Module] = Net,
+    loss: Callable[[nn.Module, Any], Tensor] = cross_entropy,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = sgd,
+    batches: Callable[[int, int], list[Any]] = batches_of,
+    **options: Any,
+) -> PlainFederation:
+    torch.manual_seed(0)
+    records = [10.0 * (k + 1) for k in range(CLIENTS)]
+    parts = (algorithm(), net(), loss, optimizer, batches, records)
+    federation = PlainFederation(*parts, vectorized=vectorized, **options)
+    federation.run(ROUNDS)
+    return federation
+
+
+def same(first: PlainFederation, second: PlainFederation) -> float:
+    """The largest difference, relative to the largest parameter."""
+    a, b = first.server.parameters, second.server.parameters
+    return float((a - b).abs().max() / a.abs().max())
+
+
+def assert_side_by_side(**options: Any) -> None:
+    together, alone = run(True, **options), run(False, **options)
+    assert together.sequential_for is None
+    assert (alone.server.parameters - run(False, **options | {"optimizer": still}).server.parameters).abs().max() > 1e-4
+    assert same(together, alone) < 1e-6
+
+
+def assert_one_after_another(reason: str, **options: Any) -> None:
+    together, alone = run(True, **options), run(False, **options)
+    assert reason in (together.sequential_for or "")
+    assert torch.equal(together.server.parameters, alone.server.parameters)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg, lambda: FedProx(0.5), SCAFFOLD, FedAdam, lambda: FedPA(burn_in=1, every=1, burn_in_rounds=0)]
+)
+def test_clients_end_where_they_end_one_after_another(algorithm: Callable[[], Algorithm]) -> None:
+    assert_side_by_side(algorithm=algorithm)
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE)
+def test_so_they_do_with_every_elementwise_optimizer(kind: type[torch.optim.Optimizer]) -> None:
+    assert_side_by_side(optimizer=lambda parameters: kind(parameters, lr=0.01))  # type: ignore[call-arg]
+
+
+def test_groups_of_parameters_have_their_own_settings() -> None:
+    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        first, *others, last = parameters
+        return torch.optim.Adam([{"params": [first, last], "lr": 0.05}, {"params": others}], lr=0.01, fused=True)
+
+    assert_side_by_side(optimizer=optimizer)
+
+
+def test_clients_of_unequal_steps_and_batches_go_with_those_alike() -> None:
+    assert_side_by_side(batches=unequal)
+
+
+def test_more_clients_than_go_together_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_epgan.engine.vectorized.CLIENTS", 2)
+    assert_side_by_side(algorithm=SCAFFOLD)
+
+
+def test_each_report_passes_the_mechanism() -> None:
+    assert_side_by_side(mechanism=NormClipping(0.05))
+
+
+def test_budget_and_private_states_are_those_of_clients_one_after_another() -> None:
+    together, alone = run(True, algorithm=SCAFFOLD), run(False, algorithm=SCAFFOLD)
+    assert together.round(ROUNDS).budget == alone.round(ROUNDS).budget
+    controls = [
+        [f.federation.private.clients[f"client-{k}"].algorithm["control"] for k in range(CLIENTS)]
+        for f in (together, alone)
+    ]
+    for own, other in zip(*controls, strict=True):
+        torch.testing.assert_close(own, other)
+
+
+def test_a_client_that_diverges_is_left_out_by_itself() -> None:
+    def batches(client: int, round_: int) -> list[Batch]:
+        x, y = batches_of(client, round_)[0]
+        return [(x * float("nan") if client == 2 else x, y)]
+
+    with pytest.warns(UserWarning, match="client-2"):
+        assert_side_by_side(batches=batches)
+
+
+def test_weights_that_are_tied_stay_tied() -> None:
+    class Tied(Net):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+            self.backbone[3].weight = self.backbone[1].weight
+
+    assert_side_by_side(net=Tied)
+
+
+class Counting(Net):
+    """Counts its steps in an ordinary attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return super().forward(x)
+
+
+class Unused(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.never = nn.Linear(2, 2)
+
+
+def looking(module: nn.Module, batch: Batch) -> Tensor:
+    loss = cross_entropy(module, batch)
+    return loss if loss.item() < 100 else 2 * loss
+
+
+@pytest.mark.parametrize(
+    ("reason", "options"),
+    [
+        ("draws random numbers", {"net": lambda: Net(nn.Dropout(0.5))}),
+        ("torch.vmap does not follow", {"net": lambda: Net(nn.BatchNorm1d(8))}),
+        ("attribute 'steps'", {"net": Counting}),
+        ("looks at a tensor's value", {"loss": looking}),
+        ("does not depend on the parameter 'never.weight'", {"net": Unused}),
+        ("Adafactor", {"optimizer": lambda parameters: torch.optim.Adafactor(parameters)}),
+        ("optimizers' state", {"optimizer_state": "keep"}),
+        ("looks at the module or at all records", {"algorithm": lambda: SCAFFOLD("gradient")}),
+        ("MOON adds to clients' losses", {"algorithm": lambda: MOON("backbone")}),
+        ("layers of their own", {"net": lambda: Net(nn.BatchNorm1d(8)), "buffers": "local"}),
+        ("a batch holds a str", {"batches": lambda k, r: [(*b, "name") for b in batches_of(k, r)]}),
+        ("with convolutions", {"net": lambda: Net(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 1, 1), nn.Flatten())}),
+    ],
+)
+def test_where_they_cannot_go_together_the_reason_is_said_and_nothing_changes(
+    reason: str, options: dict[str, Any]
+) -> None:
+    assert_one_after_another(reason, **options)
+
+
+def test_large_models_go_one_after_another_on_a_processor() -> None:
+    class Wide(Net):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(8, QUICK // 8), nn.Tanh(), nn.Linear(QUICK // 8, 8))
+
+    assert_one_after_another("as quick on a processor", net=Wide)
