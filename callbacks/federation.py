@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_epgan.callbacks.client_metrics import ClientMetrics
+from lit_epgan.callbacks.engine_loop import LocalSteps, by_engine
 from lit_epgan.callbacks.estimated_steps import client_steps, estimate_by
 from lit_epgan.callbacks.federation_arguments import check_kind
 from lit_epgan.callbacks.federation_parts import FederatedParts, Merging, federation_of, workplace_of, write_server
@@ -67,6 +68,9 @@ class FederationCallback(FederationView):
         aggregator: what stands for the sum of the clients' changes, as ``Median``; the sum by default.
         private_states: where clients' states from round to round are kept: in ``memory``, and in every checkpoint; or
             on ``disk``, beside the checkpoints, which refer to them (docs/scale.md).
+        local_steps: what drives them. ``trainer`` is Lightning's loop, with all its hooks. ``engine`` is quicker for
+            small modules: clients train side by side where the module admits it (docs/scale.md). Hooks of a batch are
+            not called then, neither the module's nor a callback's.
         policy: a file of what an institution lets happen to its data (docs/institutions.md); read in an institution's
             own process, where nothing is sent that it does not allow.
 
@@ -86,6 +90,7 @@ class FederationCallback(FederationView):
         aggregator: Aggregator | None = None,
         policy: str | None = None,
         private_states: PrivateStatesPlace = "memory",
+        local_steps: LocalSteps = "trainer",
     ) -> None:
         check_kind("algorithm", algorithm, Algorithm, "lit_epgan.federated.FedAvg()")
         check_kind("sampler", sampler, Sampler, "lit_epgan.engine.FixedSize(10)")
@@ -99,6 +104,7 @@ class FederationCallback(FederationView):
         self.sampler, self.mechanism, self.aggregator = sampler, mechanism, aggregator
         self.policy = policy
         self.private_states: PrivateStatesPlace = private_states
+        self.local_steps: LocalSteps = local_steps
         self._mechanism = MechanismInFit(mechanism)
         self.accept_changes = False  # the command line's: a resumed run's seed and data may differ
         self.settings: Mapping[str, str] = {}  # the command line's, which all ends of a federation must have alike
@@ -142,6 +148,8 @@ class FederationCallback(FederationView):
         sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)
         self._sampler = sampler
         self._end = this_end(datamodule, Path(trainer.default_root_dir), self.policy, self.settings)
+        if self.local_steps == "engine":
+            self._end = by_engine(self._end, trainer, pl_module, self.mechanism)
         self._end.federate(datamodule, sampler, self.algorithm.trains)
         self._estimate = estimate_by(trainer, lambda: client_steps(datamodule, trainer, self.optimizer_state))
         simulated = self._end.holds_server and self._end.holds_clients
@@ -267,6 +275,7 @@ class FederationCallback(FederationView):
         if self._driver is not None:
             with public(pl_module):
                 pl_module.log_dict(self._driver.budget)
+            pl_module.log_dict(self._driver.logged())
         if self._end.ended:
             trainer.should_stop = True
 

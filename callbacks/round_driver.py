@@ -132,6 +132,10 @@ class RoundDriver:
         """What the finished round cost."""
         return self._round.budget if self._round is not None else {}
 
+    def logged(self) -> dict[str, Tensor]:
+        """What the round's training steps have logged, where Lightning has not heard it."""
+        return {}
+
     def between(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The server's parameters and other tensors as they were between the last two rounds."""
         self.between_rounds()

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import Client, client_of
-from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader
+from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader, training_batches
 from lit_epgan.engine.samplers import Everyone, FixedSize, Sampler, stages
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
@@ -226,10 +226,17 @@ class FederatedDataModule(LightningDataModule):
 
     def records(self, client: int, round_: int) -> Iterator[Any]:
         """One pass over a client's training data as the training step sees them, beside the round's own."""
+        yield from self._placed(self.clients[client].batches(None, 1, self.seed, round_, client, "records"))
+
+    def training_batches(self, client: int, round_: int) -> Iterator[Any]:
+        """A client's batches of a round, where no loader of Lightning's gives them."""
+        yield from self._placed(training_batches(self, round_, client, self.steps_of_round(round_)))
+
+    def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Batches on the module's device, in its precision."""
         assert self.trainer is not None
         device, precision = self.trainer.lightning_module.device, self.trainer.precision_plugin
-        for batch in self.clients[client].batches(None, 1, self.seed, round_, client, "records"):
-            yield precision.convert_input(move_data_to_device(batch, device))
+        return (precision.convert_input(move_data_to_device(batch, device)) for batch in batches)
 
     def train_dataloader(self) -> RoundLoader:
         """The loader of rounds."""

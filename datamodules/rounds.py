@@ -86,12 +86,9 @@ class RoundLoader:
         most = federation.max_local_steps
         steps = client.steps(local_steps, federation.local_epochs)
         steps = steps if most is None or steps is None else min(steps, most)
-        batches = readable(
-            client, federation.client_names[index], local_steps, federation.local_epochs, federation.seed, round_, index
-        )
         rows = 0
         last = False
-        for first, last, batch in _bounded(islice(batches, most)):
+        for first, last, batch in _bounded(training_batches(federation, round_, index, local_steps)):
             if client.records is None:
                 rows += self._rows(batch, index)
             weight = 0.0 if idle else float(client.records if client.records is not None else rows)
@@ -109,6 +106,20 @@ class RoundLoader:
                 f"client {self.federation.client_names[client]!r} does not say how many records it has, and its "
                 "batches do not show it: give its data set a __len__, or let a batch hold a tensor (records, ...)"
             ) from error
+
+
+def training_batches(federation: Rounds, round_: int, index: int, steps: int | None) -> Iterator[Any]:
+    """A client's batches of a round, as its data set gives them.
+
+    Args:
+        federation: whose client it is.
+        round_: the round's number, from 0.
+        index: the client's.
+        steps: local steps of the round; None where passes are counted.
+    """
+    client, name = federation.clients[index], federation.client_names[index]
+    batches = readable(client, name, steps, federation.local_epochs, federation.seed, round_, index)
+    return islice(batches, federation.max_local_steps)
 
 
 class ValidationLoader:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lit_epgan.engine import Algorithm, NormClipping, PlainFederation
 from lit_epgan.engine.side_by_side import ELEMENTWISE, QUICK
+from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, SCAFFOLD, FedAdam, FedAvg, FedPA, FedProx
 
 CLIENTS, ROUNDS = 5, 3
@@ -204,3 +205,11 @@ def test_large_models_go_one_after_another_on_a_processor() -> None:
             super().__init__(nn.Linear(8, QUICK // 8), nn.Tanh(), nn.Linear(QUICK // 8, 8))
 
     assert_one_after_another("as quick on a processor", net=Wide)
+
+
+def test_batches_that_stop_being_tensors_end_the_run_with_a_sentence() -> None:
+    def batches(client: int, round_: int) -> list[Any]:
+        return [(*batch, "name") if round_ == 2 else batch for batch in batches_of(client, round_)]
+
+    with pytest.raises(UserError, match="no longer can, for a batch holds a str beside its tensors"):
+        run(True, loss=lambda module, batch: cross_entropy(module, batch[:2]), batches=batches)

@@ -5,15 +5,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from lit_epgan.engine.seat import Answer, Seat
 from lit_epgan.engine.side_by_side import NotVectorizedError
 from lit_epgan.engine.vectorized import Job, Loss, VectorizedSeats
+from lit_epgan.errors import UserError
 
 
 class LocalLoop:
     """Answers tasks by training steps: the loss of a batch, its gradient, a step of the one optimizer.
+
+    Whether clients can go side by side is found out once, by the first one's first step.
 
     Args:
         seat: where clients work; its optimizer tells it of its steps (``Seat.after_step``).
@@ -22,7 +25,7 @@ class LocalLoop:
         tell: is told, once, why they do not.
 
     Attributes:
-        logged: what steps have logged, by name: the sum over clients and steps, and how many they are.
+        logged: what steps have logged, by name: the sum over clients and steps, times their rows; and all rows.
     """
 
     def __init__(
@@ -30,12 +33,8 @@ class LocalLoop:
     ) -> None:
         self._seat, self._loss, self._tell = seat, loss, tell
         self._side_by_side: VectorizedSeats | None = None
+        self._tried = not vectorized
         self.logged: dict[str, tuple[Tensor, int]] = {}
-        if vectorized:
-            try:
-                self._side_by_side = VectorizedSeats(seat, loss)
-            except NotVectorizedError as reason:
-                tell(str(reason))
 
     def answers(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
         """Every job and its answer, whose report is to be read before the next one is asked for."""
@@ -46,27 +45,39 @@ class LocalLoop:
         """Jobs whose batches have the same shapes, as many as go together."""
         waiting: dict[Any, list[Job]] = {}
         for job in jobs:
-            rows = 1 if self._side_by_side is None else self._side_by_side.rows
-            together = waiting.setdefault(_shapes(job.batches), [])
+            if not self._tried:
+                self._try_out(job)
+            rows, shapes = 1 if self._side_by_side is None else self._side_by_side.rows, _shapes(job.batches)
+            together = waiting.setdefault(shapes, [])
             together.append(job)
             if len(together) >= rows:
-                yield waiting.pop(_shapes(job.batches))
+                yield waiting.pop(shapes)
         yield from waiting.values()
 
+    def _try_out(self, job: Job) -> None:
+        """Find out by a step without consequences, so that a resumed run finds out the same."""
+        self._tried = True
+        try:
+            side_by_side = VectorizedSeats(self._seat, self._loss)
+            side_by_side.try_out(job)
+            self._side_by_side = side_by_side
+        except NotVectorizedError as reason:
+            self._tell(str(reason))
+
     def _together(self, jobs: list[Job]) -> Iterator[tuple[Job, Answer]]:
-        if self._side_by_side is not None:
-            try:
-                logged = self._side_by_side.train(jobs)
-            except NotVectorizedError as reason:
-                self._side_by_side = None
-                self._tell(str(reason))
-            else:
-                for step in logged:
-                    self._log(step)
-                yield from self._side_by_side.close(jobs)
-                return
-        for job in jobs:
-            yield job, self._alone(job)
+        if self._side_by_side is None:
+            yield from ((job, self._alone(job)) for job in jobs)
+            return
+        try:
+            logged = self._side_by_side.train(jobs)
+        except NotVectorizedError as reason:
+            raise UserError(
+                f"clients have trained side by side so far, and no longer can, for {reason}: let the Trainer drive "
+                "their steps (local_steps: trainer)"
+            ) from reason
+        for batch, step in zip(jobs[0].batches, logged, strict=True):
+            self._log(step, batch)
+        yield from self._side_by_side.close(jobs)
 
     def _alone(self, job: Job) -> Answer:
         """One client at the seat."""
@@ -79,21 +90,22 @@ class LocalLoop:
                 loss, logged = self._loss(seat.place.module, taken, number)
                 extra = seat.extra_loss()
                 (loss if extra is None else loss + extra).backward()
-            self._log(logged)
+            self._log(logged, taken)
             seat.before_step(optimized)
             optimized.optimizer.step()
         answer = seat.close()
         assert answer is not None
         return answer
 
-    def _log(self, step: dict[str, Tensor]) -> None:
+    def _log(self, step: dict[str, Tensor], batch: Any) -> None:
+        rows = next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
         for name, values in step.items():
-            total, number = self.logged.get(name, (0, 0))
-            self.logged[name] = total + values.detach().sum(), number + values.numel()
+            total, weight = self.logged.get(name, (0, 0))
+            self.logged[name] = total + rows * values.detach().sum(), weight + rows * values.numel()
 
     def means(self) -> dict[str, Tensor]:
-        """The means of what steps have logged since the last call."""
-        found = {name: total / number for name, (total, number) in self.logged.items()}
+        """What steps have logged since the last call: means over the batches' rows."""
+        found = {name: total / weight for name, (total, weight) in self.logged.items()}
         self.logged = {}
         return found
 

@@ -55,7 +55,18 @@ class VectorizedSeats:
         self._seat, self._loss = seat, _LossOf(seat.place.module, loss)
         self.rows = max(1, min(CLIENTS, FLOATS // seat.place.flat.numel))
         self._seats: list[Seat] = []
-        self._tried = False
+
+    def try_out(self, job: Job) -> None:
+        """Let a client train for a step, of which nothing comes.
+
+        Raises:
+            NotVectorizedError: the loss or the algorithm does not admit it.
+        """
+        try:
+            self.train([replace(job, private=job.private.copy(), batches=job.batches[:1])])
+            refuse_changes(self._seat.place)
+        finally:
+            self._seats[0].abandon()
 
     def train(self, jobs: Sequence[Job]) -> list[dict[str, Tensor]]:
         """Let clients whose batches have the same shapes train.
@@ -64,27 +75,23 @@ class VectorizedSeats:
             For every step what it has logged: by name the values of the clients (n,).
 
         Raises:
-            NotVectorizedError: the loss or the algorithm does not admit it. Nothing has come of it then.
+            NotVectorizedError: the loss or the algorithm does not admit it.
         """
         if len(self._seats) < len(jobs):
             self._set_up(len(jobs))
         seats = self._seats[: len(jobs)]
         try:
             for seat, job in zip(seats, jobs, strict=True):
-                seat.open(job.task, job.private if self._tried else job.private.copy(), len(job.batches))
+                seat.open(job.task, job.private, len(job.batches))
             hooks = set().union(*(seat.overridden() for seat in seats))
             if not hooks <= HOOKS:
                 algorithm = type(self._seat.algorithm).__name__
                 raise NotVectorizedError(f"{algorithm} adds to clients' losses or batches")
-            logged = self._steps(seats, jobs, hooked=bool(hooks))
-            if not self._tried:
-                refuse_changes(self._seat.place)
-            self._tried = True
+            return self._steps(seats, jobs, hooked=bool(hooks))
         except NotVectorizedError:
             for seat in seats:
                 seat.abandon()
             raise
-        return logged
 
     def close(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Answer]]:
         """Every client's answer; its report is to be read before the next one is asked for."""

@@ -1,0 +1,165 @@
+"""A Trainer whose local steps the engine drives: the same models and metrics as by Lightning's loop."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
+from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.engine import NormClipping
+from lit_epgan.federated import SCAFFOLD, FedAvg, FedProx
+from lit_epgan.privacy import RecordNoise
+
+SIZES = (20, 33, 20, 7)  # records of the clients: some go together, others do not
+
+
+class Net(LightningModule):
+    """Two layers; logs its training loss."""
+
+    def __init__(self, middle: nn.Module | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(5, 8), middle or nn.Identity(), nn.Tanh(), nn.Linear(8, 3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        self.log_dict({"both": 2 * loss}, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+def data(**options: Any) -> FederatedDataModule:
+    generator = torch.Generator().manual_seed(1)
+    sets = [
+        TensorDataset(torch.randn(n, 5, generator=generator), torch.randint(3, (n,), generator=generator))
+        for n in SIZES
+    ]
+    return FederatedDataModule.from_datasets(sets, batch_size=10, val_dataset=sets[0], **options)
+
+
+def fit(
+    folder: Path, module: LightningModule, rounds: int = 3, trainer: dict[str, Any] | None = None, **options: Any
+) -> Trainer:
+    resumed = options.pop("ckpt_path", None)
+    clients = options.pop("data", {})
+    fitted = Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        max_epochs=rounds,
+        callbacks=[FederationCallback(**options), RoundCheckpoint()],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **(trainer or {}),
+    )
+    fitted.fit(module, datamodule=data(**clients), ckpt_path=resumed)
+    return fitted
+
+
+def weights(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": FedAvg()},
+        {"algorithm": FedProx(0.3), "data": {"clients_per_round": 2}},
+        {"algorithm": SCAFFOLD(), "data": {"local_steps": 3}},
+        {"algorithm": SCAFFOLD("gradient")},
+        {"mechanism": NormClipping(0.1)},
+        {"algorithm": FedAvg(), "local": ["net.3.*"]},
+    ],
+)
+def test_models_and_metrics_are_those_of_lightnings_loop(tmp_path: Path, options: dict[str, Any]) -> None:
+    ends = {}
+    for kind in ("trainer", "engine"):
+        module = Net()
+        metrics = fit(tmp_path / kind, module, local_steps=kind, **options).callback_metrics
+        ends[kind] = weights(module), {n: float(metrics[n]) for n in ("loss", "both_epoch", "val_loss", "client/steps")}
+    assert (ends["trainer"][0] - weights(Net())).abs().max() > 1e-2
+    torch.testing.assert_close(ends["engine"][0], ends["trainer"][0], rtol=1e-5, atol=1e-6)
+    assert ends["engine"][1] == pytest.approx(ends["trainer"][1], rel=1e-5)
+
+
+def test_a_resumed_run_ends_bit_identical_to_one_that_was_not_stopped(tmp_path: Path) -> None:
+    whole, first, second = Net(), Net(), Net()
+    fit(tmp_path / "whole", whole, 4, algorithm=SCAFFOLD(), local_steps="engine")
+    stopped = fit(tmp_path / "parts", first, 2, algorithm=SCAFFOLD(), local_steps="engine")
+    (checkpoint,) = Path(stopped.default_root_dir).rglob("last*.ckpt")
+    fit(tmp_path / "parts", second, 4, algorithm=SCAFFOLD(), local_steps="engine", ckpt_path=str(checkpoint))
+    assert torch.equal(weights(second), weights(whole))
+
+
+def test_clients_that_cannot_go_side_by_side_go_one_after_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bit by bit as by Lightning's loop: the same steps in the same order."""
+    ends = []
+    for kind in ("trainer", "engine"):
+        module = Net(nn.Dropout(0.5))
+        with caplog.at_level("INFO"):
+            fit(tmp_path / kind, module, local_steps=kind)
+        ends.append(weights(module))
+    assert "one after another, by the engine's loop: side by side they cannot, for a training step draws" in caplog.text
+    assert torch.equal(*ends)
+
+
+class Hooked(Net):
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        pass
+
+
+class Manual(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+class ByStep(Net):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.2)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "options"),
+    [
+        ("it overrides on_before_zero_grad", Hooked, {}),
+        ("it optimizes manually", Manual, {}),
+        ("a learning rate changes with steps", ByStep, {}),
+        ("gradients are clipped", Net, {"trainer": {"gradient_clip_val": 0.1}}),
+        ("batches are accumulated", Net, {"trainer": {"accumulate_grad_batches": 2}}),
+        ("the precision is bf16-mixed", Net, {"trainer": {"precision": "bf16-mixed"}}),
+        ("its mechanism treats single records", Net, {"mechanism": RecordNoise(1.0, 1.0)}),
+    ],
+)
+def test_what_needs_lightnings_loop_gets_it_with_the_reason(
+    tmp_path: Path, reason: str, kind: type[Net], options: dict[str, Any]
+) -> None:
+    first, second = kind(), kind()
+    fit(tmp_path / "trainer", first, 1, **options)
+    with pytest.warns(UserWarning, match=f"local_steps: engine is not for this run, for {reason}"):
+        fit(tmp_path / "engine", second, 1, local_steps="engine", **options)
+    if "mechanism" not in options:  # whose noise is drawn anew
+        assert torch.equal(weights(first), weights(second))
