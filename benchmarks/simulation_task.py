@@ -1,10 +1,11 @@
-"""What every simulator of simulations.py is given: a model, 100 clients' data, the order of their batches, a watch."""
+"""What every simulator of simulations.py is given: a model, clients' data, the order of their batches, a watch."""
 
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -13,54 +14,86 @@ from torch import Tensor, nn
 
 from lit_epgan.datamodules.clients import index_batches
 
-CLIENTS, BATCH, STEPS, RATE, SEED = 100, 20, 5, 0.1, 0
+BATCH, STEPS, RATE, SEED = 20, 5, 0.1, 0
 RECORDS = BATCH * STEPS  # of a client, read once a round
 TEST = 2000
 
 
-def mlp() -> nn.Module:
-    """50,890 parameters."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
+def mlp(pixels: int, hidden: int) -> nn.Module:
+    """(pixels + 1) hidden + 10 (hidden + 1) parameters."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
 def cnn() -> nn.Module:
-    """28,938 parameters, some forty times the MLP's arithmetic."""
+    """28,938 parameters, some forty times the arithmetic of an MLP of 50,890."""
     first = (nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2))
     second = (nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2))
     return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(32 * 49, 10))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"MLP": mlp, "CNN": cnn}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "MLP 3k": lambda: mlp(64, 40),
+    "MLP 50k": lambda: mlp(784, 64),
+    "MLP 500k": lambda: mlp(784, 640),
+    "MLP 5M": lambda: mlp(784, 6400),
+    "CNN 29k": cnn,
+}
 
 
-def model(name: str) -> nn.Module:
-    """The same initial parameters for everybody."""
-    torch.manual_seed(SEED)
-    return MODELS[name]()
+@dataclass(frozen=True)
+class Task:
+    """What is simulated.
 
+    Attributes:
+        model: one of ``MODELS``.
+        clients: all of them take part in every round.
+    """
 
-def images(clients: int = CLIENTS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten noisy patterns: clients' images (clients, records, 1, 28, 28) and labels, test images and labels."""
-    generator = torch.Generator().manual_seed(SEED)
-    patterns = torch.randn(10, 1, 28, 28, generator=generator)
+    model: str
+    clients: int = 100
 
-    def drawn(*shape: int) -> tuple[Tensor, Tensor]:
-        labels = torch.randint(10, shape, generator=generator)
-        return patterns[labels] + 4 * torch.randn(*shape, 1, 28, 28, generator=generator), labels
+    @property
+    def side(self) -> int:
+        """Pixels of an image's side."""
+        return 8 if self.model == "MLP 3k" else 28
 
-    return (*drawn(clients, RECORDS), *drawn(TEST))
+    def network(self) -> nn.Module:
+        """The same initial parameters for everybody."""
+        torch.manual_seed(SEED)
+        return MODELS[self.model]()
+
+    @cached_property
+    def _drawn(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(SEED)
+        patterns = torch.randn(10, 1, self.side, self.side, generator=generator)
+
+        def drawn(*shape: int) -> tuple[Tensor, Tensor]:
+            labels = torch.randint(10, shape, generator=generator)
+            noise = torch.randn(*shape, 1, self.side, self.side, generator=generator)
+            return noise.mul_(self.side / 7).add_(patterns[labels]), labels
+
+        return (*drawn(self.clients, RECORDS), *drawn(TEST))
+
+    @property
+    def records(self) -> tuple[Tensor, Tensor]:
+        """Ten noisy patterns: the clients' images (clients, records, 1, side, side) and labels (clients, records)."""
+        return self._drawn[0], self._drawn[1]
+
+    @property
+    def test(self) -> tuple[Tensor, Tensor]:
+        """Images (TEST, 1, side, side) and labels (TEST,)."""
+        return self._drawn[2], self._drawn[3]
+
+    def batches(self, client: int, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """A client's batches of a round: images (BATCH, 1, side, side), labels (BATCH,)."""
+        (x, y), drawn = self.records, order(client, round_)
+        return zip(x[client][drawn].split(BATCH), y[client][drawn].split(BATCH), strict=True)
 
 
 def order(client: int, round_: int) -> Tensor:
     """The records (RECORDS,) of a client in the order in which its batches of a round read them."""
     batches = index_batches(RECORDS, BATCH, STEPS, 1, SEED, round_, client)
     return torch.tensor([index for batch in batches for index in batch])
-
-
-def batches(x: Tensor, y: Tensor, client: int, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """A client's batches of a round: images (BATCH, 1, 28, 28), labels (BATCH,)."""
-    drawn = order(client, round_)
-    return zip(x[client][drawn].split(BATCH), y[client][drawn].split(BATCH), strict=True)
 
 
 def loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -10,26 +10,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from simulation_task import (
-    BATCH,
-    CLIENTS,
-    RATE,
-    RECORDS,
-    SEED,
-    STEPS,
-    Watch,
-    batches,
-    images,
-    loss,
-    model,
-    order,
-    rank,
-    ranks,
-)
+from simulation_task import BATCH, RATE, RECORDS, SEED, STEPS, Task, Watch, loss, order, rank, ranks
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-Simulator = Callable[[str, int, Tensor, Tensor, Watch], nn.Module]  # (model, rounds, x, y, watch) -> the last model
+Simulator = Callable[[Task, int, Watch], nn.Module]  # (task, rounds, watch) -> the last model
 
 
 def sgd(parameters: Any) -> torch.optim.SGD:
@@ -42,52 +27,62 @@ def meet() -> None:
         dist.init_process_group("gloo")
 
 
-def bare(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Module:
+def bare(task: Task, rounds: int, watch: Watch) -> nn.Module:
     """FedAvg as one would write it down with no library: the least that this arithmetic takes."""
     meet()
-    network = model(name)
+    network = task.network()
     optimizer = sgd(network.parameters())
     parameters = list(network.parameters())
     server = nn.utils.parameters_to_vector(parameters).detach().clone()
     for number in range(rounds):
         total = torch.zeros_like(server, dtype=torch.float64)
-        for client in range(rank(), CLIENTS, ranks()):
+        for client in range(rank(), task.clients, ranks()):
             nn.utils.vector_to_parameters(server.clone(), parameters)
-            for batch in batches(x, y, client, number):
+            for batch in task.batches(client, number):
                 optimizer.zero_grad()
                 loss(network, batch).backward()
                 optimizer.step()
             total += nn.utils.parameters_to_vector(parameters).detach()
         if ranks() > 1:
             dist.all_reduce(total)
-        server = (total / CLIENTS).float()
+        server = (total / task.clients).float()
         nn.utils.vector_to_parameters(server.clone(), parameters)
         watch.round_ended(parameters)
     return network
 
 
-def plain_driver(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Module:
-    """The engine's own loop."""
+def _driven(task: Task, rounds: int, watch: Watch, vectorized: bool) -> nn.Module:
     from lit_epgan.engine import PlainFederation
     from lit_epgan.federated import FedAvg
 
     meet()
-    network = model(name)
-    records = [float(RECORDS)] * CLIENTS
-    federation = PlainFederation(FedAvg(), network, loss, sgd, lambda k, r: batches(x, y, k, r), records, SEED)
+    network = task.network()
+    records = [float(RECORDS)] * task.clients
+    parts = (FedAvg(), network, loss, sgd, task.batches, records, SEED)
+    federation = PlainFederation(*parts, vectorized=vectorized)
     for number in range(rounds):
         federation.round(number)
         watch.round_ended([federation.server.parameters])
     return network
 
 
-def _lightning(name: str, rounds: int, data: dict[str, Any], callbacks: list[Any], watch: Watch) -> nn.Module:
+def sequential(task: Task, rounds: int, watch: Watch) -> nn.Module:
+    """The engine's own loop, client after client."""
+    return _driven(task, rounds, watch, vectorized=False)
+
+
+def vectorized(task: Task, rounds: int, watch: Watch) -> nn.Module:
+    """The engine's own loop, clients side by side where it finds that quicker."""
+    return _driven(task, rounds, watch, vectorized=True)
+
+
+def _lightning(task: Task, rounds: int, data: dict[str, Any], callbacks: list[Any], watch: Watch) -> nn.Module:
     from lightning.pytorch import Callback, LightningModule, Trainer
 
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.network = model(name)
+            self.network = task.network()
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return loss(self.network, batch)
@@ -111,38 +106,47 @@ def _lightning(name: str, rounds: int, data: dict[str, Any], callbacks: list[Any
     return module.network
 
 
-def lightning(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Module:
-    """A Trainer with the FederationCallback."""
+def _federated(task: Task, rounds: int, watch: Watch, local_steps: Any) -> nn.Module:
     from lit_epgan.callbacks import FederationCallback
     from lit_epgan.datamodules import FederatedDataModule
 
-    sets = [TensorDataset(*each) for each in zip(x, y, strict=True)]
+    sets = [TensorDataset(*each) for each in zip(*task.records, strict=True)]
     data = FederatedDataModule.from_datasets(sets, batch_size=BATCH, local_steps=STEPS, seed=SEED)
-    return _lightning(name, rounds, {"datamodule": data}, [FederationCallback()], watch)
+    return _lightning(task, rounds, {"datamodule": data}, [FederationCallback(local_steps=local_steps)], watch)
+
+
+def trainer(task: Task, rounds: int, watch: Watch) -> nn.Module:
+    """A Trainer with the FederationCallback."""
+    return _federated(task, rounds, watch, "trainer")
+
+
+def trainer_by_engine(task: Task, rounds: int, watch: Watch) -> nn.Module:
+    """The same with local_steps: engine."""
+    return _federated(task, rounds, watch, "engine")
 
 
 class OneAfterAnother:
     """All clients' batches of a round, for a Trainer that federates nothing."""
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y, self.round = x, y, itertools.count()
+    def __init__(self, task: Task) -> None:
+        self.task, self.round = task, itertools.count()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         number = next(self.round)
-        return itertools.chain.from_iterable(batches(self.x, self.y, k, number) for k in range(CLIENTS))
+        return itertools.chain.from_iterable(self.task.batches(k, number) for k in range(self.task.clients))
 
 
-def trainer_alone(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Module:
+def trainer_alone(task: Task, rounds: int, watch: Watch) -> nn.Module:
     """Lightning's own loop over as many steps, with no federation: another model, the floor of what a Trainer takes."""
-    return _lightning(name, rounds, {"train_dataloaders": OneAfterAnother(x, y)}, [], watch)
+    return _lightning(task, rounds, {"train_dataloaders": OneAfterAnother(task)}, [], watch)
 
 
 class ForPfl(nn.Module):
     """The model as pfl wants it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
-        self.network = model(name)
+        self.network = task.network()
 
     def loss(self, x: Tensor, y: Tensor, eval: bool = False) -> Tensor:
         return loss(self.network, (x, y))
@@ -151,7 +155,7 @@ class ForPfl(nn.Module):
         return {}
 
 
-def pfl(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Module:
+def pfl(task: Task, rounds: int, watch: Watch) -> nn.Module:
     """Apple's pfl; several processes as under torchrun."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -165,6 +169,7 @@ def pfl(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Module
 
     logging.getLogger("pfl").setLevel(logging.ERROR)
     taken = Counter[int]()
+    x, y = task.records
 
     def client(user: int) -> Dataset:
         drawn = order(user, taken[user])
@@ -176,11 +181,11 @@ def pfl(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Module
             watch.round_ended(list(module.parameters()))
             return False, Metrics()
 
-    module = ForPfl(name)
-    users = itertools.cycle(range(CLIENTS))
+    module = ForPfl(task)
+    users = itertools.cycle(range(task.clients))
     train = FederatedDataset(client, lambda: next(users))
     FederatedAveraging().run(
-        NNAlgorithmParams(rounds, 10**9, CLIENTS, 0),
+        NNAlgorithmParams(rounds, 10**9, task.clients, 0),
         SimulatedBackend(train, train),
         PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0)),
         NNTrainHyperParams(
@@ -193,7 +198,7 @@ def pfl(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Module
     return module.network
 
 
-def flower(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Module:
+def flower(task: Task, rounds: int, watch: Watch) -> nn.Module:
     """Flower's simulation runtime: two actors of Ray, one core each."""
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -202,16 +207,16 @@ def flower(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Mod
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    network = model(name)
+    network = task.network()
     client_app, server_app = ClientApp(), ServerApp()
 
     @client_app.train()
     def train(message: Message, context: Context) -> Message:
-        local, client = held(name)
+        local, here = held(task)
         local.load_state_dict(message.content["arrays"].to_torch_state_dict())  # type: ignore[union-attr]
         k, number = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"]) - 1  # type: ignore
         optimizer = sgd(local.parameters())
-        for batch in batches(*client, k, number):
+        for batch in here.batches(k, number):
             optimizer.zero_grad()
             loss(local, batch).backward()
             optimizer.step()
@@ -229,30 +234,32 @@ def flower(name: str, rounds: int, x: Tensor, y: Tensor, watch: Watch) -> nn.Mod
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
         strategy = Noted(
-            fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS
+            fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=task.clients, min_available_nodes=task.clients
         )
         strategy.start(grid=grid, initial_arrays=ArrayRecord(network.state_dict()), num_rounds=rounds)
 
     backend = {"init_args": {"num_cpus": 2}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server_app, client_app, CLIENTS, backend_config=backend)
+    run_simulation(server_app, client_app, task.clients, backend_config=backend)
     return network
 
 
-HELD: dict[str, tuple[nn.Module, tuple[Tensor, Tensor]]] = {}
+HELD: dict[Task, tuple[nn.Module, Task]] = {}
 
 
-def held(name: str) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """The model and all clients' data, made once in each of Flower's actors."""
-    if name not in HELD:
+def held(task: Task) -> tuple[nn.Module, Task]:
+    """The model, and the task with its data, made once in each of Flower's actors."""
+    if task not in HELD:
         torch.set_num_threads(1)
-        HELD[name] = model(name), images()[:2]
-    return HELD[name]
+        HELD[task] = task.network(), task
+    return HELD[task]
 
 
 SIMULATORS: dict[str, Simulator] = {
     "bare loop": bare,
-    "plain driver": plain_driver,
-    "Trainer": lightning,
+    "plain driver": sequential,
+    "plain driver, vectorized": vectorized,
+    "Trainer": trainer,
+    "Trainer, local_steps: engine": trainer_by_engine,
     "Trainer alone": trainer_alone,
     "pfl": pfl,
     "Flower": flower,

@@ -16,7 +16,10 @@ SMALL = {
     "correlated_noise.py": ["--rounds", "6", "--groups", "3"],
     "client_switch.py": ["--sizes", "1", "--rounds", "1"],
     "local_step.py": ["--steps", "20", "--repeats", "1"],
-    "simulations.py": ["--models", "MLP", "--rounds", "2", "--repeats", "1", "--simulators", "plain driver"],
+    "simulations.py": [
+        *("--models", "MLP 3k", "--rounds", "2", "--repeats", "1"),
+        *("--simulators", "plain driver", "plain driver, vectorized"),
+    ],
     "scale.py": ["--clients", "20", "--cohort", "4", "--width", "10", "--rounds", "4"],
     "institution_costs.py": ["--small", "--reports", "2"],
     "many_clients.py": ["--clients", "10", "--rounds", "4"],

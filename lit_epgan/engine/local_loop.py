@@ -1,11 +1,11 @@
 """Clients' training where no Trainer drives it: side by side where that can be, otherwise one after another."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_leaves
 
 from lit_epgan.engine.seat import Answer, Seat
 from lit_epgan.engine.side_by_side import NotVectorizedError
@@ -110,8 +110,10 @@ class LocalLoop:
         return found
 
 
-def _shapes(batches: list[Any]) -> Any:
+def _shapes(batch: Any) -> Any:
     """What batches must have in common to become one: their structure, shapes and data types."""
-    leaves, structure = tree_flatten(batches)
-    kinds = ((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves)
-    return (str(structure), *kinds)
+    if isinstance(batch, Tensor):
+        return batch.shape, batch.dtype
+    if isinstance(batch, Mapping):
+        return tuple((key, _shapes(value)) for key, value in batch.items())
+    return (type(batch), *map(_shapes, batch)) if isinstance(batch, list | tuple) else type(batch)

@@ -1,6 +1,6 @@
 """Clients side by side: their parameters are the rows of a matrix, and one step is a step of all of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -10,7 +10,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from lit_epgan.engine.attributes import Attributes
-from lit_epgan.engine.messages import Task
+from lit_epgan.engine.messages import Broadcast, Report, Task
+from lit_epgan.engine.module_state import ModuleState, first_names
 from lit_epgan.engine.optimizer_state import OptimizerStates
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.seat import Answer, Memo, Seat
@@ -118,6 +119,7 @@ class VectorizedSeats:
                 module=_Elsewhere(),
                 flat=own,
                 optimized=[optimized],
+                tensors=_Untouched(nn.Module(), []),
                 optimizers=OptimizerStates([], [], "reset"),
                 attributes=Attributes(nn.Module()),
                 data=_elsewhere,
@@ -167,6 +169,8 @@ class _LossOf(nn.Module):
     def __init__(self, module: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.module, self._loss = module, loss
+        first = first_names(module)
+        self._names = {f"module.{name}": first[name] for name, _ in module.named_parameters(remove_duplicate=False)}
 
     def forward(self, batch: Any, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch, and what is logged."""
@@ -174,9 +178,20 @@ class _LossOf(nn.Module):
 
     def at(self, parameters: dict[str, Tensor], batch: Any, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The same at other parameters, by their names in the module."""
-        named = {f"module.{name}": tensor for name, tensor in parameters.items()}
-        found: tuple[Tensor, dict[str, Tensor]] = functional_call(self, named, (batch, step))
+        named = {name: parameters[first] for name, first in self._names.items() if first in parameters}
+        found: tuple[Tensor, dict[str, Tensor]] = functional_call(self, named, (batch, step), tie_weights=False)
         return found
+
+
+class _Untouched(ModuleState):
+    """Stands for what lies outside the flat vector: no client changes it."""
+
+    def load(self, received: Broadcast, personal: Mapping[str, Tensor]) -> None:
+        """The module holds the server's."""
+
+    def changes(self, weight: float) -> Report:
+        """None."""
+        return {}
 
 
 class _Elsewhere(nn.Module):
