@@ -68,7 +68,7 @@ class PersonalMetrics(Callback):
         if self._state is None or not datamodule.validation_marks:
             return
         state = self._state(datamodule.client_names[datamodule.validation_marks[0].client])
-        own = self._flat.as_dict(self._algorithm.personal(state, self._parameters)) | buffers_of(state)
+        own = self.model_of(state)
         live = _tensors(pl_module)
         self._server = {name: live[name].clone() for name in own}
         _put(pl_module, own)
@@ -86,6 +86,10 @@ class PersonalMetrics(Callback):
         """Hold the server's model again."""
         _put(pl_module, self._server)
         self._server = {}
+
+    def model_of(self, state: State) -> dict[str, Tensor]:
+        """A client's parameters, and those buffers that are not the server's, by name; ``state``: the client's."""
+        return self._flat.as_dict(self._algorithm.personal(state, self._parameters)) | buffers_of(state)
 
     on_test_start = on_validation_start
     on_test_batch_start = on_validation_batch_start

@@ -66,10 +66,10 @@ class Mixed(Personal):
     def step(self, batch: Any) -> None:
         """v_k and, at first, a_k."""
         settings, share = self.settings, self._share
-        apart = self.own - self.client.parameters
-        found = self.gradient(mixture(self.own, self.client.parameters, share), batch)
+        apart = self.own - self.before
+        found = self.gradient(mixture(self.own, self.before, share), batch)
         self.own -= settings.lr * share * found
-        if settings.adaptive and self.client.step == 0:
+        if settings.adaptive and self.client.step == 1:
             moved = share - settings.lr * float(torch.dot(found, apart))
             self._share = min(max(moved, 0.0), 1.0)
 

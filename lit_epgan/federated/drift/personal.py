@@ -53,29 +53,44 @@ class PersonalModels(Algorithm):
 
 
 class Personal(Training):
-    """A client's steps, before each of them one of its personal model."""
+    """A client's steps, after each of them one of its personal model on the same batch.
+
+    Attributes:
+        own: v_k (d,).
+        before: theta_k (d,) before the client's step.
+    """
 
     def begin(self) -> None:
         """Take up the personal model."""
         client = self.client
         client.data()  # a mechanism that hides records in the local steps alone refuses to give them beside those
         self.own = client.state[OWN] if OWN in client.state else self.start().clone()
-        self._buffers = buffers_of(client.state)
+        self._found = {name: buffer.clone() for name, buffer in client.module.named_buffers()}
+        self._buffers = self._found | buffers_of(client.state)
 
     def batch(self, batch: Any) -> Any:
-        """The personal model's step on the batch."""
-        self.step(batch)
+        """Keep the batch, and where the client is: the module may yet skip it."""
+        self._batch, self.before = batch, self.client.parameters.clone()
         return batch
+
+    def after_local_step(self) -> None:
+        """The personal model's step."""
+        self.step(self._batch)
 
     @abstractmethod
     def step(self, batch: Any) -> None:
-        """Move ``own`` (d,); the module holds what the client's own next step starts from."""
+        """Move ``own`` by a batch."""
 
     def end(self) -> None:
-        """Keep the personal model, if it has been trained."""
-        if self.client.step:
-            self.client.state[OWN] = self.own
-            self.client.state.update({f"{OWN}.{name}": buffer for name, buffer in self._buffers.items()})
+        """Keep the personal model, if it has been trained, and those of its buffers that are not the server's."""
+        state = self.client.state
+        if not self.client.step:
+            return
+        state[OWN] = self.own
+        for name, buffer in self._buffers.items():
+            kept = f"{OWN}.{name}"
+            if kept in state or not buffer.equal(self._found.get(name, buffer)):
+                state[kept] = buffer
 
     def gradient(self, at: Tensor, batch: Any) -> Tensor:
         """The gradient (d,) of the module's training loss of ``batch`` at the parameters ``at`` (d,).
@@ -88,8 +103,7 @@ class Personal(Training):
         flat.load(at)
         put_buffers(module, self._buffers)
         found = self._gradient(batch)
-        changed = {name: buffer.clone() for name, buffer in module.named_buffers() if not buffer.equal(shared[name])}
-        self._buffers |= changed
+        self._buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         flat.load(held)
         put_buffers(module, shared)
         return found
