@@ -79,7 +79,7 @@ class Normalised(Training):
         rho, dampening, nesterov = kinds.pop() if kinds else (0.0, 0.0, False)
         self._buffer = rho * self._buffer + (1 - dampening if self._buffer else 1)
         weight = self._buffer if rho and not nesterov else 1 + rho * self._buffer
-        self._norm += weight * optimizer.param_groups[0]["lr"] / optimized.lr
+        self._norm += weight * (optimizer.param_groups[0]["lr"] / optimized.lr if optimized.lr else 1.0)
 
     def report(self) -> Report:
         """The change over ||a||, and ||a||, both weighted by n_k."""
