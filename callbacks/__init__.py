@@ -11,6 +11,7 @@ from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.generative_metrics import GenerativeMetrics
 from lit_epgan.callbacks.mixture_errors import MixtureErrors
 from lit_epgan.callbacks.partition_report import PartitionReport
+from lit_epgan.callbacks.personal_metrics import PersonalMetrics
 from lit_epgan.callbacks.posterior_report import PosteriorReport
 from lit_epgan.callbacks.prediction_writer import PredictionWriter
 from lit_epgan.callbacks.progress import FederatedProgressBar
@@ -34,6 +35,7 @@ __all__ = [
     "GenerativeMetrics",
     "MixtureErrors",
     "PartitionReport",
+    "PersonalMetrics",
     "PosteriorReport",
     "PredictionWriter",
     "RoundCheckpoint",

@@ -8,10 +8,9 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
-from lit_epgan.callbacks.silence import silent
 from lit_epgan.engine import FlatParameters
 from lit_epgan.errors import UserError
-from lit_epgan.networks.modes import evaluating
+from lit_epgan.networks.modes import evaluating, silent
 
 
 def client_gradient(module: LightningModule, flat: FlatParameters, batches: Iterable[Any]) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lit_epgan.callbacks.federation_state import FederationState
-from lit_epgan.callbacks.silence import silent
 from lit_epgan.engine import Server, Workplace
 from lit_epgan.engine.workplace import load_server
+from lit_epgan.networks.modes import silent
 
 
 class ServerTraining:

@@ -1,36 +1,12 @@
-"""What a module logs, thrown away: in a training step beside the epoch, and in all of a private run's training."""
+"""What a module logs in a private run's training, thrown away."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import LightningModule
 
-LOGGING = ("log", "log_dict")
-
-
-@contextmanager
-def replaced_logging(module: LightningModule, *functions: Callable[..., None]) -> Iterator[None]:
-    """Within, these take the place of the module's ``log`` and ``log_dict``."""
-    shadowed: dict[str, Any] = {n: module.__dict__[n] for n in LOGGING if n in module.__dict__}
-    module.__dict__.update(zip(LOGGING, functions, strict=True))
-    try:
-        yield
-    finally:
-        for name in LOGGING:
-            del module.__dict__[name]
-        module.__dict__.update(shadowed)
-
-
-@contextmanager
-def silent(module: LightningModule) -> Iterator[None]:
-    """Within, what the module logs is thrown away."""
-    with replaced_logging(module, _nothing, _nothing):
-        yield
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What a module logs has no place here."""
+from lit_epgan.networks.modes import LOGGING as LOGGING
 
 
 class Dropping:

@@ -21,6 +21,7 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, InTurn
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
+    APFL,
     SCAFFOLD,
     DiscrepancySearch,
     EmbeddingSites,
@@ -28,6 +29,7 @@ from lit_epgan.federated import (
     FedAdam,
     FedAvg,
     FedAvgGAN,
+    FedDyn,
     FedNP,
     FedProx,
     FedSeq,
@@ -51,6 +53,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     "tied_ep": ExpectationPropagation(prior_scale=10.0, tied=True),
     "fedprox": FedProx(0.1),
     "scaffold": SCAFFOLD(),
+    "feddyn": FedDyn(),
+    "apfl": APFL(),
     "fedadam": FedAdam(lr=0.1),
     "fednp": FedNP("body.1", "body.3", latent=2, hidden=4),
     "fedseq": FedSeq(length=2),

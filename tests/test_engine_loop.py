@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import NormClipping
-from lit_epgan.federated import SCAFFOLD, FedAvg, FedProx
+from lit_epgan.federated import APFL, SCAFFOLD, FedAvg, FedProx
 from lit_epgan.privacy import RecordNoise
 
 SIZES = (20, 33, 20, 7)  # records of the clients: some go together, others do not
@@ -80,6 +80,7 @@ def weights(module: nn.Module) -> Tensor:
         {"algorithm": FedProx(0.3), "data": {"clients_per_round": 2}},
         {"algorithm": SCAFFOLD(), "data": {"local_steps": 3}},
         {"algorithm": SCAFFOLD("gradient")},
+        {"algorithm": APFL()},
         {"mechanism": NormClipping(0.1)},
         {"algorithm": FedAvg(), "local": ["net.3.*"]},
     ],

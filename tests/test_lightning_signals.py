@@ -14,11 +14,15 @@ from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import Institutions
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
+    APFL,
     MOON,
     SCAFFOLD,
+    Ditto,
     ExpectationPropagation,
     FedAvg,
+    FedDyn,
     FedLA,
+    FedNova,
     FedProx,
     Interpolation,
     LaplaceSites,
@@ -189,7 +193,7 @@ def test_what_was_logged_is_the_mean_of_what_was_trained_on() -> None:
     assert float(trainer.callback_metrics["row"]) == pytest.approx((0 + 5 + 0) / 3)
 
 
-LEARNING = [FedAvg, SCAFFOLD, FedProx, FedLA, ExpectationPropagation]
+LEARNING = [FedAvg, SCAFFOLD, FedProx, FedDyn, FedNova, Ditto, APFL, FedLA, ExpectationPropagation]
 
 
 @pytest.mark.parametrize("algorithm", LEARNING, ids=lambda a: a.__name__)
@@ -359,7 +363,9 @@ def test_lbfgs_is_the_plain_loops(kind: type[Quasi]) -> None:
     assert_same(module, reference)
 
 
-@pytest.mark.parametrize("algorithm", [FedProx(), SCAFFOLD(), FedLA(), MOON("body.0"), ExpectationPropagation()])
+@pytest.mark.parametrize(
+    "algorithm", [FedProx(), SCAFFOLD(), FedDyn(), FedLA(), MOON("body.0"), ExpectationPropagation()]
+)
 def test_lbfgs_does_not_see_what_an_algorithm_adds(algorithm: Any) -> None:
     """Its values of the loss lack the added terms, and a path of gradients would hold those of its line search."""
     name = type(algorithm).__name__

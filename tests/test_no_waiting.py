@@ -13,7 +13,14 @@ from torch.utils.data import TensorDataset
 import lit_epgan.modules.gan
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm
-from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedProx, GeneratorSites, TiltedExpectationPropagation
+from lit_epgan.federated import (
+    SCAFFOLD,
+    ExpectationPropagation,
+    FedDyn,
+    FedProx,
+    GeneratorSites,
+    TiltedExpectationPropagation,
+)
 from lit_epgan.modules.acoustic import AcousticModel
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
@@ -91,6 +98,7 @@ OPTIONS: list[dict[str, Any]] = [
     [
         FedProx(0.1),
         SCAFFOLD(),
+        FedDyn(),
         ExpectationPropagation(),
         TiltedExpectationPropagation("discriminator.layers.1", components=2, tilt_every=2),
         GeneratorSites(own_rows=4, pool=20),

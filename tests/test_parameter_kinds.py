@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import FlatParameters
 from lit_epgan.errors import UserError
-from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedLA, FedPA, FedProx
+from lit_epgan.federated import SCAFFOLD, Ditto, ExpectationPropagation, FedDyn, FedLA, FedPA, FedProx
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop
@@ -93,11 +93,13 @@ def test_sparse_gradients_are_the_plain_loops(optimizer: str, policy: str) -> No
         lambda: FedProx(0.1),
         lambda: SCAFFOLD("path"),
         lambda: SCAFFOLD("gradient"),
+        lambda: FedDyn(),
+        lambda: Ditto(),
         lambda: FedLA(),
         lambda: FedPA(every=1),
         lambda: ExpectationPropagation(),
     ],
-    ids=["FedProx", "SCAFFOLD path", "SCAFFOLD gradient", "FedLA", "FedPA", "EP"],
+    ids=["FedProx", "SCAFFOLD path", "SCAFFOLD gradient", "FedDyn", "Ditto", "FedLA", "FedPA", "EP"],
 )
 def test_sparse_gradients_give_what_dense_ones_do(algorithm: Any) -> None:
     module, dense = Words(), Words(sparse=False)

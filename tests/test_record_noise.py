@@ -24,6 +24,7 @@ from lit_epgan.federated import (
     ConjugateEP,
     ExpectationPropagation,
     FedAvg,
+    FedDyn,
     FedProx,
     LabelPriors,
     TiltedExpectationPropagation,
@@ -55,7 +56,9 @@ class Batches(Callback):
 # What it is -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(0.5), SCAFFOLD(), ExpectationPropagation(prior_scale=10.0)])
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(), FedProx(0.5), SCAFFOLD(), FedDyn(), ExpectationPropagation(prior_scale=10.0)]
+)
 def test_without_noise_and_clipping_full_batches_are_the_algorithms_own_steps(
     algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,8 @@ RUNS = [
     ("--module", "regression"),
     ("--module", "regression", "--algorithm", "fedprox"),
     ("--module", "regression", "--algorithm", "scaffold"),
+    ("--module", "regression", "--algorithm", "feddyn"),
+    ("--module", "regression", "--algorithm", "apfl"),
     ("--module", "regression", "--algorithm", "fedadam"),
     ("--module", "regression", "--algorithm", "ep"),
     ("--module", "regression", "--algorithm", "tied_ep"),

@@ -108,11 +108,16 @@ def test_a_torn_checkpoint_is_passed_over_where_states_are_on_disk(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("module", "algorithm"),
-    [("gan", "tilted"), ("speech_gan", "tilted_acoustic")],
-    ids=["f, its optimizer, sites and weights", "three optimizers, the sampler's noise, discriminators of before"],
+    [("gan", "tilted"), ("speech_gan", "tilted_acoustic"), ("regression", "feddyn"), ("regression", "apfl")],
+    ids=[
+        "f, its optimizer, sites and weights",
+        "three optimizers, the sampler's noise, discriminators of before",
+        "every client's slope and the server's",
+        "every client's own model and share",
+    ],
 )
 def test_what_stands_beside_the_model_comes_back(tmp_path: Path, module: str, algorithm: str) -> None:
-    """The tilted prior's networks and sites, around a GAN and around a recogniser with a GAN's features."""
+    """What algorithms keep at the server and at clients, around a classifier, a GAN and a recogniser."""
     options = ("--module", module, "--algorithm", algorithm, "--optimizer-state", "keep")
     run(tmp_path / "whole", *options)
     run_until(tmp_path / "killed", "rank 0 round 2 batch 5", *options)

@@ -23,15 +23,19 @@ from lit_epgan.engine import (
     Work,
 )
 from lit_epgan.federated import (
+    APFL,
     MOON,
     SCAFFOLD,
     ConjugateEP,
+    Ditto,
     EmbeddingSites,
     ExpectationPropagation,
     FedAdam,
     FedAvg,
     FedAvgM,
+    FedDyn,
     FedLA,
+    FedNova,
     FedNP,
     FedPA,
     FedProx,
@@ -54,6 +58,8 @@ ALGORITHMS: list[Algorithm] = [
     FedProx(0.1),
     SCAFFOLD(),
     SCAFFOLD("gradient"),
+    FedDyn(),
+    FedNova(),
     MOON("0"),
     FedSeq(2),
     FedAvgM(),
@@ -113,6 +119,13 @@ def test_clients_see_nothing_but_the_broadcast(algorithm: Algorithm, monkeypatch
 def test_sampled_modules_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = seal(monkeypatch)
     half(name).run(3)
+    assert calls.count("open") == 12
+
+
+@pytest.mark.parametrize("algorithm", [Ditto(), APFL()], ids=lambda a: type(a).__name__)
+def test_personal_models_too(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = seal(monkeypatch)
+    half("fedavg", algorithm).run(3)
     assert calls.count("open") == 12
 
 

@@ -10,12 +10,15 @@ from torch import Tensor
 from lit_epgan.engine import Algorithm, Broadcast, Client, Rounds, Server, Work
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
+    APFL,
     MOON,
     SCAFFOLD,
+    Ditto,
     ExpectationPropagation,
     FedAdam,
     FedAvg,
     FedAvgM,
+    FedDyn,
     FedLA,
     FedNP,
     FedPA,
@@ -212,6 +215,8 @@ ALONE = {
     "SCAFFOLD-path": SCAFFOLD("path"),
     "SCAFFOLD-gradient": SCAFFOLD("gradient"),
     "MOON": MOON("body.0"),
+    "Ditto": Ditto(),
+    "APFL": APFL(),
     "FedPA": FedPA(burn_in=3, every=1, rho=0.0),
     "FedLA": FedLA(strength=0.0),
     "FedNP": FedNP("body.1", "body.3", weight=0.0),
@@ -238,7 +243,7 @@ def test_one_client_is_centralised_training(name: str) -> None:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [SCAFFOLD(), FedPA(every=2), FedLA(), FedAdam(), FedYogi()],
+    [SCAFFOLD(), FedDyn(), FedPA(every=2), FedLA(), FedAdam(), FedYogi()],
     ids=lambda algorithm: type(algorithm).__name__,
 )
 def test_any_number_of_optimizers(algorithm: Algorithm) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_epgan.engine import Algorithm, NormClipping, PlainFederation
 from lit_epgan.engine.side_by_side import ELEMENTWISE, QUICK
 from lit_epgan.errors import UserError
-from lit_epgan.federated import MOON, SCAFFOLD, FedAdam, FedAvg, FedPA, FedProx
+from lit_epgan.federated import MOON, SCAFFOLD, FedAdam, FedAvg, FedDyn, FedNova, FedPA, FedProx
 
 CLIENTS, ROUNDS = 5, 3
 Batch = tuple[Tensor, Tensor]
@@ -92,7 +92,16 @@ def assert_one_after_another(reason: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [FedAvg, lambda: FedProx(0.5), SCAFFOLD, FedAdam, lambda: FedPA(burn_in=1, every=1, burn_in_rounds=0)]
+    "algorithm",
+    [
+        FedAvg,
+        lambda: FedProx(0.5),
+        SCAFFOLD,
+        FedDyn,
+        FedNova,
+        FedAdam,
+        lambda: FedPA(burn_in=1, every=1, burn_in_rounds=0),
+    ],
 )
 def test_clients_end_where_they_end_one_after_another(algorithm: Callable[[], Algorithm]) -> None:
     assert_side_by_side(algorithm=algorithm)

@@ -11,11 +11,16 @@ from lit_epgan.federated.bayesian.prior_on import PriorOn
 from lit_epgan.federated.bayesian.sample_moments import SampleMoments
 from lit_epgan.federated.bayesian.site_rule import SiteRule
 from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
+from lit_epgan.federated.drift.apfl import APFL
+from lit_epgan.federated.drift.ditto import Ditto
+from lit_epgan.federated.drift.feddyn import FedDyn
+from lit_epgan.federated.drift.fednova import FedNova
 from lit_epgan.federated.drift.fedprox import FedProx
 from lit_epgan.federated.drift.fedseq import FedSeq
 from lit_epgan.federated.drift.interpolation import Interpolation
 from lit_epgan.federated.drift.label_priors import LabelPriors
 from lit_epgan.federated.drift.moon import MOON
+from lit_epgan.federated.drift.personal import PersonalModels
 from lit_epgan.federated.drift.scaffold import SCAFFOLD
 from lit_epgan.federated.drift.server_optimizers import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from lit_epgan.federated.f2a import F2A
@@ -31,12 +36,14 @@ from lit_epgan.federated.likelihood_free.published_rejection import PublishedRej
 from lit_epgan.federated.likelihood_free.search_on_release import SearchOnRelease
 
 __all__ = [
+    "APFL",
     "F2A",
     "MOON",
     "SCAFFOLD",
     "ConjugateEP",
     "DiscrepancySearch",
     "DistilledSites",
+    "Ditto",
     "EmbeddingOnServer",
     "EmbeddingSites",
     "EnergySearch",
@@ -45,8 +52,10 @@ __all__ = [
     "FedAvg",
     "FedAvgGAN",
     "FedAvgM",
+    "FedDyn",
     "FedLA",
     "FedNP",
+    "FedNova",
     "FedPA",
     "FedProx",
     "FedSeq",
@@ -57,6 +66,7 @@ __all__ = [
     "LabelPriors",
     "LaplaceSites",
     "MatchedEmbedding",
+    "PersonalModels",
     "PriorOn",
     "PublishedRejection",
     "SampleMoments",

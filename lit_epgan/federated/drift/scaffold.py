@@ -8,7 +8,6 @@ from lit_epgan.engine import (
     Algorithm,
     Broadcast,
     Client,
-    Count,
     Exchange,
     OptimizedParameters,
     Report,
@@ -17,9 +16,9 @@ from lit_epgan.engine import (
     Training,
     Weighted,
     Work,
-    scalar,
 )
 from lit_epgan.errors import UserError
+from lit_epgan.federated.drift.all_records import all_records, begin_counting, count, presented
 
 Control = Literal["path", "gradient"]
 
@@ -59,28 +58,21 @@ class SCAFFOLD(Algorithm):
     def start(self, server: Server) -> None:
         """c = 0, and nobody known."""
         server.state.setdefault("control", torch.zeros_like(server.parameters))
-        for name in ("known", "known_weight"):
-            server.state.setdefault(name, scalar(0))
+        begin_counting(server)
 
     def round(self, server: Server) -> Rounds:
         """theta and c out, their changes back."""
         control = server.state["control"]
         total = yield Exchange({"parameters": server.parameters, "control": control})
         server.parameters += self.lr * total.mean("parameters")
-        before = self._all_weight(server)
-        for name in ("known", "known_weight"):
-            server.state[name] = server.state[name] + total[name]
-        after = self._all_weight(server)
+        before = all_records(server)
+        count(server, total)
+        after = all_records(server)
         control.mul_(before / after).add_((total["control"] / after).to(control.dtype))
 
     def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
         """The corrected steps."""
         return [Controlled(client, received, self.control)]
-
-    def _all_weight(self, server: Server) -> float:
-        """sum n_k over all clients; 1 as long as nobody has any."""
-        known, weight = float(server.state["known"]), float(server.state["known_weight"])
-        return weight * server.clients / known if weight > 0 else 1.0
 
 
 class Controlled(Training):
@@ -124,9 +116,4 @@ class Controlled(Training):
     def report(self) -> Report:
         """The changes of theta_k and c_k, weighted by n_k; whether this is the client's first report."""
         weight = self.client.weight
-        return {
-            **super().report(),
-            "control": Weighted(self._change, weight),
-            "known": Count(self._is_new),
-            "known_weight": Count(weight * self._is_new, True),
-        }
+        return {**super().report(), "control": Weighted(self._change, weight), **presented(weight, self._is_new)}
