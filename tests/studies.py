@@ -54,6 +54,14 @@ def write_plan(folder: Path) -> Path:
     return folder / "trial.yaml"
 
 
+def rewritten(plan: Path, old: str, new: str) -> Path:
+    """The study's YAML with something else in a place."""
+    text = plan.read_text()
+    assert old in text
+    plan.write_text(text.replace(old, new))
+    return plan
+
+
 def write_stand_in(folder: Path) -> Command:
     """What starts a run: the stand-in, whose numbers depend on seed and method."""
     script = folder / "stand_in.py"

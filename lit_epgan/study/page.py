@@ -13,6 +13,7 @@ from lit_epgan.runs.config_files import config_name
 from lit_epgan.study.pairwise import Pairs
 from lit_epgan.study.picture import Picture
 from lit_epgan.study.plan import Study
+from lit_epgan.study.ratios import HEADS, Claim, caption, lines
 from lit_epgan.study.run import Run
 from lit_epgan.study.significance import TITLES
 from lit_epgan.study.table import Row, best, compared, number_text, published_metrics, rounds_text, seconds_text
@@ -23,6 +24,7 @@ def page(
     rows: Sequence[Row],
     runs: Sequence[Run],
     pairs: Sequence[Pairs],
+    told: Sequence[Claim],
     pictures: dict[str, list[Picture]],
     command: str,
 ) -> str:
@@ -33,6 +35,7 @@ def page(
         rows: The table.
         runs: All runs; those that failed are named.
         pairs: Comparisons of methods with each other, maybe none.
+        told: The study's claims, maybe none.
         pictures: ``samples``, ``settings``, ``curves`` and ``partition``, each maybe empty.
         command: What repeats the study.
     """
@@ -46,6 +49,7 @@ def page(
         published=published_metrics(study),
         rows=[_row(study, row, rows) for row in rows],
         pairs=pairs,
+        claims={"caption": caption(study, told), "heads": HEADS, "lines": lines(study, told)} if told else None,
         pictures=pictures,
         command=command,
         unfinished=[run.name for run in runs if not run.is_finished()],

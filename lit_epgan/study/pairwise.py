@@ -1,10 +1,11 @@
-"""The methods that a study compares with each other: p-values of its t-test between any two of them."""
+"""The methods that a study compares with each other: p-values between any two of them, corrected by Holm."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from lit_epgan.study.plan import Metric, Study
-from lit_epgan.study.significance import p_value
+from lit_epgan.study.significance import holm, p_value
 from lit_epgan.study.table import Row, p_text
 from lit_epgan.text import markdown as literal
 
@@ -30,7 +31,7 @@ def pairwise(study: Study, rows: Sequence[Row]) -> list[Pairs]:
     titles = [row.method.title for row in chosen]
     if not chosen:
         return []
-    return [Pairs(m, titles, [_line(study, m, row, chosen) for row in chosen]) for m in study.judged]
+    return [Pairs(m, titles, _lines(study, m, chosen)) for m in study.judged]
 
 
 def markdown(pairs: Sequence[Pairs]) -> str:
@@ -45,11 +46,11 @@ def markdown(pairs: Sequence[Pairs]) -> str:
     return "\n".join(lines)
 
 
-def _line(study: Study, metric: Metric, row: Row, chosen: Sequence[Row]) -> list[str]:
-    def text(other: Row) -> str:
-        if row is other:
-            return "-"
-        p = p_value(study.test, row.cells[metric.name].by_seed, other.cells[metric.name].by_seed)
-        return "-" if p is None else p_text(p)
-
-    return [text(other) for other in chosen]
+def _lines(study: Study, metric: Metric, chosen: Sequence[Row]) -> list[list[str]]:
+    values = [row.cells[metric.name].by_seed for row in chosen]
+    places = list(combinations(range(len(chosen)), 2))
+    ps = holm([p_value(study.test, values[i], values[j]) for i, j in places])
+    lines = [["-"] * len(chosen) for _ in chosen]
+    for (i, j), p in zip(places, ps, strict=True):
+        lines[i][j] = lines[j][i] = "-" if p is None else p_text(p)
+    return lines

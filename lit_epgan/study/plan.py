@@ -84,11 +84,30 @@ class Method:
 
 
 @dataclass(frozen=True)
+class Ratio:
+    """A claim about two methods.
+
+    Attributes:
+        metric: the column.
+        of, to: the methods whose ratio it is.
+        at_most: a bar for the ratio.
+        equal_within: a factor, within which the two are to be equal.
+    """
+
+    metric: str
+    of: str
+    to: str
+    at_most: float | None = None
+    equal_within: float | None = None
+
+
+@dataclass(frozen=True)
 class Study:
     """A study as its YAML says it.
 
     Attributes:
         published: where the methods' published values stand, as "EP-GAN paper, table 1"; empty without any.
+        ratios: claims about pairs of methods, tested together.
         pairwise: methods to be compared with each other, beside the comparison with the baseline.
         test: the t-test of these comparisons.
         variant: the setting that it is about, where the YAML has several.
@@ -103,6 +122,7 @@ class Study:
     methods: dict[str, Method]
     partition: str = "partition"
     published: str = ""
+    ratios: list[Ratio] = field(default_factory=list)
     pairwise: list[str] = field(default_factory=list)
     variant: str = ""
     test: TestName = "welch"
@@ -120,10 +140,11 @@ class Study:
 
 STUDY_KEYS = (
     *("title", "description", "config", "seeds", "baseline", "metrics", "methods"),
-    *("partition", "published", "pairwise", "test", "variants"),
+    *("partition", "published", "pairwise", "ratios", "test", "variants"),
 )
 RUN_COLUMNS = ("variant", "method", "seed", "exit_code", "seconds", "rounds", "settings")  # of runs.csv, beside metrics
 METHOD_KEYS = ("title", "config", "set", "from", "metrics", "grid", "note", "published")
+RATIO_KEYS = ("metric", "of", "to", "at_most", "equal_within")
 METRIC_KEYS = ("metric", "better", "title", "over_rounds", "scale", "relative", "after")
 
 
@@ -166,6 +187,7 @@ def _study(variant: str, content: dict[str, Any], path: Path) -> Study:
         methods=methods,
         partition=content.get("partition", "partition"),
         published=str(content.get("published") or ""),
+        ratios=[_ratio(entry, f"{path}: ratios[{i}]") for i, entry in enumerate(content.get("ratios") or [])],
         pairwise=content.get("pairwise") or [],
         variant=variant,
         test=_test(content.get("test", "welch"), path),
@@ -216,6 +238,18 @@ def _method(name: str, entry: Any, config: str | list[str], path: Path) -> Metho
     )
 
 
+def _ratio(entry: Any, where: str) -> Ratio:
+    _check_keys(entry, RATIO_KEYS, where)
+    for key in ("metric", "of", "to"):
+        if not isinstance(entry.get(key), str):
+            raise UserError(f"{where}: {key} is missing.")
+    bars = {key: entry[key] for key in ("at_most", "equal_within") if key in entry}
+    for key, least in (("at_most", 0), ("equal_within", 1)):
+        if key in bars and not (isinstance(bars[key], int | float) and bars[key] > least):
+            raise UserError(f"{where}.{key} is {bars[key]!r}; it is a number above {least}.")
+    return Ratio(entry["metric"], entry["of"], entry["to"], **bars)
+
+
 def _test(value: Any, path: Path) -> TestName:
     for name in get_args(TestName):
         if value == name:
@@ -238,6 +272,10 @@ def _check_names(study: Study, path: Path) -> None:
                 f"{path}: pairwise names {name!r}, which is none of the methods {', '.join(study.methods)}."
             )
     columns = [metric.name for metric in study.metrics]
+    for i, ratio in enumerate(study.ratios):
+        for name, known in ((ratio.of, study.methods), (ratio.to, study.methods), (ratio.metric, columns)):
+            if name not in known:
+                raise UserError(f"{path}: ratios[{i}] names {name!r}, which is none of {', '.join(known)}.")
     for method in study.methods.values():
         if method.source is not None and method.source not in [other.name for other in study.trained]:
             raise UserError(

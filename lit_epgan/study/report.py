@@ -9,11 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from lit_epgan.atomic import write_text
+from lit_epgan.study import ratios
 from lit_epgan.study.illustrations import illustrate
 from lit_epgan.study.page import page
 from lit_epgan.study.pairwise import markdown, pairwise
 from lit_epgan.study.picture import Picture
 from lit_epgan.study.plan import Metric, Study
+from lit_epgan.study.ratios import claims
 from lit_epgan.study.run import Run
 from lit_epgan.study.table import Cell, Row, best, cell_text, seconds_text, tabulate, write_tables
 from lit_epgan.text import markup, printable
@@ -24,7 +26,8 @@ def write_report(
 ) -> list[Row]:
     """Write tables, pictures and ``index.html`` from whatever runs are finished; the table's rows.
 
-    ``pairwise.md`` is there if the study asks for it. The page shows ``settings`` below its own samples.
+    ``pairwise.md`` and ``ratios.md`` are there if the study asks for them. The page shows ``settings`` below its own
+    samples.
     """
     rows = tabulate(study, runs)
     finished = [run for run in runs if run.is_finished()]
@@ -32,8 +35,11 @@ def write_report(
     pairs = pairwise(study, rows)
     if pairs:
         write_text(output / "pairwise.md", markdown(pairs))
+    told = claims(study, rows)
+    if told:
+        write_text(output / "ratios.md", ratios.markdown(study, told))
     pictures = illustrate(study, rows, finished, output) | {"settings": list(settings)}
-    write_text(output / "index.html", page(study, rows, runs, pairs, pictures, command))
+    write_text(output / "index.html", page(study, rows, runs, pairs, told, pictures, command))
     return rows
 
 

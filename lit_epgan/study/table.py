@@ -10,7 +10,7 @@ from pathlib import Path
 from lit_epgan.atomic import replacing, write_text
 from lit_epgan.study.plan import Method, Metric, Study
 from lit_epgan.study.run import Run
-from lit_epgan.study.significance import TITLES, p_value
+from lit_epgan.study.significance import TITLES, holm, p_value
 from lit_epgan.text import csv_cell
 from lit_epgan.text import markdown as literal
 
@@ -21,7 +21,8 @@ class Cell:
 
     Attributes:
         values: one for each finished run that logged the metric.
-        p: two-sided p-value of the study's t-test against the baseline's values; None for the baseline itself and where
+        p: two-sided p-value of the study's t-test against the baseline's values, corrected for the number of methods
+            (Holm); None for the baseline itself and where
             there are fewer than two values.
         relative: the mean's change against the baseline's mean, as a share of it; None where it is not asked for.
         seeds: those of the values.
@@ -74,6 +75,9 @@ class Row:
     round_seconds: float = math.nan
 
 
+Cells = dict[tuple[str, str], Cell]  # by the names of method and metric
+
+
 def value(run: Run, metric: Metric, source: str) -> float | None:
     """What of the metric counts, logged as ``source`` in the run; None if it was never logged."""
     values = [value for round_, value in run.curve(source) if metric.after in (None, round_)]
@@ -91,23 +95,34 @@ def tabulate(study: Study, runs: Sequence[Run]) -> list[Row]:
         for method in study.methods.values()
         for metric in study.metrics
     }
-    rows, baseline = [], study.baseline
-    for method in study.methods.values():
-        own = [run for run in finished if run.method.name == method.runs_of]
-        row = Row(method, runs=len(own))
-        if own and method.source is None:
-            row.seconds = sum(run.record().seconds for run in own) / len(own)
-            row.rounds = sum(run.rounds() for run in own) / len(own)
-            row.round_seconds = row.seconds / max(1.0, row.rounds)
-        for metric in study.metrics:
-            cell, theirs = cells[method.name, metric.name], cells[baseline, metric.name]
-            if metric.better != "neither" and method.name != baseline:
-                p = p_value(study.test, theirs.by_seed, cell.by_seed)
-                change = cell.mean / theirs.mean - 1 if metric.relative and theirs.mean else None
-                cell = replace(cell, p=p, relative=change)
-            row.cells[metric.name] = cell
-        rows.append(row)
-    return rows
+    for metric in study.metrics:
+        if metric.better != "neither":
+            cells |= _compared(cells, study, metric)
+    return [
+        _row(method, [run for run in finished if run.method.name == method.runs_of], study, cells)
+        for method in study.methods.values()
+    ]
+
+
+def _compared(cells: Cells, study: Study, metric: Metric) -> Cells:
+    """A metric's cells with what they say against the baseline's."""
+    theirs = cells[study.baseline, metric.name]
+    others = {(name, metric.name): cells[name, metric.name] for name in study.methods if name != study.baseline}
+    ps = holm([p_value(study.test, theirs.by_seed, cell.by_seed) for cell in others.values()])
+    changes = [cell.mean / theirs.mean - 1 if metric.relative and theirs.mean else None for cell in others.values()]
+    return {
+        key: replace(cell, p=p, relative=change)
+        for (key, cell), p, change in zip(others.items(), ps, changes, strict=True)
+    }
+
+
+def _row(method: Method, own: Sequence[Run], study: Study, cells: Cells) -> Row:
+    row = Row(method, {metric.name: cells[method.name, metric.name] for metric in study.metrics}, runs=len(own))
+    if own and method.source is None:
+        row.seconds = sum(run.record().seconds for run in own) / len(own)
+        row.rounds = sum(run.rounds() for run in own) / len(own)
+        row.round_seconds = row.seconds / max(1.0, row.rounds)
+    return row
 
 
 def best(rows: Sequence[Row], metric: Metric) -> set[str]:
@@ -138,7 +153,8 @@ def markdown(study: Study, rows: Sequence[Row]) -> str:
         cells += [str(row.runs), rounds_text(row), seconds_text(row.seconds), seconds_text(row.round_seconds)]
         lines.append(f"| {' | '.join([literal(row.method.title), *cells])} |")
     one = len(study.seeds) == 1
-    test = "" if one else f"; p of {TITLES[study.test]} against {literal(study.methods[study.baseline].title)}"
+    against = f"{TITLES[study.test]} against {literal(study.methods[study.baseline].title)}"
+    test = "" if one else f"; p of {against}, corrected by Holm"
     note = f"Seed{'' if one else 's'} {', '.join(map(str, study.seeds))}{test}."
     source = [f"Published values: {literal(study.published)}."] if printed else []
     return "\n".join([*lines, "", note, *source, ""])
