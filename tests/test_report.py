@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -37,6 +37,7 @@ def test_float64_is_exact_over_groups(clients: int) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 3e-7)])
+@pytest.mark.usefixtures("large")
 def test_weighted_mean_of_a_thousand_clients(dtype: torch.dtype, tolerance: float) -> None:
     """Against exact fractions; the error is a rounding of the report's precision, and does not grow with clients."""
     generator = torch.Generator().manual_seed(1)
@@ -49,6 +50,22 @@ def test_weighted_mean_of_a_thousand_clients(dtype: torch.dtype, tolerance: floa
         assert abs(Fraction(float(total["x"][i] / total["n"])) - exact) <= Fraction(tolerance) * exact
 
 
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every entry counts as a large one."""
+    monkeypatch.setattr("lit_epgan.engine.aggregation.EXACT", 0)
+
+
+def test_the_order_of_small_reports_does_not_matter() -> None:
+    """Bit by bit in the precision that they came in: also where some are summed by themselves, as on ranks."""
+    generator = torch.Generator().manual_seed(1)
+    reports = [{"x": Weighted(torch.randn(1000, generator=generator), 1.0 + k % 7)} for k in range(40)]
+    parts = [summed(reports[k::4])["x"] for k in range(4)]
+    for other in (summed(reports[::-1])["x"], sum(parts)):
+        assert torch.equal(torch.as_tensor(other).float(), summed(reports)["x"].float())
+
+
+@pytest.mark.usefixtures("large")
 def test_small_terms_are_not_lost_in_a_large_sum() -> None:
     """In one float32 sum, 2^24 + 1 + 1 + ... stays 2^24; by groups the ones survive but for the first group's."""
     terms = [2.0**24] + [0.0] * (GROUP - 1) + [1.0] * 10 * GROUP
@@ -96,8 +113,9 @@ def test_totals_are_of_double_precision() -> None:
 finite = st.floats(-1e3, 1e3, width=32)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(finite, st.integers(1, 1000)), min_size=1, max_size=3 * GROUP))
+@pytest.mark.usefixtures("large")
 def test_any_weighted_sum(terms: list[tuple[float, int]]) -> None:
     total = summed([{"x": Weighted(torch.tensor([v]), w)} for v, w in terms])
     exact = sum(Fraction(v) * w for v, w in terms)
@@ -134,6 +152,7 @@ def test_a_weight_of_zero_hides_nothing() -> None:
     assert not is_finite({"x": Weighted(torch.tensor([math.inf]), 0.0)})
 
 
+@pytest.mark.usefixtures("large")
 def test_an_overflow_of_the_sum_shows() -> None:
     """3e38 is a float32, ten thousand times it is not; whoever takes the total must be able to see that."""
     total = summed([{"x": Weighted(torch.tensor([3e38, 1.0]), 1e4)} for _ in range(40)])

@@ -12,7 +12,8 @@ from lit_epgan.engine.messages import Count, Report, Term, Weighted, tensor_of
 from lit_epgan.errors import UserError
 
 SUMMED = "module/"  # counters and flags of the module: no change of parameters
-GROUP = 64  # partial sums in the report's own precision; their sums in float64
+EXACT = 200_000  # numbers of an entry, up to which every client's is added in float64: it takes microseconds
+GROUP = 64  # clients whose larger entries are added in the report's own precision; these sums are added in float64
 
 
 @dataclass
@@ -71,9 +72,9 @@ class Aggregator(ABC):
 class Sum(Aggregator):
     """The sum of the reports.
 
-    Reports are summed in float64. Adding every client's float32 vector to a float64 one would cost four copies of it,
-    so ``GROUP`` clients are summed in float32 (float64 stays float64) and those sums in float64: the rounding is that
-    of one float32 result, at a quarter of the price.
+    Reports are summed in float64, so that the sum does not depend on who is summed first, or on which rank. For
+    entries of more than ``EXACT`` numbers this would cost five copies and more of each. There ``GROUP`` clients are
+    summed in float32 (float64 stays float64) and those sums in float64: the rounding is that of one float32 result.
 
     Args:
         device: where the sums are kept, whatever device an entry comes from; the CPU by default.
@@ -267,4 +268,5 @@ class Combination:
 
 
 def _partial_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else torch.float64
+    large = tensor.is_floating_point() and tensor.numel() > EXACT
+    return torch.promote_types(tensor.dtype, torch.float32) if large else torch.float64
