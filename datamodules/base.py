@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import Client, client_of
+from lit_epgan.datamodules.hardship import Hardship
 from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader, training_batches
 from lit_epgan.engine.samplers import Everyone, FixedSize, Sampler, stages
 from lit_epgan.errors import UserError
@@ -38,6 +39,7 @@ class FederatedDataModule(LightningDataModule):
         seed: cohorts, shuffling and augmentation depend on (seed, round, client) alone.
         collate_fn: as in torch's DataLoader.
         max_local_steps: where passes are counted, the batches after which a client ends its round all the same.
+        hardship: few records, unequal sizes or wrong labels, put on the clients' training data.
 
     Attributes:
         unfederated: whether a fit without a FederationCallback is meant: one epoch then trains on one client after
@@ -57,6 +59,7 @@ class FederatedDataModule(LightningDataModule):
         seed: int = 0,
         collate_fn: Collate | None = None,
         max_local_steps: int | None = None,
+        hardship: Hardship | None = None,
     ) -> None:
         super().__init__()
         for name, value in (("batch_size", batch_size), ("local_steps", local_steps), ("local_epochs", local_epochs),
@@ -76,6 +79,7 @@ class FederatedDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.seed = seed
         self.collate_fn = collate_fn
+        self.hardship = hardship
         self.marks: deque[Mark] = deque()
         self.validation_marks: deque[Mark] = deque()
         self.on_train_batch: Callable[[Any], Any] | None = None  # FederationCallback's: a batch is about to be used
@@ -135,7 +139,8 @@ class FederatedDataModule(LightningDataModule):
     def data(self) -> ClientData:
         """The clients' data, loaded on first use."""
         if self._data is None:
-            self._data = self.load()
+            loaded = self.load()
+            self._data = loaded if self.hardship is None else self.hardship.on(loaded, self.seed)
         return self._data
 
     def setup(self, stage: str | None = None) -> None:

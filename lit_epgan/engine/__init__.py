@@ -10,6 +10,7 @@ from lit_epgan.engine.algorithm import (
     check_server_training,
     passing,
 )
+from lit_epgan.engine.coming_and_going import ComingAndGoing
 from lit_epgan.engine.federation import Federation
 from lit_epgan.engine.krum import Krum
 from lit_epgan.engine.mechanisms import Mechanism, NormClipping, Plan
@@ -30,6 +31,7 @@ __all__ = [
     "Broadcast",
     "Chains",
     "Client",
+    "ComingAndGoing",
     "Count",
     "Everyone",
     "Exchange",
