@@ -107,7 +107,8 @@ class ImageDataModule(FederatedDataModule):
             raise UserError(f"There is no image set {dataset!r}: choose one of {', '.join(SHAPES)}.")
         if split != "fixed" and dataset not in ("digits", "emoji"):
             raise UserError(
-                f"The split {split!r} is one of digits and emoji: {dataset}'s authors have split their images; use fixed."
+                f"The split {split!r} is one of digits and emoji: {dataset}'s authors have split their images; use "
+                "fixed."
             )
         self.dataset = dataset
         self.data_dir = data_dir

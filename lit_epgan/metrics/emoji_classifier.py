@@ -16,25 +16,25 @@ SHIFT = 3  # pixels
 class EmojiClassifier(ImageClassifier):
     """64 penultimate features and nine logits of emoji (n, 3, 32, 32).
 
-    Of emoji that it has not seen it recognises 70 %: 95 % of the flags and hardly any of the 17 activities, which look
-    like objects.
+    Of emoji that it has not seen it recognises 68 %: 93 % of the flags, 87 % of the people, half of the food and the
+    objects, and 12 % of the activities, a category of all kinds of things.
     """
 
     name = "emoji"
     shape = (3, 32, 32)
     classes = 9
     recipe = (
-        "conv 16, residual 16-32-64 at stride 2, dropout .3, dense 64; AdamW 2e-3 to 0, decay 1e-2, 20 epochs of 64, "
-        "mirrored, shifted by up to 3, pixel noise 0.1; seed 1"
+        "conv 16, residual 16-32-64 at stride 2, dense 64; AdamW 2e-3 to 0, decay 1e-2, 40 epochs of 64, mirrored, "
+        "shifted by up to 3, pixel noise 0.1; seed 1"
     )
-    epochs = 20
-    least_accuracy = 0.66
+    epochs = 40
+    least_accuracy = 0.65
 
     def body(self) -> nn.Sequential:
         block = partial(BasicBlock, stride=2, norm=nn.BatchNorm2d, bias=False)
         return nn.Sequential(
             *(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
-            *(block(16, 16), block(16, 32), block(32, 64), nn.Flatten(), nn.Dropout(0.3)),
+            *(block(16, 16), block(16, 32), block(32, 64), nn.Flatten()),
             *(nn.Linear(64 * 4 * 4, 64), nn.ReLU()),
         )
 
@@ -54,7 +54,7 @@ def emoji_classifier(data_dir: str) -> EmojiClassifier:
 
     Raises:
         MissingFileError: a packed file is not there.
-        UserError: one is damaged, or the classifier's test accuracy is not above 66 %.
+        UserError: one is damaged, or the classifier's test accuracy is not above 65 %.
     """
     train, test = split_by_emoji(read_emoji(data_dir), split_seed=7)
     return trained(
