@@ -9,7 +9,7 @@ import io
 import json
 import tarfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,11 +81,8 @@ def read_emoji(data_dir: str | Path, vendor: Vendor = "both", skin_tones: bool =
     if missing := [one for one, path in paths.items() if not path.is_file()]:
         files = " and ".join(paths[one].name for one in missing)
         raise MissingFileError(f"The emoji are in {files}, which {folder} lacks: {_fetch(missing)} in that folder.")
-    records = [
-        (*record, VENDORS.index(one)) for one, path in paths.items() for record in _records(path, one, skin_tones)
-    ]
-    pixels, *numbers = zip(*records, strict=True)
-    return Emoji(torch.from_numpy(np.stack(pixels)), *(torch.tensor(column) for column in numbers))
+    parts = [_read(path, one, skin_tones) for one, path in paths.items()]
+    return Emoji(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Emoji)))
 
 
 def split_by_emoji(emoji: Emoji, split_seed: int, split: Split = "fixed", own_seed: int = 0) -> tuple[Emoji, Emoji]:
@@ -103,23 +100,20 @@ def split_by_emoji(emoji: Emoji, split_seed: int, split: Split = "fixed", own_se
     return emoji.rows(torch.isin(places, train)), emoji.rows(torch.isin(places, test))
 
 
-def _records(path: Path, vendor: str, skin_tones: bool) -> list[tuple[np.ndarray, int, int]]:
-    """Pixels, category and number of every picture of one packed file."""
+def _read(path: Path, vendor: str, skin_tones: bool) -> Emoji:
+    """The emoji of one packed file, in the order of its list."""
     try:
         files = _files(path, vendor)
         about = json.loads(files["package.json"])
         if (about["name"], about["version"]) != (_package(vendor), VERSION):
             raise ValueError(f"it is {about['name']} {about['version']}")
-        return [
-            (
-                _on_white(files[f"img/{vendor}/64/{picture['image']}"]),
-                CATEGORIES.index(one["category"]),
-                one["sort_order"],
-            )
-            for one in json.loads(files["emoji.json"])
-            if one["category"] != LEFT_OUT
-            for picture in _pictures(one, skin_tones)
-        ]
+        entries = [entry for entry in json.loads(files["emoji.json"]) if entry["category"] != LEFT_OUT]
+        pictures = [(entry, one) for entry in entries for one in _pictures(entry, skin_tones)]
+        pixels = [_on_white(files[f"img/{vendor}/64/{one['image']}"]) for _, one in pictures]
+        categories = torch.tensor([CATEGORIES.index(entry["category"]) for entry, _ in pictures])
+        numbers = torch.tensor([int(entry["sort_order"]) for entry, _ in pictures])
+        vendors = torch.full_like(numbers, VENDORS.index(vendor))
+        return Emoji(torch.from_numpy(np.stack(pixels)), categories, numbers, vendors)
     except DAMAGED as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         raise UserError(
