@@ -163,9 +163,9 @@ class ImageDataModule(FederatedDataModule):
             return *digits_splits(self.split_seed, self.split, self.seed), 16, None
         if self.dataset == "emoji":
             emoji = read_emoji(self.data_dir, self.vendor, self.skin_tones)
-            train, test = split_by_emoji(emoji, self.split_seed, self.split, self.seed)
-            groups = train.categories * len(VENDORS) + train.vendors
-            return (train.pixels, train.categories), (test.pixels, test.categories), 255, groups
+            first, last = split_by_emoji(emoji, self.split_seed, self.split, self.seed)
+            groups = first.categories * len(VENDORS) + first.vendors
+            return (first.pixels, first.categories), (last.pixels, last.categories), 255, groups
         train = read_split(self.dataset, self.data_dir, train=True, download=self.download)
         test = read_split(self.dataset, self.data_dir, train=False, download=self.download)
         return train, test, 255, superclass_of(train[1]) if self.dataset == "cifar100" else None
