@@ -31,7 +31,8 @@ class GenerativeMetrics(RoundEvaluation):
     ``union/fid_digits``. Samples are scored in parts: memory does not grow with their number.
 
     Args:
-        extractor: ``digits``, ``fashion``, ``inception``, ``lite0`` or ``pixels`` (the last without inception score).
+        extractor: ``digits``, ``fashion``, ``emoji``, ``inception``, ``lite0`` or ``pixels`` (the last without
+            inception score).
         samples: generated images per look; 50,000 in the literature.
         real: split of the data that the samples are compared with, or several; what the extractor sees of it is kept
             in the user's cache.

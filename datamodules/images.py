@@ -1,4 +1,4 @@
-"""Digits, Fashion-MNIST, CIFAR-10 and CIFAR-100 as federations, under a partition of choice."""
+"""Digits, Fashion-MNIST, CIFAR-10, CIFAR-100 and emoji as federations, under a partition of choice."""
 
 from typing import Any, Literal
 
@@ -6,19 +6,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_epgan.class_splits import Split, split_by_class
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.cifar100_superclasses import superclass_of
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.datamodules.image_files import read_split
 from lit_epgan.datamodules.partition import PartitionKind, hold_out, partition, refuse_empty
+from lit_epgan.emoji_package import VENDORS, Vendor, read_emoji, split_by_emoji
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
-ImageSetName = Literal["digits", "fashion_mnist", "cifar10", "cifar100"]
-Split = Literal["fixed", "tuning", "by_seed"]
+ImageSetName = Literal["digits", "fashion_mnist", "cifar10", "cifar100", "emoji"]
 
-SHAPES = {"digits": (1, 8, 8), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
+SHAPES = {"digits": (1, 8, 8), "fashion_mnist": (1, 28, 28)}
+SHAPES |= dict.fromkeys(("cifar10", "cifar100", "emoji"), (3, 32, 32))
 
 
 class ImageRecords(BatchDataset):
@@ -58,21 +60,25 @@ class ImageDataModule(FederatedDataModule):
     """A public image set as a federation.
 
     Args:
-        dataset: ``digits`` (1 x 8 x 8, embedded in scikit-learn), ``fashion_mnist`` (1 x 28 x 28), ``cifar10`` or
-            ``cifar100`` (3 x 32 x 32).
+        dataset: ``digits`` (1 x 8 x 8, embedded in scikit-learn), ``fashion_mnist`` (1 x 28 x 28), ``cifar10``,
+            ``cifar100`` (3 x 32 x 32) or ``emoji`` (3 x 32 x 32, in nine categories; npm packages).
         data_dir: the folder of the files (digits need none).
         download: fetch missing files.
         partition: ``iid``; ``one_class`` (one label per client; with fewer clients than labels the images of the other
-            labels belong to nobody, and the test images are restricted alike); ``dirichlet``; ``natural`` (only
-            cifar100 carries groups: its 20 superclasses).
+            labels belong to nobody, and the test images are restricted alike); ``dirichlet``; ``natural`` (cifar100's
+            groups are its 20 superclasses, the emoji's each vendor's categories).
         clients: number of clients.
         beta: concentration of ``dirichlet``.
-        split_seed: decides digits' train/test split (80 / 20 in each class), the partition and the held-out data.
-        split: which images train and which test; ``digits`` alone has the choice. ``fixed``: the same for every seed.
-            ``tuning``: a fifth of the fixed split's training images take the place of the test images, which are not
-            looked at. ``by_seed``: every ``seed`` draws its own test images, among those that tuning did not test on.
+        split_seed: decides the fixed split of digits and emoji (80 / 20 in each class), the partition and the held-out
+            data.
+        split: which images train and which test; ``digits`` and ``emoji`` have the choice. ``fixed``: the same for
+            every seed. ``tuning``: a fifth of the fixed split's training images take the place of the test images,
+            which are not looked at. ``by_seed``: every ``seed`` draws its own test images, among those that tuning did
+            not test on.
         partition_by_seed: let the partition depend on ``seed``, too, so that each seed has its own.
         val_fraction: share of each client's images that it holds out as its own validation data.
+        vendor: who drew the emoji: ``google``, ``twitter`` or ``both``.
+        skin_tones: whether emoji of people are there in six skin tones or in one.
         federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
             ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
 
@@ -92,14 +98,17 @@ class ImageDataModule(FederatedDataModule):
         split: Split = "fixed",
         partition_by_seed: bool = False,
         val_fraction: float = 0.0,
+        vendor: Vendor = "both",
+        skin_tones: bool = False,
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
         if dataset not in SHAPES:
             raise UserError(f"There is no image set {dataset!r}: choose one of {', '.join(SHAPES)}.")
-        if split != "fixed" and dataset != "digits":
+        if split != "fixed" and dataset not in ("digits", "emoji"):
             raise UserError(
-                f"The split {split!r} is one of digits: {dataset}'s authors have split their images; use fixed."
+                f"The split {split!r} is one of digits and emoji: {dataset}'s authors have split their images; use "
+                "fixed."
             )
         self.dataset = dataset
         self.data_dir = data_dir
@@ -111,11 +120,13 @@ class ImageDataModule(FederatedDataModule):
         self.split: Split = split
         self.partition_by_seed = partition_by_seed
         self.val_fraction = val_fraction
+        self.vendor: Vendor = vendor
+        self.skin_tones = skin_tones
         self.shape: tuple[int, int, int] = SHAPES[dataset]
 
     def prepare_data(self) -> None:
         """Fetch or unpack the files, on one process only; ``load`` then finds them in place."""
-        if self.dataset != "digits":
+        if self.dataset not in ("digits", "emoji"):
             read_split(self.dataset, self.data_dir, train=False, download=self.download)
 
     def load(self) -> ClientData:
@@ -124,8 +135,7 @@ class ImageDataModule(FederatedDataModule):
         Raises:
             UserError: if files are missing or damaged, or the partition cannot be made.
         """
-        (pixels, labels), (test_pixels, test_labels), levels = self._splits()
-        groups = superclass_of(labels) if self.dataset == "cifar100" else None
+        (pixels, labels), (test_pixels, test_labels), levels, groups = self._splits()
         own = [self.seed] if self.partition_by_seed else []
         generator = generator_for(self.split_seed, *own, "partition")
         parts = partition(labels, self.partition, self.clients_wanted, generator, self.beta, groups)
@@ -147,13 +157,18 @@ class ImageDataModule(FederatedDataModule):
             labels={name: labels[rows] for name, rows in train.items()},
         )
 
-    def _splits(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], int]:
-        """(pixels, labels) of the training and of the test split, and the value of white."""
+    def _splits(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], int, Tensor | None]:
+        """(pixels, labels) of the training and of the test split, the value of white, the training images' groups."""
         if self.dataset == "digits":
-            return *digits_splits(self.split_seed, self.split, self.seed), 16
+            return *digits_splits(self.split_seed, self.split, self.seed), 16, None
+        if self.dataset == "emoji":
+            emoji = read_emoji(self.data_dir, self.vendor, self.skin_tones)
+            first, last = split_by_emoji(emoji, self.split_seed, self.split, self.seed)
+            groups = first.categories * len(VENDORS) + first.vendors
+            return (first.pixels, first.categories), (last.pixels, last.categories), 255, groups
         train = read_split(self.dataset, self.data_dir, train=True, download=self.download)
         test = read_split(self.dataset, self.data_dir, train=False, download=self.download)
-        return train, test, 255
+        return train, test, 255, superclass_of(train[1]) if self.dataset == "cifar100" else None
 
 
 def digits_splits(
@@ -164,33 +179,12 @@ def digits_splits(
     Pixels are uint8 tensors (n, 1, 8, 8) with values 0 .. 16.
 
     Args:
-        seed: of the fixed split.
-        split: ``tuning`` takes the last fifth of each class's training images in the place of its test images.
-            ``by_seed`` draws the test images anew among all but these.
-        own_seed: of the split by seed.
+        seed, split, own_seed: ``split_by_class``'s.
     """
     from sklearn.datasets import load_digits  # other data sets do without it
 
     digits = load_digits()
     pixels = torch.from_numpy(digits.images.astype(np.uint8)).unsqueeze(1)
     labels = torch.from_numpy(digits.target.astype(np.int64))
-    generator = torch.Generator().manual_seed(seed)
-    own = generator_for(seed, own_seed, "split")
-    train, test = [], []
-    for label in range(10):
-        rows = torch.nonzero(labels == label).flatten()
-        rows = rows[torch.randperm(len(rows), generator=generator)]
-        cut, tuned = int(0.8 * len(rows)), int(0.64 * len(rows))
-        first, tuning, last = rows[:tuned], rows[tuned:cut], rows[cut:]
-        if split == "tuning":
-            last = tuning
-        else:
-            first = torch.cat([first, tuning])
-        if split == "by_seed":
-            others = torch.cat([rows[:tuned], last])
-            others = others[torch.randperm(len(others), generator=own)]
-            first, last = torch.cat([tuning, others[: -len(last)]]), others[-len(last) :]
-        train.append(first)
-        test.append(last)
-    train_rows, test_rows = torch.cat(train), torch.cat(test)
-    return (pixels[train_rows], labels[train_rows]), (pixels[test_rows], labels[test_rows])
+    train, test = split_by_class(labels, seed, split, own_seed)
+    return (pixels[train], labels[train]), (pixels[test], labels[test])

@@ -20,6 +20,7 @@ from lit_epgan.runs.config_files import with_bases
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command
 from tests.cifar_tree import write_cifar
+from tests.emoji_tree import write_emoji
 from tests.parsed import Parsed
 from tests.photographs import write_images
 from tests.sealed import seal
@@ -63,6 +64,7 @@ NARROW = {
     **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion_", "tiny_imagenet"))},
     "fashion.yaml": NARROW_DCGAN,
     "fashion_conditional.yaml": NARROW_CONDITIONAL,
+    **dict.fromkeys(("emoji.yaml", "emoji_generator_sites.yaml"), NARROW_CONDITIONAL),
     "docstrings_words.yaml": ["--model.network.symbols", "11"],
     "folder.yaml": NARROW_DCGAN,
     "graffl_breast_cancer.yaml": ["--federation.algorithm.from_round", "1", "--model.particles", "80"],
@@ -110,8 +112,8 @@ class StandIn(FeatureExtractor):
 
 
 def by_class(name, data_dir):
-    """The digits' own classifier; that of the clothes would train on all of them."""
-    return StandIn() if name == "fashion" else feature_extractor(name)
+    """The digits' own classifier; those of clothes and emoji would train on all of them."""
+    return StandIn() if name in ("fashion", "emoji") else feature_extractor(name)
 
 
 def miniature(name: str, data_dir: str, train: bool, download: bool) -> tuple[Tensor, Tensor]:
@@ -179,6 +181,8 @@ def two_rounds(config, on_top, run, request):
         small = ["--data.sites", "2", "--data.ratio", "5", *SMALL[2:]]
     if config == "folder.yaml":
         small = ["--data.path", str(write_images(Path("own"))), *SMALL[2:]]
+    if config.startswith("emoji"):
+        write_emoji(Path("data"))
     if config == "tiny_imagenet.yaml":
         write_tiny_imagenet(Path("data"))
     if config == "femnist_classifier.yaml":

@@ -113,7 +113,7 @@ def test_the_seed_of_the_run_draws_the_split_by_seed() -> None:
 
 
 def test_another_split_of_images_that_their_authors_have_split_is_refused() -> None:
-    with pytest.raises(UserError, match="one of digits: cifar10's authors have split"):
+    with pytest.raises(UserError, match="one of digits and emoji: cifar10's authors have split"):
         ImageDataModule(dataset="cifar10", split="tuning")
 
 

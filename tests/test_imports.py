@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = {"lit_epgan": "lit_epgan", "lit_epgan.callbacks": "callbacks", "lit_epgan.datamodules": "datamodules"}
 LEAVES = {f"lit_epgan.{name}" for name in ("errors", "randomness", "atomic", "precision", "listing", "text", "bounds")}
 LEAVES |= {"lit_epgan.tensor_file", "lit_epgan.cache_faults", "lit_epgan.named_files", "lit_epgan.symbols"}
-LEAVES |= {"lit_epgan.csv_table"}
+LEAVES |= {"lit_epgan.csv_table", "lit_epgan.class_splits", "lit_epgan.emoji_package"}
 MATHEMATICS = (
     "lit_epgan.embedding",
     "lit_epgan.inference",

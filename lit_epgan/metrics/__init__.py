@@ -7,15 +7,15 @@ from lit_epgan.metrics.features import FeatureExtractor
 from lit_epgan.metrics.lite0 import Lite0
 from lit_epgan.metrics.pixels import Pixels
 
-ExtractorName = Literal["digits", "fashion", "inception", "lite0", "pixels"]
+ExtractorName = Literal["digits", "fashion", "emoji", "inception", "lite0", "pixels"]
 
 
 def feature_extractor(name: str, data_dir: str = "data") -> FeatureExtractor:
-    """The extractor called ``digits``, ``fashion``, ``inception``, ``lite0`` or ``pixels``, ready to use.
+    """The extractor called ``digits``, ``fashion``, ``emoji``, ``inception``, ``lite0`` or ``pixels``, ready to use.
 
     Args:
         name: which.
-        data_dir: where ``fashion`` finds the images it is trained on.
+        data_dir: where ``fashion`` and ``emoji`` find the images they are trained on.
 
     Raises:
         UserError: there is none of that name, or it lacks a file or a package; the message says what to do.
@@ -28,6 +28,10 @@ def feature_extractor(name: str, data_dir: str = "data") -> FeatureExtractor:
         from lit_epgan.metrics.fashion_classifier import fashion_classifier
 
         return fashion_classifier(data_dir)
+    if name == "emoji":
+        from lit_epgan.metrics.emoji_classifier import emoji_classifier
+
+        return emoji_classifier(data_dir)
     if name == "inception":
         from lit_epgan.metrics.inception import Inception
 
@@ -36,7 +40,7 @@ def feature_extractor(name: str, data_dir: str = "data") -> FeatureExtractor:
         return Lite0()
     if name == "pixels":
         return Pixels()
-    raise UserError(f"extractor {name!r} does not exist: choose digits, fashion, inception, lite0 or pixels.")
+    raise UserError(f"extractor {name!r} does not exist: choose digits, fashion, emoji, inception, lite0 or pixels.")
 
 
 __all__ = ["ExtractorName", "FeatureExtractor", "Lite0", "Pixels", "feature_extractor"]

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from lit_epgan.class_splits import split_by_class
 from lit_epgan.metrics.image_classifier import ImageClassifier, LabelledImages, trained
 
 
@@ -27,24 +28,15 @@ class DigitsClassifier(ImageClassifier):
 def digits_split(seed: int = 7) -> LabelledImages:
     """scikit-learn's digits: of every class 80 % to train and 20 % to test.
 
-    One generator permutes the rows of class 0, 1, ... in turn and the first 80 % train; the data module follows the
-    same rule.
+    The data module's split is the same.
     """
     from sklearn.datasets import load_digits
 
     source = load_digits()
     images = torch.tensor(source.data / 8 - 1, dtype=torch.float32).view(-1, 1, 8, 8)
     labels = torch.tensor(source.target)
-    generator = torch.Generator().manual_seed(seed)
-    train, test = [], []
-    for label in range(10):
-        rows = torch.where(labels == label)[0]
-        rows = rows[torch.randperm(len(rows), generator=generator)]
-        cut = int(0.8 * len(rows))
-        train.append(rows[:cut])
-        test.append(rows[cut:])
-    first, second = torch.cat(train), torch.cat(test)
-    return LabelledImages(images[first], labels[first], images[second], labels[second])
+    train, test = split_by_class(labels, seed)
+    return LabelledImages(images[train], labels[train], images[test], labels[test])
 
 
 def digits_classifier() -> DigitsClassifier:

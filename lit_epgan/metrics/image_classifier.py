@@ -1,4 +1,4 @@
-"""Extractors that know the data's classes: a small classifier of grey images, trained on the spot and cached."""
+"""Extractors that know the data's classes: a small classifier of images, trained on the spot and cached."""
 
 import hashlib
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ T = TypeVar("T", bound="ImageClassifier")
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images (n, 1, height, width) in [-1, 1] and labels (n,), of the training and of the test split."""
+    """Images (n, channels, height, width) in [-1, 1] and labels (n,), of the training and of the test split."""
 
     train: Tensor
     train_labels: Tensor
@@ -30,17 +30,18 @@ class LabelledImages:
 
 
 class ImageClassifier(FeatureExtractor):
-    """64 penultimate features and ten logits of grey images of one size.
+    """64 penultimate features and the classes' logits of images of one shape.
 
     The features are scaled by one constant such that the test images' total variance is 100: then the Frechet
     distance of a set without anything of the classes is of that order.
 
-    A subclass gives the layers, the recipe they are trained by (AdamW, from ``learning_rate`` down to 0, on images with
-    ``pixel_noise``) and ``least_accuracy``, below which distances would mean nothing.
+    A subclass gives the layers, the recipe they are trained by (AdamW, from ``learning_rate`` down to 0, on images that
+    are ``varied``) and ``least_accuracy``, below which distances would mean nothing.
     """
 
     counts_classes = True
     shape: ClassVar[tuple[int, int, int]]
+    classes: ClassVar[int] = 10
     recipe: ClassVar[str]
     epochs: ClassVar[int]
     least_accuracy: ClassVar[float]
@@ -51,7 +52,7 @@ class ImageClassifier(FeatureExtractor):
     def __init__(self) -> None:
         super().__init__()
         self.layers = self.body()
-        self.head = nn.Linear(WIDTH, 10)
+        self.head = nn.Linear(WIDTH, self.classes)
         self.scale: Tensor
         self.register_buffer("scale", torch.ones(()))
 
@@ -59,15 +60,20 @@ class ImageClassifier(FeatureExtractor):
         """Layers from images (n, *shape) to features (n, 64)."""
         raise NotImplementedError
 
+    def varied(self, images: Tensor) -> Tensor:
+        """A batch as it is trained on: with Gaussian noise on every pixel."""
+        return images + self.pixel_noise * torch.randn(images.shape)
+
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (n, 64) and logits (n, 10) of ``images`` (n, *shape) in [-1, 1].
+        """Features (n, 64) and logits (n, classes) of ``images`` (n, *shape) in [-1, 1].
 
         Raises:
             UserError: images of another shape.
         """
         if images.shape[1:] != self.shape:
+            colours = "grey" if self.shape[0] == 1 else "coloured"
             raise UserError(
-                f"the extractor {self.name!r} knows grey images of {self.shape[1]} x {self.shape[2]} pixels, not "
+                f"the extractor {self.name!r} knows {colours} images of {self.shape[1]} x {self.shape[2]} pixels, not "
                 f"{tuple(images.shape[1:])}: use the extractor inception or lite0."
             )
         features = self.layers(images)
@@ -121,8 +127,7 @@ def train(kind: type[T], data: LabelledImages, batch_size: int = 64) -> T:
     for epoch in range(kind.epochs):
         optimizer.param_groups[0]["lr"] = kind.learning_rate * (1 - epoch / kind.epochs)
         for rows in torch.randperm(len(data.train)).split(batch_size):
-            noisy = data.train[rows] + kind.pixel_noise * torch.randn(len(rows), *kind.shape)
-            loss = F.cross_entropy(classifier(noisy)[1], data.train_labels[rows])
+            loss = F.cross_entropy(classifier(classifier.varied(data.train[rows]))[1], data.train_labels[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
