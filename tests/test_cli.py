@@ -185,6 +185,12 @@ def test_a_run_leaves_everything_in_one_folder_and_resumes_in_it(folder, capsys)
     assert not (folder / "runs" / "toy.1").exists()
 
 
+def test_a_callback_by_itself_takes_the_configurations_place(folder):
+    assert main(["fit", *TINY, "--trainer.callbacks", "lit_epgan.callbacks.RoundCheckpoint"]) == 0
+    assert (folder / "runs" / "toy" / "checkpoints" / "last.ckpt").exists()
+    assert not (folder / "runs" / "toy" / "pictures").exists()
+
+
 def test_resumed_metrics_are_those_of_a_run_never_stopped(folder):
     assert main(["fit", *TINY, "--trainer.max_epochs", "3", "--trainer.default_root_dir", "whole"]) == 0
     assert main(["fit", *TINY, "--trainer.default_root_dir", "parts"]) == 0

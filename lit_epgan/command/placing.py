@@ -89,7 +89,8 @@ def _place_wandb(arguments: Namespace, folder: Path, subcommand: str) -> None:
 
 def place_checkpoints(trainer: Namespace, folder: Path) -> None:
     """Let every callback that has no folder for checkpoints write to the run's."""
-    for callback in trainer.callbacks or []:
+    named = trainer.callbacks or []
+    for callback in named if isinstance(named, list) else [named]:
         if "dirpath" in callback.get("init_args", {}) and callback.init_args.dirpath is None:
             callback.init_args.dirpath = str(folder / CHECKPOINTS)
 
