@@ -33,7 +33,7 @@ HOOKS = (
 
 
 def needs_trainer(trainer: Trainer, module: LightningModule, mechanism: Mechanism | None) -> str | None:
-    """Why the module's local steps need Lightning's own loop, as the end of a sentence; None if they do not.
+    """Why the module's local steps need Lightning's own loop, as a clause; None if they do not.
 
     Args:
         trainer: with its optimizers and schedulers.
@@ -67,8 +67,8 @@ class EngineDriver(RoundDriver):
         self, federation: Federation, seat: Seat, datamodule: FederatedDataModule, module: LightningModule
     ) -> None:
         super().__init__(federation, seat, datamodule)
-        vectorized = "clients train one after another, by the engine's loop: side by side they cannot, for {}"
-        self._loop = LocalLoop(seat, training_step(module), tell=lambda why: rank_zero_info(vectorized.format(why)))
+        sequential = "clients train one after another, by the engine's loop, and not side by side: {}"
+        self._loop = LocalLoop(seat, training_step(module), tell=lambda why: rank_zero_info(sequential.format(why)))
         # it is a copy of the optimizer that steps for clients side by side, with the rates that a schedule has set
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
 
@@ -125,7 +125,7 @@ class ByEngine(Alone):
         """The engine's, or the Trainer's with a warning."""
         if self._why_not is None:
             return EngineDriver(federation, seat, datamodule, self._module)
-        rank_zero_warn(f"local_steps: engine is not for this run, for {self._why_not}: the Trainer drives them")
+        rank_zero_warn(f"local_steps: engine is not for this run: {self._why_not}; the Trainer drives them")
         return super().driver(federation, seat, datamodule)
 
 

@@ -115,7 +115,7 @@ def test_clients_that_cannot_go_side_by_side_go_one_after_another(
         with caplog.at_level("INFO"):
             fit(tmp_path / kind, module, local_steps=kind)
         ends.append(weights(module))
-    assert "one after another, by the engine's loop: side by side they cannot, for a training step draws" in caplog.text
+    assert "one after another, by the engine's loop, and not side by side: a training step draws" in caplog.text
     assert torch.equal(*ends)
 
 
@@ -160,7 +160,7 @@ def test_what_needs_lightnings_loop_gets_it_with_the_reason(
 ) -> None:
     first, second = kind(), kind()
     fit(tmp_path / "trainer", first, 1, **options)
-    with pytest.warns(UserWarning, match=f"local_steps: engine is not for this run, for {reason}"):
+    with pytest.warns(UserWarning, match=f"local_steps: engine is not for this run: {reason}"):
         fit(tmp_path / "engine", second, 1, local_steps="engine", **options)
     if "mechanism" not in options:  # whose noise is drawn anew
         assert torch.equal(weights(first), weights(second))

@@ -153,6 +153,13 @@ def test_a_client_that_diverges_is_left_out_by_itself() -> None:
         assert_side_by_side(batches=batches)
 
 
+def test_steps_are_counted_where_no_work_looks_at_them() -> None:
+    together, alone = run(True), run(False)
+    budget = together.round(ROUNDS).budget
+    assert budget["client/steps"] == 4
+    assert budget == alone.round(ROUNDS).budget
+
+
 def test_weights_that_are_tied_stay_tied() -> None:
     class Tied(Net):
         def __init__(self) -> None:
@@ -220,5 +227,5 @@ def test_batches_that_stop_being_tensors_end_the_run_with_a_sentence() -> None:
     def batches(client: int, round_: int) -> list[Any]:
         return [(*batch, "name") if round_ == 2 else batch for batch in batches_of(client, round_)]
 
-    with pytest.raises(UserError, match="no longer can, for a batch holds a str beside its tensors"):
+    with pytest.raises(UserError, match="no longer can: a batch holds a str beside its tensors"):
         run(True, loss=lambda module, batch: cross_entropy(module, batch[:2]), batches=batches)

@@ -72,7 +72,7 @@ class LocalLoop:
             logged = self._side_by_side.train(jobs)
         except NotVectorizedError as reason:
             raise UserError(
-                f"clients have trained side by side so far, and no longer can, for {reason}: let the Trainer drive "
+                f"clients have trained side by side so far, and no longer can: {reason}; let the Trainer drive "
                 "their steps (local_steps: trainer)"
             ) from reason
         for batch, step in zip(jobs[0].batches, logged, strict=True):

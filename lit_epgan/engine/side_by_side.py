@@ -20,7 +20,7 @@ QUICK = 300_000  # parameters, up to which a processor gains by rows; a convolut
 
 
 class NotVectorizedError(Exception):
-    """Clients cannot work side by side; the message is a reason that goes behind "for"."""
+    """Clients cannot work side by side; the message is the reason, a clause."""
 
 
 def refuse(place: Workplace) -> None:
