@@ -11,19 +11,24 @@ import torch
 
 
 def interleaved(
-    candidates: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 3, group: int = 1
+    candidates: Mapping[str, Callable[[], object]],
+    repeats: int,
+    warm_up: int = 3,
+    group: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of each candidate over ``repeats`` turns A B C A B C ..., after ``warm_up`` untimed ones.
 
-    With ``group`` the median is of means over so many turns, for what costs more now and then.
+    With ``group`` the median is of means over so many turns, for what costs more now and then. With the ``clock``
+    ``time.process_time`` the seconds are the processor's, and other load counts less still.
     """
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for repeat in range(warm_up + repeats):
         for name, run in candidates.items():
-            start = time.perf_counter()
+            start = clock()
             run()
             if repeat >= warm_up:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     means = {
         name: [statistics.fmean(seconds[i : i + group]) for i in range(0, repeats, group)]
         for name, seconds in times.items()

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torchmetrics import Metric
 
 from lit_epgan.callbacks.client_copies import ClientCopies
-from lit_epgan.callbacks.lightning_internals import result_metrics
+from lit_epgan.callbacks.lightning_internals import forget_earlier, result_metrics
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine.parameters import matches
 from lit_epgan.errors import UserError
@@ -77,6 +77,7 @@ class ClientMetrics(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to gather, with all clients' personal layers at hand."""
+        forget_earlier(trainer)  # a number for each client, else the time of a batch would grow with the clients
         self._sums: dict[str, dict[int, tuple[float, float]]] = {}
         self._before: dict[str, tuple[float, float]] = {}
         self._logged: dict[str, Metric] = {}

@@ -89,6 +89,14 @@ def result_metrics(trainer: Trainer) -> list[Any]:
     return list(trainer._results.result_metrics)
 
 
+def forget_earlier(trainer: Trainer) -> None:
+    """Let the evaluation that begins forget what an earlier one has logged: every batch looks through it all."""
+    results = trainer._results
+    assert results is not None
+    for key in [key for key, result in results.items() if result.has_reset]:
+        del results[key]
+
+
 def forward_value(result: Any) -> Any:
     """What a logged torchmetrics object gave for the last batch."""
     return result._forward_cache

@@ -50,9 +50,10 @@ def private_states(trainer: Trainer, place: PrivateStatesPlace, names: list[str]
         names: all clients' names.
     """
     checkpoints = _checkpoints(trainer)
-    if place == "memory" or checkpoints is None:
+    if checkpoints is None:
         return PrivateStates()
-    states = StatesOnDisk(checkpoints.folder(trainer) / FOLDER, names)
+    on_disk = place == "disk"
+    states = StatesOnDisk(checkpoints.folder(trainer) / FOLDER, names) if on_disk else PrivateStates()
     checkpoints.on_saved = states.checkpointed
     return states
 

@@ -30,7 +30,7 @@ class RoundCheckpoint(ModelCheckpoint):
         at_least(1, self, every_n_rounds=every_n_rounds)
         self.every_n_rounds = every_n_rounds
         self._saved_round = -1
-        self.on_saved: Callable[[], None] = lambda: None  # FederationCallback's, where clients' states are on disk
+        self.on_saved: Callable[[], None] = lambda: None  # FederationCallback's: what clients keep is told
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.dirpath = str(self.folder(trainer))

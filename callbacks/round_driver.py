@@ -39,6 +39,7 @@ class RoundDriver:
         self.finished = True
         self._number = 0
         self._round: Round | None = None
+        self._asked: set[int] = set()
         self._weights: dict[int, float] = {}
         self._ended = False
         self._first: Any = None
@@ -196,7 +197,7 @@ class RoundDriver:
         """The mark's client takes up the module; exchanges that it has no part in are over."""
         assert self._round is not None
         idle = mark.weight == 0
-        while not idle and self._round.exchange is not None and mark.client not in self._round.asked:
+        while not idle and self._round.exchange is not None and mark.client not in self._asked:
             if mark.client in self._round.dropped:
                 return
             self._round.close()
@@ -246,6 +247,7 @@ class RoundDriver:
                 answer = self.seat.answer(task, private, self._weight(k))
                 self._round.receive(k, answer, lambda k=k: self._cause(k))  # type: ignore[misc]
             self._round.close()
+        self._asked = set(self._round.asked)
 
     def _weight(self, client: int) -> float:
         if client not in self._weights:

@@ -15,6 +15,7 @@ from lit_epgan.callbacks import lightning_internals
 from lit_epgan.callbacks.lightning_internals import (
     StepControl,
     between_rounds,
+    forget_earlier,
     forward_value,
     hook_in_progress,
     leave_out_sigterm_broadcast,
@@ -127,6 +128,27 @@ def test_what_was_logged_can_be_read_in_the_loop() -> None:
     names: set[str] = set()
     fit(Regression(), At(batch=lambda trainer, m: names.update(r.meta.name for r in result_metrics(trainer))))
     assert names == {"train_loss"}
+
+
+def test_what_an_earlier_evaluation_logged_can_be_forgotten() -> None:
+    """Else a batch of validation takes the longer the more clients there are."""
+    held: list[list[str]] = []
+
+    class Forgetting(Callback):
+        def on_validation_start(self, trainer: Trainer, *args: Any) -> None:
+            held.append([r.meta.name for r in result_metrics(trainer)])
+            forget_earlier(trainer)
+            held.append([r.meta.name for r in result_metrics(trainer)])
+
+        def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+            forget_earlier(trainer)  # not what this one logs
+            held.append([r.meta.name for r in result_metrics(trainer)])
+
+    loader = torch.utils.data.DataLoader(client_sets((8,))[0], batch_size=8)
+    off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
+    trainer = Trainer(accelerator="cpu", max_epochs=2, num_sanity_val_steps=0, callbacks=[Forgetting()], **off)
+    trainer.fit(Regression().double(), loader, loader)
+    assert held == [[], [], ["val_loss"], ["val_loss"], [], ["val_loss"]]
 
 
 def test_a_logged_metrics_last_value_can_be_read() -> None:

@@ -160,6 +160,42 @@ def test_states_of_memory_are_taken_over(tmp_path: Path) -> None:
         PrivateStates().load(*disk.saved(), CPU)
 
 
+def large(megabytes: float, **more: Any) -> Private:
+    return Private(optimizers={"state": {0: {"exp_avg": torch.zeros(1).expand(int(megabytes * 250_000))}}}, **more)
+
+
+def told(recwarn: pytest.WarningsRecorder, *kept: Private) -> list[str]:
+    states = PrivateStates()
+    for name, each in zip(NAMES, kept, strict=False):
+        states.propose(name, each)
+    states.commit()
+    for _ in range(2):
+        states.checkpointed()
+    return [str(warning.message) for warning in recwarn]
+
+
+def test_large_states_in_a_checkpoint_are_told_once_with_what_spares_them(recwarn: pytest.WarningsRecorder) -> None:
+    (sentence,) = told(recwarn, large(60), large(50))
+    assert "what 2 clients keep, 110 MB by now" in sentence
+    assert "private_states: disk" in sentence
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [(large(60), large(30)), (large(200),), (large(60), large(50, personal={"head": torch.zeros(1)}))],
+    ids=["small", "one client, as at an institution", "personal layers, which disk refuses"],
+)
+def test_nothing_is_told_where_disk_would_not_help(kept: tuple[Private, ...], recwarn: pytest.WarningsRecorder) -> None:
+    assert told(recwarn, *kept) == []
+
+
+def test_a_run_in_memory_tells_of_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_epgan.engine.private.LARGE", 1)
+    with pytest.warns(UserWarning, match="every checkpoint writes what . clients keep") as heard:
+        fitted(tmp_path, "memory", RoundCheckpoint())
+    assert sum("every checkpoint writes" in str(warning.message) for warning in heard) == 1
+
+
 def fitted(folder: Path, place: Any, *callbacks: Any) -> tuple[LightningModule, dict[str, Any]]:
     torch.manual_seed(0)
     module, trainer = Regression(), trainer_of(folder, FederationCallback(SCAFFOLD(), private_states=place), *callbacks)

@@ -1,5 +1,6 @@
 """What clients keep from round to round."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from lit_epgan.engine.collectives import gather_objects
 from lit_epgan.errors import UserError
+
+LARGE = 100e6  # bytes in a checkpoint, of what all clients keep
 
 
 @dataclass
@@ -41,6 +44,11 @@ class Private:
         algorithm = {name: value.clone() for name, value in self.algorithm.items()}
         return replace(self, algorithm=algorithm, released=dict(self.released), delivered=dict(self.delivered))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return _nbytes(vars(self))
+
     def on(self, device: torch.device) -> "Private":
         """The same with its tensors on a device; optimizers' states move when they are taken up."""
         return Private(**{name: _moved(value, device) for name, value in vars(self).items()})
@@ -56,6 +64,7 @@ class PrivateStates:
     def __init__(self) -> None:
         self.clients: dict[str, Private] = {}
         self._proposed: dict[str, Private] = {}
+        self._told = False
 
     def take_up(self, client: str) -> Private:
         """A client's private state, as a copy that may be changed; within a round, as its last exchange left it."""
@@ -124,9 +133,25 @@ class PrivateStates:
         self.clients = {name: Private(**state).on(device) for name, state in clients.items()}
 
     def checkpointed(self) -> None:
-        """The checkpoint that ``saved`` was asked for last is written."""
+        """The checkpoint that ``saved`` was asked for last is written: once that is much, say what spares it."""
+        if self._told or len(self.clients) < 2 or any(state.personal for state in self.clients.values()):
+            return  # an institution has one state, and a checkpoint must hold personal layers
+        size = sum(state.nbytes for state in self.clients.values())
+        self._told = size > LARGE
+        if self._told:
+            warnings.warn(
+                f"every checkpoint writes what {len(self.clients):,} clients keep, {size / 1e6:,.0f} MB by now, also of "
+                "those at rest: private_states: disk keeps it out of checkpoints and memory",
+                stacklevel=2,
+            )
 
 
 def _moved(value: Any, device: torch.device) -> Any:
     tensors = isinstance(value, dict) and all(isinstance(v, Tensor) for v in value.values())
     return {k: v.to(device) for k, v in value.items()} if tensors else value
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    return sum(map(_nbytes, value.values())) if isinstance(value, Mapping) else 0

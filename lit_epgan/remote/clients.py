@@ -54,7 +54,8 @@ class RemoteClients:
         largest: int,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self._listener, self._names, self._patience, self._largest = listener, names, patience, largest
+        self._listener, self._patience, self._largest = listener, patience, largest
+        self._index = {name: k for k, name in enumerate(names)}
         self._settings = settings or {}
         self._links: dict[int, Connection] = {}
         self._calls: queue.Queue[tuple[int, Connection]] = queue.Queue()
@@ -152,7 +153,7 @@ class RemoteClients:
         """Puts one that says who it is into the queue, or says why it is not let in."""
         try:
             hello = json.loads(Note.read(link.recv_bytes(LARGEST_HELLO)).of_kind(Kind.HELLO))
-            client = self._names.index(hello["name"])
+            client = self._index[hello["name"]]
             why = unequal_versions(VERSION, hello.get("version"))
             why = why or disagreement(self._settings, hello.get("settings", {}))
         except (EOFError, OSError, ValueError, KeyError, TypeError):

@@ -40,7 +40,9 @@ class ExpectationPropagation(Algorithm):
     and the server's model is q's mean, the product-of-Gaussians merge sum w_k m_k / sum w_k. Sites are reported as
     changes, so that the factor of an absent client stays in the product. What relative precisions are relative to, a
     mean over clients and over the parameters of one optimizer, is the previous round's; in the first round a second
-    exchange asks for the sites once the sum of these scalars is known. lr in c is the rate before any schedule.
+    exchange asks for the sites once the sum of these scalars is known. Until then every client keeps what its site will
+    be made of, two vectors: clip is not linear, so the server cannot add sites up first and scale their sum later. lr
+    in c is the rate before any schedule.
 
     ``tied`` is stochastic EP (Li, Hernandez-Lobato and Turner 2015): q = p0 g^K with one site for all K clients, the
     cavity p0 g^(K-1) for everyone, and g <- g^(1-d/K) g_k^(d/K) for every client of the cohort. Neither the server nor
