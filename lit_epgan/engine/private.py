@@ -140,8 +140,8 @@ class PrivateStates:
         self._told = size > LARGE
         if self._told:
             warnings.warn(
-                f"every checkpoint writes what {len(self.clients):,} clients keep, {size / 1e6:,.0f} MB by now, also of "
-                "those at rest: private_states: disk keeps it out of checkpoints and memory",
+                f"every checkpoint writes what {len(self.clients):,} clients keep, {size / 1e6:,.0f} MB by now, also "
+                "of those at rest: private_states: disk keeps it out of checkpoints and memory",
                 stacklevel=2,
             )
 
