@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 from lightning.pytorch import LightningModule, Trainer
 from matplotlib.figure import Figure
 
@@ -19,6 +18,9 @@ from lit_epgan.likelihood_free.boosting import DRAW, METHODS, Site, check_smote,
 from lit_epgan.listing import few
 from lit_epgan.randomness import generator_for, isolated
 from lit_epgan.text import csv_cell, mathtext
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLOURS = ("#333333", "#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#0072B2")
 INK = "#333333"
@@ -73,7 +75,9 @@ class BoostedClassifiers(RoundEvaluation):
             pl_module.log_dict({f"boost/{score}/{name}": float(means[name]) for name in self.methods}, sync_dist=True)
         publish(trainer, "boost", draw(table))
 
-    def _table(self, module: LightningModule, train: dict[str, Records], test: dict[str, Records]) -> pd.DataFrame:
+    def _table(self, module: LightningModule, train: dict[str, Records], test: dict[str, Records]) -> "pd.DataFrame":
+        import pandas as pd
+
         rows = []
         if self.tested_on == "all":
             x, y = (np.concatenate(parts) for parts in zip(*test.values(), strict=True))
@@ -108,7 +112,7 @@ class BoostedClassifiers(RoundEvaluation):
         return trainer.state.fn != "fit" or trainer.current_epoch + 1 == trainer.max_epochs
 
 
-def draw(table: pd.DataFrame) -> Any:
+def draw(table: "pd.DataFrame") -> Any:
     """The picture, a uint8 array (height, width, 3): a point and its deviation for each row of ``boost.csv``."""
     sites, methods = table["site"].unique().tolist(), table["method"].unique().tolist()
     figure = Figure(figsize=(min(14.0, 5.0 + 1.6 * len(sites)), 4.2), layout="constrained", dpi=110)

@@ -17,6 +17,7 @@ from lit_epgan.callbacks.federation_arguments import check_kind
 from lit_epgan.callbacks.federation_parts import FederatedParts, Merging, federation_of, workplace_of, write_server
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.federation_view import FederationView
+from lit_epgan.callbacks.gpu_search import search_cheaply
 from lit_epgan.callbacks.lightning_internals import StepControl
 from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
 from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation, has_personal, personal_of, warn_of_missing
@@ -127,6 +128,7 @@ class FederationCallback(FederationView):
         Raises:
             UserError: a Trainer option, a strategy or a data module that does not fit.
         """
+        search_cheaply()
         others = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
         metrics = [c for c in others if isinstance(c, ClientMetrics)] or [ClientMetrics()]
         metrics[0].federation = self

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
@@ -20,6 +20,9 @@ from lit_epgan.atomic import replacing
 from lit_epgan.callbacks.dispensable import dispensable
 from lit_epgan.datamodules.partition import partition_table
 from lit_epgan.text import csv_cell, markup, mathtext, printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PRINTED_CLIENTS, PRINTED_CLASSES = 12, 12
 WRITTEN = 20  # clients and classes up to which every cell bears its count
@@ -52,12 +55,12 @@ class PartitionReport(Callback):
         print_partition(table, run / "partition.csv", Console())
 
 
-def with_names(table: pd.DataFrame, names: Sequence[str] | None) -> pd.DataFrame:
+def with_names(table: "pd.DataFrame", names: Sequence[str] | None) -> "pd.DataFrame":
     """The table of counts (clients, classes) with the name of class 0, 1, ... for its number, where it has one."""
     return table.rename(columns=dict(enumerate(names))) if names else table
 
 
-def print_partition(table: pd.DataFrame, file: Path, console: Console) -> None:
+def print_partition(table: "pd.DataFrame", file: Path, console: Console) -> None:
     """Print the table of counts (clients, classes) where it fits the terminal, and one line where it does not."""
     if len(table) <= PRINTED_CLIENTS and len(table.columns) <= PRINTED_CLASSES:
         printed = _printed(table)
@@ -70,7 +73,7 @@ def print_partition(table: pd.DataFrame, file: Path, console: Console) -> None:
     console.print(f"{size}, {range_}; who holds what: {markup(str(file))}", highlight=False)
 
 
-def _printed(table: pd.DataFrame) -> Table:
+def _printed(table: "pd.DataFrame") -> Table:
     # without lines between the columns ten classes of thousands fit the usual 80 characters
     printed = Table(title="Records by client and class", box=SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
     printed.add_column("client")
@@ -81,7 +84,7 @@ def _printed(table: pd.DataFrame) -> Table:
     return printed
 
 
-def partition_picture(table: pd.DataFrame) -> Figure:
+def partition_picture(table: "pd.DataFrame") -> Figure:
     """A map of the counts (clients across, classes down), below bars of the clients' sizes.
 
     Args:
@@ -104,7 +107,7 @@ def partition_picture(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw_bars(axes: Axes, table: pd.DataFrame) -> None:
+def _draw_bars(axes: Axes, table: "pd.DataFrame") -> None:
     axes.bar(np.arange(len(table)), table.sum(axis=1), width=0.85, color=BAR)
     axes.set_ylabel("records", color=INK)
     axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
@@ -115,7 +118,7 @@ def _draw_bars(axes: Axes, table: pd.DataFrame) -> None:
     axes.set_axisbelow(True)
 
 
-def _draw_cells(axes: Axes, table: pd.DataFrame) -> AxesImage:
+def _draw_cells(axes: Axes, table: "pd.DataFrame") -> AxesImage:
     counts = table.to_numpy().T
     classes, clients = counts.shape
     shown = np.ma.masked_equal(counts, 0)  # nothing held stays white
@@ -136,7 +139,7 @@ def _draw_cells(axes: Axes, table: pd.DataFrame) -> AxesImage:
     return image
 
 
-def _write_counts(axes: Axes, table: pd.DataFrame) -> None:
+def _write_counts(axes: Axes, table: "pd.DataFrame") -> None:
     counts = table.to_numpy()
     for client, label in np.argwhere(counts):
         count = counts[client, label]

@@ -3,10 +3,9 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from lightning.pytorch import LightningModule, Trainer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,6 +18,9 @@ from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.randomness import generator_for
 from lit_epgan.text import csv_cell, mathtext
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 INK, PRIOR, FOUND = "#333333", "#b8b8b8", "#0072B2"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
@@ -82,8 +84,10 @@ def entries(values: dict[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:
             yield name + place, value[(slice(None), *index)].numpy()
 
 
-def summary(found: dict[str, Tensor], prior: dict[str, Tensor]) -> pd.DataFrame:
+def summary(found: dict[str, Tensor], prior: dict[str, Tensor]) -> "pd.DataFrame":
     """A row for each parameter."""
+    import pandas as pd
+
     rows = []
     for (name, draws), (_, before) in zip(entries(found), entries(prior), strict=True):
         low, middle, high = np.quantile(draws, [0.05, 0.5, 0.95])

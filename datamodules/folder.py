@@ -1,9 +1,8 @@
 """A user's own images as a federation, without code: a folder of images or a CSV manifest."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -16,6 +15,9 @@ from lit_epgan.datamodules.manifest import read_records
 from lit_epgan.datamodules.pixels import UNREADABLE, check_header, read_pixels
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class ImageFiles(BatchDataset):
@@ -138,15 +140,15 @@ class FolderDataModule(FederatedDataModule):
             raise UserError(f"{self.path} has images of the class {few(sorted(unknown))}, which data.classes omits")
         return names if found else []
 
-    def _by_client(self, records: pd.DataFrame) -> dict[str, ImageFiles]:
+    def _by_client(self, records: "pd.DataFrame") -> dict[str, ImageFiles]:
         return {str(client): self._dataset(own) for client, own in records.groupby("client", sort=True)}
 
-    def _dataset(self, records: pd.DataFrame) -> ImageFiles:
+    def _dataset(self, records: "pd.DataFrame") -> ImageFiles:
         number = {name: index for index, name in enumerate(self.label_names)}
         labels = torch.tensor([number[name] for name in records["label"]]) if number else None
         return ImageFiles(records["path"].tolist(), labels, self.shape, self.cache)
 
-    def _readable(self, records: pd.DataFrame) -> pd.DataFrame:
+    def _readable(self, records: "pd.DataFrame") -> "pd.DataFrame":
         skipped = []
         for path in records["path"]:
             try:

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from lit_epgan.csv_table import read_csv_table
 from lit_epgan.errors import UserError
 from lit_epgan.named_files import named_file
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SPLITS = {  # what people call them, in any case
     **dict.fromkeys(("train", "training"), "train"),
@@ -19,7 +21,7 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 COLUMNS = ("path", "client", "label", "split")
 
 
-def read_records(source: str | Path, outside: bool = False) -> pd.DataFrame:
+def read_records(source: str | Path, outside: bool = False) -> "pd.DataFrame":
     """One row per image.
 
     Args:
@@ -37,6 +39,8 @@ def read_records(source: str | Path, outside: bool = False) -> pd.DataFrame:
         UserError: names the first mistake and its line: a missing column, file, client, label or split, an image listed
             twice, outside of the manifest's folder or in no client's, a client without training images.
     """
+    import pandas as pd
+
     path = Path(source).expanduser().absolute()
     if path.is_dir():
         records = pd.DataFrame(_scan(path), columns=[*COLUMNS, "where"], dtype=str)
@@ -110,7 +114,9 @@ def _images(entries: Iterable[Path]) -> list[Path]:
     return sorted(e for e in entries if e.suffix.lower() in SUFFIXES and not e.name.startswith(".") and e.is_file())
 
 
-def _read_manifest(file: Path, outside: bool) -> pd.DataFrame:
+def _read_manifest(file: Path, outside: bool) -> "pd.DataFrame":
+    import pandas as pd
+
     found = read_csv_table(file, ("path", "client"), any_case=True)
     defaults = {"label": "", "split": "train"}
     records = [defaults | fields | {"where": f"{file}, line {line}"} for line, fields in found.records()]
@@ -123,7 +129,7 @@ def _read_manifest(file: Path, outside: bool) -> pd.DataFrame:
     return table
 
 
-def _check_rows(table: pd.DataFrame) -> None:
+def _check_rows(table: "pd.DataFrame") -> None:
     for column in ("path", "split"):
         for where in table.loc[table[column] == "", "where"]:
             raise UserError(f"{where}: the {column} is empty.")
@@ -133,7 +139,7 @@ def _check_rows(table: pd.DataFrame) -> None:
         raise UserError(f"{where}: the client is empty; every train and val row needs one.")
 
 
-def _check_files(table: pd.DataFrame) -> None:
+def _check_files(table: "pd.DataFrame") -> None:
     seen: dict[str, str] = {}
     for path, where in table[["path", "where"]].to_numpy():
         if not Path(path).is_file():
@@ -143,13 +149,13 @@ def _check_files(table: pd.DataFrame) -> None:
         seen[path] = where
 
 
-def _check_labels(records: pd.DataFrame) -> None:
+def _check_labels(records: "pd.DataFrame") -> None:
     unlabelled = records["label"] == ""
     if unlabelled.any() and not unlabelled.all():
         raise UserError(f"{records.loc[unlabelled, 'where'].iloc[0]} has no label, but others have: label all or none.")
 
 
-def _check_clients(records: pd.DataFrame, source: Path) -> None:
+def _check_clients(records: "pd.DataFrame", source: Path) -> None:
     trained = set(records.loc[records["split"] == "train", "client"])
     if not trained:
         raise UserError(f"{source} has no image for training: put clients' images there, or rows with split 'train'.")

@@ -5,14 +5,16 @@ streams are left alone. No record is given out twice.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from lit_epgan.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PartitionKind = Literal["iid", "one_class", "dirichlet", "natural"]
 
@@ -157,12 +159,14 @@ def hold_out(part: Tensor, fraction: float, generator: torch.Generator) -> tuple
     return shuffled[held:], shuffled[:held]
 
 
-def partition_table(labels: Mapping[str, Tensor]) -> pd.DataFrame:
+def partition_table(labels: Mapping[str, Tensor]) -> "pd.DataFrame":
     """Count records by client (rows, in the given order) and class (columns, sorted).
 
     Args:
         labels: for every client the int64 tensor (n_k,) of its records' classes.
     """
+    import pandas as pd
+
     classes = torch.unique(torch.cat(list(labels.values())))
     columns = {client: torch.searchsorted(classes, own) for client, own in labels.items()}
     counts = [torch.bincount(column, minlength=len(classes)).tolist() for column in columns.values()]

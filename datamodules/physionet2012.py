@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 
 from lit_epgan.datamodules.dealt_table import DealtTable
 from lit_epgan.datamodules.physionet2012_parameters import DESCRIPTORS, ICU_TYPES, SERIES, Parameter
 from lit_epgan.datamodules.site_rows import SiteRows
 from lit_epgan.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SOURCE = "https://physionet.org/content/challenge-2012/1.0.0/"
 STATISTICS = ("mean", "first", "last", "min", "max")
@@ -54,6 +56,8 @@ class PhysioNet2012DataModule(DealtTable):
         Raises:
             UserError: a file is missing, or not as it was published.
         """
+        import pandas as pd
+
         died = self._outcomes()
         stays = {record: _stay(self.data_dir / "set-a" / f"{record}.txt") for record in died.index}
         measured = pd.concat(stays, names=["Record"]).reset_index("Record")
@@ -64,7 +68,7 @@ class PhysioNet2012DataModule(DealtTable):
         features = torch.from_numpy(table.to_numpy(np.float64, copy=True))
         return SiteRows.complete(features, torch.from_numpy(died.to_numpy(np.int64, copy=True)))
 
-    def _outcomes(self) -> pd.Series:
+    def _outcomes(self) -> "pd.Series":
         """0 or 1 by record."""
         path = self.data_dir / "Outcomes-a.txt"
         if not path.is_file() or not (self.data_dir / "set-a").is_dir():
@@ -78,8 +82,10 @@ class PhysioNet2012DataModule(DealtTable):
         return table.set_index("RecordID")["In-hospital_death"].astype(int)
 
 
-def _stay(path: Path) -> pd.DataFrame:
+def _stay(path: Path) -> "pd.DataFrame":
     """A stay's measurements in the order of their times: strings in Parameter, numbers in Value."""
+    import pandas as pd
+
     if not path.is_file():
         raise UserError(f"{path.absolute()} is missing, but Outcomes-a.txt names it: place the file (from {SOURCE})")
     table = _csv(path, ["Time", "Parameter", "Value"]).sort_values("Time", kind="stable")
@@ -90,7 +96,9 @@ def _stay(path: Path) -> pd.DataFrame:
     return table.assign(Value=numbers)[["Parameter", "Value"]]
 
 
-def _csv(path: Path, columns: list[str]) -> pd.DataFrame:
+def _csv(path: Path, columns: list[str]) -> "pd.DataFrame":
+    import pandas as pd
+
     try:
         table = pd.read_csv(path, dtype=str)
     except (OSError, ValueError) as error:
@@ -101,9 +109,11 @@ def _csv(path: Path, columns: list[str]) -> pd.DataFrame:
 
 
 def _statistic(
-    measured: pd.DataFrame, statistic: str, parameters: Mapping[str, Parameter], records: pd.Index
-) -> pd.DataFrame:
+    measured: "pd.DataFrame", statistic: str, parameters: Mapping[str, Parameter], records: "pd.Index"
+) -> "pd.DataFrame":
     """A statistic of the possible values (records, parameters), and normal values where there are none."""
+    import pandas as pd
+
     known = measured[measured["Parameter"].isin(list(parameters))]
     low, high = (known["Parameter"].map({k: getattr(p, end) for k, p in parameters.items()}) for end in ("low", "high"))
     possible = known[known["Value"].between(low, high)]
@@ -112,7 +122,7 @@ def _statistic(
     return whole.fillna({name: parameter.normal for name, parameter in parameters.items()})
 
 
-def _with_indicators(admission: pd.DataFrame) -> pd.DataFrame:
+def _with_indicators(admission: "pd.DataFrame") -> "pd.DataFrame":
     """The descriptors with an indicator of each unit in place of its number."""
     units = {f"ICU {name}": (admission["ICUType"] == code).astype(float) for code, name in ICU_TYPES.items()}
     return admission.drop(columns="ICUType").assign(**units)

@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from lit_epgan.datamodules.alignment import hashed_columns
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,10 @@ class SiteFile:
     """
 
     site: str
-    table: pd.DataFrame
+    table: "pd.DataFrame"
     columns: Mapping[str, str]
 
-    def text(self, column: str) -> pd.Series:
+    def text(self, column: str) -> "pd.Series":
         """A column, by its hash, as strings.
 
         Raises:
@@ -43,6 +46,8 @@ class SiteFile:
         Raises:
             UserError: a cell is no finite number.
         """
+        import pandas as pd
+
         cells = self.text(column)
         numbers = pd.to_numeric(cells, errors="coerce").astype("float64")
         wrong = numbers.isna() | numbers.isin([np.inf, -np.inf])
@@ -59,6 +64,8 @@ class SiteFile:
         Raises:
             UserError: a cell holds another category than those which ``option`` names.
         """
+        import pandas as pd
+
         cells = self.text(column)
         wrong = ~cells.isin(list(categories))
         if wrong.any():
@@ -68,7 +75,7 @@ class SiteFile:
             )
         return pd.Categorical(cells, categories=list(categories)).codes.astype(np.int64)
 
-    def _where(self, column: str, wrong: pd.Series) -> str:
+    def _where(self, column: str, wrong: "pd.Series") -> str:
         line = self.table.index[wrong.to_numpy()][0]
         return f"site {self.site!r}, line {line}: the column {self.columns[column]!r}"
 
@@ -84,6 +91,8 @@ def read_site(site: str, path: Path, salt: bytes) -> SiteFile:
     Raises:
         UserError: the file is missing, or no table with a name for each column.
     """
+    import pandas as pd
+
     if not path.is_file():
         raise UserError(f"site {site!r}: there is no file {path.absolute()}: place its CSV table there")
     try:

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch.utils.data import TensorDataset
 
@@ -16,6 +15,9 @@ from lit_epgan.datamodules.dealing import check_dealing, deal
 from lit_epgan.datamodules.label_order import numbers_first
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class TableDataModule(FederatedDataModule):
@@ -81,7 +83,9 @@ class TableDataModule(FederatedDataModule):
             labels={name: labels[rows[name]] for name in names},
         )
 
-    def _read(self) -> pd.DataFrame:
+    def _read(self) -> "pd.DataFrame":
+        import pandas as pd
+
         if not self.path.is_file():
             raise UserError(
                 f"there is no table {self.path.absolute()}: place a CSV file with the columns {self.user!r} and "
@@ -96,7 +100,7 @@ class TableDataModule(FederatedDataModule):
                 raise UserError(f"{self.path}, line {line}: the column {name!r} is empty")
         return table
 
-    def _features(self, table: pd.DataFrame) -> torch.Tensor:
+    def _features(self, table: "pd.DataFrame") -> torch.Tensor:
         columns = list(self.features or [str(name) for name in table if name not in (self.user, self.label)])
         if not columns:
             raise UserError(f"{self.path} has no columns of features beside {self.user!r} and {self.label!r}")
@@ -107,7 +111,9 @@ class TableDataModule(FederatedDataModule):
             )
         return torch.stack([self._numbers(name, table[name]) for name in columns], 1)
 
-    def _numbers(self, name: str, column: pd.Series) -> torch.Tensor:
+    def _numbers(self, name: str, column: "pd.Series") -> torch.Tensor:
+        import pandas as pd
+
         numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float32)
         for line in column.index[~np.isfinite(numbers)]:
             raise UserError(
@@ -116,7 +122,9 @@ class TableDataModule(FederatedDataModule):
             )
         return torch.from_numpy(numbers)
 
-    def _labels(self, table: pd.DataFrame) -> np.ndarray:
+    def _labels(self, table: "pd.DataFrame") -> np.ndarray:
+        import pandas as pd
+
         self.numbers_own_classes = self.classes is None
         found = sorted(table[self.label].unique(), key=numbers_first)
         self.label_names = [str(name) for name in self.classes] if self.classes is not None else found

@@ -5,6 +5,7 @@ import os
 import sys
 from importlib.metadata import version
 
+from lit_epgan.command.garbage import importing
 from lit_epgan.command.messages import printable_messages
 from lit_epgan.command.short_help import short_help, with_full_names, without_all
 from lit_epgan.errors import UserError
@@ -93,23 +94,26 @@ def _run(args: list[str]) -> int:
 
         return study(args[1:])
     if command == "federate":
-        from lit_epgan.command.federate import federate
+        with importing():
+            from lit_epgan.command.federate import federate
 
         return federate(args[1:])
     if command == "inspect":
-        from lit_epgan.command.inspect import inspect
+        with importing():
+            from lit_epgan.command.inspect import inspect
 
         return inspect(args[1:])
     if command == "privacy":
-        from lit_epgan.command.privacy import privacy
+        with importing():
+            from lit_epgan.command.privacy import privacy
 
         return privacy(args[1:])
     if command not in COMMANDS:
         raise UserError(_unknown_command(command))
     resolved = resolve_configs(args)
-    from lit_epgan.command.lightning_cli import FederatedCLI
-    from lit_epgan.command.memory import bound_memory
-
+    with importing():
+        from lit_epgan.command.lightning_cli import FederatedCLI
+        from lit_epgan.command.memory import bound_memory
     bound_memory()
     FederatedCLI(resolved)
     return 0

@@ -9,8 +9,6 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-import pandas
-
 from lit_epgan.callbacks.remote import SENT
 from lit_epgan.command.lightning_cli import FederatedCLI
 from lit_epgan.command.placing import make_room, say
@@ -242,11 +240,13 @@ def _tell(folder: Path) -> None:
     Raises:
         UserError: one has come to nothing that it would send.
     """
+    import pandas as pd  # only a dry run reads the tables
+
     for site in sorted((folder / INSTITUTIONS).iterdir()):
         listed = site / SENT
         if not listed.is_file():
             raise UserError(f"{site.name} has nothing to send: {site / 'fit.log'} says why.")
-        print(f"{site.name} would send first:\n{pandas.read_csv(listed).to_string(index=False, na_rep='')}")
+        print(f"{site.name} would send first:\n{pd.read_csv(listed).to_string(index=False, na_rep='')}")
     print("Nothing was sent.")
 
 

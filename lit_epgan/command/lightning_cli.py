@@ -2,13 +2,11 @@
 
 import contextlib
 import logging
-import os
 import warnings
 from argparse import ArgumentError, ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -18,11 +16,13 @@ from lightning.pytorch.loggers import WandbLogger
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import ClientReport, FederationCallback
+from lit_epgan.callbacks.gpu_search import search_cheaply
 from lit_epgan.command.blame import blame
 from lit_epgan.command.closing import closing_lines
 from lit_epgan.command.deciding_settings import DecidingSettings, deciding_settings, refuse_changes
 from lit_epgan.command.disk_errors import disk_error
 from lit_epgan.command.ending import EndOfFit, StopAtBatch, stopped_in_a_sentence
+from lit_epgan.command.garbage import no_collection
 from lit_epgan.command.given import given_by
 from lit_epgan.command.image_shape import fit_networks
 from lit_epgan.command.measuring import refuse_empty
@@ -39,16 +39,12 @@ from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG, default_folder, is_fi
 
 quote_numbers()
 read_null()
+search_cheaply()  # for fits without a federation, too
 logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
     lambda record: "litlogger" not in record.getMessage()
 )
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")  # Lightning 2.6 with PyTorch 2.14
 warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")  # there is nothing held out
-
-if not torch.cuda.is_available():
-    # Lightning asks PyTorch to look for GPUs through NVML; where there is none, PyTorch's optimizers then search the
-    # disk for its library in every step. The other way to look is free, and harmless without a GPU.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
@@ -103,7 +99,8 @@ class FederatedCLI(LightningCLI):
         refuse_own_seed(words)
         self._words = words
         try:
-            self.config = parser.parse_args(words)
+            with no_collection():
+                self.config = parser.parse_args(words)
         except (ArgumentError, ArgumentTypeError) as error:
             command = self._subcommand_parsers.get(words[0], parser)
             keys = [action.dest for action in command._actions if "help" not in action.dest]

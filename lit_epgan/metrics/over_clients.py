@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from lit_epgan.text import csv_cell
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MEAN, WEIGHTED, SPREAD = "mean_over_clients", "weighted_mean_over_clients", "std_over_clients"
 WORST, WHO = "worst_client", "worst_client_index"
@@ -74,8 +76,10 @@ class ClientResults:
         directed = {name: way for name, way in self.higher_is_better.items() if way is not None}
         return {name: worst_client(self.values[name], way) for name, way in directed.items()}
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> "pd.DataFrame":
         """A row for each client: its ``records``, every metric, and ``worst_in``, the metrics in which it is worst."""
+        import pandas as pd
+
         worst = self.worst()
         rows = [
             {

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from lit_epgan.remote.contributions import read_contributions
 
 PAGE = "federation.html"  # beside contributions.csv
@@ -28,6 +26,8 @@ def operator_page(path: Path, title: str, rounds: int | None, over: bool) -> str
     Returns:
         HTML, with nothing to load from elsewhere.
     """
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # only a server makes this page
+
     rows = read_contributions(path)
     by_site: dict[str, list[Row]] = {}
     for row in rows:

@@ -1,0 +1,74 @@
+"""What a command does not need, it does not import; and what it imports it does not search for garbage."""
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from lit_epgan.command.garbage import no_collection
+from tests.processes import ROOT, environment
+
+COMMAND = """import contextlib
+from lit_epgan.command.cli import main
+with contextlib.suppress(SystemExit):
+    main({words})
+"""
+
+
+def last_line(code: str) -> str:
+    """What a fresh interpreter prints last."""
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.splitlines()[-1]
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level modules of a fresh interpreter after ``code``."""
+    return set(last_line(f"{code}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})").split())
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["fit", "--help"]])
+def test_what_only_prints_a_text_imports_no_library(words: list[str]) -> None:
+    assert not loaded_by(COMMAND.format(words=words)) & {"torch", "numpy", "lightning", "jsonargparse"}
+
+
+@pytest.mark.slow
+def test_a_configuration_is_shown_without_what_makes_tables_and_pages() -> None:
+    found = loaded_by(COMMAND.format(words=["fit", "--config", "toy.yaml", "--print_config"]))
+    assert "lightning" in found
+    assert not found & {"pandas", "jinja2", "sklearn"}
+
+
+@pytest.mark.slow
+def test_a_script_imports_neither_what_makes_tables_and_pages_nor_a_logger() -> None:
+    found = loaded_by("import lit_epgan.callbacks, lit_epgan.datamodules, lit_epgan.modules")
+    assert not found & {"pandas", "jinja2", "sklearn", "wandb"}
+
+
+@pytest.mark.slow
+def test_a_command_never_looks_through_its_imports_for_garbage() -> None:
+    """Lightning and PyTorch alone make more than a quarter of a million objects."""
+    code = COMMAND.format(words=["fit", "--config", "toy.yaml", "--print_config"])
+    assert int(last_line(f"{code}\nimport gc\nprint(gc.get_freeze_count())")) > 250_000
+
+
+def test_garbage_is_collected_again_also_after_an_error() -> None:
+    def fail() -> None:
+        with no_collection():
+            assert not gc.isenabled()
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        fail()
+    assert gc.isenabled()
+
+
+def test_whoever_has_switched_collection_off_finds_it_off() -> None:
+    gc.disable()
+    try:
+        with no_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
