@@ -17,6 +17,7 @@ from lit_epgan.callbacks.federation_arguments import check_kind
 from lit_epgan.callbacks.federation_parts import FederatedParts, Merging, federation_of, workplace_of, write_server
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.federation_view import FederationView
+from lit_epgan.callbacks.gpu_search import search_cheaply
 from lit_epgan.callbacks.lightning_internals import StepControl
 from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
 from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation, has_personal, personal_of, warn_of_missing
@@ -44,7 +45,6 @@ from lit_epgan.engine.module_state import BufferPolicy
 from lit_epgan.engine.optimizer_state import OptimizerPolicy
 from lit_epgan.engine.workplace import load_server
 from lit_epgan.errors import UserError
-from lit_epgan.gpu_search import search_cheaply
 from lit_epgan.precision import no_autocast
 
 

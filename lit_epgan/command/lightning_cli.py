@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import ClientReport, FederationCallback
+from lit_epgan.callbacks.gpu_search import search_cheaply
 from lit_epgan.command.blame import blame
 from lit_epgan.command.closing import closing_lines
 from lit_epgan.command.deciding_settings import DecidingSettings, deciding_settings, refuse_changes
@@ -31,7 +32,6 @@ from lit_epgan.command.placing import choose_strategy, make_room, place_checkpoi
 from lit_epgan.command.predicting import draw_samples, say_what_was_written, with_writer
 from lit_epgan.command.quoting import quote_numbers, read_null
 from lit_epgan.errors import UserError
-from lit_epgan.gpu_search import search_cheaply
 from lit_epgan.runs.checkpoint_io import seal_checkpoints
 from lit_epgan.runs.checkpoints import best_of, newest_whole, require_whole, where_to_go_on
 from lit_epgan.runs.lock import locked

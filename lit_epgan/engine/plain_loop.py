@@ -25,7 +25,6 @@ from lit_epgan.engine.samplers import Everyone, Sampler
 from lit_epgan.engine.seat import Answer, Seat
 from lit_epgan.engine.vectorized import Job
 from lit_epgan.engine.workplace import Workplace, load_server, optimized_parameters
-from lit_epgan.gpu_search import search_cheaply
 
 Batches = Callable[[int, int], Iterable[Any]]  # (client, round) -> its batches
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -65,7 +64,6 @@ class PlainFederation:
         optimizer_state: Any = "reset",
         vectorized: bool = False,
     ) -> None:
-        search_cheaply()
         self.module, self.loss, self.batches, self.records = module, loss, batches, records
         names = [f"client-{k}" for k in range(len(records))]
         flat = FlatParameters.of(module)
