@@ -1,7 +1,8 @@
 """Every client's own metrics and the worst client's, against metrics computed by hand."""
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from lit_epgan.callbacks.client_copies import ClientCopies
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.over_clients import over_clients
+from lit_epgan.modules import Classifier, Regression, SuffiAE
+from lit_epgan.modules.supervised import Supervised
 from tests.federations import fit
 
 # rows of each client's held-out data: more than a batch, less than a batch, exactly one
@@ -114,6 +117,40 @@ def test_without_a_direction_there_is_no_worst_client(caplog: pytest.LogCaptureF
     told = [r.message for r in caplog.records if "no worst client of val_accuracy, val_loss" in r.message]
     assert len(told) == 1
     assert "ClientMetrics(lower_is_better=['val_accuracy']), or higher_is_better" in told[0]
+
+
+def test_the_module_may_say_which_way_its_tensors_are_better() -> None:
+    class Directed(Logger):
+        higher_is_better: ClassVar = {"val_accuracy": True, "val_loss": False, "val_metric_acc": False}
+
+    logged = metrics(Directed(), ClientMetrics(higher_is_better=["val_loss"]))
+    of = {n: [logged[f"{n}/client/{client}"] for client in SIZES] for n in Directed.higher_is_better}
+    assert logged["val_accuracy/worst_client"] == min(of["val_accuracy"]) < max(of["val_accuracy"])
+    assert logged["val_loss/worst_client"] == min(of["val_loss"])  # the callback comes first
+    assert logged["val_metric_acc/worst_client"] == min(of["val_metric_acc"])  # and the torchmetrics object
+
+
+OURS: dict[str, Callable[[], Supervised]] = {
+    "Classifier": lambda: Classifier(nn.Identity(), nn.Linear(2, 2)),
+    "SuffiAE": lambda: SuffiAE(features=2, dimensions=2),
+    "Regression": lambda: Regression(nn.Identity(), nn.Linear(2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_own_modules_say_it_of_every_score(name: str) -> None:
+    torch.manual_seed(5)
+    x, module = torch.randn(60, 2, dtype=torch.float64), OURS[name]()
+    y = x.sum(1, keepdim=True) if name == "Regression" else (x.sum(1) + torch.randn(60) > 0).long()
+    held = {client: TensorDataset(x[k::3], y[k::3]) for k, client in enumerate(SIZES)}
+    logged = fit(module, FederatedDataModule.from_datasets(held, 4, val_dataset=held), rounds=1).callback_metrics
+    scores = {metric.split("/")[0] for metric in logged if metric.endswith("/mean_over_clients")}
+    assert scores >= set(module.higher_is_better)
+    for score in scores:
+        worst = min if score in ("accuracy", "auc") else max
+        of_clients = {client: logged[f"{score}/client/{client}"] for client in SIZES}
+        assert logged[f"{score}/worst_client"] == worst(of_clients.values()), score
+        assert len({float(value) for value in of_clients.values()}) > 1, score
 
 
 def test_a_name_in_both_directions_is_refused() -> None:
