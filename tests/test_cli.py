@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from lit_epgan.command.cli import main
-from lit_epgan.runs.config_files import known_configs
+from lit_epgan.runs.config_files import config_folders, known_configs
 from tests.processes import run_words
 
 TINY = [
@@ -111,7 +111,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(capsys, arguments, sentence):
     ],
 )
 def test_a_mistake_in_a_config_is_named_too(folder, capsys, old, new, sentence):
-    text = (Path(__file__).parent.parent / "configs" / "toy.yaml").read_text()
+    text = (config_folders()[-1] / "toy.yaml").read_text()
     assert old in text
     (folder / "mine.yaml").write_text(text.replace(old, new, 1))
     assert sentence in refusal(capsys, "fit", "--config", "mine.yaml")
