@@ -1,6 +1,7 @@
 """Every client's own metrics and the worst client's, against metrics computed by hand."""
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -11,8 +12,15 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from torchmetrics import Accuracy, MeanMetric, MeanSquaredError, MetricCollection, SumMetric
-from torchmetrics.classification import BinaryAUROC, BinaryCohenKappa, BinaryF1Score, BinaryPrecision, BinaryRecall
+from torchmetrics import Accuracy, MeanMetric, MeanSquaredError, MetricCollection, R2Score, SumMetric
+from torchmetrics.classification import (
+    BinaryAUROC,
+    BinaryCohenKappa,
+    BinaryF1Score,
+    BinaryPrecision,
+    BinaryRecall,
+    MulticlassRecall,
+)
 
 from lit_epgan.callbacks import ClientMetrics, FederationCallback
 from lit_epgan.callbacks.client_copies import ClientCopies
@@ -276,6 +284,16 @@ def test_a_metric_that_is_not_defined_at_a_client_counts_for_nothing() -> None:
     assert "val_f1/client/c" in logged
 
 
+def test_a_sanity_check_says_nothing_of_a_client_whose_first_batch_has_one_class() -> None:
+    held = {"a": TensorDataset(torch.randn(8, dtype=torch.float64), torch.arange(8) // 4)}
+    data = FederatedDataModule.from_datasets({"a": TensorDataset(torch.ones(8, 1).double())}, 4, val_dataset=held)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        logged = fit(Scores(), data, rounds=1, num_sanity_val_steps=1).callback_metrics
+    assert "val_auc/client/a" in logged
+    assert not [warning for warning in told if "not defined on the data" in str(warning.message)]
+
+
 def test_a_client_is_not_summed_over_ranks() -> None:
     """Every rank evaluates all of its records."""
 
@@ -286,6 +304,15 @@ def test_a_client_is_not_summed_over_ranks() -> None:
     copies = ClientCopies(module)
     module["mean"].update(torch.tensor([1.0, 4.0]))
     assert copies.value(module["mean"]) == 2.5  # type: ignore[arg-type]
+
+
+def test_what_is_no_single_number_is_not_defined() -> None:
+    """R2 of one record raises an error; recall of each class is a vector; of nothing a mean would be NaN."""
+    metrics = {"r2": R2Score(), "recall": MulticlassRecall(3, average=None), "unused": MeanMetric()}
+    copies = ClientCopies(nn.ModuleDict(metrics))
+    metrics["r2"].update(torch.tensor([1.0]), torch.tensor([2.0]))
+    metrics["recall"].update(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]))
+    assert [copies.value(metric) for metric in metrics.values()] == [None, None, None]
 
 
 def test_an_error_leaves_the_modules_metrics_as_they_were() -> None:
