@@ -72,6 +72,7 @@ class ClientMetrics(Callback):
         self._copies: ClientCopies | None = None
         self._client: int | None = None
         self._told: set[str] = set()
+        self._own: set[str] = set()  # names logged here, which Lightning lists again in the next round
 
     # Hooks ------------------------------------------------------------------------------------------------------------
 
@@ -137,9 +138,11 @@ class ClientMetrics(Callback):
         for metric, values in self.results.values.items():
             way = self.results.higher_is_better[metric]
             names = [printable(self.results.names[client]) for client in values]
-            pl_module.log_dict({f"{metric}/client/{n}": v for n, v in zip(names, values.values(), strict=True)})
+            logged = {f"{metric}/client/{n}": value for n, value in zip(names, values.values(), strict=True)}
             numbers = over_clients(values, self.results.records, way)
-            pl_module.log_dict({f"{metric}/{name}": number for name, number in numbers.items()})
+            logged |= {f"{metric}/{name}": number for name, number in numbers.items()}
+            self._own |= logged.keys()
+            pl_module.log_dict(logged)
         if not trainer.sanity_checking:
             self._say_what_is_missing()
 
@@ -164,7 +167,7 @@ class ClientMetrics(Callback):
         added = {}
         for result in result_metrics(trainer):
             name, meta = result.meta.name, result.meta
-            if not meta.on_epoch:
+            if not meta.on_epoch or name in self._own:
                 continue
             if not result.is_tensor:
                 self._logged[name] = result.value

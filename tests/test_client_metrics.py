@@ -356,6 +356,14 @@ def test_means_of_batches_that_are_no_metric_are_left_out_and_that_is_said(caplo
     assert all("log the torchmetrics object itself" in sentence for sentence in told)
 
 
+def test_what_is_logged_of_the_clients_is_not_taken_for_the_modules_own(caplog: pytest.LogCaptureFixture) -> None:
+    held = scored({"a": 40, "b": 30})
+    train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in held}
+    with caplog.at_level(logging.INFO):
+        fit(Scores(), FederatedDataModule.from_datasets(train, 4, val_dataset=held), rounds=3)
+    assert not [record.message for record in caplog.records if "is not given for each client" in record.message]
+
+
 def test_a_given_batch_size_weighs_the_batches() -> None:
     """log(..., batch_size=1): every batch counts the same, in Lightning's mean and so in each client's."""
     logged = metrics(Logger(batch_size=1))
