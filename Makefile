@@ -2,16 +2,18 @@
 #   PYTHON=python3.12      the interpreter that .venv is made with
 #   TORCH_INDEX=URL        an index with CPU-only builds of torch, e.g. https://download.pytorch.org/whl/cpu
 #                          (spares the CUDA libraries: about 5 of 5.7 GB)
+#   PYTEST="-m 'not slow'" words for pytest in make package
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+PYTEST ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 # the tests' parallel workers must not fight for the cores
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test quick lint docs clean
+.PHONY: demo test quick lint docs package clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -31,6 +33,9 @@ lint: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
+package:
+	PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" .ci/package $(PYTEST)
+
 $(READY): pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
@@ -39,4 +44,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) *.egg-info build site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) *.egg-info build dist site .pytest_cache .mypy_cache .ruff_cache

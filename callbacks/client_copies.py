@@ -94,14 +94,12 @@ class _Copy:
         return seen
 
 
-def _outermost(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Metric | MetricCollection]]:
+def _outermost(module: nn.Module) -> Iterator[tuple[str, Metric | MetricCollection]]:
     """Metrics and collections that are part of no other one, each once."""
-    known: set[int] = set()
     inner: list[str] = []
     for name, each in module.named_modules():
-        if any(name.startswith(outer) for outer in inner) or id(each) in known:
+        if any(name.startswith(outer) for outer in inner):
             continue
         if isinstance(each, Metric | MetricCollection):
-            known.add(id(each))
             inner.append(f"{name}.")
             yield name, each

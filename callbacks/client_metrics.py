@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -58,8 +58,8 @@ class ClientMetrics(Callback):
     Args:
         higher_is_better: names, or name patterns as ``*_score``, of metrics that are better the higher they are.
         lower_is_better: the same of those that are better the lower they are, as ``val_loss``. What stands in neither
-            is taken from the torchmetrics object's own ``higher_is_better``; a tensor has no direction, and then there
-            is no worst client.
+            is taken from the torchmetrics object's own ``higher_is_better``, or from the module's, a dictionary by
+            name, as ``{"val_loss": False}``. Where nothing says it there is no worst client.
 
     Attributes:
         results: what the last evaluation has measured at each client.
@@ -72,6 +72,7 @@ class ClientMetrics(Callback):
         self._copies: ClientCopies | None = None
         self._client: int | None = None
         self._told: set[str] = set()
+        self._own: set[str] = set()  # names logged here, which Lightning lists again in the next round
 
     # Hooks ------------------------------------------------------------------------------------------------------------
 
@@ -86,6 +87,8 @@ class ClientMetrics(Callback):
         self._unlogged: set[str] = set()
         self._rows: dict[int, int] = {}
         self._client = None
+        ways = getattr(pl_module, "higher_is_better", None)
+        self._ways: Mapping[str, bool] = ways if isinstance(ways, Mapping) else {}
         self.results = ClientResults()
         self._federation = None if trainer.sanity_checking else self.federation
         if self._federation is not None:
@@ -135,9 +138,11 @@ class ClientMetrics(Callback):
         for metric, values in self.results.values.items():
             way = self.results.higher_is_better[metric]
             names = [printable(self.results.names[client]) for client in values]
-            pl_module.log_dict({f"{metric}/client/{n}": v for n, v in zip(names, values.values(), strict=True)})
+            logged = {f"{metric}/client/{n}": value for n, value in zip(names, values.values(), strict=True)}
             numbers = over_clients(values, self.results.records, way)
-            pl_module.log_dict({f"{metric}/{name}": number for name, number in numbers.items()})
+            logged |= {f"{metric}/{name}": number for name, number in numbers.items()}
+            self._own |= logged.keys()
+            pl_module.log_dict(logged)
         if not trainer.sanity_checking:
             self._say_what_is_missing()
 
@@ -162,7 +167,7 @@ class ClientMetrics(Callback):
         added = {}
         for result in result_metrics(trainer):
             name, meta = result.meta.name, result.meta
-            if not meta.on_epoch:
+            if not meta.on_epoch or name in self._own:
                 continue
             if not result.is_tensor:
                 self._logged[name] = result.value
@@ -207,8 +212,10 @@ class ClientMetrics(Callback):
         higher, lower = matches(name, self.higher_is_better), matches(name, self.lower_is_better)
         if higher and lower:
             raise UserError(f"ClientMetrics: {name} is in higher_is_better and in lower_is_better: leave it in one.")
-        own = getattr(self._logged.get(name), "higher_is_better", None)
-        return True if higher else False if lower else own
+        if higher or lower:
+            return higher
+        own: bool | None = getattr(self._logged.get(name), "higher_is_better", None)
+        return self._ways.get(name) if own is None else own
 
     # What is said, each once ------------------------------------------------------------------------------------------
 

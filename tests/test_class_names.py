@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from lit_epgan.runs.config_files import config_folders
+
 ROOT = Path(__file__).parent.parent
-CONFIGS = [ROOT / "README.md", *(ROOT / "configs").rglob("*.yaml"), *(ROOT / "docs").rglob("*.md")]
+CONFIGS = [ROOT / "README.md", *config_folders()[-1].rglob("*.yaml"), *(ROOT / "docs").rglob("*.md")]
 CLASS = re.compile(r"\b(lit_epgan(?:\.\w+)*)\.([A-Z]\w*)")
 NOT_BY_ROOM = re.compile(r"(?:class_path: |(?<![\w./]))(?:callbacks|datamodules)\.(?:\w+\.)*[A-Z]\w*")
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_class_is_named_by_its_room(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not NOT_BY_ROOM.findall(text)

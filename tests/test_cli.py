@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -10,8 +11,8 @@ import pytest
 import torch
 import yaml
 
-from lit_epgan.command.cli import main
-from lit_epgan.runs.config_files import known_configs
+from lit_epgan.command.cli import console, main
+from lit_epgan.runs.config_files import config_folders, known_configs
 from tests.processes import run_words
 
 TINY = [
@@ -111,10 +112,19 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(capsys, arguments, sentence):
     ],
 )
 def test_a_mistake_in_a_config_is_named_too(folder, capsys, old, new, sentence):
-    text = (Path(__file__).parent.parent / "configs" / "toy.yaml").read_text()
+    text = (config_folders()[-1] / "toy.yaml").read_text()
     assert old in text
     (folder / "mine.yaml").write_text(text.replace(old, new, 1))
     assert sentence in refusal(capsys, "fit", "--config", "mine.yaml")
+
+
+def test_the_console_command_finds_the_users_own_modules(folder, monkeypatch):
+    (folder / "module_of_mine.py").write_text("")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(folder))])
+    monkeypatch.setattr(sys, "argv", ["lit-epgan", "--help"])
+    assert find_spec("module_of_mine") is None
+    assert console() == 0
+    assert find_spec("module_of_mine") is not None
 
 
 def test_an_unknown_command_and_none(capsys):

@@ -1,7 +1,9 @@
 """Every client's own metrics and the worst client's, against metrics computed by hand."""
 
 import logging
-from typing import Any
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -10,14 +12,23 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from torchmetrics import Accuracy, MeanMetric, MeanSquaredError, MetricCollection, SumMetric
-from torchmetrics.classification import BinaryAUROC, BinaryCohenKappa, BinaryF1Score, BinaryPrecision, BinaryRecall
+from torchmetrics import Accuracy, MeanMetric, MeanSquaredError, MetricCollection, R2Score, SumMetric
+from torchmetrics.classification import (
+    BinaryAUROC,
+    BinaryCohenKappa,
+    BinaryF1Score,
+    BinaryPrecision,
+    BinaryRecall,
+    MulticlassRecall,
+)
 
 from lit_epgan.callbacks import ClientMetrics, FederationCallback
 from lit_epgan.callbacks.client_copies import ClientCopies
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.over_clients import over_clients
+from lit_epgan.modules import Classifier, Regression, SuffiAE
+from lit_epgan.modules.supervised import Supervised
 from tests.federations import fit
 
 # rows of each client's held-out data: more than a batch, less than a batch, exactly one
@@ -114,6 +125,40 @@ def test_without_a_direction_there_is_no_worst_client(caplog: pytest.LogCaptureF
     told = [r.message for r in caplog.records if "no worst client of val_accuracy, val_loss" in r.message]
     assert len(told) == 1
     assert "ClientMetrics(lower_is_better=['val_accuracy']), or higher_is_better" in told[0]
+
+
+def test_the_module_may_say_which_way_its_tensors_are_better() -> None:
+    class Directed(Logger):
+        higher_is_better: ClassVar = {"val_accuracy": True, "val_loss": False, "val_metric_acc": False}
+
+    logged = metrics(Directed(), ClientMetrics(higher_is_better=["val_loss"]))
+    of = {n: [logged[f"{n}/client/{client}"] for client in SIZES] for n in Directed.higher_is_better}
+    assert logged["val_accuracy/worst_client"] == min(of["val_accuracy"]) < max(of["val_accuracy"])
+    assert logged["val_loss/worst_client"] == min(of["val_loss"])  # the callback comes first
+    assert logged["val_metric_acc/worst_client"] == min(of["val_metric_acc"])  # and the torchmetrics object
+
+
+OURS: dict[str, Callable[[], Supervised]] = {
+    "Classifier": lambda: Classifier(nn.Identity(), nn.Linear(2, 2)),
+    "SuffiAE": lambda: SuffiAE(features=2, dimensions=2),
+    "Regression": lambda: Regression(nn.Identity(), nn.Linear(2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_own_modules_say_it_of_every_score(name: str) -> None:
+    torch.manual_seed(5)
+    x, module = torch.randn(60, 2, dtype=torch.float64), OURS[name]()
+    y = x.sum(1, keepdim=True) if name == "Regression" else (x.sum(1) + torch.randn(60) > 0).long()
+    held = {client: TensorDataset(x[k::3], y[k::3]) for k, client in enumerate(SIZES)}
+    logged = fit(module, FederatedDataModule.from_datasets(held, 4, val_dataset=held), rounds=1).callback_metrics
+    scores = {metric.split("/")[0] for metric in logged if metric.endswith("/mean_over_clients")}
+    assert scores >= set(module.higher_is_better)
+    for score in scores:
+        worst = min if score in ("accuracy", "auc") else max
+        of_clients = {client: logged[f"{score}/client/{client}"] for client in SIZES}
+        assert logged[f"{score}/worst_client"] == worst(of_clients.values()), score
+        assert len({float(value) for value in of_clients.values()}) > 1, score
 
 
 def test_a_name_in_both_directions_is_refused() -> None:
@@ -239,6 +284,16 @@ def test_a_metric_that_is_not_defined_at_a_client_counts_for_nothing() -> None:
     assert "val_f1/client/c" in logged
 
 
+def test_a_sanity_check_says_nothing_of_a_client_whose_first_batch_has_one_class() -> None:
+    held = {"a": TensorDataset(torch.randn(8, dtype=torch.float64), torch.arange(8) // 4)}
+    data = FederatedDataModule.from_datasets({"a": TensorDataset(torch.ones(8, 1).double())}, 4, val_dataset=held)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        logged = fit(Scores(), data, rounds=1, num_sanity_val_steps=1).callback_metrics
+    assert "val_auc/client/a" in logged
+    assert not [warning for warning in told if "not defined on the data" in str(warning.message)]
+
+
 def test_a_client_is_not_summed_over_ranks() -> None:
     """Every rank evaluates all of its records."""
 
@@ -249,6 +304,15 @@ def test_a_client_is_not_summed_over_ranks() -> None:
     copies = ClientCopies(module)
     module["mean"].update(torch.tensor([1.0, 4.0]))
     assert copies.value(module["mean"]) == 2.5  # type: ignore[arg-type]
+
+
+def test_what_is_no_single_number_is_not_defined() -> None:
+    """R2 of one record raises an error; recall of each class is a vector; of nothing a mean would be NaN."""
+    metrics = {"r2": R2Score(), "recall": MulticlassRecall(3, average=None), "unused": MeanMetric()}
+    copies = ClientCopies(nn.ModuleDict(metrics))
+    metrics["r2"].update(torch.tensor([1.0]), torch.tensor([2.0]))
+    metrics["recall"].update(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]))
+    assert [copies.value(metric) for metric in metrics.values()] == [None, None, None]
 
 
 def test_an_error_leaves_the_modules_metrics_as_they_were() -> None:
@@ -290,6 +354,14 @@ def test_means_of_batches_that_are_no_metric_are_left_out_and_that_is_said(caplo
         "val_loss_median",
     ]
     assert all("log the torchmetrics object itself" in sentence for sentence in told)
+
+
+def test_what_is_logged_of_the_clients_is_not_taken_for_the_modules_own(caplog: pytest.LogCaptureFixture) -> None:
+    held = scored({"a": 40, "b": 30})
+    train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in held}
+    with caplog.at_level(logging.INFO):
+        fit(Scores(), FederatedDataModule.from_datasets(train, 4, val_dataset=held), rounds=3)
+    assert not [record.message for record in caplog.records if "is not given for each client" in record.message]
 
 
 def test_a_given_batch_size_weighs_the_batches() -> None:

@@ -89,6 +89,13 @@ def test_of_many_clients_the_worst_are_printed_and_drawn() -> None:
     assert f"{DRAWN} of 199 clients" in panels[0].get_xlabel()
 
 
+def test_of_many_clients_a_metric_with_a_direction_chooses_who_is_printed() -> None:
+    found = results(200)
+    found.values = {name: found.values[name] for name in ("share", "loss")}
+    found.higher_is_better = {"share": None, "loss": False}
+    assert any("of 200 clients with the worst loss" in line for line in printed(found))
+
+
 def test_the_picture_has_the_worst_on_top_and_red() -> None:
     panels = clients_picture(results()).axes
     for axes, (metric, first) in zip(panels, [("auc", "ward-0"), ("loss", "ward-2"), ("share", "ward-0")], strict=True):
@@ -112,7 +119,7 @@ def test_the_documentations_example_runs(tmp_path: Path, monkeypatch: pytest.Mon
     """docs/evaluation.md's, as it stands: the islands' rule is another one, and the table says who is the worst."""
     text = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len([line for line in example.splitlines() if line]) == 15
+    assert len([line for line in example.splitlines() if line]) == 14
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(compile(example, "docs/evaluation.md", "exec"), {})

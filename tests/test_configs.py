@@ -16,7 +16,7 @@ from lit_epgan.datamodules.image_files import read_split
 from lit_epgan.datamodules.images import SHAPES
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.features import FeatureExtractor
-from lit_epgan.runs.config_files import with_bases
+from lit_epgan.runs.config_files import config_folders, with_bases
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command
 from tests.cifar_tree import write_cifar
@@ -30,7 +30,7 @@ from tests.users_tree import write_emnist, write_leaf, write_table
 
 pytestmark = pytest.mark.slow
 
-FOLDER = Path(__file__).parent.parent / "configs"
+FOLDER = config_folders()[-1]  # the package's own
 INSPECTIONS = sorted(FOLDER.glob("inspect_*.yaml"))  # these do not train: test_inspect_command.py runs them
 CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - set(INSPECTIONS))
 ALGORITHMS = sorted((FOLDER / "algorithms").glob("*.yaml"))

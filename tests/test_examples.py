@@ -58,6 +58,17 @@ def test_own_algorithms_withstand_a_large_ward_with_wrong_labels(printed: Any) -
     assert right["GeometricMedian"] > 95
 
 
+@pytest.mark.slow
+def test_three_clinics_understand_a_new_one_and_the_islands_alone_do_not(printed: Any) -> None:
+    pytest.importorskip("kaldi_hmm_gmm")
+    out = printed("speech.py")
+    alone, together = (float(share) for share in re.findall(r"(?:alone|together): ([\d.]+) %", out))
+    assert together < 8 < 15 < alone
+    manifest = pd.read_csv("runs/speech/together.csv")
+    assert manifest.groupby("session").size().to_dict()["islands"] == 75
+    assert all((Path("runs/speech") / audio).is_file() for audio in manifest["audio"])
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_short_and_has_a_tutorial(example: Path) -> None:
     assert len(example.read_text(encoding="utf-8").splitlines()) < 60

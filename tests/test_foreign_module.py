@@ -1,10 +1,12 @@
 """A LightningModule that is not ours, unmodified: Lightning's own Transformer demo, federated in a few lines."""
 
 import copy
+import re
 import runpy
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.demos import LightningTransformer
@@ -12,6 +14,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBorin
 from lightning.pytorch.plugins import DoublePrecision
 from torch.utils.data import Dataset
 
+from lit_epgan.command.cli import main
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import ExpectationPropagation, FedAvg
 from lit_epgan.randomness import derive_seed, seed_streams
@@ -109,3 +112,19 @@ def test_lightnings_own_test_modules(kind: Any, algorithm: Any) -> None:
     trainer = fit(module, data, rounds=2, algorithm=algorithm, precision="32-true", num_sanity_val_steps=2)
     assert all(not torch.equal(p, before[n]) for n, p in module.named_parameters())
     trainer.test(module, datamodule=data, verbose=False)
+
+
+@pytest.mark.slow
+def test_the_pages_own_module_runs_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/federating.md's two files, as they stand there."""
+    section = (ROOT / "docs" / "federating.md").read_text(encoding="utf-8").split("## From the command line")[1]
+    for name, language in (("wards.py", "python"), ("wards.yaml", "yaml")):
+        (tmp_path / name).write_text(re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["fit", "--config", "wards.yaml"]) == 0
+    assert main(["fit", "--config", "wards.yaml", "--config", "algorithms/scaffold.yaml"]) == 0
+    for run in ("wards", "wards_scaffold"):
+        last = pd.read_csv(Path("runs") / run / "metrics.csv").iloc[-1]
+        clients = [last[f"val_loss/client/ward-{ward}"] for ward in "abc"]
+        assert last["val_loss/worst_client"] == max(clients) < 0.01

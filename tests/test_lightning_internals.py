@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
+import lit_epgan
 from lit_epgan.callbacks import lightning_internals
 from lit_epgan.callbacks.lightning_internals import (
     StepControl,
@@ -29,7 +30,7 @@ from lit_epgan.runs import MetricsFile
 from tests.federations import client_sets
 from tests.modules import Regression
 
-ROOMS = ("callbacks", "datamodules", "lit_epgan/command", "lit_epgan/runs", "lit_epgan/study", "lit_epgan/engine")
+ROOMS = ("callbacks", "datamodules", "command", "runs", "study", "engine")
 
 
 def fit(module: LightningModule, *callbacks: Callback, epochs: int = 1, **options: Any) -> Trainer:
@@ -314,7 +315,7 @@ PRIVATE_OF_LIGHTNING = {
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_other_file_uses_them(room: str) -> None:
     here = Path(lightning_internals.__file__).resolve()
-    for path in sorted((Path(__file__).parent.parent / room).rglob("*.py")):
+    for path in sorted((Path(lit_epgan.__file__).parent / room).rglob("*.py")):
         if path.resolve() == here:
             continue
         used = {n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}

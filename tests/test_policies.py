@@ -1,7 +1,6 @@
 """What belongs to a client and what to the server, each policy against a plain loop."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
 from lit_epgan.modules.classifier import Classifier
 from lit_epgan.networks.resnet import ResNet18
+from lit_epgan.runs.config_files import find_config
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_loop import PlainLoop, two_of_four
@@ -191,7 +191,7 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_fedbn_merges_everything_but_the_norms(norm: Any) -> None:
     """With the settings of algorithms/fedbn.yaml, which are the same for both of ResNet-18's norms."""
-    config = yaml.safe_load((Path(__file__).parent.parent / "configs" / "algorithms" / "fedbn.yaml").read_text())
+    config = yaml.safe_load(find_config("algorithms/fedbn.yaml").read_text())
     options = config["federation"]["init_args"]
     torch.manual_seed(0)
     module = Classifier(ResNet18(width=4, norm=norm), nn.Linear(32, 3), lambda p: torch.optim.SGD(p, lr=0.1))

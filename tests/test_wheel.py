@@ -12,7 +12,7 @@ from setuptools import build_meta
 
 ROOT = Path(__file__).parent.parent
 TOP = ("lit_epgan", "datamodules", "callbacks", "configs")
-CHECKOUT = (*TOP, "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
+CHECKOUT = (*TOP, "tests", "benchmarks", "docs", "pyproject.toml", "MANIFEST.in", "README.md")
 OFFLINE = ("--no-deps", "--no-build-isolation")
 BESIDE_A_USERS_OWN = """
 import callbacks, datamodules

@@ -84,6 +84,13 @@ def main(args: list[str] | None = None) -> int:
         return 2
 
 
+def console() -> int:
+    """Run ``lit-epgan``, which finds a user's own modules in the working directory, as ``python -m lit_epgan`` does."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    return main()
+
+
 def _run(args: list[str]) -> int:
     command = args[0]
     for word in args:

@@ -1,5 +1,8 @@
 """Classification by cross-entropy."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -9,6 +12,8 @@ from lit_epgan.modules.supervised import Supervised
 
 class Classifier(Supervised):
     """Minimises the cross-entropy of logits (rows, classes) and labels; logs it in evaluation, and the accuracy."""
+
+    higher_is_better: ClassVar[Mapping[str, bool]] = {"accuracy": True, "cross_entropy": False}
 
     def on_fit_start(self) -> None:
         """Refuse labels beyond the head's outputs, where the data module says which there are.

@@ -1,5 +1,8 @@
 """Regression by squared error."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -8,6 +11,8 @@ from lit_epgan.modules.supervised import Supervised
 
 class Regression(Supervised):
     """Minimises mean squared error; logs it in evaluation as ``mse``."""
+
+    higher_is_better: ClassVar[Mapping[str, bool]] = {"mse": False}
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean squared error of outputs and targets of one shape (rows, ...)."""

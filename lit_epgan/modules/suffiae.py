@@ -1,8 +1,8 @@
 """An autoencoder whose code is told apart by a line: summaries that keep what a label needs."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,8 @@ class SuffiAE(Classifier):
     Raises:
         UserError: a width or a dimension below one, d > D, fewer than two classes, or no positive alpha.
     """
+
+    higher_is_better: ClassVar[Mapping[str, bool]] = {**Classifier.higher_is_better, "reconstruction": False}
 
     def __init__(
         self,

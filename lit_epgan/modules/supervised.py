@@ -1,7 +1,8 @@
 """What a regression and a classifier share: a backbone, a head and one optimizer."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule
@@ -22,9 +23,14 @@ class Supervised(LightningModule, ABC):
         head: features -> outputs (rows, outputs).
         optimizer: of all parameters.
 
+    Attributes:
+        higher_is_better: whether a score is better the higher it is, by its name; ClientMetrics reads it.
+
     Raises:
         UserError: both say their widths, and the head takes another than the backbone gives.
     """
+
+    higher_is_better: ClassVar[Mapping[str, bool]] = {}
 
     def __init__(self, backbone: nn.Module, head: nn.Module, optimizer: OptimizerCallable = torch.optim.SGD) -> None:
         super().__init__()
