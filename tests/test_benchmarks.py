@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from tests.processes import ROOT, run_words
 
 pytestmark = pytest.mark.slow
 
 SMALL = {
+    "claims.py": ["--studies", "graffl_boost"],
     "frozen_backbone.py": ["--frozen", "1", "--rounds", "2", "--repeats", "1"],
     "canary_audit.py": ["--canaries", "20", "--guesses", "10", "--times", "2", "--groups", "2", "--seeds", "1"],
     "correlated_noise.py": ["--rounds", "6", "--groups", "3"],
@@ -66,6 +68,31 @@ def test_time_in_which_kernels_ran_is_counted_once(monkeypatch: pytest.MonkeyPat
     covered = importlib.import_module("gpu").covered
     assert covered([(5.0, 6.0), (0.0, 2.0), (0.5, 1.0), (1.5, 3.0)]) == 4.0
     assert covered([]) == 0
+
+
+def test_a_side_of_a_claim_is_the_tables_own_where_it_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    claims = importlib.import_module("claims")
+    home = claims.Side("many", "fedavg", "accuracy")
+    sides = [tuple(claims.side(text, home)) for text in ("ep", "few/ep", "/ep/rounds", "few/ep/rounds")]
+    assert sides[0] == ("many", "ep", "accuracy")
+    assert sides[1:] == [("few", "ep", "accuracy"), ("many", "ep", "rounds"), ("few", "ep", "rounds")]
+
+
+def test_claims_stand_in_two_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holm's correction of two comparisons with the baseline, and of one pair, which keeps its p; columns are paired."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    claims = importlib.import_module("claims")
+    home = claims.Side("", "base", "x")
+    of, other = home._replace(method="a"), home._replace(method="b")
+    runs = {home: {0: 1.0, 1: 1.2, 2: 1.1}, of: {0: 2.0, 1: 2.3, 2: 2.1}, other: {0: 1.0, 1: 1.3, 2: 1.1}}
+    runs[home._replace(column="y")] = {0: 1.5, 1: 1.7, 2: 1.7}
+    first, second = claims.lines("welch", runs, [(of, home), (other, home)], home)
+    p = stats.ttest_ind([2.0, 2.3, 2.1], [1.0, 1.2, 1.1], equal_var=False).pvalue
+    assert first[5:7] == ["< 0.001" if each < 1e-3 else f"{each:.2g}" for each in (p, 2 * p)]
+    assert second[5] == second[6]
+    ((*_, alone, corrected, _),) = claims.lines("welch", runs, [(home._replace(column="y"), home)], home)
+    assert alone == corrected == f"{stats.ttest_rel([1.5, 1.7, 1.7], [1.0, 1.2, 1.1]).pvalue:.2g}"
 
 
 def test_every_script_is_tried() -> None:

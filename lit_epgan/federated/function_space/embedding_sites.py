@@ -125,7 +125,7 @@ class EmbeddingSites(Around):
         return [*inner, EmbeddingWork(self, client, received)] if question == "train" else inner
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
-        """``herded``: the points alone, no federation."""
+        """``herded``: the points alone, of one message of each client and no round."""
         return super().samples(server, n, start) | self.release.samples(server, n, start)
 
 

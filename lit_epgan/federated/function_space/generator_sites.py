@@ -50,7 +50,7 @@ class GeneratorSites(Around):
     Price: the clients' individual generators become visible to the server and to each other (they do not sum, so
     secure aggregation cannot hide them; under differential privacy each must carry its own noise); one generator more
     up, and K - 1 down, per client: once, or every round with ``refine``. Always report the union of the sites beside
-    it (``samples``): no federation at all.
+    it (``samples``): one message of each client, no round.
 
     Args:
         generator: name of the submodule that ``sample`` draws from: its parameters and buffers are the site.
