@@ -85,6 +85,15 @@ def test_the_known_values_and_the_sentence() -> None:
     assert GaussianMechanism(0.0).guarantee(1.0) is None
 
 
+@pytest.mark.parametrize(("z", "epsilon"), [(1.0, 9.63), (2.0, 4.23)])
+def test_a_record_that_is_replaced_costs_what_the_page_says(z: float, epsilon: float) -> None:
+    """Its number stays, its features of norm one move the sum by 2 at most: docs/methods/private_release.md."""
+    guarantee = GaussianMechanism(z * SENSITIVITY / 2).guarantee(2.0)
+    assert guarantee is not None
+    assert guarantee.epsilon == pytest.approx(epsilon, abs=0.005)
+    assert delta_of(guarantee.epsilon, z * SENSITIVITY / 2) == pytest.approx(1e-5, rel=1e-6)
+
+
 def test_public_seeds_do_not_tell_the_noise() -> None:
     draws = []
     for _ in range(2):
