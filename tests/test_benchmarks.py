@@ -80,7 +80,7 @@ def test_a_side_of_a_claim_is_the_tables_own_where_it_says_nothing(monkeypatch: 
 
 
 def test_claims_stand_in_two_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Holm's correction of two comparisons with the baseline, and of one pair, which keeps its p; columns are paired."""
+    """Holm's correction of two comparisons with the baseline, and of one pair alone; columns are paired."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     claims = importlib.import_module("claims")
     home = claims.Side("", "base", "x")
