@@ -200,10 +200,10 @@ def test_known_runs_of_other_settings_are_run_again(
 
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-WITHOUT_SETTINGS = ("digits_family_tuning", "digits_tuning", "toy_tuning")
+WITHOUT_SETTINGS = ("digits_family_tuning", "toy_tuning")
 
 
-@pytest.mark.parametrize("name", [name for name in WITHOUT_SETTINGS if name != "digits_tuning"])
+@pytest.mark.parametrize("name", WITHOUT_SETTINGS)
 def test_tables_of_before_runs_told_their_settings_are_read_and_not_trusted(name: str, tmp_path: Path) -> None:
     trial = read_study(find_config(f"studies/{name}.yaml"))
     assert take_known(trial, runs_of(trial, tmp_path), RESULTS / f"{name}.csv") == (0, lines_of(name))
