@@ -40,14 +40,14 @@ def run(module: nn.Module, rounds: int = 3, **options: Any) -> PlainFederation:
 def sent(plain: PlainFederation, rounds: int = 1) -> list[set[str]]:
     """The names of the buffers in every client's report."""
     names: list[set[str]] = []
-    answer = plain.answer
+    answers = plain.answers
 
-    def caught(*args: Any) -> Any:
-        given = answer(*args)
-        names.append({n.removeprefix("module/") for n in given.report if n.startswith("module/")})
-        return given
+    def caught(asked: Any) -> Any:
+        for client, given in answers(asked):
+            names.append({n.removeprefix("module/") for n in given.report if n.startswith("module/")})
+            yield client, given
 
-    plain.answer = caught  # type: ignore[method-assign]
+    plain.answers = caught  # type: ignore[method-assign]
     plain.run(rounds)
     return names
 

@@ -184,7 +184,7 @@ def test_lite0_recognises_what_is_in_a_photograph() -> None:
 
 
 def test_unknown_extractor_lists_those_there_are() -> None:
-    with pytest.raises(UserError, match="digits, fashion, inception, lite0 or pixels"):
+    with pytest.raises(UserError, match="digits, fashion, emoji, inception, lite0 or pixels"):
         feature_extractor("vgg")
 
 
