@@ -25,6 +25,7 @@ SMALL = {
     "start_up.py": ["--commands", "2", "--repeats", "1"],
     "scale.py": ["--clients", "20", "--cohort", "4", "--width", "10", "--rounds", "4"],
     "institution_costs.py": ["--small", "--reports", "2"],
+    "many_clients.py": ["--clients", "10", "--rounds", "4"],
     "fednp_sites.py": ["--clients", "5", "--repeats", "2", "--rounds", "1", "--updates", "1"],
     "tilted_moments.py": ["--elements", "2000", "--repeats", "1"],
     "speech.py": ["--minutes", "1", "--words", "20", "--hidden", "8", "--steps", "2"],
@@ -58,10 +59,7 @@ SMALL = {
 }
 
 # ten minutes each, and root's rights for network namespaces: test_kits.py, test_flare.py and test_remote.py do parts
-BY_HAND = {"hospital_walk.py", "same_model.py"}  # minutes each
-BY_HAND |= {
-    "many_clients.py"
-}  # its pool's processes do not find it where tests.script has started it, and wait for ever
+BY_HAND = {"hospital_walk.py", "same_model.py"}
 
 
 def test_time_in_which_kernels_ran_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
