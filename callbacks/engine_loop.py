@@ -20,8 +20,8 @@ from lit_epgan.callbacks.silence import Dropping
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Federation, Mechanism, Sampler, Seat
 from lit_epgan.engine.causes import cause_in_data
+from lit_epgan.engine.jobs import Job
 from lit_epgan.engine.local_loop import LocalLoop
-from lit_epgan.engine.vectorized import Job
 from lit_epgan.networks.modes import replaced_logging
 
 LocalSteps = Literal["trainer", "engine"]

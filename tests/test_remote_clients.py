@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Count, Task, Weighted, scalar
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.seat import Answer
 from lit_epgan.engine.wire import LENGTH, encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.remote.agreement import agreed

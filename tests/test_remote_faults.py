@@ -13,9 +13,9 @@ from threading import Thread
 import pytest
 import torch
 
+from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.seat import Answer
 from lit_epgan.engine.wire import decode_task, encode_answer
 from lit_epgan.remote.link import Place, Terms
 from lit_epgan.remote.notes import VERSION, Kind, Note, answered

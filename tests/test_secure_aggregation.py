@@ -19,9 +19,9 @@ from safetensors.torch import load, save
 from scipy import stats
 
 from lit_epgan.engine import Algorithm, Exchange, FixedSize, Median, Round, Rounds, Server
+from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.seat import Answer
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedSeq
 from lit_epgan.remote.link import Place, Terms

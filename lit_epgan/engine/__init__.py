@@ -12,6 +12,7 @@ from lit_epgan.engine.algorithm import (
 )
 from lit_epgan.engine.coming_and_going import ComingAndGoing
 from lit_epgan.engine.federation import Federation
+from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.krum import Krum
 from lit_epgan.engine.mechanisms import Mechanism, NormClipping, Plan
 from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, Weighted, scalar
@@ -19,7 +20,7 @@ from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.plain_loop import PlainFederation
 from lit_epgan.engine.rounds import Round
 from lit_epgan.engine.samplers import Chains, Everyone, FixedSize, InTurn, Poisson, Sampler, stages
-from lit_epgan.engine.seat import Answer, Seat
+from lit_epgan.engine.seat import Seat
 from lit_epgan.engine.work import Client, OptimizedParameters, Training, Work
 from lit_epgan.engine.workplace import Workplace
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lit_epgan.engine.seat import Answer, Seat
+from lit_epgan.engine.jobs import Answer, Job
+from lit_epgan.engine.seat import Seat
 from lit_epgan.engine.side_by_side import NotVectorizedError
-from lit_epgan.engine.vectorized import Job, Loss, VectorizedSeats
+from lit_epgan.engine.vectorized import Loss, VectorizedSeats
 from lit_epgan.errors import UserError
 
 

@@ -12,6 +12,7 @@ from lit_epgan.engine.aggregation import Aggregator
 from lit_epgan.engine.algorithm import Algorithm, Server
 from lit_epgan.engine.attributes import Attributes
 from lit_epgan.engine.federation import Federation
+from lit_epgan.engine.jobs import Answer, Job
 from lit_epgan.engine.local_loop import LocalLoop
 from lit_epgan.engine.mechanisms import Mechanism, Plan
 from lit_epgan.engine.messages import Task
@@ -22,8 +23,7 @@ from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.rounds import Round
 from lit_epgan.engine.samplers import Everyone, Sampler
-from lit_epgan.engine.seat import Answer, Seat
-from lit_epgan.engine.vectorized import Job
+from lit_epgan.engine.seat import Seat
 from lit_epgan.engine.workplace import Workplace, load_server, optimized_parameters
 
 Batches = Callable[[int, int], Iterable[Any]]  # (client, round) -> its batches

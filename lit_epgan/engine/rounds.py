@@ -15,12 +15,13 @@ from lit_epgan.engine.causes import Causes
 from lit_epgan.engine.collectives import all_gather, all_reduce, rank, ranks
 from lit_epgan.engine.divergence import ReportNorms
 from lit_epgan.engine.federation import Federation
+from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.mechanisms import refuse_buffers
 from lit_epgan.engine.messages import Report, Task, is_finite, nbytes, norm, scalar
 from lit_epgan.engine.module_state import PREFIX
 from lit_epgan.engine.networks import NAME as NETWORKS
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.seat import WEIGHT, Answer
+from lit_epgan.engine.seat import WEIGHT
 from lit_epgan.engine.server_copy import ServerCopy
 from lit_epgan.engine.sums_alone import MASKS, NOISE, refuse_single_reports
 from lit_epgan.errors import UserError

@@ -8,26 +8,18 @@ import torch
 from torch import Tensor
 
 from lit_epgan.engine.algorithm import Algorithm
+from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.mechanisms import Mechanism
 from lit_epgan.engine.messages import Count, Report, Task, Term
 from lit_epgan.engine.misspelt import check_hooks
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.work import Client, OptimizedParameters, Progress, Training, Work
+from lit_epgan.engine.work import Client, Memo, OptimizedParameters, Progress, Training, Work
 from lit_epgan.engine.workplace import Workplace
 from lit_epgan.errors import UserError
 from lit_epgan.precision import no_autocast
 from lit_epgan.randomness import derive_seed, seed_streams
 
 WEIGHT = "federation/weight"
-
-
-@dataclass
-class Answer:
-    """What comes of a task: the report, the local steps behind it, and what the client keeps for itself."""
-
-    report: Report
-    private: Private
-    steps: int = 0
 
 
 @dataclass
@@ -49,20 +41,6 @@ class _Open:
             for work in self.hooks["after_local_step"]:
                 if not work.rests:
                     work.after_local_step()
-
-
-class Memo:
-    """What clients at one place need not work out again in the same exchange."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, Any] = {}
-        self._exchange: tuple[int, int] | None = None
-
-    def of(self, task: Task) -> dict[str, Any]:
-        """The entries of the task's exchange; those of the one before are gone."""
-        if self._exchange != (task.round, task.exchange):
-            self._held, self._exchange = {}, (task.round, task.exchange)
-        return self._held
 
 
 class Seat:

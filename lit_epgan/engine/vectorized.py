@@ -1,7 +1,7 @@
 """Clients side by side: their parameters are the rows of a matrix, and one step is a step of all of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -10,28 +10,18 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from lit_epgan.engine.attributes import Attributes
-from lit_epgan.engine.messages import Broadcast, Report, Task
+from lit_epgan.engine.jobs import Answer, Job
+from lit_epgan.engine.messages import Broadcast, Report
 from lit_epgan.engine.module_state import ModuleState, first_names
 from lit_epgan.engine.optimizer_state import OptimizerStates
-from lit_epgan.engine.private import Private
-from lit_epgan.engine.seat import Answer, Memo, Seat
+from lit_epgan.engine.seat import Seat
 from lit_epgan.engine.side_by_side import NotVectorizedError, reason, refuse, refuse_changes, side_by_side
-from lit_epgan.engine.work import OptimizedParameters
+from lit_epgan.engine.work import Memo, OptimizedParameters
 
 FLOATS, CLIENTS = 4_000_000, 250  # of a matrix of parameters, and its rows: more are no quicker
 HOOKS = {"adjust_gradients", "after_step", "after_local_step"}  # each client's own; others change the loss
 Loss = Callable[[nn.Module, Any, int], tuple[Tensor, dict[str, Tensor]]]
 """Of a module, a batch and the step's number: the loss (), and what the step logs, by name."""
-
-
-@dataclass
-class Job:
-    """What one client is to do: its task, what it keeps (a copy of its own), its batches and n_k."""
-
-    task: Task
-    private: Private
-    batches: list[Any]
-    weight: float
 
 
 class VectorizedSeats:

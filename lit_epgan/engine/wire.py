@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Count, Report, Task, Term, Weighted, tensor_of
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.seat import Answer
 
 LENGTH = 8  # bytes of the header's length
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_epgan.engine.messages import Broadcast, Count, Report, Weighted
+from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Weighted
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.errors import UserError
 
@@ -169,6 +169,20 @@ class Client:
             self.memo[name] = compute()
         value: T = self.memo[name]
         return value
+
+
+class Memo:
+    """What clients at one place need not work out again in the same exchange."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+        self._exchange: tuple[int, int] | None = None
+
+    def of(self, task: Task) -> dict[str, Any]:
+        """The entries of the task's exchange; those of the one before are gone."""
+        if self._exchange != (task.round, task.exchange):
+            self._held, self._exchange = {}, (task.round, task.exchange)
+        return self._held
 
 
 class Work:

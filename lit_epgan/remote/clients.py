@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection, Listener
 from threading import Thread
 from typing import NamedTuple, TypeVar
 
+from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Task
-from lit_epgan.engine.seat import Answer
 from lit_epgan.engine.wire import decode_answer, encode_task
 from lit_epgan.remote.agreement import disagreement
 from lit_epgan.remote.notes import VERSION, Kind, Note, answer_to, unequal_versions

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Count, Report, Task, is_finite
-from lit_epgan.engine.seat import Answer
 from lit_epgan.errors import UserError
 from lit_epgan.remote.identity import Identity
 from lit_epgan.remote.keys import Announced, ExchangeKey

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Task
-from lit_epgan.engine.seat import Answer
 from lit_epgan.engine.wire import decode_task, encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.remote.gate import Gate
