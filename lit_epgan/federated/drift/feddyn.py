@@ -1,7 +1,6 @@
 """FedDyn: every client's loss is changed, round by round, until its minimum is everybody's."""
 
 import torch
-from torch import Tensor, nn
 
 from lit_epgan.engine import (
     Algorithm,
@@ -17,6 +16,7 @@ from lit_epgan.engine import (
 )
 from lit_epgan.errors import UserError
 from lit_epgan.federated.drift.all_records import all_records, begin_counting, count, presented
+from lit_epgan.federated.drift.fedprox import pull
 
 SLOPE = "slope"  # g_k; the server's is sum_k n_k g_k
 
@@ -78,12 +78,9 @@ class Regularised(Training):
 
     def adjust_gradients(self, optimized: OptimizedParameters) -> None:
         """g <- g - g_k + alpha (theta_k - theta)."""
+        pull(optimized, self.start(), self.alpha)
         parameters, gradients = optimized.with_gradient()
-        if not gradients:
-            return
-        drift = torch._foreach_sub(_tensors(parameters), optimized.flat.views(self.start(), parameters))
-        torch._foreach_add_(gradients, drift, alpha=self.alpha)
-        if SLOPE in self.client.state:
+        if gradients and SLOPE in self.client.state:
             torch._foreach_sub_(gradients, optimized.flat.views(self.client.state[SLOPE], parameters))
 
     def end(self) -> None:
@@ -96,7 +93,3 @@ class Regularised(Training):
     def report(self) -> Report:
         """The change of theta_k, weighted by n_k; whether the client has a g_k for the first time."""
         return {**super().report(), **presented(self.client.weight, self._is_new)}
-
-
-def _tensors(parameters: list[nn.Parameter]) -> list[Tensor]:
-    return [p.detach() for p in parameters]

@@ -1,7 +1,7 @@
 """FedProx: FedAvg whose clients are held near the server's parameters."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_epgan.engine import Algorithm, Broadcast, Client, OptimizedParameters, Training, Work
 from lit_epgan.errors import UserError
@@ -38,14 +38,14 @@ class Proximal(Training):
 
     def adjust_gradients(self, optimized: OptimizedParameters) -> None:
         """g <- g + mu (theta - theta_server)."""
-        if self.mu == 0:
-            return
-        parameters, gradients = optimized.with_gradient()
-        if gradients:
-            server = optimized.flat.views(self.received["parameters"], parameters)
-            drift = torch._foreach_sub(_tensors(parameters), server)
-            torch._foreach_add_(gradients, drift, alpha=self.mu)
+        if self.mu != 0:
+            pull(optimized, self.start(), self.mu)
 
 
-def _tensors(parameters: list[nn.Parameter]) -> list[Tensor]:
-    return [p.detach() for p in parameters]
+def pull(optimized: OptimizedParameters, centre: Tensor, strength: float) -> None:
+    """g <- g + strength (theta - centre): a step's gradients pull the parameters to a flat vector (d,)."""
+    parameters, gradients = optimized.with_gradient()
+    if gradients:
+        live = [parameter.detach() for parameter in parameters]
+        drift = torch._foreach_sub(live, optimized.flat.views(centre, parameters))
+        torch._foreach_add_(gradients, drift, alpha=strength)
