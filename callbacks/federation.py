@@ -20,7 +20,7 @@ from lit_epgan.callbacks.federation_view import FederationView
 from lit_epgan.callbacks.gpu_search import search_cheaply
 from lit_epgan.callbacks.lightning_internals import StepControl
 from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
-from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation, has_personal, personal_of, warn_of_missing
+from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation, has_personal
 from lit_epgan.callbacks.private_states import PrivateStatesPlace, check_place, private_states
 from lit_epgan.callbacks.remote import Alone, this_end
 from lit_epgan.callbacks.round_driver import RoundDriver
@@ -261,15 +261,6 @@ class FederationCallback(FederationView):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Have the clients' personal layers at hand."""
         self._know_personal(trainer, pl_module)
-
-    def _know_personal(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit" or not has_personal(self.local, self.buffers):
-            return
-        personal = personal_of(trainer, self.state_key, self._state.personal_of(pl_module))
-        warn_of_missing(trainer, personal)
-        names = getattr(trainer.datamodule, "client_names", ())  # type: ignore[attr-defined]
-        on_server = self.algorithm.on_server
-        self._evaluation = PersonalEvaluation(pl_module, names, personal, self.local, self.buffers, on_server)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Finish the round, and log what it cost."""

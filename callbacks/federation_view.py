@@ -1,13 +1,20 @@
 """What a federation shows to other callbacks: where it stands, its server, and each client's own model."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_epgan.callbacks.federation_state import FederationState
-from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation
+from lit_epgan.callbacks.personal_evaluation import (
+    PersonalEvaluation,
+    Policy,
+    has_personal,
+    personal_of,
+    warn_of_missing,
+)
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Algorithm, Federation, Server, Workplace
@@ -33,6 +40,8 @@ class FederationView(Callback):
     """
 
     algorithm: Algorithm
+    local: Sequence[str]
+    buffers: Policy
     _datamodule: FederatedDataModule
     _state: FederationState
     _federation: Federation | None = None
@@ -77,6 +86,16 @@ class FederationView(Callback):
         """Let every rank know all clients' personal layers."""
         if self._place is not None and self.federation.tensors.personal:
             self._state.exchange_personal()
+
+    def _know_personal(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Have the clients' personal layers at hand in an evaluation outside of a fit, if there are to be any."""
+        if trainer.state.fn == "fit" or not has_personal(self.local, self.buffers):
+            return
+        personal = personal_of(trainer, self.state_key, self._state.personal_of(pl_module))
+        warn_of_missing(trainer, personal)
+        names = getattr(trainer.datamodule, "client_names", ())  # type: ignore[attr-defined]
+        on_server = self.algorithm.on_server
+        self._evaluation = PersonalEvaluation(pl_module, names, personal, self.local, self.buffers, on_server)
 
     @torch.no_grad()
     def load_personal(self, client: int) -> None:
