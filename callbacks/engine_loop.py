@@ -16,7 +16,6 @@ from torch import Tensor, as_tensor
 
 from lit_epgan.callbacks.remote import Alone
 from lit_epgan.callbacks.round_driver import RoundDriver
-from lit_epgan.callbacks.silence import Dropping
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Federation, Mechanism, Sampler, Seat
 from lit_epgan.engine.causes import cause_in_data
@@ -161,14 +160,11 @@ def collected(module: LightningModule) -> Iterator[dict[str, Tensor]]:
 
     def log(name: str, value: Any, *_: Any, on_step: bool = False, on_epoch: bool = False, **__: Any) -> None:
         if isinstance(value, Tensor | int | float):
-            logged[f"{name}_epoch" if on_step and on_epoch else name] = as_tensor(value, dtype=None).float()
+            logged[f"{name}_epoch" if on_step and on_epoch else name] = as_tensor(value).float()
 
     def log_dict(values: Any, *args: Any, **options: Any) -> None:
         for name, value in values.items():
             log(name, value, *args, **options)
 
-    private = isinstance(module.__dict__.get("log"), Dropping)
     with replaced_logging(module, log, log_dict):
         yield logged
-    if private:
-        logged.clear()

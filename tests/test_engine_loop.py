@@ -14,7 +14,7 @@ from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import NormClipping
 from lit_epgan.federated import APFL, SCAFFOLD, FedAvg, FedProx
-from lit_epgan.privacy import RecordNoise
+from lit_epgan.privacy import CentralNoise, RecordNoise
 
 SIZES = (20, 33, 20, 7)  # records of the clients: some go together, others do not
 
@@ -117,6 +117,13 @@ def test_clients_that_cannot_go_side_by_side_go_one_after_another(
         ends.append(weights(module))
     assert "one after another, by the engine's loop, and not side by side: a training step draws" in caplog.text
     assert torch.equal(*ends)
+
+
+def test_what_a_private_runs_training_logs_is_left_out(tmp_path: Path) -> None:
+    private = CentralNoise(1.0, 1.0, delta=1e-3, noise_seed=0, ledger=str(tmp_path / "privacy.jsonl"))
+    known = fit(tmp_path, Net(), 1, mechanism=private, local_steps="engine").callback_metrics
+    assert "val_loss" in known
+    assert not {"loss", "both", "both_epoch"} & set(known)
 
 
 class Hooked(Net):
