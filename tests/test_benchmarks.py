@@ -30,6 +30,7 @@ SMALL = {
     "tilted_moments.py": ["--elements", "2000", "--repeats", "1"],
     "speech.py": ["--minutes", "1", "--words", "20", "--hidden", "8", "--steps", "2"],
     "sru.py": ["--width", "8", "--batch", "4", "--frames", "3", "--repeats", "1"],
+    "probgan_update.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--repeats", "1"],
     "stacked_ensembles.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--repeats", "1"],
     "inverted_pixels.py": ["--rounds", "2", "--seeds", "1", "--writers", "60"],
     "price_of_privacy.py": [

@@ -155,6 +155,32 @@ def test_a_history_that_is_not_full_is_a_mean_of_what_there_is() -> None:
     torch.testing.assert_close(one, objective("lsgan").generator_loss(discriminator(fake)))
 
 
+def test_one_snapshot_each_step_has_the_expectation_of_all() -> None:
+    """Each of the drawn losses is one snapshot's, all come up, and their mean is the whole history's."""
+    generator, discriminator = networks("mlp", "none")
+    whole = built(HistoryPrior(size=5, every=1, weight=0.7), generator, discriminator)
+    one = built(HistoryPrior(size=5, every=1, weight=0.7, one_each_step=True), generator, discriminator)
+    fake, each = generator(torch.randn(6, 5, dtype=torch.double)), []
+    assert one.generator_loss(generator, discriminator, fake).item() == 0  # type: ignore[union-attr]
+    for _ in range(3):  # two places stay empty
+        randomised(discriminator)
+        each.append(0.7 * objective("lsgan").generator_loss(discriminator(fake)).item())
+        whole.before_step(0, generator, discriminator)
+        one.before_step(0, generator, discriminator)
+    for prior in (whole, one):  # as where the oldest is that of some clients alone
+        prior.snapshots.filled[2] = 0.5
+        prior.snapshots.vectors[2] *= 0.5
+    weights = [0.2, 0.4, 0.4]
+    expected = whole.generator_loss(generator, discriminator, fake)
+    assert expected is not None
+    assert expected.item() == pytest.approx(sum(w * loss for w, loss in zip(weights, each, strict=True)))
+    torch.manual_seed(0)
+    draws = [one.generator_loss(generator, discriminator, fake).item() for _ in range(300)]  # type: ignore[union-attr]
+    shares = [sum(math.isclose(draw, loss, rel_tol=1e-6) for draw in draws) / 300 for loss in each]
+    assert sum(shares) == pytest.approx(1)
+    assert shares == pytest.approx(weights, abs=4 * math.sqrt(0.24 / 300))
+
+
 def test_the_history_leaves_the_present_discriminator_alone() -> None:
     """Its statistics do not move, its hooks see nothing, its parameters get no gradient, and it may train on."""
     generator, discriminator = networks("dcgan", "batch")
@@ -256,6 +282,7 @@ def test_mixture_approximation_has_a_gradient_at_its_own_samples() -> None:
         (lambda: HistoryPrior(every=0), "and 0, but"),
         (lambda: HistoryPrior(weight=-1.0), "weight is -1"),
         (lambda: HistoryPrior(variance=0.0), "variance 0"),
+        (lambda: HistoryPrior(approximation="gma", one_each_step=True), "gma has only one"),
         (lambda: HistoryPrior(approximation="laplace"), "psa or gma"),  # type: ignore[arg-type]
     ],
 )
