@@ -129,8 +129,8 @@ def main() -> None:
     notes = (
         f"DCGANs of width {args.width} for 32 x 32 x 3, {args.generators} generators, {args.heads} discriminators, "
         f"least squares, batches of {args.batch}, noise on every gradient; medians of {args.repeats} interleaved runs "
-        f"of {args.steps} steps, ours in a federation's local steps. Bar: a step with four past discriminators takes less "
-        "than .8 of the authors'."
+        f"of {args.steps} steps, ours in a federation's local steps. Bar: a step with four past discriminators takes "
+        "less than .8 of the authors'."
     )
     publish(markdown("ProbGAN's update beside its authors'", ["", "ms", "ratio"], table, notes), args.output)
 
