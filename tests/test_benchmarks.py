@@ -22,6 +22,7 @@ SMALL = {
         *("--models", "MLP 3k", "--rounds", "2", "--repeats", "1"),
         *("--simulators", "plain driver", "plain driver, vectorized"),
     ],
+    "cost_curves.py": ["--small", "--seeds", "0", "--samples", "200", "--methods", "EP, generator sites (B)"],
     "start_up.py": ["--commands", "2", "--repeats", "1"],
     "scale.py": ["--clients", "20", "--cohort", "4", "--width", "10", "--rounds", "4"],
     "institution_costs.py": ["--small", "--reports", "2"],
