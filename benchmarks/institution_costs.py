@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from lit_epgan.engine import Algorithm, Answer, PlainFederation, Round
 from lit_epgan.engine.wire import decode_answer, encode_answer, encode_task
 from lit_epgan.federated import ExpectationPropagation, FedAvg
+from lit_epgan.runs.config_files import config_folders
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = config_folders()[-1]  # the package's own, installed or not
 RATES = (10, 100, 1000)  # Mbit/s
 FEDERATIONS = (10, 1000)
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
