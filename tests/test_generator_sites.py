@@ -13,8 +13,9 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
-from lit_epgan.federated import FedAvg, GeneratorSites
+from lit_epgan.federated import DistilledSites, FedAvg, GeneratorSites
 from lit_epgan.federated.function_space.generator_sites import _apportion
+from lit_epgan.federated.function_space.site_samples import Samples, SiteTensors
 from lit_epgan.federated.tilted_batch import tilted_batch
 from tests.federations import federation, fit
 from tests.modules import Regression
@@ -140,6 +141,23 @@ def test_pools_are_fresh_each_round_and_belong_to_seed_and_round() -> None:
     assert not set(first[0]) & set(other[0])
 
 
+@pytest.mark.parametrize("algorithm", [GeneratorSites, DistilledSites])
+@pytest.mark.parametrize(("pool_in_all", "of_each"), [(12, 4), (3, 1), (1, 1), (1000, 6)])
+def test_all_pools_together_are_bounded(
+    algorithm: type[GeneratorSites], pool_in_all: int, of_each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three sites of six samples each, where so many are allowed."""
+    asked, draw = list[int](), SiteTensors.draw
+
+    def counted(self: SiteTensors, site: Tensor, n: int, *stream: str | int) -> Samples:
+        asked.append(n)
+        return draw(self, site, n, *stream)
+
+    monkeypatch.setattr(SiteTensors, "draw", counted)
+    fit(Known(), data(local_steps=2), rounds=2, algorithm=algorithm("generator", pool=6, pool_in_all=pool_in_all))
+    assert set(asked) == {of_each}
+
+
 @pytest.mark.parametrize("refine", [0.0, 0.5])
 def test_refinement_ends_at_its_step_and_the_server_takes_over(refine: float) -> None:
     """lr 1/2: the warm-up's four steps leave the site at m + (5 - m)/16, two steps of refinement at m + (5 - m)/64."""
@@ -252,7 +270,7 @@ def test_what_is_missing_is_named() -> None:
         fit(Known(), data(), rounds=1, algorithm=GeneratorSites())
     with pytest.raises(UserError, match=r"needs a module with sample"):
         fit(Regression(), federation(), rounds=1, algorithm=GeneratorSites(generator="body"))
-    for argument in ({"own_rows": 0}, {"pool": 0}, {"refine": 1.0}, {"other_rows": 0}):
+    for argument in ({"own_rows": 0}, {"pool": 0}, {"pool_in_all": 0}, {"refine": 1.0}, {"other_rows": 0}):
         with pytest.raises(UserError, match=next(iter(argument))):
             GeneratorSites(**argument)  # type: ignore[arg-type]
 

@@ -6,15 +6,8 @@ import torch
 from torch import Tensor
 
 from lit_epgan.engine import Rounds, Server, check_server_training
-from lit_epgan.federated.function_space.generator_sites import (
-    RECORDS,
-    SITE,
-    GeneratorSites,
-    SiteTensors,
-    drawn,
-    joined,
-    known_sites,
-)
+from lit_epgan.federated.function_space.generator_sites import RECORDS, SITE, GeneratorSites, known_sites
+from lit_epgan.federated.function_space.site_samples import SiteTensors, drawn, joined
 
 
 class DistilledSites(GeneratorSites):
@@ -31,6 +24,7 @@ class DistilledSites(GeneratorSites):
     Args:
         generator: name of the submodule that ``sample`` draws from: its parameters and buffers are the site.
         pool: samples drawn of each site, afresh each round.
+        pool_in_all: samples drawn of all sites together at most.
         server_steps: steps of the server in a round.
         batch_size: rows of the server's batches.
 
@@ -39,9 +33,14 @@ class DistilledSites(GeneratorSites):
     """
 
     def __init__(
-        self, generator: str = "average", pool: int = 2000, server_steps: int = 200, batch_size: int = 32
+        self,
+        generator: str = "average",
+        pool: int = 2000,
+        server_steps: int = 200,
+        batch_size: int = 32,
+        pool_in_all: int = 40_000,
     ) -> None:
-        super().__init__(generator, pool=pool)
+        super().__init__(generator, pool=pool, pool_in_all=pool_in_all)
         check_server_training(self, server_steps, batch_size)
         self.server_steps = server_steps
         self.batch_size = batch_size
@@ -59,10 +58,9 @@ class DistilledSites(GeneratorSites):
 
     def _batches(self, server: Server) -> Iterator[list[Tensor]]:
         sites, tensors = known_sites(server), SiteTensors(server.module, self.generator)
+        pool = self.pool_of(len(sites))
         words = [(server.seed, server.round, k, "pool") for k in sites]
-        drawn_ = [
-            tensors.draw(server.state[f"{SITE}{k}"], self.pool, *word) for k, word in zip(sites, words, strict=True)
-        ]
+        drawn_ = [tensors.draw(server.state[f"{SITE}{k}"], pool, *word) for k, word in zip(sites, words, strict=True)]
         pools, records = joined(drawn_), torch.cat([server.state[f"{RECORDS}{k}"] for k in sites]).cpu()
         for _ in range(self.server_steps):
             rows, labels = drawn(pools, records, self.batch_size)

@@ -22,11 +22,9 @@ from lit_epgan.engine import (
     passing,
 )
 from lit_epgan.errors import UserError
+from lit_epgan.federated.function_space.site_samples import Samples, SiteTensors, drawn, joined
 from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
-from lit_epgan.networks.modes import evaluating
-from lit_epgan.randomness import generator_for
 
-Samples = tuple[Tensor, Tensor | None]  # rows and their labels, if they have any
 SITE, RECORDS = "site.", "records."  # and a client's index
 
 
@@ -56,6 +54,8 @@ class GeneratorSites(Around):
         generator: name of the submodule that ``sample`` draws from: its parameters and buffers are the site.
         own_rows, other_rows: rows of own data and of the others' in a minibatch; by default the latter keep its size.
         pool: samples drawn of each site, afresh each round.
+        pool_in_all: samples drawn of all sites together at most: with more sites than pool_in_all / pool each has
+            fewer, so that memory and time do not grow with their number.
         refine: share of a round's steps that refine the own site; 0 keeps the first one.
         inner: the algorithm that merges the parameters and adds its own prior; FedAvg by default.
 
@@ -71,17 +71,23 @@ class GeneratorSites(Around):
         refine: float = 0.0,
         inner: Algorithm | None = None,
         other_rows: int | None = None,
+        pool_in_all: int = 40_000,
     ) -> None:
         super().__init__(inner)
-        for name, count in (("own_rows", own_rows), ("pool", pool), ("other_rows", other_rows)):
+        counts = {"own_rows": own_rows, "pool": pool, "other_rows": other_rows, "pool_in_all": pool_in_all}
+        for name, count in counts.items():
             if count is not None and count < 1:
                 raise UserError(f"GeneratorSites' {name} is {count}; it must be at least 1")
         if not 0 <= refine < 1:
             raise UserError(f"GeneratorSites' refine is {refine}; it must lie in [0, 1)")
         self.generator = generator
         self.own_rows, self.other_rows = own_rows, other_rows
-        self.pool = pool
+        self.pool, self.pool_in_all = pool, pool_in_all
         self.refine = refine
+
+    def pool_of(self, sites: int) -> int:
+        """Samples of each of so many sites."""
+        return min(self.pool, max(1, self.pool_in_all // sites))
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
         """Check that the module can be sampled."""
@@ -154,7 +160,8 @@ class SiteWork(Work):
         self._changed, self._before = False, self.tensors.read()
         self._alone = not others or "site" not in client.state
         if not self._alone:
-            self._others = joined([self._pool(k) for k in others])
+            pool = self.settings.pool_of(1 + len(others))
+            self._others = joined([self._pool(k, pool) for k in others])
             self._others_records = torch.cat([received[f"{RECORDS}{k}"] for k in others]).cpu()
         self._refining = not self._alone and self._refinement() > 0
         if self._refining:
@@ -187,11 +194,11 @@ class SiteWork(Work):
         for work in self.inner:  # a site knows nothing of the others
             work.rests = rests
 
-    def _pool(self, k: int) -> Samples:
-        """Samples of site k, the same for everyone: made once for all clients of a seat."""
+    def _pool(self, k: int, pool: int) -> Samples:
+        """So many samples of site k, the same for everyone: made once for all clients of a seat."""
         client, site = self.client, self.received[f"{SITE}{k}"]
         words = (client.seed, client.round, k, "pool")
-        return client.remember(f"pool {k}", lambda: self.tensors.draw(site, self.settings.pool, *words))
+        return client.remember(f"pool {k}", lambda: self.tensors.draw(site, pool, *words))
 
     def _tilted_batch(self, batch: Any) -> Any:
         """Own rows and samples of the other sites, with the rows' weights."""
@@ -211,55 +218,6 @@ class SiteWork(Work):
             self.client.state["parameters"] = self.client.parameters.clone()
 
 
-class SiteTensors:
-    """What of a module is a site, as one vector.
-
-    Args:
-        module: offers ``sample(n, generator)``, or ``sample_labelled`` and a buffer ``label_shares``.
-        generator: name of the submodule that it draws from.
-    """
-
-    def __init__(self, module: nn.Module, generator: str) -> None:
-        self._module, self._generator = module, generator
-
-    def _tensors(self) -> list[Tensor]:
-        submodule = self._module.get_submodule(self._generator)
-        shares = [self._module.get_buffer("label_shares")] if hasattr(self._module, "sample_labelled") else []
-        tensors = [*submodule.parameters(), *submodule.buffers(), *shares]
-        return [t.detach() for t in tensors if t.is_floating_point()]
-
-    def read(self) -> Tensor:
-        """The vector, copied."""
-        return torch.cat([t.flatten() for t in self._tensors()])
-
-    def load(self, site: Tensor) -> None:
-        """Make the module hold a site."""
-        start = 0
-        for tensor in self._tensors():
-            tensor.copy_(site[start : start + tensor.numel()].view_as(tensor))
-            start += tensor.numel()
-
-    @torch.no_grad()
-    def draw(self, site: Tensor, n: int, *stream: str | int) -> Samples:
-        """n samples of a site, and their labels where it knows any, leaving the module as it was.
-
-        Args:
-            site: the vector.
-            n: how many.
-            stream: what their randomness is derived from.
-        """
-        kept, module = self.read(), self._module
-        self.load(site)
-        generator = generator_for(*stream)
-        with evaluating(module):
-            if hasattr(module, "sample_labelled"):
-                samples, labels = module.sample_labelled(n, generator)  # type: ignore[operator]
-            else:
-                samples, labels = module.sample(n, generator), None  # type: ignore[operator]
-        self.load(kept)
-        return samples, labels
-
-
 def known_sites(server: Server) -> list[int]:
     """Clients whose site the server has."""
     return [k for k in range(server.clients) if f"{SITE}{k}" in server.state]
@@ -273,21 +231,6 @@ def _of_others(state: dict[str, Tensor], sites: list[int], client: int) -> dict[
 def _versions(sites: list[int]) -> dict[str, int]:
     """Those of sites that stay as they are, and of their records."""
     return {f"{what}{k}": 0 for what in (SITE, RECORDS) for k in sites}
-
-
-def joined(pools: list[Samples]) -> Samples:
-    """Pools (n, ...) of the sites as one (sites, n, ...), and their labels."""
-    labels = [y for _, y in pools if y is not None]
-    return torch.stack([x for x, _ in pools]), torch.stack(labels) if labels else None
-
-
-def drawn(pools: Samples, records: Tensor, rows: int) -> Samples:
-    """``rows`` samples of pools (sites, n, ...), sites in proportion to their ``records`` (sites,)."""
-    samples, labels = pools
-    origin = torch.multinomial(records, rows, replacement=True)
-    index = torch.randint(samples.shape[1], (rows,))
-    place = origin.to(samples.device), index.to(samples.device)
-    return samples[place], None if labels is None else labels[place]
 
 
 def _apportion(shares: Tensor, n: int) -> list[int]:
