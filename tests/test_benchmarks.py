@@ -38,6 +38,10 @@ SMALL = {
         *("--epsilons", "8", "--seeds", "1", "--writers", "20", "--rounds", "2", "--cohort", "5", "--factors", "1"),
         *("--local-steps", "2", "--server-steps", "2", "--processes", "1"),
     ],
+    "memorisation.py": [
+        *("--seeds", "1", "--rounds", "2", "--warmup-steps", "5", "--local-steps", "2", "--noise", "1"),
+        *("--samples", "50", "--compared", "100", "--draws", "2"),
+    ],
     "fedavg_gan_power.py": [
         *("--writers", "40", "--shares", "0.5", "--rounds", "1", "--server-steps", "1", "--runs", "1"),
         *("--epsilons", "8", "--processes", "1"),
