@@ -52,9 +52,11 @@ def test_a_search_finds_how_near_a_generator_comes() -> None:
     """One that fills a plane: the distance is the height above it, wherever the samples are that it starts from."""
     plane = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     candidates = torch.tensor([[1.0, 2.0, 3.0], [0.0, -1.0, -0.5]])
-    found = by_search(candidates, lambda z: z @ plane, torch.tensor([[1.0, 1.0], [-1.0, 0.0]]))
+    noise = torch.tensor([[1.0, 1.0], [-1.0, 0.0]])
+    start = by_search(candidates, lambda z: z @ plane, noise, steps=1)
+    assert start.tolist() == pytest.approx([-math.sqrt(10), -1.5])  # from the first sample, and from the second
+    found = by_search(candidates, lambda z: z @ plane, noise)
     assert found.tolist() == pytest.approx([-3.0, -0.5], abs=1e-3)
-    assert by_search(candidates, lambda z: z @ plane, torch.tensor([[1.0, 1.0]]), 1)[0] == pytest.approx(-(10**0.5))
 
 
 def test_the_inner_product_by_hand() -> None:
