@@ -225,43 +225,50 @@ def by_samples(sizes: Sizes, seed: int) -> tuple[Found, Given, Images]:
 
 
 def by_embeddings(phi: Phi, images: Images, z: float, sizes: Sizes, seed: int) -> Found:
-    """Attacks on the sums that clients release with noise z, and on these sums' sum, over several draws of noise."""
-    with torch.no_grad():
-        held = [[phi(x.float().unflatten(1, (1, 8, 8))).double() for x in part] for part in (images.train, images.test)]
-    pairs, sigma = list(zip(*held, strict=True)), z * SENSITIVITY
-    everyone = [(torch.cat(held[0]), torch.cat(held[1]))]
-    attacks: dict[str, list[dict[str, float]]] = {}
-    for draw in range(sizes.draws if z else 1):
-        mechanism = GaussianMechanism(z, noise_seed=seed)
-        sums = [mechanism.release(members.sum(0), SENSITIVITY, "draw", draw, k) for k, (members, _) in enumerate(pairs)]
-        found = {
-            "inner product, a client's sum": [inner(*pair, total) for pair, total in zip(pairs, sums, strict=True)],
-            "least squares, a client's sum": [
-                squares(*pair, total, sigma) for pair, total in zip(pairs, sums, strict=True)
-            ],
-            "least squares, the sum over clients": [
-                squares(*everyone[0], torch.stack(sums).sum(0), sigma * math.sqrt(len(sums)))
-            ],
-        }
-        for name, scored in found.items():
-            attacks.setdefault(name, []).append(attack(scored))
-    means = {
-        name: {m: statistics.fmean(a[m] for a in each) for m in ("AUC", "found")} for name, each in attacks.items()
+    """Attacks on the sums that clients release with noise z, and on these sums' sum: means over draws of the noise."""
+    members, others = (features(phi, part) for part in (images.train, images.test))
+    sigma, mechanism, draws = z * SENSITIVITY, GaussianMechanism(z, noise_seed=seed), sizes.draws if z else 1
+    sums = [
+        torch.stack([mechanism.release(own.sum(0), SENSITIVITY, "draw", draw, k) for draw in range(draws)])
+        for k, own in enumerate(members)
+    ]
+    clients, noise_of_all = list(zip(members, others, sums, strict=True)), sigma * math.sqrt(len(sums))
+    everyone = torch.cat(members), torch.cat(others), torch.stack(sums).sum(0)
+    found = {
+        "inner product, a client's sum": [inner(*client) for client in clients],
+        "least squares, a client's sum": [squares(*client, sigma) for client in clients],
+        "least squares, the sum over clients": [squares(*everyone, noise_of_all)],
     }
+    means = {name: over_draws(scored) for name, scored in found.items()}
     return means | {"bound: all other records known, a client's release": bound(z)}
 
 
-def inner(members: Tensor, others: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores of who knows half of the test images to be none of the client's."""
-    reference, mean = others[::2].mean(0), total / len(members)
-    return by_inner_product(members, mean, reference), by_inner_product(others[1::2], mean, reference)
+@torch.no_grad()
+def features(phi: Phi, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Of each client's images (n, 64) the features (n, D)."""
+    return [phi(x.float().unflatten(1, (1, 8, 8))).double() for x in parts]
 
 
-def squares(members: Tensor, others: Tensor, total: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
-    """Scores of who holds all images and does not know which of them are the client's."""
+def inner(members: Tensor, others: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (draws, n) of who knows half of the test images to be none of the client's."""
+    reference, means = others[::2].mean(0), totals / len(members)
+    inside, outside = (
+        torch.stack([by_inner_product(x, mean, reference) for mean in means]) for x in (members, others[1::2])
+    )
+    return inside, outside
+
+
+def squares(members: Tensor, others: Tensor, totals: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
+    """Scores (draws, n) of who holds all images and does not know which of them are the client's."""
     share = len(members) / (len(members) + len(others))
-    scores = by_least_squares(torch.cat([members, others]), total, share, sigma)
-    return scores[: len(members)], scores[len(members) :]
+    scores = by_least_squares(torch.cat([members, others]), totals, share, sigma)
+    return scores[:, : len(members)], scores[:, len(members) :]
+
+
+def over_draws(scored: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """Means of what an attack finds, from each client's scores (draws, n) of members and others."""
+    found = [attack([(members[d], others[d]) for members, others in scored]) for d in range(len(scored[0][0]))]
+    return {measure: statistics.fmean(each[measure] for each in found) for measure in found[0]}
 
 
 def bound(z: float) -> dict[str, float]:

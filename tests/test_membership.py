@@ -72,9 +72,9 @@ def test_least_squares_without_noise_finds_everybody() -> None:
 
 
 def test_least_squares_by_hand() -> None:
-    """Orthonormal features, p = 1/2, sigma = 1/2: b = 1/2 + (t - 1/2) / (1 + 1/4 / (1/4))."""
-    found = by_least_squares(torch.eye(2), torch.tensor([1.5, 0.0]), 0.5, 0.5)
-    assert found.tolist() == pytest.approx([1.0, 0.25])
+    """Orthonormal features, p = 1/2, sigma = 1/2: b = 1/2 + (t - 1/2) / (1 + 1/4 / (1/4)); of two sums each its own."""
+    found = by_least_squares(torch.eye(2), torch.tensor([[1.5, 0.0], [0.5, 1.0]]), 0.5, 0.5)
+    assert found.flatten().tolist() == pytest.approx([1.0, 0.25, 0.5, 0.75])
 
 
 def test_least_squares_under_noise_is_as_good_as_the_gaussian_mechanism_allows() -> None:

@@ -66,7 +66,7 @@ def by_inner_product(candidates: Tensor, mean: Tensor, reference: Tensor) -> Ten
 
 
 def by_least_squares(candidates: Tensor, total: Tensor, share: float, sigma: float = 0.0) -> Tensor:
-    """Scores (n,) of an attacker who has a sum of records' features, and knows all candidates but not who is in it.
+    """Scores (..., n) of an attacker who has sums of records' features, and knows all candidates but not who is in it.
 
         b = p + (G + sigma^2 / (p (1 - p)) I)^-1 F (total - p F' 1),   F the candidates' features,   G = F F'
 
@@ -76,14 +76,14 @@ def by_least_squares(candidates: Tensor, total: Tensor, share: float, sigma: flo
 
     Args:
         candidates: F, (n, D).
-        total: the released sum, (D,).
+        total: the released sum, or sums of the same records under several draws of noise, (..., D).
         share: p, strictly between 0 and 1.
         sigma: standard deviation of the noise in every coordinate of the sum.
     """
     gram = candidates @ candidates.T
     ridge = sigma**2 / (share * (1 - share)) * torch.eye(len(gram), dtype=gram.dtype)
-    residual = candidates @ total - share * gram.sum(1)
-    return share + torch.linalg.pinv(gram + ridge, hermitian=True) @ residual
+    residual = total @ candidates.T - share * gram.sum(1)
+    return share + residual @ torch.linalg.pinv(gram + ridge, hermitian=True)
 
 
 def auc(members: Tensor, others: Tensor) -> float:
