@@ -51,6 +51,7 @@ class Sizes:
         compared: samples whose nearest images are looked for.
         draws: of training images, and of the releases' noise.
         noise: noise multipliers of a release.
+        herding_steps, search_steps: of the points of C, and of the search through a generator.
     """
 
     rounds: int
@@ -60,6 +61,8 @@ class Sizes:
     compared: int
     draws: int
     noise: tuple[float, ...]
+    herding_steps: int
+    search_steps: int
 
 
 @dataclass
@@ -192,10 +195,10 @@ def attack(scored: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
     return {"AUC": statistics.fmean(auc(*pair) for pair in scored), "found": true_positive_rate(members, others)}
 
 
-def searched(generators: Sequence[Generator], images: Images) -> dict[str, float]:
+def searched(generators: Sequence[Generator], images: Images, steps: int) -> dict[str, float]:
     """Membership by a search through the generator that an attacker on each client's images has."""
     scored = [
-        (by_search(train.float(), network, noise), by_search(test.float(), network, noise))
+        (by_search(train.float(), network, noise, steps), by_search(test.float(), network, noise, steps))
         for train, test, (network, noise, _) in zip(images.train, images.test, generators, strict=True)
     ]
     return attack(in_medians(scored))
@@ -203,7 +206,8 @@ def searched(generators: Sequence[Generator], images: Images) -> dict[str, float
 
 def by_samples(sizes: Sizes, seed: int) -> tuple[Found, Given, Images]:
     """Of all generators and points of a seed."""
-    (b, images), (c, _) = trained(B, sizes, seed), trained(C, sizes, seed)
+    herding = ["--federation.algorithm.herding_steps", str(sizes.herding_steps)]
+    (b, images), (c, _) = trained(B, sizes, seed), trained([*C, *herding], sizes, seed)
     assert b.generator is not None
     assert c.generator is not None
     assert c.herded is not None
@@ -216,7 +220,7 @@ def by_samples(sizes: Sizes, seed: int) -> tuple[Found, Given, Images]:
         "generator after the last round, C": [c.generator] * clients,
     }.items():
         found[name] = seen_in([each.samples for each in generators], images, sizes, seed)
-        found[f"{name}: searched"] = searched(generators, images)
+        found[f"{name}: searched"] = searched(generators, images, sizes.search_steps)
     found["herded points, C"] = seen_in([c.herded] * clients, images, sizes, seed)
     return found, c, images
 

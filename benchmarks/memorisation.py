@@ -123,6 +123,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compared", type=int, default=2000, help="samples whose nearest images are looked for")
     parser.add_argument("--draws", type=int, default=20, help="of training images, and of the releases' noise")
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 1.0, 2.0], help="multipliers of a release")
+    parser.add_argument("--herding-steps", type=int, default=300, help="of the points of C")
+    parser.add_argument("--search-steps", type=int, default=200, help="of a search through a generator")
     parser.add_argument("--kept", type=Path, help="keep what is found in this file, and go on from it")
     return parser.parse_args()
 
@@ -131,7 +133,8 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
     steps = args.rounds, args.warmup_steps, args.local_steps
-    sizes = Sizes(*steps, args.samples, args.compared, args.draws, tuple(args.noise))
+    further = tuple(args.noise), args.herding_steps, args.search_steps
+    sizes = Sizes(*steps, args.samples, args.compared, args.draws, *further)
     runs = all_measured(sizes, args.seeds, args.kept)
     publish(f"{of_samples(runs, sizes)}\n{of_embeddings(runs, sizes)}", args.output)
 

@@ -40,7 +40,7 @@ SMALL = {
     ],
     "memorisation.py": [
         *("--seeds", "1", "--rounds", "2", "--warmup-steps", "5", "--local-steps", "2", "--noise", "1"),
-        *("--samples", "50", "--compared", "100", "--draws", "2"),
+        *("--samples", "50", "--compared", "100", "--draws", "2", "--herding-steps", "2", "--search-steps", "2"),
     ],
     "fedavg_gan_power.py": [
         *("--writers", "40", "--shares", "0.5", "--rounds", "1", "--server-steps", "1", "--runs", "1"),
