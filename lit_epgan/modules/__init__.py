@@ -3,6 +3,7 @@
 from lit_epgan.modules.acoustic import AcousticModel
 from lit_epgan.modules.classifier import Classifier
 from lit_epgan.modules.conditional_gan import ConditionalGAN
+from lit_epgan.modules.cvae import CVAE
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.language_model import LanguageModel
 from lit_epgan.modules.posterior import Posterior, PosteriorOfCodes
@@ -12,6 +13,7 @@ from lit_epgan.modules.speech_gan import SpeechGAN
 from lit_epgan.modules.suffiae import SuffiAE
 
 __all__ = [
+    "CVAE",
     "GAN",
     "AcousticModel",
     "Classifier",
