@@ -30,6 +30,7 @@ from lit_epgan.federated.function_space.distilled_sites import DistilledSites
 from lit_epgan.federated.function_space.embedding_on_server import EmbeddingOnServer, MatchedEmbedding
 from lit_epgan.federated.function_space.embedding_sites import EmbeddingSites
 from lit_epgan.federated.function_space.generator_sites import GeneratorSites
+from lit_epgan.federated.function_space.synthetic_records import SyntheticRecords
 from lit_epgan.federated.likelihood_free.discrepancy_search import DiscrepancySearch
 from lit_epgan.federated.likelihood_free.energy_search import EnergySearch
 from lit_epgan.federated.likelihood_free.published_rejection import PublishedRejection
@@ -73,5 +74,6 @@ __all__ = [
     "SearchOnRelease",
     "ServerOptimizer",
     "SiteRule",
+    "SyntheticRecords",
     "TiltedExpectationPropagation",
 ]
