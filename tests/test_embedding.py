@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lit_epgan.embedding import (
     EmbeddingFactor,
     LowFrequencies,
+    NormalisedMoments,
     Points,
     RandomFourierFeatures,
     feature_map,
@@ -54,6 +55,15 @@ def test_inner_products_are_the_mean_of_gaussian_kernels() -> None:
     # the bandwidths have equal shares, whatever their order
     few = RandomFourierFeatures(1, 4, (1.0, 100.0), stream("turns")).omega.abs().flatten()
     assert float(few[[1, 3]].max()) < float(few[[0, 2]].min())
+
+
+def test_moments_by_hand() -> None:
+    """(3, -4): first (3, -4) / 5; squares (9, 16), of norm 337 ** .5; each half has the norm 1 / sqrt(2)."""
+    found = NormalisedMoments()(torch.tensor([[3.0, -4.0], [3e200, -4e200], [0.0, 0.0]], dtype=torch.float64))
+    expected = torch.tensor([0.6, -0.8, 9 / 337**0.5, 16 / 337**0.5], dtype=torch.float64) / 2**0.5
+    torch.testing.assert_close(found[0], expected)
+    assert float(found[1].norm()) <= 1
+    assert found[2].tolist() == [0.0] * 4
 
 
 def test_wrong_features_are_refused() -> None:

@@ -80,6 +80,26 @@ def test_a_matched_generator_has_the_datas_mean_and_scale() -> None:
         torch.testing.assert_close(average[name], parameter.detach(), atol=0.03, rtol=0)
 
 
+def test_a_generator_is_matched_to_moments_without_random_features() -> None:
+    """DP-MEPF, with (1, x, x^2) as the features that everybody knows: equal moments of it are equal mean and spread."""
+
+    class Known(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([torch.ones_like(x[:, :1]), x], 1)
+
+    module = Cloud()
+    options: dict[str, Any] = {**FAST, "embedding": "moments", "features": Known(), "points": 20, "herding_steps": 5}
+    algorithm = Totals(**options)
+    fit(Cloud(), data((400,)), rounds=1, algorithm=algorithm)
+    x = records((400,))[0]
+    h = torch.cat([torch.ones_like(x[:, :1]), x], 1)
+    first, second = h / h.norm(dim=1, keepdim=True), h.square() / h.square().norm(dim=1, keepdim=True)
+    expected = torch.cat([torch.tensor([400.0]).double(), torch.cat([first, second], 1).sum(0) / 2**0.5])
+    torch.testing.assert_close(algorithm.totals[0]["embedding"], expected)
+    fit(module, data((400,)), rounds=5, algorithm=MatchedEmbedding(server_steps=100, lr=0.1, average=0.9, **options))
+    assert module.generator.mean.tolist() == pytest.approx(x.mean(0).tolist(), abs=0.1)
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -106,6 +126,8 @@ def test_what_cannot_be_is_named() -> None:
     for argument in ({"own_rows": 0}, {"points": 0}, {"frequencies": 0}, {"herding_steps": 0}, {"smoothing": -1.0}):
         with pytest.raises(UserError, match=next(iter(argument))):
             EmbeddingSites(**argument)
+    with pytest.raises(UserError, match="embedding is 'moment'"):
+        MatchedEmbedding(embedding="moment")
     with pytest.raises(UserError, match="server_steps and batch_size are 0 and 32"):
         EmbeddingOnServer(server_steps=0)
     with pytest.raises(UserError, match="lr and average"):

@@ -16,7 +16,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.features import to_bytes
 from lit_epgan.metrics.generative import class_coverage, confident_counts, frechet_distance
-from lit_epgan.metrics.lite0 import Lite0
+from lit_epgan.metrics.lite0 import Lite0, Lite0Blocks
 from lit_epgan.metrics.pixels import Pixels
 from lit_epgan.metrics.scores import Scores, reference
 from lit_epgan.metrics.streaming import InceptionScore
@@ -166,6 +166,24 @@ def test_lite0_looks_at_smaller_images_where_told_to() -> None:
     assert torch.equal(Lite0(side=224).extract(image)[0], whole.extract(image)[0])
     with pytest.raises(UserError, match="side is 16"):
         Lite0(side=16)
+
+
+@needs_lite0
+def test_lite0s_first_blocks_are_those_of_the_whole_network() -> None:
+    """Side by side, and gradients pass through them to the images."""
+    images, extractor = torch.rand(2, 1, 8, 8).requires_grad_(), Lite0(side=32)
+    seen: list[Tensor] = []
+    for block in extractor._blocks:
+        block.register_forward_hook(lambda module, arguments, output: seen.append(output.flatten(1)))
+    extractor(images)
+    features = Lite0Blocks(side=32, blocks=5)(images)
+    assert features.shape == (2, 8448)
+    assert len(seen) == 16
+    torch.testing.assert_close(features, torch.cat(seen[:5], 1))
+    assert bool(torch.autograd.grad(features.sum(), images)[0].any())
+    for blocks in (0, 17):
+        with pytest.raises(UserError, match=f"blocks is {blocks}; EfficientNet-Lite0 has 16"):
+            Lite0Blocks(blocks=blocks)
 
 
 @needs_lite0

@@ -6,9 +6,9 @@ import pytest
 import scipy.stats
 import torch
 from scipy.stats import norm
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism, RandomFourierFeatures
+from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism, NormalisedMoments, RandomFourierFeatures
 from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import secure_normal
@@ -23,7 +23,7 @@ class Recorder(GaussianMechanism):
         return vector
 
 
-def noised(x: Tensor, phi: RandomFourierFeatures) -> Recorder:
+def noised(x: Tensor, phi: nn.Module) -> Recorder:
     mechanism = Recorder(1.0)
     EmbeddingFactor.of(x.split(5), phi, x).released(mechanism)
     return mechanism
@@ -41,6 +41,20 @@ def test_no_record_moves_the_release_further_than_its_sensitivity() -> None:
     assert whole.__dict__["sensitivity"] == SENSITIVITY
     assert max(moves) <= SENSITIVITY * (1 + 1e-9)
     assert sorted(moves)[2:] == pytest.approx([SENSITIVITY] * (len(x) - 2))
+
+
+def test_no_record_moves_the_moments_further_either() -> None:
+    """A record without features, and ones that are not finite, move the count alone."""
+    phi = NormalisedMoments()
+    x = torch.cat(
+        [rows(12, 3), 1e9 * rows(3, 3), torch.zeros(1, 3), torch.tensor([[math.nan, 0, 0], [math.inf, 1, 1]])]
+    )
+    whole = noised(x, phi)
+    moves = []
+    for i in range(len(x)):
+        without = noised(torch.cat([x[:i], x[i + 1 :]]), phi)
+        moves.append(float((whole.__dict__["vector"] - without.__dict__["vector"]).norm()))
+    assert moves == pytest.approx([SENSITIVITY] * (len(x) - 3) + [COUNT_WEIGHT] * 3)
 
 
 def test_features_that_break_their_promise_are_clipped() -> None:

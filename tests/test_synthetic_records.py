@@ -1,6 +1,7 @@
 """Data condensed by distribution matching: rows against closed forms, and a federation that trains on them alone."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.embedding import matched_rows, new_networks
 from lit_epgan.engine import NormClipping, Rounds, Server, passing
@@ -120,6 +122,18 @@ def test_the_server_learns_all_classes_from_rows_alone() -> None:
     shares = drawn.bincount() / len(drawn)
     torch.testing.assert_close(shares.double(), torch.tensor([30, 70, 60]).double() / 160, atol=0.04, rtol=0)
     assert module(CENTRES).argmax(1).tolist() == [0, 1, 2]
+
+
+def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    straight, resumed = classifier(), classifier()
+    fast = FAST | {"matching_steps": 10}
+    federations.fit(straight, data(), rounds=3, algorithm=SyntheticRecords(**fast))
+    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [RoundCheckpoint()]}
+    federations.fit(classifier(), data(), rounds=1, folder=tmp_path, algorithm=SyntheticRecords(**fast), **options)
+    last = str(tmp_path / "checkpoints" / "last.ckpt")
+    federations.fit(resumed, data(), rounds=3, algorithm=SyntheticRecords(**fast), ckpt_path=last)
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from lit_epgan.embedding.fourier import RandomFourierFeatures, median_distance
 from lit_epgan.embedding.gaussian_mechanism import GaussianMechanism, Guarantee
 from lit_epgan.embedding.herding import herd
 from lit_epgan.embedding.matched_rows import matched_rows, new_networks
+from lit_epgan.embedding.moments import NormalisedMoments
 from lit_epgan.embedding.simplex import SimplexWeights, project_to_simplex
 from lit_epgan.embedding.stacked_frames import StackedFrames
 
@@ -15,6 +16,7 @@ __all__ = [
     "GaussianMechanism",
     "Guarantee",
     "LowFrequencies",
+    "NormalisedMoments",
     "Points",
     "RandomFourierFeatures",
     "SimplexWeights",

@@ -4,7 +4,7 @@ from typing import Literal
 
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.features import FeatureExtractor
-from lit_epgan.metrics.lite0 import Lite0
+from lit_epgan.metrics.lite0 import Lite0, Lite0Blocks
 from lit_epgan.metrics.pixels import Pixels
 
 ExtractorName = Literal["digits", "fashion", "emoji", "inception", "lite0", "pixels"]
@@ -43,4 +43,4 @@ def feature_extractor(name: str, data_dir: str = "data") -> FeatureExtractor:
     raise UserError(f"extractor {name!r} does not exist: choose digits, fashion, emoji, inception, lite0 or pixels.")
 
 
-__all__ = ["ExtractorName", "FeatureExtractor", "Lite0", "Pixels", "feature_extractor"]
+__all__ = ["ExtractorName", "FeatureExtractor", "Lite0", "Lite0Blocks", "Pixels", "feature_extractor"]

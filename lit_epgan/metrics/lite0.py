@@ -1,8 +1,12 @@
 """The ``lite0`` extractor: EfficientNet-Lite0 with public ImageNet weights from an optional package."""
 
 import importlib.util
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -63,13 +67,40 @@ class Lite0(FeatureExtractor):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features (n, 1280) and logits (n, 1000) of ``images`` (n, 1 or 3, height, width) in [-1, 1]."""
+        x = deque(self.activations(images), maxlen=1).pop()  # all at once would take memory
+        features = F.relu6(self._bn1(self._conv_head(x))).mean((2, 3))
+        return features, self._fc(features)
+
+    def activations(self, images: Tensor) -> Iterator[Tensor]:
+        """The output (n, channels, height, width) of one block after another, worked out as it is asked for."""
         resized = F.interpolate(images, (self.side, self.side), mode="bilinear", align_corners=False, antialias=True)
         x = (resized.expand(-1, 3, -1, -1) * 127.5 + 0.5) / 128  # (byte - 127) / 128, as it was trained
         x = F.relu6(self._bn0(self._conv_stem(x)))
         for block in self._blocks:
             x = block(x)
-        features = F.relu6(self._bn1(self._conv_head(x))).mean((2, 3))
-        return features, self._fc(features)
+            yield x
+
+
+class Lite0Blocks(nn.Module):
+    """The outputs of EfficientNet-Lite0's first blocks side by side: what is seen, and where in the image.
+
+    Args:
+        side: as Lite0's.
+        blocks: how many of the 16.
+
+    Raises:
+        UserError: as Lite0; or there are no so many blocks.
+    """
+
+    def __init__(self, side: int = 32, blocks: int = 5) -> None:
+        super().__init__()
+        self.network, self.blocks = Lite0(side), blocks
+        if not 1 <= blocks <= len(self.network._blocks):
+            raise UserError(f"blocks is {blocks}; EfficientNet-Lite0 has {len(self.network._blocks)}")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (n, d) of ``images`` (n, 1 or 3, height, width) in [-1, 1]; of the default settings 8,448."""
+        return torch.cat([x.flatten(1) for x in islice(self.network.activations(images), self.blocks)], 1)
 
 
 class Block(nn.Module):

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from lit_epgan.embedding import (
     GaussianMechanism,
     Guarantee,
     LowFrequencies,
+    NormalisedMoments,
     Points,
     RandomFourierFeatures,
     StackedFrames,
@@ -51,8 +53,8 @@ class EmbeddingRelease:
             is taken as it is when the features are built. By default random convolutions for images and the identity
             for anything else.
         frequencies: of the random Fourier features; a release is one more than twice as many numbers.
-        bandwidths: of the kernel, in median distances between random points; by default .5 and 1 for images, .1, .2, .4
-            and .8 for anything else.
+        bandwidths: of their kernel, in median distances between random points; by default .5 and 1 for images, .1, .2,
+            .4 and .8 for anything else.
         dimensions: of each channel of an image, the lowest frequencies that herded points have; by default 9 / 16,
             64 at most.
         stacked: frames that each row of a record shows side by side, where records are chunks of a spectrogram.
@@ -67,6 +69,9 @@ class EmbeddingRelease:
         noise_seed: makes the noise repeatable, for studies only; by default it comes from the operating system.
         unit: what a release protects: a ``record``, by ``noise_multiplier``, or a ``user``, by the federation's
             mechanism (``UserUnit``).
+        embedding: of what the features see: ``fourier``, random Fourier features of it, whose means tell any two
+            distributions apart; or ``moments``, its normalised first and second moments (DP-MEPF), where the features
+            are a network that was trained on public data.
 
     Raises:
         UserError: if an argument is out of its range.
@@ -88,13 +93,17 @@ class EmbeddingRelease:
         delta: float = 1e-5,
         noise_seed: int | None = None,
         unit: Unit = "record",
+        embedding: Literal["fourier", "moments"] = "fourier",
     ) -> None:
+        if embedding not in ("fourier", "moments"):
+            raise UserError(f"embedding is {embedding!r}; it must be fourier or moments")
         for name, count in (("frequencies", frequencies), ("points", points), ("herding_steps", herding_steps)):
             if count < 1:
                 raise UserError(f"{name} is {count}; it must be at least 1")
         if not herding_rate > 0 or not smoothing >= 0:
             raise UserError(f"herding_rate and smoothing are {herding_rate} and {smoothing}; give > 0 and >= 0")
-        self.features, self.frequencies, self.bandwidths = features, frequencies, bandwidths
+        self.features, self.embedding = features, embedding
+        self.frequencies, self.bandwidths = frequencies, bandwidths
         self.dimensions, self.stacked, self.bound = dimensions, stacked, bound
         self.points, self.herding_steps = points, herding_steps
         self.herding_rate, self.smoothing = herding_rate, smoothing
@@ -135,14 +144,10 @@ class EmbeddingRelease:
         self._refuse_opaque(h, start[:2])
         with torch.no_grad():
             seen = h(self.code(start))
-        relative = self.bandwidths if self.bandwidths is not None else (0.5, 1.0) if image else (0.1, 0.2, 0.4, 0.8)
-        unit = median_distance(seen)
-        fourier = RandomFourierFeatures(
-            seen.shape[1], self.frequencies, [unit * b for b in relative], generator_for(seed, "frequencies")
-        )
+        phi = NormalisedMoments() if self.embedding == "moments" else self._fourier(seen, image)
         # what a client releases is summed up in double precision, so that rounding does not add to the sensitivity
-        self._released_phi = nn.Sequential(h, InDouble(), copy.deepcopy(fourier))
-        self.phi = nn.Sequential(h, fourier.to(self._like))
+        self._released_phi = nn.Sequential(h, InDouble(), copy.deepcopy(phi))
+        self.phi = nn.Sequential(h, phi.to(self._like))
 
     def start(self, server: Server) -> None:
         """A resumed server's features are those that it had."""
@@ -243,6 +248,12 @@ class EmbeddingRelease:
             shared.load(network)
         self._network = shared.vector
         return FlatFeatures(shared)
+
+    def _fourier(self, seen: Tensor, image: bool) -> RandomFourierFeatures:
+        """Random features with bandwidths in the median distance of what is seen (n, d) of random points."""
+        relative = self.bandwidths if self.bandwidths is not None else (0.5, 1.0) if image else (0.1, 0.2, 0.4, 0.8)
+        unit, frequencies = median_distance(seen), generator_for(self._seed, "frequencies")
+        return RandomFourierFeatures(seen.shape[1], self.frequencies, [unit * b for b in relative], frequencies)
 
     def _start(self) -> Tensor:
         return self.code.start(self.points, generator_for(self._seed, "herding start"))

@@ -101,9 +101,7 @@ class SyntheticRecords(Algorithm):
             for name in (ROWS, LABELS, RECORDS):
                 server.state[name] = torch.cat(list(total.each.pop(name).values()))
             if server.state[LABELS].is_floating_point():
-                raise UserError(
-                    "a mechanism has scaled SyntheticRecords' rows and their labels: leave it out"
-                )
+                raise UserError("a mechanism has scaled SyntheticRecords' rows and their labels: leave it out")
         else:
             server.train(self._batches(server))
 
