@@ -128,6 +128,8 @@ def test_what_cannot_be_is_named() -> None:
             EmbeddingSites(**argument)
     with pytest.raises(UserError, match="embedding is 'moment'"):
         MatchedEmbedding(embedding="moment")
+    with pytest.raises(UserError, match="bandwidths are a kernel's"):
+        MatchedEmbedding(embedding="moments", bandwidths=(1.0,))
     with pytest.raises(UserError, match="server_steps and batch_size are 0 and 32"):
         EmbeddingOnServer(server_steps=0)
     with pytest.raises(UserError, match="lr and average"):

@@ -44,8 +44,8 @@ class EmbeddingOnServer(Algorithm):
         batch_size: rows of the server's batches.
         inner: must be left out: nothing but the release leaves a client.
         release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``stacked``, ``bound``, ``points``,
-            ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta``, ``noise_seed`` and
-            ``unit`` of EmbeddingRelease.
+            ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta``, ``noise_seed``,
+            ``unit`` and ``embedding`` of EmbeddingRelease.
 
     Raises:
         UserError: if an argument is out of its range, an inner algorithm is asked for, or the module cannot be sampled.
@@ -134,7 +134,8 @@ class MatchedEmbedding(EmbeddingOnServer):
 
     min over G of || mean_z phi(G(z)) - sum_k n_k mu_k / n ||^2, by Adam with fresh noise at every step; the rate falls
     linearly within each round. The herding's points are made as well, for comparison (``samples``). All else is as in
-    EmbeddingOnServer, the guarantee included.
+    EmbeddingOnServer, the guarantee included. With ``embedding`` moments and public ``features`` it is DP-MEPF (Harder
+    et al. 2023), without labels.
 
     Args:
         server_steps: training steps in a round.

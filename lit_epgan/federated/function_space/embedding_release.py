@@ -41,7 +41,7 @@ class InDouble(nn.Module):
 
 
 class EmbeddingRelease:
-    """Each client's sum of random features, or their mean, released once; points herded to the sum over clients.
+    """Each client's sum of random features or moments, or their mean, released once; points herded to the clients' sum.
 
     What the features depend on is public (the data's shape and range, and the federation's seed): the bandwidths are
     measured on the random points that the herding starts from, so a client releases one vector in one message. A record
@@ -97,6 +97,8 @@ class EmbeddingRelease:
     ) -> None:
         if embedding not in ("fourier", "moments"):
             raise UserError(f"embedding is {embedding!r}; it must be fourier or moments")
+        if embedding == "moments" and bandwidths is not None:
+            raise UserError("bandwidths are a kernel's, and an embedding of moments has none: leave them out")
         for name, count in (("frequencies", frequencies), ("points", points), ("herding_steps", herding_steps)):
             if count < 1:
                 raise UserError(f"{name} is {count}; it must be at least 1")

@@ -59,8 +59,8 @@ class EmbeddingSites(Around):
         release_round: the round, from 0, at whose end clients release; ``features`` that name a submodule of the model
             are taken as the round's clients receive them.
         release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``stacked``, ``bound``, ``points``,
-            ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta``, ``noise_seed`` and
-            ``unit`` of EmbeddingRelease.
+            ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta``, ``noise_seed``,
+            ``unit`` and ``embedding`` of EmbeddingRelease.
 
     Raises:
         UserError: if an argument is out of its range, the module cannot be sampled, or does not say by

@@ -60,7 +60,7 @@ class SyntheticRecords(Algorithm):
         features: str = "backbone",
         per_class: int = 10,
         matching_steps: int = 500,
-        matching_rate: float = 0.05,
+        matching_rate: float = 0.1,
         matched: int = 256,
         server_steps: int = 200,
         batch_size: int = 32,
