@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
+from lit_epgan.callbacks.engine_loop import LocalSteps
 from lit_epgan.datamodules import FederatedDataModule, WritersDataModule
 from lit_epgan.datamodules.images import digits_splits
 from lit_epgan.engine import Mechanism
@@ -80,18 +81,20 @@ def trainer(epochs: int, *callbacks: Callback) -> Trainer:
     )
 
 
-def federated(seed: int, data: FederatedDataModule, lr: float, rounds: int, mechanism: Mechanism) -> tuple[Any, float]:
+def federated(
+    seed: int, data: FederatedDataModule, lr: float, rounds: int, mechanism: Mechanism, steps: LocalSteps = "trainer"
+) -> tuple[Any, float]:
     watch, module = Stopwatch(), classifier(seed, lr)
-    trainer(rounds, FederationCallback(mechanism=mechanism), watch).fit(module, datamodule=data)
+    trainer(rounds, FederationCallback(mechanism=mechanism, local_steps=steps), watch).fit(module, datamodule=data)
     return module.eval(), watch.seconds
 
 
 # One client's records -------------------------------------------------------------------------------------------------
 
 
-def ours(seed: int, z: float, train: TensorDataset, test: TensorDataset) -> Result:
+def ours(seed: int, z: float, train: TensorDataset, test: TensorDataset, steps: LocalSteps) -> Result:
     data = FederatedDataModule.from_datasets([train], batch_size=BATCH, seed=seed)
-    module, seconds = federated(seed, data, RATE, EPOCHS, RecordNoise(BOUND, z, delta=DELTA))
+    module, seconds = federated(seed, data, RATE, EPOCHS, RecordNoise(BOUND, z, delta=DELTA), steps)
     return accuracy(module, test), seconds
 
 
@@ -160,10 +163,10 @@ def writers(seed: int) -> WritersDataModule:
     return data
 
 
-def our_fedavg(seed: int) -> Result:
+def our_fedavg(seed: int, steps: LocalSteps) -> Result:
     data = writers(seed)
     mechanism = CentralNoise(NORM, NOISE, delta=DELTA)
-    module, seconds = federated(seed, data, LOCAL_RATE, ROUNDS, mechanism)
+    module, seconds = federated(seed, data, LOCAL_RATE, ROUNDS, mechanism, steps)
     return accuracy(module, data.data.test), seconds  # type: ignore[arg-type]
 
 
@@ -266,12 +269,17 @@ def main() -> None:
     z = noise_multiplier_for(EPSILON, DELTA, lambda z: [kind.with_noise(z, steps)])
     train, test = digits()
     by_record: dict[str, Callable[[int], Result]] = {
-        "RecordNoise, a federation of one client": lambda seed: ours(seed, z, train, test),
+        "RecordNoise, a federation of one client": lambda seed: ours(seed, z, train, test, "trainer"),
+        "RecordNoise, local_steps: engine": lambda seed: ours(seed, z, train, test, "engine"),
         "Opacus in a Lightning Trainer": lambda seed: opacus_in_trainer(seed, z, train, test),
         "Opacus in a plain loop": lambda seed: opacus(seed, z, train, test),
     }
     table = rows(compared(by_record, args.seeds), f"records, epsilon {EPSILON:g}")
-    by_user: dict[str, Callable[[int], Result]] = {"CentralNoise": our_fedavg, "pfl, GaussianMechanism": pfl_fedavg}
+    by_user: dict[str, Callable[[int], Result]] = {
+        "CentralNoise": lambda seed: our_fedavg(seed, "trainer"),
+        "CentralNoise, local_steps: engine": lambda seed: our_fedavg(seed, "engine"),
+        "pfl, GaussianMechanism": pfl_fedavg,
+    }
     try:
         import pfl  # noqa: F401
     except ImportError as error:

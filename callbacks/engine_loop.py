@@ -31,13 +31,12 @@ HOOKS = (
 )
 
 
-def needs_trainer(trainer: Trainer, module: LightningModule, mechanism: Mechanism | None) -> str | None:
+def needs_trainer(trainer: Trainer, module: LightningModule) -> str | None:
     """Why the module's local steps need Lightning's own loop, as a clause; None if they do not.
 
     Args:
         trainer: with its optimizers and schedulers.
         module: the module.
-        mechanism: the federation's.
     """
     overridden = next((hook for hook in HOOKS if is_overridden(hook, module)), None)
     reasons = {
@@ -47,7 +46,6 @@ def needs_trainer(trainer: Trainer, module: LightningModule, mechanism: Mechanis
         "batches are accumulated": trainer.accumulate_grad_batches != 1,
         f"the precision is {trainer.precision}": type(trainer.precision_plugin) not in (Precision, DoublePrecision),
         "a learning rate changes with steps": any(c.interval == "step" for c in trainer.lr_scheduler_configs),
-        "its mechanism treats single records": mechanism is not None and mechanism.by_record,
     }
     return next((reason for reason, given in reasons.items() if given), None)
 
@@ -60,14 +58,26 @@ class EngineDriver(RoundDriver):
     Args:
         federation, seat, datamodule: as a ``RoundDriver``'s.
         module: whose training steps they are.
+        by_record: whether a mechanism treats the single records of every step.
     """
 
     def __init__(
-        self, federation: Federation, seat: Seat, datamodule: FederatedDataModule, module: LightningModule
+        self,
+        federation: Federation,
+        seat: Seat,
+        datamodule: FederatedDataModule,
+        module: LightningModule,
+        by_record: bool,
     ) -> None:
         super().__init__(federation, seat, datamodule)
-        sequential = "clients train one after another, by the engine's loop, and not side by side: {}"
-        self._loop = LocalLoop(seat, training_step(module), tell=lambda why: rank_zero_info(sequential.format(why)))
+
+        def tell(why: str) -> None:
+            rank_zero_info(f"clients train one after another, by the engine's loop, and not side by side: {why}")
+
+        step = training_step(module, silent=by_record)
+        self._loop = LocalLoop(seat, step, vectorized=not by_record, tell=tell)
+        if by_record:
+            tell("the mechanism treats the records of each by themselves")
         # it is a copy of the optimizer that steps for clients side by side, with the rates that a schedule has set
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
 
@@ -105,16 +115,18 @@ class ByEngine(Alone):
     """One job holds the server and all clients, and the engine drives their steps where it can.
 
     Args:
-        trainer, module, mechanism: as for ``needs_trainer``.
+        trainer, module: as for ``needs_trainer``.
+        mechanism: the federation's.
     """
 
     def __init__(self, trainer: Trainer, module: LightningModule, mechanism: Mechanism | None) -> None:
-        self._module, self._asked = module, (trainer, module, mechanism)
+        self._trainer, self._module = trainer, module
+        self._by_record = mechanism is not None and mechanism.by_record
 
     @cached_property
     def _why_not(self) -> str | None:
         # asked for when the first round's loader begins: by then there are optimizers and schedulers
-        return needs_trainer(*self._asked)
+        return needs_trainer(self._trainer, self._module)
 
     def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
         """No client's batches pass through a loader where the engine drives."""
@@ -123,7 +135,7 @@ class ByEngine(Alone):
     def driver(self, federation: Federation, seat: Seat, datamodule: FederatedDataModule) -> RoundDriver:
         """The engine's, or the Trainer's with a warning."""
         if self._why_not is None:
-            return EngineDriver(federation, seat, datamodule, self._module)
+            return EngineDriver(federation, seat, datamodule, self._module, self._by_record)
         rank_zero_warn(f"local_steps: engine is not for this run: {self._why_not}; the Trainer drives them")
         return super().driver(federation, seat, datamodule)
 
@@ -136,8 +148,14 @@ def by_engine(end: Alone, trainer: Trainer, module: LightningModule, mechanism: 
     return end
 
 
-def training_step(module: LightningModule) -> Callable[[Any, Any, int], tuple[Tensor, dict[str, Tensor]]]:
+def training_step(
+    module: LightningModule, silent: bool = False
+) -> Callable[[Any, Any, int], tuple[Tensor, dict[str, Tensor]]]:
     """The module's training step as a function of a module, a batch and the step's number: its loss, and what it logs.
+
+    Args:
+        module: whose step it is.
+        silent: whether what it logs is dropped, for it tells of single records.
 
     Raises:
         AssertionError: from the function, where a step gives no loss.
@@ -148,7 +166,7 @@ def training_step(module: LightningModule) -> Callable[[Any, Any, int], tuple[Te
         with collected(trained) as logged:
             output = trained.training_step(batch, number) if indexed else trained.training_step(batch)
         assert output is not None, "a training step that skips its batch needs the Trainer's loop"
-        return output if isinstance(output, Tensor) else output["loss"], logged
+        return output if isinstance(output, Tensor) else output["loss"], {} if silent else logged
 
     return step
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import NormClipping
+from lit_epgan.engine import Algorithm, NormClipping
 from lit_epgan.federated import APFL, SCAFFOLD, FedAvg, FedProx
 from lit_epgan.privacy import CentralNoise, RecordNoise
 
@@ -126,6 +126,27 @@ def test_what_a_private_runs_training_logs_is_left_out(tmp_path: Path) -> None:
     assert not {"loss", "both", "both_epoch"} & set(known)
 
 
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(0.3), SCAFFOLD()])
+def test_steps_that_hide_records_are_those_of_lightnings_loop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, algorithm: Algorithm
+) -> None:
+    """Bit by bit: the same coins, the same noise, the same account."""
+    ends, spent = [], []
+    for kind in ("trainer", "engine"):
+        module, noise = Net(), RecordNoise(0.5, 1.0, delta=1e-3, noise_seed=0)
+        with caplog.at_level("INFO"):
+            fit(tmp_path / kind, module, algorithm=algorithm, mechanism=noise, local_steps=kind)
+        ends.append(weights(module))
+        spent.append(noise.spent())
+    assert "not side by side: the mechanism treats the records of each by themselves" in caplog.text
+    assert caplog.text.count("not side by side") == 1  # nobody tries it
+    assert (ends[0] - weights(Net())).abs().max() > 1e-2
+    assert torch.equal(*ends)
+    assert spent[0] == spent[1]
+    ledgers = [(tmp_path / kind / "privacy.jsonl").read_text().count("\n") for kind in ("trainer", "engine")]
+    assert ledgers[0] == ledgers[1] > 1
+
+
 class Hooked(Net):
     def on_before_zero_grad(self, optimizer: Any) -> None:
         pass
@@ -159,7 +180,6 @@ class ByStep(Net):
         ("gradients are clipped", Net, {"trainer": {"gradient_clip_val": 0.1}}),
         ("batches are accumulated", Net, {"trainer": {"accumulate_grad_batches": 2}}),
         ("the precision is bf16-mixed", Net, {"trainer": {"precision": "bf16-mixed"}}),
-        ("its mechanism treats single records", Net, {"mechanism": RecordNoise(1.0, 1.0)}),
     ],
 )
 def test_what_needs_lightnings_loop_gets_it_with_the_reason(
@@ -169,5 +189,4 @@ def test_what_needs_lightnings_loop_gets_it_with_the_reason(
     fit(tmp_path / "trainer", first, 1, **options)
     with pytest.warns(UserWarning, match=f"local_steps: engine is not for this run: {reason}"):
         fit(tmp_path / "engine", second, 1, local_steps="engine", **options)
-    if "mechanism" not in options:  # whose noise is drawn anew
-        assert torch.equal(weights(first), weights(second))
+    assert torch.equal(weights(first), weights(second))
