@@ -64,8 +64,8 @@ class ImageDataModule(FederatedDataModule):
             ``cifar100`` (3 x 32 x 32) or ``emoji`` (3 x 32 x 32, in nine categories; npm packages).
         data_dir: the folder of the files (digits need none).
         download: fetch missing files.
-        partition: ``iid``; ``one_class`` (one label per client; with fewer clients than labels the images of the other
-            labels belong to nobody, and the test images are restricted alike); ``dirichlet``; ``natural`` (cifar100's
+        partition: ``iid``; ``one_class`` (one label per client; more clients than labels share a label's images; with
+            fewer the images of the other labels belong to nobody, and the test images are restricted alike); ``dirichlet``; ``natural`` (cifar100's
             groups are its 20 superclasses, the emoji's each vendor's categories).
         clients: number of clients.
         beta: concentration of ``dirichlet``.

@@ -51,7 +51,7 @@ def partition(
     if kind == "iid":
         parts = iid(labels, clients, generator)
     elif kind == "one_class":
-        parts = one_class(labels, clients)
+        parts = one_class(labels, clients, generator)
     elif kind == "dirichlet":
         parts = dirichlet(labels, clients, generator, beta)
     elif kind == "natural":
@@ -68,9 +68,25 @@ def iid(labels: Tensor, clients: int, generator: torch.Generator) -> list[Tensor
     return list(torch.randperm(len(labels), generator=generator).tensor_split(clients))
 
 
-def one_class(labels: Tensor, clients: int) -> list[Tensor]:
-    """Give client k all records of the k-th smallest label, and none of any other."""
-    return _first_values(labels, clients, "one_class", "labels")
+def one_class(labels: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:
+    """Give client k records of the k-th smallest of L labels alone: all, or with more clients an equal share.
+
+    Then label k mod L is client k's, and what the clients of a label hold differs by one record at most.
+    """
+    distinct = torch.unique(labels)
+    if clients <= len(distinct):
+        return _first_values(labels, clients, "one_class", "labels")
+    dealt: dict[int, Tensor] = {}
+    for first, label in enumerate(distinct):
+        members, owners = torch.nonzero(labels == label).flatten(), range(first, clients, len(distinct))
+        if len(owners) > len(members):
+            raise UserError(
+                f"{len(owners)} of {clients} clients cannot share the {len(members)} records of label {int(label)} in "
+                "the partition 'one_class': set --data.clients to less."
+            )
+        shuffled = members[torch.randperm(len(members), generator=generator)]
+        dealt |= dict(zip(owners, shuffled.tensor_split(len(owners)), strict=True))
+    return [dealt[k] for k in range(clients)]
 
 
 def natural(labels: Tensor, groups: Tensor | None, clients: int) -> list[Tensor]:

@@ -59,6 +59,16 @@ def test_one_class_gives_client_k_the_kth_label_whole() -> None:
     assert [part.tolist() for part in parts] == [[1, 3], [0, 4], [2, 5, 6]]
 
 
+def test_one_class_with_more_clients_shares_a_label_among_some() -> None:
+    labels = torch.tensor([7, 3, 3, 7, 3, 3, 7, 3])
+    parts = partition(labels, "one_class", 5, generator())  # 3 is of clients 0, 2 and 4, 7 of 1 and 3
+    assert [labels[part].unique().tolist() for part in parts] == [[3], [7], [3], [7], [3]]
+    assert [len(part) for part in parts] == [2, 2, 2, 1, 1]
+    assert torch.cat(parts).sort().values.tolist() == list(range(8))
+    others = [partition(labels, "one_class", 5, generator(seed)) for seed in range(1, 9)]
+    assert any(not torch.equal(a, b) for other in others for a, b in zip(parts, other, strict=True))
+
+
 def test_one_class_with_fewer_clients_still_means_one_label_each() -> None:
     labels = torch.arange(10).repeat(4)
     parts = partition(labels, "one_class", 2, generator())
@@ -99,7 +109,7 @@ def test_dirichlet_draws_again_until_no_client_is_empty() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        ("one_class", {"clients": 11}, ["11", "10", "client 10", "--data.clients"]),
+        ("one_class", {"clients": 105}, ["11 of 105", "10 records of label 0", "--data.clients"]),
         ("iid", {"clients": 101}, ["101", "100 records", "client 100"]),
         ("dirichlet", {"clients": 101}, ["101", "100 records"]),
         ("dirichlet", {"clients": 50, "beta": 1e-3}, ["50 clients", "client ", "--data.beta"]),
