@@ -65,8 +65,9 @@ class ImageDataModule(FederatedDataModule):
         data_dir: the folder of the files (digits need none).
         download: fetch missing files.
         partition: ``iid``; ``one_class`` (one label per client; more clients than labels share a label's images; with
-            fewer the images of the other labels belong to nobody, and the test images are restricted alike); ``dirichlet``; ``natural`` (cifar100's
-            groups are its 20 superclasses, the emoji's each vendor's categories).
+            fewer the images of the other labels belong to nobody, and the test images are restricted alike);
+            ``dirichlet``; ``natural`` (cifar100's groups are its 20 superclasses, the emoji's each vendor's
+            categories).
         clients: number of clients.
         beta: concentration of ``dirichlet``.
         split_seed: decides the fixed split of digits and emoji (80 / 20 in each class), the partition and the held-out
