@@ -22,7 +22,7 @@ DIGITS = [
     [
         (["--config", "cifar.yaml"], "--data.download true"),
         (["--config", "digits.yaml", "--data.dataset", "fashion_mnist"], "--data.download true"),
-        ([*DIGITS, "--data.clients", "11"], "11"),
+        ([*DIGITS, "--data.clients", "4000"], "4000"),
         ([*DIGITS, "--data.partition", "dirichlet", "--data.clients", "1400", "--data.beta", "0.01"], "client"),
         ([*DIGITS, "--data.partition", "iid", "--data.clients", "2000"], "2000"),
         ([*DIGITS, "--data.clients_per_round", "5"], "at most 2"),

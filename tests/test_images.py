@@ -148,7 +148,7 @@ def test_clients_depend_on_the_split_seed_alone(kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"clients": 11}, ["11 clients", "10", "--data.clients"]),
+        ({"clients": 4000}, ["400 of 4000 clients", "of label 0", "--data.clients"]),
         ({"partition": "natural"}, ["needs a group"]),
         ({"dataset": "mnist"}, ["mnist", "digits"]),
         ({"val_fraction": 1.5}, ["1.5", "--data.val_fraction"]),
