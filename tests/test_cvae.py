@@ -134,9 +134,21 @@ def test_a_server_learns_from_decoders_of_clients_that_share_no_label() -> None:
     torch.testing.assert_close(model.label_shares, torch.tensor([1, 2, 3]).double() / 6, atol=0.03, rtol=0)
 
 
-def test_rounds_go_on_with_the_others_samples() -> None:
-    model = cvae().double()
+def test_rounds_go_on_with_the_others_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone in the first round; then a batch has its client's label and the labels of the others' samples."""
+    model, labels = cvae().double(), list[set[int]]()
+    see = model.see_labels
+
+    def watched(rows: Any, steps: int) -> None:
+        labels.append(set(rows.labels.tolist()))
+        see(rows, steps)
+
+    monkeypatch.setattr(model, "see_labels", watched)
     federations.fit(model, one_label_each(local_steps=5), rounds=2, algorithm=GeneratorSites("generator", pool=40))
+    first, then = labels[: len(labels) // 2], labels[len(labels) // 2 :]
+    assert len(first) == len(then) == 15
+    assert all(len(each) == 1 for each in first)
+    assert all(len(each) > 1 for each in then)
 
 
 @pytest.mark.parametrize(
