@@ -18,11 +18,12 @@ from lit_epgan.engine import (
     check_server_training,
 )
 from lit_epgan.errors import UserError
+from lit_epgan.federated.function_space.asked_once import AskedOnce
 from lit_epgan.federated.function_space.embedding_release import EmbeddingRelease
 from lit_epgan.networks.average import ParameterAverage
 
 
-class EmbeddingOnServer(Algorithm):
+class EmbeddingOnServer(AskedOnce):
     """Clients release their mean embeddings once; the server trains the module on points herded to the sum.
 
     first round   every client of the cohort releases (n_k, n_k mu_k) and nothing else: no parameters, no buffers, and
@@ -81,14 +82,6 @@ class EmbeddingOnServer(Algorithm):
     def start(self, server: Server) -> None:
         """A resumed server's features are those that it had."""
         self.release.start(server)
-
-    def trains(self, round_: int) -> bool:
-        """Never: no record reaches a training step, nor any loss that it logs."""
-        return False
-
-    def exchanges(self, start: int, stop: int) -> int:
-        """One, in the first round."""
-        return int(start == 0 < stop)
 
     def round(self, server: Server) -> Rounds:
         """The releases, once; then the server's own training."""

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from lit_epgan.embedding import matched_rows, new_networks
 from lit_epgan.engine import (
-    Algorithm,
     Broadcast,
     Client,
     Exchange,
@@ -19,12 +18,13 @@ from lit_epgan.engine import (
     check_server_training,
 )
 from lit_epgan.errors import UserError
+from lit_epgan.federated.function_space.asked_once import AskedOnce
 from lit_epgan.randomness import derive_seed, generator_for
 
 ROWS, LABELS, RECORDS = "synthetic.rows", "synthetic.labels", "synthetic.records"
 
 
-class SyntheticRecords(Algorithm):
+class SyntheticRecords(AskedOnce):
     """FedDM (Xiong et al. 2023) in one round: data condensed by distribution matching (Zhao and Bilen 2023).
 
     first round   client k learns ``per_class`` rows S_c of each class c that it holds, from noise,
@@ -83,14 +83,6 @@ class SyntheticRecords(Algorithm):
                 f"SyntheticRecords matches features of new networks, but {type(module).__name__} has no submodule "
                 f"{self.features!r} with layers that have reset_parameters: set the algorithm's features"
             )
-
-    def trains(self, round_: int) -> bool:
-        """Never: clients make rows, and train no model."""
-        return False
-
-    def exchanges(self, start: int, stop: int) -> int:
-        """One, in the first round."""
-        return int(start == 0 < stop)
 
     def round(self, server: Server) -> Rounds:
         """The clients' rows, once; then the server's own training."""
