@@ -96,9 +96,8 @@ class Lite0Blocks(nn.Module):
         super().__init__()
         self.network, self.blocks = Lite0(side), blocks
         if not 1 <= blocks <= len(self.network._blocks):
-            raise UserError(
-                f"blocks is {blocks}; EfficientNet-Lite0 has {len(self.network._blocks)}: give 1 to so many"
-            )
+            most = len(self.network._blocks)
+            raise UserError(f"blocks is {blocks}; EfficientNet-Lite0 has {most}: choose a number from 1 to {most}")
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (n, d) of ``images`` (n, 1 or 3, height, width) in [-1, 1]; of the default settings 8,448."""
