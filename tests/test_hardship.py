@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.datamodules import FederatedDataModule, ImageDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.hardship import Hardship, mistaken
-from lit_epgan.engine import ComingAndGoing, FixedSize
+from lit_epgan.engine import ComingAndGoing, EveryoneAtFirst, FixedSize, Sampler
 from lit_epgan.errors import UserError
 
 
@@ -116,7 +116,7 @@ def test_a_data_module_puts_it_on_what_it_loads() -> None:
 # --------------------------------------------------------------------------------------------------- coming and going
 
 
-def there(sampler: ComingAndGoing, round_: int, clients: int = 10) -> set[int]:
+def there(sampler: Sampler, round_: int, clients: int = 10) -> set[int]:
     return {k for chain in sampler.draw(list(range(clients)), 0, round_) for k in chain}
 
 
@@ -153,3 +153,16 @@ def test_no_accountant_can_read_a_rate() -> None:
 def test_shares_that_leave_nobody_are_refused() -> None:
     with pytest.raises(UserError, match=r"late and leaving are 0.6 and 0.4"):
         ComingAndGoing(late=0.6, leaving=0.4)
+
+
+def test_everyone_takes_part_at_first_and_cohorts_after_it() -> None:
+    sampler, cohorts = EveryoneAtFirst(FixedSize(4)), FixedSize(4)
+    assert there(sampler, 0) == set(range(10))
+    assert [there(sampler, r) for r in range(1, 6)] == [there(cohorts, r) for r in range(1, 6)]
+
+
+def test_everyone_at_first_is_checked_as_its_cohorts_and_has_no_rate() -> None:
+    with pytest.raises(UserError, match="only 10 clients"):
+        EveryoneAtFirst(FixedSize(11)).check(10)
+    with pytest.raises(UserError, match="has no rate that an accountant could read"):
+        EveryoneAtFirst(FixedSize(4)).rate(10)

@@ -11,6 +11,7 @@ from lit_epgan.engine.algorithm import (
     passing,
 )
 from lit_epgan.engine.coming_and_going import ComingAndGoing
+from lit_epgan.engine.everyone_at_first import EveryoneAtFirst
 from lit_epgan.engine.federation import Federation
 from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.krum import Krum
@@ -35,6 +36,7 @@ __all__ = [
     "ComingAndGoing",
     "Count",
     "Everyone",
+    "EveryoneAtFirst",
     "Exchange",
     "Federation",
     "FixedSize",
