@@ -85,7 +85,8 @@ def of_samples(runs: Sequence[Measured], sizes: Sizes) -> str:
         "clients, and share of the training images that are found at 1 % of false alarms. *searched*: the same by the "
         "least distance that a gradient search through the generator finds. Samples looked at: "
         f"{sizes.samples:,} of each client's generator, and of the federation's generator as many as of all clients "
-        "together. Control: half of the test images in the place of samples, the other half as test images. "
+        f"together; *nearer*, *ratio* and *C_T* look at {sizes.compared:,} of them in all. "
+        "Control: half of the test images in the place of samples, the other half as test images. "
         f"{seconds:.0f} seconds of computing a seed."
     )
     found = [run.samples for run in runs]

@@ -2,9 +2,10 @@
 
 OMP_NUM_THREADS=1 python benchmarks/probgan_update.py --output benchmarks/results/probgan_update.md
 
-The authors' code (github.com/hehaodele/ProbGAN) runs the generators' first layers in a Python loop, adds the sampler's
-noise as an inner product with every parameter to the loss, and passes the generated rows through the discriminator once
-more: for the past it keeps a running mean of the last layers behind the present ones. Ours keeps whole discriminators.
+The authors' code (github.com/hehaodele/ProbGAN) runs the generators' first layers in a Python loop. It adds
+the sampler's noise to the loss, as an inner product with every parameter of the discriminators and of the generators'
+first layers. It passes the generated rows through the discriminator once more: for the past it keeps a running mean of
+the last layers behind the present ones. Ours keeps whole discriminators.
 """
 
 import statistics
@@ -55,7 +56,7 @@ class AuthorsStep:
         fake = self._samples()
         loss = self._objective(self._scores(fake, self.last), 1.0)
         loss.item()
-        loss = loss + NOISE_WEIGHT * self._noise(self.generator)
+        loss = loss + NOISE_WEIGHT * self._noise([*self.firsts.parameters()])
         from_past = self._objective(self._scores(fake, self.past), 1.0)
         from_past.item()
         self._step(self.optimizers[0], loss + from_past)

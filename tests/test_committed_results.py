@@ -17,6 +17,9 @@ PAGES = [
 ]
 
 
+assert PAGES, "no page says that its runs are known, or it says so in other words"
+
+
 @pytest.mark.parametrize(("page", "name"), PAGES, ids=lambda value: value if isinstance(value, str) else value.stem)
 def test_committed_runs_are_known(page: Path, name: str, tmp_path: Path) -> None:
     with (ROOT / "docs" / "results" / f"{name}.csv").open(newline="", encoding="utf-8") as file:

@@ -208,6 +208,13 @@ def test_data_without_the_models_labels(batch: Any, message: str, tmp_path: Path
         fit_gan(conditional(), Batches([batch]).batches, tmp_path)
 
 
+def test_labels_of_a_later_client_are_looked_at() -> None:
+    sets = [TensorDataset(torch.zeros(20, 1).double(), torch.full((20,), k)) for k in (0, LABELS)]
+    module = FederatedDataModule.from_datasets(sets, batch_size=16, local_steps=2)
+    with pytest.raises(UserError, match=f"between {LABELS} and {LABELS}"):
+        federations.fit(conditional(), module, rounds=1)
+
+
 def test_a_discriminator_with_another_number_of_scores(tmp_path: Path) -> None:
     module = ConditionalGAN(*networks(2), labels=LABELS)
     with pytest.raises(UserError, match="heads 3"):

@@ -27,9 +27,9 @@ LABELS, CODE = 3, 2
 CENTRES = torch.tensor([-0.8, 0.0, 0.8])
 
 
-def cvae(heads: int = 2 * CODE, members: int = 1, **options: Any) -> CVAE:
+def cvae(heads: int = 2 * CODE, members: int = 1, encoder_of: int = 1, **options: Any) -> CVAE:
     torch.manual_seed(0)
-    encoder = MLPDiscriminator(data_shape=[1], hidden=[16], heads=heads)
+    encoder = MLPDiscriminator(data_shape=[encoder_of], hidden=[16], heads=heads)
     generator = MLPGenerator(data_shape=[1], latent_dim=CODE + LABELS, hidden=[16], tanh=False, members=members)
     return CVAE(encoder, generator, **({"labels": LABELS, "variance": 0.01, "lr": 1e-2} | options))
 
@@ -110,7 +110,7 @@ def test_every_label_learns_its_own_data(tmp_path: Path) -> None:
     fit(model, [(rows_of_labels(y, k), y) for k, y in enumerate(labels)], tmp_path)  # type: ignore[arg-type]
     samples, drawn = model.sample_labelled(900, torch.Generator().manual_seed(1))
     for label, centre in enumerate(CENTRES):
-        assert abs(float(samples[drawn == label].mean() - centre)) < 0.05
+        assert abs(float(samples[drawn == label].mean() - centre)) < 0.1
     shares = torch.bincount(labels.flatten(), minlength=LABELS) / labels.numel()
     torch.testing.assert_close(model.label_shares, shares)
 
@@ -178,11 +178,41 @@ def test_data_or_an_encoder_that_do_not_fit(model: CVAE, batch: Any, message: st
         fit(model, [batch], tmp_path)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("records", [torch.zeros(4, 3), torch.zeros(4, 1, 1)])
+def test_records_of_another_shape_than_the_decoders_are_refused(records: Tensor) -> None:
+    """The data module does not say its shape; the difference would be broadcast."""
+    with pytest.raises(UserError, match="shape"):
+        cvae(encoder_of=records[0].numel()).bound(Rows(records, torch.zeros(4, dtype=torch.long)))
+
+
+def test_labels_of_a_later_client_are_looked_at() -> None:
+    labels = [torch.full((20,), k) for k in (0, LABELS)]
+    sets = [TensorDataset(rows_of_labels(y.clamp_max(LABELS - 1)).double(), y) for y in labels]
+    module = FederatedDataModule.from_datasets(sets, batch_size=16, local_steps=2)
+    with pytest.raises(UserError, match=f"between {LABELS} and {LABELS}"):
+        federations.fit(cvae().double(), module, rounds=1)
+
+
+def test_a_decoder_that_does_not_say_its_dimension_is_told() -> None:
+    assert CVAE(nn.Linear(1, 4), nn.Linear(5, 1), labels=3, latent_dim=5).latent_dim == 5
+
+
+def test_the_fit_starts_without_new_statistics(tmp_path: Path) -> None:
+    """A resumed run's would be those of another moment."""
+    normed = MLPGenerator([1], 5, [8], norm="batch")
+    model = CVAE(MLPDiscriminator([1], [8], heads=4), normed, labels=3)
+    stream = torch.get_rng_state()
+    before = [buffer.clone() for buffer in normed.buffers()]
+    fit(model, [], tmp_path)
+    assert all(map(torch.equal, before, normed.buffers()))
+    assert torch.equal(torch.get_rng_state(), stream)
+
+
 def test_what_looks_at_labels_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Embedding sites' points have no labels; under record noise the buffer of label shares would tell of records."""
     monkeypatch.chdir(tmp_path)  # where the private run's ledger is written
     sites = EmbeddingSites(points=20, herding_steps=2)
     with pytest.raises(UserError, match="labels"):
         federations.fit(cvae().double(), one_label_each(local_steps=2), rounds=2, algorithm=sites)
-    with pytest.raises(UserError, match="record"):
+    with pytest.raises(UserError, match="cannot be taken record by record"):
         federations.fit(cvae().double(), one_label_each(local_steps=2), rounds=1, mechanism=RecordNoise(1.0, 1.0))

@@ -81,14 +81,14 @@ def test_a_matched_generator_has_the_datas_mean_and_scale() -> None:
 
 
 def test_a_generator_is_matched_to_moments_without_random_features() -> None:
-    """DP-MEPF, with (1, x, x^2) as the features that everybody knows: equal moments of it are equal mean and spread."""
+    """DP-MEPF, with (1, x, x^2) as the features that everybody knows: their means agree where those of x do."""
 
     class Known(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([torch.ones_like(x[:, :1]), x], 1)
 
     module = Cloud()
-    options: dict[str, Any] = {**FAST, "embedding": "moments", "features": Known(), "points": 20, "herding_steps": 5}
+    options: dict[str, Any] = {"embedding": "moments", "features": Known(), "frequencies": None, "points": 20}
     algorithm = Totals(**options)
     fit(Cloud(), data((400,)), rounds=1, algorithm=algorithm)
     x = records((400,))[0]
@@ -128,8 +128,9 @@ def test_what_cannot_be_is_named() -> None:
             EmbeddingSites(**argument)
     with pytest.raises(UserError, match="embedding is 'moment'"):
         MatchedEmbedding(embedding="moment")
-    with pytest.raises(UserError, match="bandwidths are a kernel's"):
-        MatchedEmbedding(embedding="moments", bandwidths=(1.0,))
+    for of_a_kernel in ({"bandwidths": (1.0,)}, {"frequencies": 7}):
+        with pytest.raises(UserError, match="bandwidths and frequencies are a kernel's"):
+            MatchedEmbedding(embedding="moments", **of_a_kernel)
     with pytest.raises(UserError, match="server_steps and batch_size are 0 and 32"):
         EmbeddingOnServer(server_steps=0)
     with pytest.raises(UserError, match="lr and average"):

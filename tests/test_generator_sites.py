@@ -146,7 +146,7 @@ def test_pools_are_fresh_each_round_and_belong_to_seed_and_round() -> None:
 def test_all_pools_together_are_bounded(
     algorithm: type[GeneratorSites], pool_in_all: int, of_each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three sites of six samples each, where so many are allowed."""
+    """Three sites of six samples each, where so many are allowed, and of one at least."""
     asked, draw = list[int](), SiteTensors.draw
 
     def counted(self: SiteTensors, site: Tensor, n: int, *stream: str | int) -> Samples:

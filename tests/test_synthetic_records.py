@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.embedding import matched_rows, new_networks
-from lit_epgan.engine import NormClipping, Rounds, Server, passing
+from lit_epgan.engine import NormClipping, Poisson, Rounds, Server, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SyntheticRecords
 from lit_epgan.federated.function_space.synthetic_records import records_by_class
@@ -65,9 +65,19 @@ def test_records_are_told_apart_by_label() -> None:
     found = records_by_class(iter(batches))
     assert {label: x.flatten().tolist() for label, x in found.items()} == {1: [2.0], 3: [1.0, 4.0]}
     assert list(found) == [1, 3]
-    for batch in (torch.zeros(2, 1), [torch.zeros(2, 1), torch.zeros(2, 1)], [torch.zeros(2, 1), torch.zeros(2)]):
-        with pytest.raises(UserError, match="one integer a row"):
-            records_by_class(iter([batch]))  # type: ignore[list-item]
+
+
+X, Y = torch.zeros(2, 1), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [X, [X], [X, X], [X, torch.zeros(2)], [X, [0, 1]], [X, torch.tensor([0, 1, 1])], [X.byte(), Y], {"x": X, "y": Y}],
+    ids=["alone", "none", "wide", "floating", "list", "too many", "integer records", "dict"],
+)
+def test_batches_without_a_class_for_each_record_are_refused(batch: Any) -> None:
+    with pytest.raises(UserError, match="one integer a row"):
+        records_by_class(iter([batch]))
 
 
 class Seeing(Classifier):
@@ -141,6 +151,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     [
         ({"per_class": 0}, "per_class is 0"),
         ({"matching_rate": math.nan}, "matching_rate is nan"),
+        ({"matching_rate": math.inf}, "matching_rate is inf"),
         ({"server_steps": 0}, "server_steps and batch_size are 0 and 32"),
     ],
 )
@@ -152,6 +163,42 @@ def test_what_cannot_be(options: dict[str, Any], message: str) -> None:
 def test_a_mechanism_that_changes_rows_is_refused() -> None:
     with pytest.raises(UserError, match="a mechanism has scaled SyntheticRecords' rows"):
         federations.fit(classifier(), data(), rounds=1, algorithm=SyntheticRecords(**FAST), mechanism=NormClipping(1.0))
+
+
+def test_rows_that_are_not_finite_are_refused() -> None:
+    """Records that are not finite make no finite rows."""
+    wrong = [TensorDataset(torch.full((20, 2), math.nan, dtype=torch.float64), torch.zeros(20).long())] * 2
+    module = FederatedDataModule.from_datasets(wrong, batch_size=16, local_steps=5)
+    with pytest.raises(UserError, match="SyntheticRecords has rows of no client"):
+        federations.fit(classifier(), module, rounds=1, algorithm=SyntheticRecords(**FAST))
+
+
+def test_rows_of_a_first_round_without_clients_are_missed() -> None:
+    with pytest.raises(UserError, match="SyntheticRecords has rows of no client"):
+        federations.fit(classifier(), data(), rounds=2, algorithm=SyntheticRecords(**FAST), sampler=Poisson(1e-9))
+
+
+class WithParameter(nn.Sequential):
+    """Linear, with a parameter of its own that nothing initialises."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 8))
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("features", "kept"),
+    [
+        (nn.Sequential(nn.Linear(2, 8), WithParameter()), "backbone.1"),
+        (nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(2, 8))), "backbone.0"),
+        (nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(2, 8))), "backbone.0"),
+    ],
+    ids=["own parameter", "parametrization", "spectral norm"],
+)
+def test_layers_that_would_stay_as_they_are_are_named(features: nn.Module, kept: str) -> None:
+    module = Seeing(features, nn.Linear(8, 3), lambda p: torch.optim.SGD(p, lr=0.1)).double()
+    with pytest.raises(UserError, match=f"{kept} keeps parameters that no reset_parameters initialises"):
+        federations.fit(module, data(), rounds=1, algorithm=SyntheticRecords(**FAST))
 
 
 def test_a_module_without_such_features_is_named() -> None:

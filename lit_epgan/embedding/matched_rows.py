@@ -19,12 +19,15 @@ def matched_rows(
     matched: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Rows (classes, per_class, ...) whose mean features, by class, are those of the records (Zhao and Bilen 2023).
+    """Rows S_c (classes, per_class, ...) whose mean features, by class, are those of the records X_c:
+
+    min_S sum_c || mean_{x in X_c} h(x) - mean_{s in S_c} h(s) ||^2, with a new network h at every step (distribution
+    matching, Zhao and Bilen 2023; in federations Xiong et al. 2023).
 
     Args:
         by_class: the records (n_c, ...) of each class.
         per_class: rows of each.
-        networks: gives a new network, x (n, ...) -> features (n, d), at every call.
+        networks: gives a new network h, x (n, ...) -> features (n, d), at every call.
         steps: of Adam, each with a network of its own.
         rate: the first step's length; it falls linearly to nothing.
         matched: records of a class that a step looks at, at most.
@@ -49,6 +52,8 @@ def matched_rows(
 
 def new_networks(network: nn.Module, seed: int) -> Callable[[], nn.Module]:
     """Gives, at every call, a copy of the network that is initialised afresh, in evaluation mode, on its device.
+
+    So a BatchNorm among its layers passes its input on.
 
     Args:
         network: x (n, ...) -> features, whose layers have ``reset_parameters``; it stays as it is.

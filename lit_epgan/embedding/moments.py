@@ -12,7 +12,8 @@ class NormalisedMoments(nn.Module):
 
     The paper releases the two means apart, each with noise of its own; one vector of both under one Gaussian mechanism
     is the same release at equal noise. Each half has norm 1 / sqrt(2), so ||phi(h)|| = 1: adding or removing one record
-    moves a sum of phi by one, whatever the record. A record without any feature (h = 0) moves nothing.
+    moves a sum of phi by one, whatever the record. A record without any feature (h = 0)
+    moves nothing, nor does one whose numbers overflow.
 
     Unlike a kernel's, equal means of phi do not make distributions equal: h must be features in whose means one sees
     what matters, as those of a large network that was trained on public images.

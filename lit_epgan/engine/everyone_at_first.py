@@ -31,7 +31,8 @@ class EveryoneAtFirst(Sampler):
         """
         raise UserError(
             "EveryoneAtFirst has no rate that an accountant could read, for all clients take part in the first round "
-            "and some in the others: leave the private mechanism out, or take the other sampler alone"
+            "and some in the others: leave the private mechanism or secure aggregation out, or take the other sampler "
+            "alone"
         )
 
     def check(self, clients: int) -> None:

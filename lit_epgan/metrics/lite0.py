@@ -89,7 +89,7 @@ class Lite0Blocks(nn.Module):
         blocks: how many of the 16.
 
     Raises:
-        UserError: as Lite0; or there are no so many blocks.
+        UserError: as Lite0; or there are not so many blocks.
     """
 
     def __init__(self, side: int = 32, blocks: int = 5) -> None:

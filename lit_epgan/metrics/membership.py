@@ -43,12 +43,14 @@ def by_search(
     with torch.no_grad():
         start = torch.cdist(candidates, generator(noise).flatten(1)).argmin(1)
     z = noise[start].clone().requires_grad_()
-    adam, least = torch.optim.Adam([z], lr=rate), torch.full((len(candidates),), math.inf)
+    adam = torch.optim.Adam([z], lr=rate)
+    distances = (generator(z).flatten(1) - candidates).norm(dim=1)
+    least = distances.detach()
     for _ in range(steps):
-        distances = (generator(z).flatten(1) - candidates).norm(dim=1)
-        least = torch.minimum(least, distances.detach())
         z.grad = torch.autograd.grad(distances.square().sum(), z)[0]
         adam.step()
+        distances = (generator(z).flatten(1) - candidates).norm(dim=1)
+        least = torch.minimum(least, distances.detach())
     return -least
 
 

@@ -52,17 +52,17 @@ def copying_score(samples: Tensor, train: Sequence[Tensor], test: Tensor) -> flo
         L(x) = min_t ||x - t||,   z_c = (U_c / (m_c n_c) - 1/2) sqrt(12 m_c n_c / (m_c + n_c + 1)),
         C_T = sum_c n_c z_c / sum_c n_c
 
-    U_c counts in cell c the pairs of a sample and a held-out record of which the sample's L is larger. Samples that are
-    drawn as the held-out records have z_c of mean 0 and variance 1. A cell is the part of space whose nearest training
-    record has the same class; cells without samples, or without held-out records, do not count.
+    In cell c lie m_c samples and n_c held-out records. U_c counts the pairs of both of which the sample's L is larger.
+    Samples that are drawn as the held-out records have z_c of mean 0 and variance 1. A cell is the part of space whose
+    nearest training record has the same class; cells without samples, or without held-out records, do not count.
 
     Meehan, Chaudhuri and Dasgupta 2020, "A non-parametric test to detect data-copying in generative models"
     (there cells are k-means').
 
     Args:
         samples: (n, d).
-        train: training records of each class, (n_c, d).
-        test: held-out records (m, d).
+        train: training records of each class, (t_c, d).
+        test: held-out records (n, d).
 
     Raises:
         ValueError: no cell has both.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lit_epgan.errors import UserError
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.labelled_sampling import LabelledSampling, weights
-from lit_epgan.modules.manual_optimization import Rows, rows_of
+from lit_epgan.modules.manual_optimization import Rows, rows_of, steps_taken
 from lit_epgan.modules.priors import Prior
 
 
@@ -37,7 +37,7 @@ class ConditionalGAN(LabelledSampling, GAN):
 
     def __init__(self, generator: nn.Module, discriminator: nn.Module, labels: int, **gan: Any) -> None:
         super().__init__(generator, discriminator, **gan)
-        self.tell_labels(labels)
+        self.make_room_for_labels(labels)
         if type(self.prior).generator_loss is not Prior.generator_loss:
             raise UserError(
                 f"{type(self.prior).__name__} asks the discriminator about samples without their labels: give the "
@@ -45,8 +45,9 @@ class ConditionalGAN(LabelledSampling, GAN):
             )
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """A step of the discriminator, one of the generator; the labels of the first batch are looked at."""
-        if batch_idx == 0:
+        """A step of each network; labels are looked at where the optimizers are fresh, so at each client."""
+        _, of_discriminator = self.optimizers()  # type: ignore[attr-defined]
+        if batch_idx == 0 or steps_taken(of_discriminator) == 0:
             self.check_labels(rows_of(batch))
         super().training_step(batch, batch_idx)
 

@@ -11,6 +11,7 @@ from lit_epgan.modules.gan_settings import agreed_latent_dim, check_shape
 from lit_epgan.modules.labelled_sampling import LabelledSampling, weights
 from lit_epgan.modules.manual_optimization import Rows, rows_of, steps_taken
 from lit_epgan.modules.optimizers import adam
+from lit_epgan.randomness import generator_for
 
 
 class CVAE(LabelledSampling):
@@ -33,6 +34,7 @@ class CVAE(LabelledSampling):
         labels: number of classes.
         variance: of a pixel, given z; the smaller, the more of x the code must hold.
         lr: Adam's learning rate.
+        latent_dim: of z and label together, where the generator does not say it.
 
     Raises:
         UserError: a number that cannot be, or a generator of several members; during training, data without labels,
@@ -44,7 +46,13 @@ class CVAE(LabelledSampling):
     members = 1
 
     def __init__(
-        self, encoder: nn.Module, generator: nn.Module, labels: int, variance: float = 0.1, lr: float = 1e-3
+        self,
+        encoder: nn.Module,
+        generator: nn.Module,
+        labels: int,
+        variance: float = 0.1,
+        lr: float = 1e-3,
+        latent_dim: int | None = None,
     ) -> None:
         super().__init__()
         for name, value in (("variance", variance), ("lr", lr)):
@@ -52,8 +60,8 @@ class CVAE(LabelledSampling):
                 raise UserError(f"the model's {name} is {value}, but must be positive.")
         if getattr(generator, "members", 1) != 1:
             raise UserError(f"a CVAE has one decoder, and its generator has members={generator.members}: give one.")
-        self.latent_dim = agreed_latent_dim(None, generator)
-        self.tell_labels(labels)
+        self.latent_dim = agreed_latent_dim(latent_dim, generator)
+        self.make_room_for_labels(labels)
         self.encoder, self.generator = encoder, generator
         self.of_label = nn.Embedding(labels, 2 * (self.latent_dim - labels))
         nn.init.zeros_(self.of_label.weight)
@@ -61,19 +69,23 @@ class CVAE(LabelledSampling):
 
     def on_fit_start(self) -> None:
         """Refuse data of another shape than the decoder's, where the data module says its ``shape``."""
-        check_shape(getattr(self.trainer.datamodule, "shape", None), self.sample(1).shape[1:])  # type: ignore[attr-defined]
+        # without new BatchNorm statistics: a resumed run's would be those of another moment
+        drawn = self._draw(1, generator_for("shape"))
+        check_shape(getattr(self.trainer.datamodule, "shape", None), drawn.shape[1:])  # type: ignore[attr-defined]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The weighted mean bound (); the labels of the first batch are looked at."""
-        rows = rows_of(batch)
-        if batch_idx == 0:
+        """The weighted mean bound (); labels are looked at where the optimizer is fresh, so at each client."""
+        rows, steps = rows_of(batch), steps_taken(self.optimizers())
+        if batch_idx == 0 or steps == 0:
             self.check_labels(rows)
-        self.see_labels(rows, steps_taken(self.optimizers()))
+        self.see_labels(rows, steps)
         bound = self.bound(rows)
         return weights(rows).to(bound) @ bound
 
     def bound(self, rows: Rows) -> Tensor:
-        """-log p(x | y) of rows at most, but for a constant (n,), with one draw of z for each:
+        """At least -log p(x | y) of each row (n,), less the constant d / 2 log(2 pi variance), d the numbers of x.
+
+        With one draw of z for each row it is
 
         ||x - f(z, y)||^2 / (2 variance) + KL[N(m, diag exp(r)) || N(0, I)],   z = m + exp(r / 2) e,   e ~ N(0, I)
 
@@ -81,7 +93,9 @@ class CVAE(LabelledSampling):
         """
         mean, log_variance = self._code(rows)
         z = mean + (log_variance / 2).exp() * torch.randn_like(mean)
-        error = (rows.x - self.generator(self.with_label(z, rows.labels))).square().flatten(1).sum(1)
+        made = self.generator(self.with_label(z, rows.labels))
+        check_shape(rows.x.shape[1:], made.shape[1:])  # other shapes could be broadcast
+        error = (rows.x - made).square().flatten(1).sum(1)
         return error / (2 * self.variance) + divergence(mean, log_variance)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

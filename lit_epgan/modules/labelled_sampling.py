@@ -23,8 +23,8 @@ class LabelledSampling(Sampling):
     labels: int
     label_shares: Tensor
 
-    def tell_labels(self, labels: int) -> None:
-        """Make room for the labels, before the first sample.
+    def make_room_for_labels(self, labels: int) -> None:
+        """Check the number of labels, and keep their shares, before the first sample.
 
         Args:
             labels: number of classes.

@@ -87,12 +87,12 @@ class HistoryPrior(Prior):
 
     Args:
         size: number of discriminators in psa's history; each costs a pass of the generated rows per step.
-        one_each_step: psa's sum is estimated by one snapshot that each step draws: the same expectation, at the price
-            of one pass.
         every: steps from one snapshot to the next.
         weight: coefficient of what the prior adds to the loss.
         approximation: ``psa`` or ``gma``.
         variance: of gma's mixture components.
+        one_each_step: psa's sum is estimated by one snapshot that each step draws: the same expectation, at the price
+            of one pass.
 
     Raises:
         UserError: an argument that cannot be; the message names it.
@@ -154,6 +154,7 @@ class HistoryPrior(Prior):
 
         filled, vectors = self.snapshots.filled, self.snapshots.read()
         if self.one_each_step:
+            # multinomial refuses a history that is still empty
             drawn = torch.searchsorted(filled.cumsum(0), torch.rand_like(filled[:1]) * filled.sum(), right=True)
             return past_objective(vectors[drawn.clamp_max(self.size - 1)][0]) * (filled[0] > 0)
         losses = vmap(past_objective, randomness="different")(vectors)

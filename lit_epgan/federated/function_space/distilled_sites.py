@@ -24,7 +24,7 @@ class DistilledSites(GeneratorSites):
     Args:
         generator: name of the submodule that ``sample`` draws from: its parameters and buffers are the site.
         pool: samples drawn of each site, afresh each round.
-        pool_in_all: samples drawn of all sites together at most.
+        pool_in_all: samples drawn of all sites together at most, but one of each.
         server_steps: steps of the server in a round.
         batch_size: rows of the server's batches.
 

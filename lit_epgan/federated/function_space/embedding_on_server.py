@@ -18,7 +18,7 @@ from lit_epgan.engine import (
     check_server_training,
 )
 from lit_epgan.errors import UserError
-from lit_epgan.federated.function_space.asked_once import AskedOnce
+from lit_epgan.federated.asked_once import AskedOnce
 from lit_epgan.federated.function_space.embedding_release import EmbeddingRelease
 from lit_epgan.networks.average import ParameterAverage
 
@@ -36,7 +36,8 @@ class EmbeddingOnServer(AskedOnce):
     client is protected as a whole, and the noise is drawn once for all of them. As DP-MERF (Harder, Adamczewski and
     Park 2021) with a GAN on herded points in place of a matched generator, which is ``MatchedEmbedding``.
 
-    Price: 1 + 2 ``frequencies`` numbers up, once; under secure aggregation less noise would do for the same guarantee.
+    Price: 1 + 2 ``frequencies`` numbers up, once (of moments 1 + 2 d, d the features); under secure aggregation less
+    noise would do for the same guarantee.
     Not covered: what a simulation shows of its clients beside it (PartitionReport's numbers and labels, ClientMetrics),
     metrics against held-out records, and settings that were tuned on the clients' data.
 

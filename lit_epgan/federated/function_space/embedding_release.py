@@ -52,7 +52,8 @@ class EmbeddingRelease:
             a network, or the name of a submodule of the federation's own model, as ``discriminator.layers.3``, which
             is taken as it is when the features are built. By default random convolutions for images and the identity
             for anything else.
-        frequencies: of the random Fourier features; a release is one more than twice as many numbers.
+        frequencies: of the random Fourier features, 2,048 by default; a release is one more than twice as many numbers.
+            (Of moments it is one more than twice the features.)
         bandwidths: of their kernel, in median distances between random points; by default .5 and 1 for images, .1, .2,
             .4 and .8 for anything else.
         dimensions: of each channel of an image, the lowest frequencies that herded points have; by default 9 / 16,
@@ -80,7 +81,7 @@ class EmbeddingRelease:
     def __init__(
         self,
         features: str | nn.Module | None = None,
-        frequencies: int = 2048,
+        frequencies: int | None = None,
         bandwidths: Sequence[float] | None = None,
         dimensions: int | None = None,
         stacked: int | None = None,
@@ -97,8 +98,11 @@ class EmbeddingRelease:
     ) -> None:
         if embedding not in ("fourier", "moments"):
             raise UserError(f"embedding is {embedding!r}; it must be fourier or moments")
-        if embedding == "moments" and bandwidths is not None:
-            raise UserError("bandwidths are a kernel's, and an embedding of moments has none: leave them out")
+        if embedding == "moments" and (bandwidths is not None or frequencies is not None):
+            raise UserError(
+                "bandwidths and frequencies are a kernel's, and an embedding of moments has none: leave them out"
+            )
+        frequencies = 2048 if frequencies is None else frequencies
         for name, count in (("frequencies", frequencies), ("points", points), ("herding_steps", herding_steps)):
             if count < 1:
                 raise UserError(f"{name} is {count}; it must be at least 1")

@@ -48,10 +48,10 @@ class EmbeddingSites(Around):
     Mean embeddings: Smola et al. 2007; random features: Rahimi and Recht 2007; noised once: DP-MERF (Harder et al.
     2021); pseudocoresets as factors: d'Hondt et al. 2024. Always report the points themselves beside it (``samples``).
 
-    Price: 1 + 2 ``frequencies`` numbers up once and the same and the points down once; they sum, so secure aggregation
-    hides each client's. With ``noise_multiplier`` the release is differentially private (``guarantee``), but the
-    rounds' parameters are not: those need a mechanism of their own, or ``EmbeddingOnServer``. Herding costs seconds on
-    a CPU for small images, whenever a client joins.
+    Price: 1 + 2 ``frequencies`` numbers (of moments 1 + 2 d, d the features) up once and the same and the points down
+    once; they sum, so secure aggregation hides each client's. With ``noise_multiplier`` the release is differentially
+    private (``guarantee``), but the rounds' parameters are not: those need a mechanism of their own, or
+    ``EmbeddingOnServer``. Herding costs seconds on a CPU for small images, whenever a client joins.
 
     Args:
         inner: the algorithm that merges the parameters and adds its own prior; FedAvg by default.

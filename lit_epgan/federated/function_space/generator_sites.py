@@ -54,8 +54,8 @@ class GeneratorSites(Around):
         generator: name of the submodule that ``sample`` draws from: its parameters and buffers are the site.
         own_rows, other_rows: rows of own data and of the others' in a minibatch; by default the latter keep its size.
         pool: samples drawn of each site, afresh each round.
-        pool_in_all: samples drawn of all sites together at most: with more sites than pool_in_all / pool each has
-            fewer, so that memory and time do not grow with their number.
+        pool_in_all: samples drawn of all sites together at most, but one of each: with more sites than pool_in_all /
+            pool each has fewer, so that memory and time do not grow with their number.
         refine: share of a round's steps that refine the own site; 0 keeps the first one.
         inner: the algorithm that merges the parameters and adds its own prior; FedAvg by default.
 

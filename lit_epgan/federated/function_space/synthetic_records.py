@@ -1,6 +1,8 @@
 """A few records that each client makes up in the likeness of its own; the server trains on all of them."""
 
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from lit_epgan.engine import (
     check_server_training,
 )
 from lit_epgan.errors import UserError
-from lit_epgan.federated.function_space.asked_once import AskedOnce
+from lit_epgan.federated.asked_once import AskedOnce
 from lit_epgan.randomness import derive_seed, generator_for
 
 ROWS, LABELS, RECORDS = "synthetic.rows", "synthetic.labels", "synthetic.records"
@@ -52,7 +54,7 @@ class SyntheticRecords(AskedOnce):
 
     Raises:
         UserError: a number that cannot be, a module without that submodule or with one that cannot be initialised, data
-            without labels, or a mechanism that changes single reports.
+            without labels, no client's rows, or a mechanism that changes single reports.
     """
 
     def __init__(
@@ -68,8 +70,8 @@ class SyntheticRecords(AskedOnce):
         for name, count in (("per_class", per_class), ("matching_steps", matching_steps), ("matched", matched)):
             if count < 1:
                 raise UserError(f"SyntheticRecords' {name} is {count}; it must be at least 1")
-        if not matching_rate > 0:
-            raise UserError(f"SyntheticRecords' matching_rate is {matching_rate}; it must be above 0")
+        if not 0 < matching_rate < math.inf:
+            raise UserError(f"SyntheticRecords' matching_rate is {matching_rate}; it must be above 0, and finite")
         check_server_training(self, server_steps, batch_size)
         self.features, self.per_class, self.matched = features, per_class, matched
         self.matching_steps, self.matching_rate = matching_steps, matching_rate
@@ -83,6 +85,13 @@ class SyntheticRecords(AskedOnce):
                 f"SyntheticRecords matches features of new networks, but {type(module).__name__} has no submodule "
                 f"{self.features!r} with layers that have reset_parameters: set the algorithm's features"
             )
+        kept = [name for name, part in network.named_modules() if not initialised_afresh(part)]
+        if kept:
+            raise UserError(
+                f"SyntheticRecords matches features of new networks, but {self.features}.{kept[0]} keeps parameters "
+                "that no reset_parameters initialises: set the algorithm's features to a part without it, or give the "
+                "layer a reset_parameters"
+            )
 
     def round(self, server: Server) -> Rounds:
         """The clients' rows, once; then the server's own training."""
@@ -90,16 +99,26 @@ class SyntheticRecords(AskedOnce):
             total = yield Exchange(
                 {}, question="rows", training=False, combine={name: Stack() for name in (ROWS, LABELS, RECORDS)}
             )
-            for name in (ROWS, LABELS, RECORDS):
-                server.state[name] = torch.cat(list(total.each.pop(name).values()))
+            if ROWS in total.each:
+                for name in (ROWS, LABELS, RECORDS):
+                    server.state[name] = torch.cat(list(total.each.pop(name).values()))
+            self._check_rows(server)
             if server.state[LABELS].is_floating_point():
                 raise UserError("a mechanism has scaled SyntheticRecords' rows and their labels: leave it out")
         else:
+            self._check_rows(server)
             server.train(self._batches(server))
 
     def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
         """The rows."""
         return [MakingRows(self, client, received)]
+
+    def _check_rows(self, server: Server) -> None:
+        if ROWS not in server.state:
+            raise UserError(
+                "SyntheticRecords has rows of no client, for none took part in the first round or none sent finite "
+                "rows: look for records that are not finite, lower matching_rate, or take a sampler that draws clients"
+            )
 
     def _batches(self, server: Server) -> Iterator[list[Tensor]]:
         rows, labels, records = (server.state[name] for name in (ROWS, LABELS, RECORDS))
@@ -134,18 +153,29 @@ class MakingRows(Work):
         return dict(zip((ROWS, LABELS, RECORDS), (made.flatten(0, 1), *repeated), strict=True))
 
 
-def records_by_class(batches: Iterator[list[Tensor]]) -> dict[int, Tensor]:
+def initialised_afresh(part: nn.Module) -> bool:
+    """Whether ``reset_parameters`` makes all parameters that are a module's own (not its submodules')."""
+    derived = any(hasattr(part, name) for name in ("weight_orig", "weight_g", "parametrizations"))
+    return not derived and (hasattr(part, "reset_parameters") or not list(part.parameters(recurse=False)))
+
+
+def records_by_class(batches: Iterator[Any]) -> dict[int, Tensor]:
     """A client's records (n_c, ...) by their label, labels in order.
 
     Raises:
-        UserError: a batch is not (x, labels) with one integer a row.
+        UserError: a batch is not (x, labels) with x of floating-point numbers and one integer a row.
     """
     rows: list[Tensor] = []
     labels: list[Tensor] = []
     for batch in batches:
-        if isinstance(batch, Tensor) or len(batch) < 2 or batch[1].dim() != 1 or batch[1].is_floating_point():
-            raise UserError("SyntheticRecords makes rows of each class: give batches (x, labels), one integer a row")
-        rows.append(batch[0])
-        labels.append(batch[1])
+        x, y = batch[:2] if isinstance(batch, list | tuple) and len(batch) > 1 else (None, None)
+        if not (isinstance(x, Tensor) and x.is_floating_point() and isinstance(y, Tensor)
+                and y.shape == x.shape[:1] and not y.is_floating_point()):  # fmt: skip
+            raise UserError(
+                "SyntheticRecords makes rows of each class: give batches (x, labels), x of floating-point numbers and "
+                "one integer a row"
+            )
+        rows.append(x)
+        labels.append(y)
     x, y = torch.cat(rows), torch.cat(labels)
     return {int(label): x[y == label] for label in y.unique()}

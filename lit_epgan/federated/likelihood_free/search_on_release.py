@@ -10,6 +10,7 @@ from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
 from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Report, Rounds, Server, Work, scalar
 from lit_epgan.errors import UserError
+from lit_epgan.federated.asked_once import AskedOnce
 from lit_epgan.federated.function_space.release_units import TOTAL, RecordUnit
 from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
 from lit_epgan.likelihood_free.inference import FOUND
@@ -18,7 +19,7 @@ from lit_epgan.likelihood_free.questions import answered
 CLIENTS = "embedding.clients"
 
 
-class SearchOnRelease(GradientFree):
+class SearchOnRelease(AskedOnce, GradientFree):
     """Inference whose every question is answered by one release of each client.
 
     first round   client k releases (n_k, sum_i phi(x_i)) under the Gaussian mechanism, and nothing else ever
@@ -69,14 +70,6 @@ class SearchOnRelease(GradientFree):
         """What holds for each client's release, and so for all that is found; None without noise."""
         made = self.unit.mechanism.guarantee(SENSITIVITY)
         return None if made is None else f"each client's release: {made}"
-
-    def trains(self, round_: int) -> bool:
-        """Never."""
-        return False
-
-    def exchanges(self, start: int, stop: int) -> int:
-        """One, in the first round."""
-        return int(start == 0 < stop)
 
     def generation(self, server: Server) -> Rounds:
         """The releases, once; then the server's own work."""
