@@ -170,6 +170,10 @@ class SiteReport:
             return (self.posterior / self.settings.prior(self.received)) ** (1 / self.client.clients)
         return Q.own(self.client.state, self.client.parameters.double())
 
+    def cavity(self) -> GaussianFactor:
+        """q without the client's site."""
+        return self.posterior / self.site()
+
     def others(self) -> float:
         """How many sites of others the cavity holds."""
         sites, clients = float(self.received["sites"]), self.client.clients
@@ -240,7 +244,7 @@ class TiltedTraining(Training):
         others, settings = self.reports.others(), self.settings
         if others == 0 and settings.prior_precision == 0:
             return
-        cavity, dtype = self.reports.posterior / self.reports.site(), self.client.flat.dtype
+        cavity, dtype = self.reports.cavity(), self.client.flat.dtype
         for optimized in self.client.optimized:
             c = optimized.lr * settings.prior_scale * cavity.precision / (others or 1.0)
             shrink = 1 / (1 + c)

@@ -89,6 +89,10 @@ class GeneratorSites(Around):
         """Samples of each of so many sites."""
         return min(self.pool, max(1, self.pool_in_all // sites))
 
+    def seen_by(self, client: int, sites: list[int]) -> list[int]:
+        """Whose sites of these a client trains on: the others', its cavity."""
+        return [k for k in sites if k != client]
+
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
         """Check that the module can be sampled."""
         known = [name for name, _ in module.named_children()]
@@ -110,7 +114,7 @@ class GeneratorSites(Around):
                 return exchange
             return replace(
                 exchange,
-                sent=lambda k: exchange.sent_to(k) | _of_others(state, sites, k),
+                sent=lambda k: exchange.sent_to(k) | _sent(state, self.seen_by(k, sites)),
                 kept={**exchange.kept, **({} if self.refine else _versions(sites))},
                 combine={**exchange.combine, "site": Stack(), "records": Stack()},
             )
@@ -223,9 +227,9 @@ def known_sites(server: Server) -> list[int]:
     return [k for k in range(server.clients) if f"{SITE}{k}" in server.state]
 
 
-def _of_others(state: dict[str, Tensor], sites: list[int], client: int) -> dict[str, Tensor]:
-    """All sites but the client's own, with their records."""
-    return {f"{what}{k}": state[f"{what}{k}"] for what in (SITE, RECORDS) for k in sites if k != client}
+def _sent(state: dict[str, Tensor], sites: list[int]) -> dict[str, Tensor]:
+    """Sites, with their records."""
+    return {f"{what}{k}": state[f"{what}{k}"] for what in (SITE, RECORDS) for k in sites}
 
 
 def _versions(sites: list[int]) -> dict[str, int]:
