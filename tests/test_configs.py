@@ -65,7 +65,7 @@ NARROW = {
     "fashion.yaml": NARROW_DCGAN,
     "fashion_conditional.yaml": NARROW_CONDITIONAL,
     **dict.fromkeys(("emoji.yaml", "emoji_generator_sites.yaml"), NARROW_CONDITIONAL),
-    "digits_fedcvae.yaml": ON_SERVER,
+    **dict.fromkeys(("digits_fedcvae.yaml", "emoji_fedcvae.yaml"), ON_SERVER),
     "docstrings_words.yaml": ["--model.network.symbols", "11"],
     "folder.yaml": NARROW_DCGAN,
     "graffl_breast_cancer.yaml": ["--federation.algorithm.from_round", "1", "--model.particles", "80"],
