@@ -46,6 +46,7 @@ class RoundDriver:
         self._before: ServerCopy | None = None
         self._moved = False
         self._gathered: list[dict[str, Any]] = []
+        self._withheld: dict[str, Any] = {}
         self._warned = 0
 
     # The round --------------------------------------------------------------------------------------------------------
@@ -105,6 +106,18 @@ class RoundDriver:
         gathered = [each for rank_ in gather_objects(self._gathered) for each in rank_]
         place.attributes.present(place.attributes.pool(gathered))
         self._warn()
+
+    def withhold(self) -> None:
+        """In a private run's validation the module finds nothing that training gathered: what it logs there is kept."""
+        mechanism = self.federation.mechanism
+        if mechanism is not None and mechanism.private:
+            self._withheld = self.seat.place.attributes.withdraw()
+
+    def give_back(self) -> None:
+        """What was withheld, for the module's hooks at the round's end, whose logs are dropped."""
+        if self._withheld:
+            self.seat.place.attributes.present(self._withheld)
+        self._withheld = {}
 
     def _forget_moved(self) -> None:
         """Attributes that the module's own hooks set anew between rounds are no client's own."""

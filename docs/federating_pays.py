@@ -1,6 +1,6 @@
-"""Draws where federating pays: python docs/federating_pays.py docs/results/digits_records.csv docs/pictures/digits_records.png
+"""Draws where federating pays: distance against records of a client, and against the number of clients.
 
-Frechet distance against records of a client, and against the number of clients, from the runs of
+python docs/federating_pays.py docs/results/digits_records.csv docs/pictures/digits_records.png, from the runs of
 studies/digits_records.yaml.
 """
 

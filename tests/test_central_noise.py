@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,6 +157,13 @@ def test_what_cannot_be_is_refused(settings, named) -> None:
         CentralNoise(**settings)
 
 
+def test_a_report_in_half_precision_is_clipped_to_the_bound_and_not_above() -> None:
+    mechanism = begun(CentralNoise(1.0, 1.0))
+    report = {"x": torch.randn(10_000, generator=torch.Generator().manual_seed(0)).bfloat16()}
+    sent = mechanism.at_client(report, {})["x"]
+    assert float(sent.double().norm()) == pytest.approx(1.0, abs=1e-6)
+
+
 # The clients' own noise -----------------------------------------------------------------------------------------------
 
 
@@ -173,6 +181,17 @@ def test_shares_of_the_noise_add_up() -> None:
     with pytest.raises(UserError, match="known size"):
         begun(DistributedNoise(0.5, 3.0), 1, Poisson(0.5))
     assert "for whoever sees sums only" in str(mechanism.guarantee())
+
+
+def test_a_server_that_asks_for_less_noise_gets_nothing() -> None:
+    """Of eight clients four are honest at least: a share's standard deviation is 3 * .5 / 2, as in a cohort of all."""
+    mechanism = DistributedNoise(0.5, 3.0, honest=0.5)
+    mechanism.around([], SimpleNamespace(clients=8), "FedAvg", True)  # type: ignore[arg-type]
+    report = {"x": torch.zeros(3)}
+    for asked in (0.0, 0.74, float("nan")):
+        with pytest.raises(UserError, match=r"a share in a cohort of all 8 clients is 0\.75: nothing is sent"):
+            mechanism.at_client(report, {"privacy.honest": torch.tensor([asked])})
+    mechanism.at_client(report, {"privacy.honest": torch.tensor([0.75])})
 
 
 # A bound that moves ---------------------------------------------------------------------------------------------------

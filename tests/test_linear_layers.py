@@ -265,6 +265,19 @@ def test_a_weight_below_single_precision_is_not_rounded() -> None:
     torch.testing.assert_close(found, torch.full((1, 1), 1e-3), rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("kind", ["written", "outer"])
+def test_in_half_precision_one_record_moves_the_sum_by_no_more_than_the_bound(kind: str) -> None:
+    """Two hundred alike gradients, each clipped to 1; their sums round to a half near 100."""
+    d = torch.tensor([[0.71, 0.37, 0.53]], dtype=torch.bfloat16).repeat(200, 1)
+    x = torch.tensor([[0.91, 1.13]], dtype=torch.bfloat16).repeat(200, 1)
+
+    def total(n: int) -> torch.Tensor:
+        found = Written(d[:n, :, None] * x[:n, None, :]) if kind == "written" else OuterProducts(d[:n], x[:n], False)
+        return found.weighted_sums(found.square_norms.rsqrt(), clean=True)[0]
+
+    assert float((total(200) - total(199)).norm()) <= 1 + 1e-4
+
+
 def test_gradients_are_taken_as_they_lie_in_memory() -> None:
     lying = torch.randn(RECORDS, 2, 5, 3, 4).permute(0, 3, 1, 4, 2)
     weights = torch.rand(RECORDS, dtype=torch.float64)

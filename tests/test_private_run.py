@@ -41,6 +41,42 @@ class Telling(Regression):
         self.log("val_loss", super().training_step(batch, batch_idx))
 
 
+class Gathering(Regression):
+    """Gathers its training losses, and logs them in validation and at the epoch's end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[torch.Tensor] = []
+        self.found: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(loss.detach())
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        if self.losses:
+            self.log("gathered", torch.stack(self.losses).mean())
+
+    def on_train_epoch_end(self) -> None:
+        self.found.append(len(self.losses))
+
+
+@pytest.mark.parametrize("mechanism", [None, CentralNoise(1.0, 1.0)], ids=["open", "private"])
+def test_what_training_gathered_is_not_logged_in_a_private_runs_validation(mechanism: Any) -> None:
+    """The module's hook at the round's end still finds it: four clients with two steps each."""
+    module = Gathering()
+    data = federation(local_steps=2)
+    data.val_dataloader = lambda: torch.utils.data.DataLoader(client_sets()[0], batch_size=8)  # type: ignore[method-assign]
+    trainer = fit(module, data, rounds=2, mechanism=mechanism)
+    assert "val_loss" in trainer.callback_metrics
+    assert ("gathered" in trainer.callback_metrics) == (mechanism is None)
+    assert module.found[0] == 8
+
+
 @pytest.mark.parametrize("algorithm", [FedAvg(), SCAFFOLD()], ids=lambda a: type(a).__name__)
 def test_almost_no_noise_is_plain_clipping_by_equal_weights(algorithm: Any) -> None:
     """The noise goes on the sum of clipped reports, and the mean is over the cohort."""

@@ -131,6 +131,12 @@ class Attributes:
         self.presented = {path: dict(changes) for path, changes in gathered.items()}
         self._put(self.presented)
 
+    def withdraw(self) -> dict[str, Any]:
+        """Take back what is presented, and say what it was."""
+        presented = self.presented
+        self.settle()
+        return presented
+
     def moved_on(self) -> list[tuple[str, str]]:
         """What the module's own hooks have set anew since it was presented: the module rules over it, not the clients.
 

@@ -94,7 +94,8 @@ class CentralNoise(Mechanism):
         if scale == 0:
             tensor = torch.zeros_like(tensor)
         elif scale < 1:
-            tensor = (tensor if tensor.is_floating_point() and scale > TINY else tensor.double()) * scale
+            exact = tensor.dtype == torch.float64 or (tensor.dtype == torch.float32 and scale > TINY)
+            tensor = (tensor if exact else tensor.double()) * scale  # half precision would round above the bound
         return Weighted(tensor) if isinstance(term, Weighted) else tensor
 
     # The server -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
 from lit_epgan.engine.samplers import Poisson
+from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.central import CentralNoise
 from lit_epgan.randomness import secure_normal
@@ -29,7 +30,8 @@ class DistributedNoise(CentralNoise):
 
     Args:
         bound, noise_multiplier: S and z, as for ``CentralNoise``.
-        honest: share of a cohort that adds its noise and does not drop out; the rest is not counted on.
+        honest: share of a cohort that adds its noise and does not drop out; the rest is not counted on. A client
+            adds at least its share in a cohort of all clients, whatever the server says, where it is told z.
         central: ``CentralNoise``'s other settings, without ``noise_seed``.
 
     Raises:
@@ -48,6 +50,7 @@ class DistributedNoise(CentralNoise):
             )
         self.honest = honest
         self._shares = 1
+        self._clients: int | None = None
 
     def begin(self, plan: Plan) -> None:
         """As for ``CentralNoise``.
@@ -69,9 +72,26 @@ class DistributedNoise(CentralNoise):
         deviation = self._planned.noise_multiplier * self.bound / math.sqrt(self._shares)
         return {HONEST: torch.tensor([deviation], dtype=torch.float64)}
 
+    def around(self, works: list[Work], client: Client, algorithm: str, training: bool) -> list[Work]:
+        """The algorithm's works; how many clients there are is remembered."""
+        self._clients = client.clients
+        return works
+
     def at_client(self, report: Report, received: Broadcast) -> Report:
-        """The clipped report with the client's share of the noise, in float64."""
+        """The clipped report with the client's share of the noise, in float64.
+
+        Raises:
+            UserError: the server asks for less noise than a share in a cohort of all clients.
+        """
         deviation = float(received[HONEST])
+        if self.noise_multiplier is not None and self._clients is not None:
+            shares = max(1, math.floor(self.honest * self._clients))
+            least = self.noise_multiplier * self.bound / math.sqrt(shares)
+            if not deviation >= least * (1 - 1e-9):
+                raise UserError(
+                    f"the server asks for noise of standard deviation {deviation:g}, but a share in a cohort of all "
+                    f"{self._clients} clients is {least:g}: nothing is sent; agree on DistributedNoise's settings"
+                )
         return {name: _noised(term, deviation) for name, term in super().at_client(report, received).items()}
 
     def at_server(self, total: Total, cohort: int) -> Total:

@@ -44,7 +44,8 @@ class Written:
     def weighted_sums(self, weights: Tensor, clean: bool) -> list[Tensor]:
         """See ``RecordGradients``."""
         vectors = self._vectors if clean else _finite(self._vectors)
-        total = (weights.to(vectors.dtype) @ vectors).view(self._lying.shape[1:])
+        wide = _wide(vectors)
+        total = (weights.to(wide) @ vectors.to(wide)).view(self._lying.shape[1:])
         return [total.permute([self._axes.index(axis) for axis in range(1, self._lying.dim())])]
 
 
@@ -68,8 +69,9 @@ class OuterProducts:
     def weighted_sums(self, weights: Tensor, clean: bool) -> list[Tensor]:
         """See ``RecordGradients``."""
         slopes, inputs = (self._slopes, self._inputs) if clean else (_finite(self._slopes), _finite(self._inputs))
-        weighted = (slopes * weights.unsqueeze(1)).to(slopes.dtype)  # in float64: a weight may be too small for less
-        total = weighted.t().mm(inputs.to(slopes.dtype))  # under autocast they are narrower
+        wide = _wide(slopes)
+        weighted = (slopes * weights.unsqueeze(1)).to(wide)  # in float64: a weight may be too small for less
+        total = weighted.t().mm(inputs.to(wide))  # under autocast they are narrower
         return [total, weighted.sum(0)] if self._bias else [total]
 
 
@@ -78,11 +80,16 @@ def _norms(vectors: Tensor) -> Tensor:
 
     In the vectors' own precision within short blocks alone: a long sum of squares would lose the small ones.
     """
-    precision = torch.promote_types(vectors.dtype, torch.float32)
+    precision = _wide(vectors)
     if (size := vectors.shape[1]) <= BLOCK:
         return torch.linalg.vector_norm(vectors, dim=1, dtype=precision).double()
     blocks = torch.linalg.vector_norm(vectors.reshape(len(vectors), -1, _length(size)), dim=2, dtype=precision)
     return torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """The precision of sums: in half precision their rounding alone would pass a bound."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 @cache
