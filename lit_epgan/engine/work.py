@@ -197,9 +197,12 @@ class Work:
 
     Attributes:
         rests: while true, none of the step's hooks is called.
+        selects: whether it looks at some of the client's records only, as those of a class. Whether the client has any
+            is then no public number.
     """
 
     rests = False
+    selects = False
 
     def __init__(self, client: Client, received: Broadcast) -> None:
         self.client = client

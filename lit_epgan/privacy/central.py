@@ -12,6 +12,7 @@ from lit_epgan.engine.collectives import all_reduce, gather_objects, rank
 from lit_epgan.engine.mechanisms import Mechanism, Plan, flat_norm
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
 from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
+from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.book import EVERYONE, Account, Budget
@@ -77,6 +78,20 @@ class CentralNoise(Mechanism):
         self._made = self._drawn = 0
 
     # The client -------------------------------------------------------------------------------------------------------
+
+    def around(self, works: list[Work], client: Client, algorithm: str, training: bool) -> list[Work]:
+        """The algorithm's works.
+
+        Raises:
+            UserError: whether a client has records that are looked at would leave without noise, in the number of those
+                who have.
+        """
+        if any(work.selects for work in works):
+            raise UserError(
+                f"{algorithm} looks at the records of one class, and how many clients have any would leave without "
+                "noise: give the clients data of that class alone, and set model.label to null"
+            )
+        return works
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
         """The report, clipped to a norm of ``bound``; all zeros where it is not finite. Weights are 1."""

@@ -73,9 +73,9 @@ class DistributedNoise(CentralNoise):
         return {HONEST: torch.tensor([deviation], dtype=torch.float64)}
 
     def around(self, works: list[Work], client: Client, algorithm: str, training: bool) -> list[Work]:
-        """The algorithm's works; how many clients there are is remembered."""
+        """As for ``CentralNoise``; how many clients there are is remembered."""
         self._clients = client.clients
-        return works
+        return super().around(works, client, algorithm, training)
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
         """The clipped report with the client's share of the noise, in float64.

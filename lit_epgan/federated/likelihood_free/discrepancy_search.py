@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Total, Weighted, Work
-from lit_epgan.federated.likelihood_free.gradient_free import WEIGHT, GradientFree, mean_answer, summaries
+from lit_epgan.federated.likelihood_free.gradient_free import WEIGHT, GradientFree, mean_answer, selects, summaries
 from lit_epgan.likelihood_free.inference import Stage
 from lit_epgan.likelihood_free.questions import Answer, Asking, Question
 
@@ -73,7 +73,7 @@ class Discrepancies(Work):
 
     def __init__(self, settings: DiscrepancySearch, client: Client, received: Broadcast) -> None:
         super().__init__(client, received)
-        self.settings = settings
+        self.settings, self.selects = settings, selects(client)
 
     def report(self) -> Report:
         """``discrepancy`` (m,) with the weight n_k, and ``weight``; n_k counts the records that are looked at."""

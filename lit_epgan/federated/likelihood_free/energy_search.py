@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Total, Weighted, Work, scalar
 from lit_epgan.errors import UserError
-from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, mean_answer, summaries
+from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, mean_answer, selects, summaries
 from lit_epgan.likelihood_free.energy import energy_distance, sliced_energy, unit_directions
 from lit_epgan.likelihood_free.tolerance_search import Comparing, ToleranceSearch, Tolerated
 from lit_epgan.randomness import generator_for
@@ -101,7 +101,7 @@ class Distances(Work):
 
     def __init__(self, settings: EnergySearch, client: Client, received: Broadcast) -> None:
         super().__init__(client, received)
-        self.settings = settings
+        self.settings, self.selects = settings, selects(client)
 
     @torch.no_grad()
     def report(self) -> Report:

@@ -116,6 +116,11 @@ def mean_answer(total: Total, name: str) -> Tensor:
     return total.mean(name).cpu()
 
 
+def selects(client: Client) -> bool:
+    """Whether the module is a model of one class, so that other records are not looked at."""
+    return getattr(client.module, "label", None) is not None
+
+
 @torch.no_grad()
 def summaries(client: Client) -> Iterator[Tensor]:
     """Summaries (n, d) of the client's records, batch by batch; of one class where the module is a model of one."""
