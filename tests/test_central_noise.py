@@ -140,6 +140,20 @@ def test_a_resumed_run_keeps_its_noise_and_pays_for_both(tmp_path: Path) -> None
     assert str(spent([account.planned], 1e-5)) in str(resumed.guarantee())
 
 
+def test_a_run_resumed_with_other_noise_still_promises_what_it_has_spent_before(tmp_path: Path) -> None:
+    """Nine rounds at z = 0.5 and one at z = 50 cost what the ledger says; a run that begins anew has no past."""
+    first = begun(CentralNoise(1.0, 0.5), 10, folder=tmp_path)
+    for _ in range(9):
+        first.at_server(summed({"x": torch.zeros(2)}), 1)
+    resumed = begun(CentralNoise(1.0, 50.0), 1, folder=tmp_path, resumed=True)
+    price = spent([Releases(0.5, 9), Releases(50.0, 1)], 1e-5)
+    assert Ledger(tmp_path / "privacy.jsonl").read().total().epsilon == pytest.approx(price.epsilon)
+    assert str(price) in str(resumed.guarantee())
+    assert "9 releases with noise multiplier 0.5, all users take part and one release with" in str(resumed.guarantee())
+    anew = begun(CentralNoise(1.0, 50.0), 1, folder=tmp_path)
+    assert str(spent([Releases(50.0, 1)], 1e-5)) in str(anew.guarantee())
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

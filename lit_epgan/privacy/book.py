@@ -1,6 +1,7 @@
 """A ledger as it was read: who has announced what, what has been released, and what may be spent."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +70,10 @@ class Book:
     def unit(self) -> Unit | None:
         """Whom the releases are about: users or records; None before any."""
         return next((account.planned.unit for account in self.accounts.values()), None)
+
+    def earlier(self, what: str, present: Collection[str]) -> list[Account]:
+        """A run's accounts that have released something, without those that it is using at ``present``, by name."""
+        return [a for a in self.accounts.values() if a.what == what and a.name not in present and a.releases.count]
 
     def groups(self) -> list[str]:
         """Groups of users that somebody has looked at."""

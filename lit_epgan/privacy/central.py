@@ -74,6 +74,7 @@ class CentralNoise(Mechanism):
         self._ledger: Ledger | None = None
         self._account = ""
         self._planned: Releases | None = None
+        self._earlier: list[Releases] = []  # of other kinds, before the run was resumed
         self._expected: float | None = None
         self._made = self._drawn = 0
 
@@ -128,7 +129,7 @@ class CentralNoise(Mechanism):
             where = Path(self._path) if self._path is not None else plan.folder and plan.folder / FILE
             self._ledger = Ledger(where) if where is not None else None
             self._planned = self._settled(kind, plan)
-        self._planned = gather_objects(self._planned)[0]  # one reads the ledger, all know
+        self._planned, self._earlier = gather_objects((self._planned, self._earlier))[0]  # one reads, all know
 
     def _settled(self, kind: Releases, plan: Plan) -> Releases:
         what = str(plan.folder.resolve()) if plan.folder is not None else f"a run of process {os.getpid()}"
@@ -143,13 +144,20 @@ class CentralNoise(Mechanism):
             assert self.target_epsilon is not None
             asked = self.target_epsilon
             z = noise_multiplier_for(asked, self.delta, lambda z: [kind.with_noise(z, count)], self.relation)
-        planned = kind.with_noise(z, count)
+        self._earlier, planned = [], kind.with_noise(z, count)
         if self._ledger is not None:
             budget = Budget(self.budget, self.delta, self.relation)
             self._account = self._ledger.begin(what, planned, self.group, budget, before)
-        if before is not None and before.planned.times(0) == planned.times(0):
-            planned = planned.times(planned.count + before.made)  # the model is made of what was released before, too
+            planned = self._with_what_was_released(what, plan.resumed)
         return planned
+
+    def _with_what_was_released(self, what: str, resumed: bool) -> Releases:
+        """A resumed run's model is made of what was released before, too: of the planned kind, and of others."""
+        assert self._ledger is not None
+        book = self._ledger.read()
+        if resumed:
+            self._earlier = [account.releases for account in book.earlier(what, [self._account])]
+        return book.accounts[self._account].planned
 
     def _kind(self, plan: Plan) -> Releases:
         """One release under the plan's sampler, with a noise multiplier of 1."""
@@ -214,7 +222,7 @@ class CentralNoise(Mechanism):
             self._ledger.end(self._account)
 
     def spent(self) -> Spent:
-        """What this run has released so far."""
+        """What this run has released since it began or was resumed."""
         made = [self._planned.times(self._made)] if self._planned is not None else []
         return spent(made, self.delta, self.relation)
 
@@ -222,14 +230,14 @@ class CentralNoise(Mechanism):
         """What all planned releases guarantee together, for the model and for nothing beside it."""
         if self._planned is None:
             return None
-        price = spent([self._planned], self.delta, self.relation)
+        made = [*self._earlier, self._planned]
+        price = spent(made, self.delta, self.relation)
         seeded = "" if self.noise_seed is None else " The noise is a study's: whoever knows noise_seed can take it off."
-        drawn = self._planned.sampling != "everyone"
+        drawn = any(each.sampling != "everyone" for each in made)
         secret = " The cohorts follow from seed_everything: it must stay a secret, config.yaml too." if drawn else ""
         where = f" The ledger is {self._ledger.path}." if self._ledger is not None else ""
-        return (
-            f"the server's model after all rounds has {price}: {self._planned}, {self._how()}.{where}{secret}{seeded}"
-        )
+        what = f"{' and '.join(map(str, made))}, {self._how()}"
+        return f"the server's model after all rounds has {price}: {what}.{where}{secret}{seeded}"
 
     def _how(self) -> str:
         assert self._planned is not None

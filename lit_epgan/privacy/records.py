@@ -79,6 +79,7 @@ class RecordNoise(Mechanism):
         self._ledger: Ledger | None = None
         self._accounts: dict[str, str] = {}  # by client
         self._planned: dict[str, Releases] = {}
+        self._earlier: dict[str, list[Releases]] = {}  # of other kinds, before the run was resumed
         self._made: dict[str, int] = {}
         self._local: LocalPlan | None = None
         self._round = -1
@@ -100,7 +101,8 @@ class RecordNoise(Mechanism):
             where = Path(self._path) if self._path is not None else plan.folder and plan.folder / FILE
             self._ledger = Ledger(where) if where is not None else None
             self._announce(kinds, plan)
-        self._ledger, self._planned, self._accounts = gather_objects((self._ledger, self._planned, self._accounts))[0]
+        known = (self._ledger, self._planned, self._earlier, self._accounts)
+        self._ledger, self._planned, self._earlier, self._accounts = gather_objects(known)[0]
 
     def _announce(self, kinds: dict[str, Releases], plan: Plan) -> None:
         what = str(plan.folder.resolve()) if plan.folder is not None else f"a run of process {os.getpid()}"
@@ -111,16 +113,27 @@ class RecordNoise(Mechanism):
         if z is None:
             z = self._calibrated(list(kinds.values()))
         self._planned = {name: kind.with_noise(z, kind.count) for name, kind in kinds.items()}
+        self._earlier = {}
         if self._ledger is not None:
             budget = Budget(self.budget, self.delta, self.relation)
             self._accounts = self._ledger.begin_groups(what, self._planned, budget, before)
+            self._count_what_was_released(what, plan.resumed)
+
+    def _count_what_was_released(self, what: str, resumed: bool) -> None:
+        """A resumed run's clients have sent what they sent before, too: of the planned kind, and of others."""
+        assert self._ledger is not None
+        book = self._ledger.read()
+        self._planned = {client: book.accounts[name].planned for client, name in self._accounts.items()}
+        for account in book.earlier(what, self._accounts.values()) if resumed else []:
+            self._earlier.setdefault(account.group, []).append(account.releases)
 
     def _calibrated(self, kinds: list[Releases]) -> float:
         """The smallest z at which no client pays more than ``target_epsilon``."""
         asked, delta, relation = self.target_epsilon, self.delta, self.relation
         assert asked is not None
         found = 0.0
-        for kind in sorted(_undominated(kinds), key=lambda each: -each.rate * each.count**0.5):  # the dearest first
+        undominated = [kind for (kind,) in _undominated([(kind,) for kind in kinds])]
+        for kind in sorted(undominated, key=lambda each: -each.rate * each.count**0.5):  # the dearest first
 
             def all_steps(z: float, kind: Releases = kind) -> list[Releases]:
                 return [kind.with_noise(z, kind.count)]
@@ -186,37 +199,43 @@ class RecordNoise(Mechanism):
             self._ledger.end(*self._accounts.values())
 
     def spent(self) -> Spent:
-        """What this rank's clients have released so far: of the client who has paid most."""
-        made = {name: self._planned[name].times(count) for name, count in self._made.items()}
+        """What this rank's clients have released since the run began or was resumed: of who has paid most."""
+        made = {name: (self._planned[name].times(count),) for name, count in self._made.items()}
         return self._dearest(made)[1] if made else spent([], self.delta, self.relation)
 
-    def _dearest(self, releases: Mapping[str, Releases]) -> tuple[str, Spent]:
+    def _dearest(self, releases: Mapping[str, tuple[Releases, ...]]) -> tuple[str, Spent]:
         """The client who pays most, and what."""
         kinds = _undominated(list(releases.values()))
-        prices = {kind: spent([kind], self.delta, self.relation) for kind in kinds}
+        prices = {kind: spent(kind, self.delta, self.relation) for kind in kinds}
         most = max(prices, key=lambda kind: prices[kind].epsilon)
         return next(name for name, kind in releases.items() if kind == most), prices[most]
 
+    def _all(self) -> dict[str, tuple[Releases, ...]]:
+        """By client, what it has released and is going to release; one who takes part no more is among them."""
+        every = {name: tuple(releases) for name, releases in self._earlier.items()}
+        return every | {name: (*every.get(name, ()), planned) for name, planned in self._planned.items()}
+
     def own_epsilon(self) -> float | None:
         """Of the client who pays most."""
-        return self._dearest(self._planned)[1].epsilon if self._planned else None
+        return self._dearest(self._all())[1].epsilon if self._planned else None
 
     def guarantee(self) -> str | None:
         """What all planned steps guarantee together, for all that a client sends."""
         if not self._planned:
             return None
-        name, price = self._dearest(self._planned)
+        every = self._all()
+        name, price = self._dearest(every)
         seeded = (
             " Coins and noise are a study's: whoever knows noise_seed can take them off."
             if self.noise_seed is not None
             else ""
         )
         where = f" The ledger is {self._ledger.path}." if self._ledger is not None else ""
-        kind = self._planned[name]
+        z = next(iter(self._planned.values())).noise_multiplier
         return (
             f"all that the clients send, and so the model after all rounds, has {price}: client {name!r} pays most, "
-            f"{kind}, each record's gradient clipped to {self.bound:g}, noise of standard deviation "
-            f"{kind.noise_multiplier * self.bound:.4g} on their sum. Numbers of records, and what is measured on "
+            f"{' and '.join(map(str, every[name]))}, each record's gradient clipped to {self.bound:g}, noise of "
+            f"standard deviation {z * self.bound:.4g} on their sum. Numbers of records, and what is measured on "
             f"validation data, are public.{where}{seeded}"
         )
 
@@ -235,10 +254,18 @@ def _kinds(local: LocalPlan, rounds: range) -> dict[str, Releases]:
     return kinds
 
 
-def _undominated(kinds: list[Releases]) -> list[Releases]:
-    """Those of one noise multiplier that no other surpasses in both rate and number."""
-    found: list[Releases] = []
-    for kind in sorted(set(kinds), key=lambda each: (-each.rate, -each.count)):
-        if not found or kind.count > found[-1].count:
+def _undominated(kinds: list[tuple[Releases, ...]]) -> list[tuple[Releases, ...]]:
+    """What clients release, without those that another client surpasses in both rate and number."""
+    found: list[tuple[Releases, ...]] = []
+    for kind in sorted(set(kinds), key=lambda each: [(-part.rate, -part.count) for part in each]):
+        if not any(_surpasses(other, kind) for other in found):
             found.append(kind)
     return found
+
+
+def _surpasses(dear: tuple[Releases, ...], cheap: tuple[Releases, ...]) -> bool:
+    """Whether, one by one, the same noise is on as many releases or more, at a rate as high or higher."""
+    return len(dear) == len(cheap) and all(
+        a.noise_multiplier == b.noise_multiplier and a.rate >= b.rate and a.count >= b.count
+        for a, b in zip(dear, cheap, strict=True)
+    )
