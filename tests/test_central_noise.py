@@ -119,6 +119,16 @@ def test_cohorts_that_nobody_can_account_for_are_refused() -> None:
         begun(CentralNoise(1.0, 1.0), 1, Chains(2))
 
 
+@pytest.mark.parametrize("sampler", [FixedSize(10), Poisson(0.3)], ids=lambda s: type(s).__name__)
+def test_a_drawn_cohort_is_asked_once_a_round(sampler: Sampler) -> None:
+    """Amplification by sampling counts on a fresh draw for each exchange; whoever always takes part has none."""
+    with pytest.raises(UserError, match="asks a drawn cohort more than once a round"):
+        begun(CentralNoise(1.0, 1.0), 4, sampler, rounds=range(3))
+    begun(CentralNoise(1.0, 1.0), 3, sampler, rounds=range(3))
+    begun(CentralNoise(1.0, 1.0), 4, rounds=range(3))
+    begun(CentralNoise(1.0, 1.0), 4, FixedSize(100), rounds=range(3))
+
+
 def test_a_release_is_in_the_ledger_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism = begun(CentralNoise(1.0, 1.0), 2, folder=tmp_path)
     monkeypatch.setattr("lit_epgan.privacy.central.secure_normal", lambda n: 1 / 0)

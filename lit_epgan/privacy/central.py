@@ -22,6 +22,10 @@ from lit_epgan.privacy.settings import check_settings
 from lit_epgan.randomness import generator_for, secure_normal
 
 FILE = "privacy.jsonl"
+ASKED_AGAIN = (
+    "the algorithm asks a drawn cohort more than once a round, and its epsilon counts on a fresh draw for each "
+    "exchange: let everyone take part (no data.clients_per_round), or take an algorithm that asks once a round"
+)
 TINY = 1e-30  # smaller factors lose digits in single precision
 
 
@@ -120,11 +124,14 @@ class CentralNoise(Mechanism):
         """Settle z, and announce all releases in the ledger; before any client's data are read.
 
         Raises:
-            UserError: the ledger's budget would be passed, or the sampler's rate is not known to the accountant.
+            UserError: the ledger's budget would be passed, the sampler's rate is not known to the accountant, or a
+                drawn cohort would be asked more than once.
         """
         kind = self._kind(plan)
         self._expected = plan.sampler.rate(plan.clients) * plan.clients if kind.sampling == "poisson" else None
         _refuse_empty_cohorts(kind, plan, self.delta)
+        if kind.rate < 1 and plan.rounds and plan.exchanges > len(plan.rounds):
+            raise UserError(ASKED_AGAIN)
         if rank() == 0:
             where = Path(self._path) if self._path is not None else plan.folder and plan.folder / FILE
             self._ledger = Ledger(where) if where is not None else None
