@@ -16,7 +16,7 @@ from lit_epgan.engine.mechanisms import Plan, flat_norm
 from lit_epgan.engine.messages import Count, Report, Weighted
 from lit_epgan.engine.samplers import Chains, Sampler
 from lit_epgan.errors import UserError
-from lit_epgan.privacy import AdaptiveNoise, CentralNoise, DistributedNoise, Ledger, Releases, spent
+from lit_epgan.privacy import AdaptiveNoise, CentralNoise, CorrelatedNoise, DistributedNoise, Ledger, Releases, spent
 
 NUMBERS = st.one_of(
     st.floats(-1e3, 1e3), st.sampled_from([0.0, 1e38, -1e38, float("nan"), float("inf"), -float("inf"), 1e-45])
@@ -83,6 +83,21 @@ def test_noise_with_a_seed_repeats_and_says_so() -> None:
     )
     assert torch.equal(first, second)
     assert "whoever knows noise_seed can take it off" in str(begun(CentralNoise(1.0, 1.0, noise_seed=3)).guarantee())
+
+
+@pytest.mark.parametrize("kind", [CentralNoise, CorrelatedNoise])
+def test_a_resumed_run_with_a_seed_does_not_use_its_first_rounds_noise_again(kind: type[CentralNoise]) -> None:
+    """Each round has noise of its own, each exchange of it too, and is the same in whichever process it runs."""
+
+    def noise(mechanism: CentralNoise, number: int, exchanges: int = 1) -> list[list[float]]:
+        mechanism.round_begins(number)
+        return [mechanism.at_server(summed({"x": torch.zeros(9)}), 1)["x"].tolist() for _ in range(exchanges)]
+
+    whole = begun(kind(1.0, 1.0, noise_seed=3), 4, rounds=range(3))
+    (first,), (second, again), (third,) = (noise(whole, number, 1 + (number == 1)) for number in range(3))
+    (resumed,) = noise(begun(kind(1.0, 1.0, noise_seed=3), 1, rounds=range(2, 3)), 2)
+    assert resumed == third
+    assert len({tuple(each) for each in (first, second, again, third)}) == 4
 
 
 def test_all_that_is_planned_is_promised_and_what_is_made_is_counted() -> None:

@@ -80,7 +80,7 @@ class CentralNoise(Mechanism):
         self._planned: Releases | None = None
         self._earlier: list[Releases] = []  # of other kinds, before the run was resumed
         self._expected: float | None = None
-        self._made = self._drawn = 0
+        self._made = self._round = self._drawn = 0
 
     # The client -------------------------------------------------------------------------------------------------------
 
@@ -174,6 +174,10 @@ class CentralNoise(Mechanism):
         """How many of the kind are planned; ``before``: the account that goes on, on the rank that has the ledger."""
         return plan.exchanges
 
+    def round_begins(self, number: int) -> None:
+        """Note which round it is, by which noise with a seed differs, whatever process it is drawn in."""
+        self._round, self._drawn = number, 0
+
     def _price(self) -> int:
         """How many of the kind the present exchange is."""
         return 1
@@ -206,7 +210,7 @@ class CentralNoise(Mechanism):
     def _normal(self, like: Tensor, name: str) -> Tensor:
         if self.noise_seed is None:
             return secure_normal(like.numel()).view(like.shape)
-        generator = generator_for(self.noise_seed, "central noise", self._drawn, name)
+        generator = generator_for(self.noise_seed, "central noise", self._round, self._drawn, name)
         return torch.randn(like.shape, generator=generator, dtype=torch.float64)
 
     def _hide_size(self, total: Total, cohort: int) -> None:

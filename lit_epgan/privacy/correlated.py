@@ -67,7 +67,7 @@ class CorrelatedNoise(CentralNoise):
         if bands is not None and bands < 1:
             raise UserError(f"CorrelatedNoise's bands is {bands}; 1 is independent noise")
         self.bands = bands
-        self._round, self._last = 0, -1
+        self._last = -1
         self._streams: dict[str, BackSubstitution] = {}
         self._before: dict[str, BackSubstitution] = {}
         self._state: dict[str, Tensor] = {}
@@ -111,10 +111,6 @@ class CorrelatedNoise(CentralNoise):
 
     def _price(self) -> int:
         return int(self._round >= self._paid)
-
-    def round_begins(self, number: int) -> None:
-        """Note which round it is."""
-        self._round = number
 
     def at_server(self, total: Total, cohort: int) -> Total:
         """The sums with noise, a part of which is the last rounds' with the opposite sign.
