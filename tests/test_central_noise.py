@@ -107,7 +107,8 @@ def test_all_that_is_planned_is_promised_and_what_is_made_is_counted() -> None:
     assert "seed_everything: it must stay a secret" in str(mechanism.guarantee())
     assert "secret" not in str(begun(CentralNoise(1.0, 4.0)).guarantee())
     assert mechanism.spent().epsilon == 0
-    for _ in range(3):
+    for number in range(3):
+        mechanism.round_begins(number)
         mechanism.at_server(summed({"x": torch.zeros(2)}), 10)
     assert mechanism.spent().epsilon == spent([planned.times(3)], 1e-5).epsilon
 
@@ -123,6 +124,7 @@ def test_how_many_coins_said_yes_is_not_given_away() -> None:
     mechanism = begun(CentralNoise(1.0, 1.0), 1, Poisson(0.3))
     report = {"parameters": Weighted(torch.ones(2)), "weight": Count(1.0, True)}
     assert float(mechanism.at_server(summed(report, report), 2)["weight"]) == pytest.approx(30)
+    mechanism.round_begins(1)
     with pytest.raises(UserError, match="counts 'known' among those who take part"):
         mechanism.at_server(summed(report, {**report, "known": Count(1.0)}), 2)
     with pytest.raises(UserError, match="too often"):

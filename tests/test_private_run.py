@@ -12,6 +12,8 @@ from torch import nn
 from lit_epgan.callbacks import PartitionReport
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.engine import Exchange, Median, NormClipping, Rounds, Server
+from lit_epgan.engine.messages import Broadcast, Report
+from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedSeq
 from lit_epgan.privacy import CentralNoise, Ledger
@@ -202,6 +204,35 @@ def test_clients_beside_the_cohort_are_not_asked() -> None:
     """Whoever is asked more often than the sampler says pays for more than is said."""
     with pytest.raises(UserError, match="Everybody asks clients beside the round's cohort"):
         fit(Regression(), federation(clients_per_round=3), algorithm=Everybody(), mechanism=CentralNoise(0.5, 1.0))
+
+
+class One(Work):
+    def report(self) -> Report:
+        return {"one": torch.ones(1)}
+
+
+class Again(FedAvg):
+    """Its ``exchanges`` does not know of the second."""
+
+    def round(self, server: Server) -> Rounds:
+        yield Exchange({"parameters": server.parameters})
+        yield Exchange({}, question="one", training=False)
+
+    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+        return [One(client, received)] if question == "one" else super().works(question, client, received)
+
+
+def test_a_drawn_cohort_is_not_asked_again_whatever_was_announced(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="asks a drawn cohort more than once a round"):
+        fit(
+            Regression(),
+            federation(clients_per_round=3),
+            folder=tmp_path,
+            algorithm=Again(),
+            mechanism=CentralNoise(0.5, 1.0),
+        )
+    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    assert account.made == 1
 
 
 def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path: Path) -> None:

@@ -186,9 +186,12 @@ class CentralNoise(Mechanism):
         """The sums with noise, counts as they are; the release stands in the ledger before the noise is drawn.
 
         Raises:
-            UserError: nothing of the ledger can be written, or its budget would be passed.
+            UserError: nothing of the ledger can be written, or its budget would be passed, or a drawn cohort is asked
+                again.
         """
         assert self._planned is not None, "begin comes first"
+        if self._drawn and self._planned.rate < 1:  # the algorithm's exchanges() has not said so
+            raise UserError(ASKED_AGAIN)
         price = self._price()
         if rank() == 0 and self._ledger is not None:
             self._ledger.release(self._account, price)
