@@ -17,6 +17,7 @@ from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Algorithm, Mechanism, Plan, Sampler
 from lit_epgan.engine.mechanisms import LocalPlan
 from lit_epgan.engine.module_state import ModuleState
+from lit_epgan.errors import UserError
 
 
 class MechanismInFit:
@@ -74,10 +75,15 @@ class MechanismInFit:
         """Tell the mechanism what is planned, and print what it guarantees; which round comes next is known by now.
 
         Raises:
-            UserError: what is planned must not be done.
+            UserError: what is planned must not be done, or nobody knows how long it goes on.
         """
         if self.mechanism is None:
             return
+        if (self.mechanism.private or self.by_record) and (trainer.max_epochs is None or trainer.max_epochs < 0):
+            raise UserError(
+                f"{type(self.mechanism).__name__} has to know how many rounds there will be, for each of them costs "
+                "epsilon: set trainer.max_epochs"
+            )
         rounds = range(trainer.current_epoch, trainer.max_epochs or 0)
         exchanges = algorithm.exchanges(rounds.start, rounds.stop)
         folder, resumed = Path(trainer.default_root_dir), trainer.current_epoch > 0

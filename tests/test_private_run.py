@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lit_epgan.callbacks import PartitionReport
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
-from lit_epgan.engine import Exchange, Median, NormClipping, Rounds, Server
+from lit_epgan.engine import Exchange, Mechanism, Median, NormClipping, Rounds, Server
 from lit_epgan.engine.messages import Broadcast, Report
 from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedSeq
-from lit_epgan.privacy import CentralNoise, Ledger
+from lit_epgan.privacy import CentralNoise, Ledger, RecordNoise
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression
 
@@ -233,6 +233,19 @@ def test_a_drawn_cohort_is_not_asked_again_whatever_was_announced(tmp_path: Path
         )
     (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
     assert account.made == 1
+
+
+class Stop(Callback):
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop = True
+
+
+@pytest.mark.parametrize("mechanism", [CentralNoise(0.5, 1.0), RecordNoise(0.5, 1.0)])
+def test_a_private_run_without_a_last_round_is_refused(mechanism: Mechanism) -> None:
+    """No release would be planned, and an epsilon of 0 be promised."""
+    with pytest.raises(UserError, match=r"how many rounds there will be.*set trainer\.max_epochs"):
+        fit(Regression(), federation(), -1, mechanism=mechanism, callbacks=[Stop()])
+    fit(Regression(), federation(), -1, mechanism=NormClipping(0.5), callbacks=[Stop()])
 
 
 def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path: Path) -> None:
