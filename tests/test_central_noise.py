@@ -167,6 +167,20 @@ def test_a_resumed_run_keeps_its_noise_and_pays_for_both(tmp_path: Path) -> None
     assert str(spent([account.planned], 1e-5)) in str(resumed.guarantee())
 
 
+def test_a_run_that_goes_on_beyond_its_target_warns(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """z was settled for ten rounds, and twenty cost more: epsilon of a Gaussian with z / sqrt(20)."""
+    asked: dict[str, Any] = {"folder": tmp_path, "rounds": range(10)}
+    first = begun(CentralNoise(1.0, target_epsilon=2.0), 10, **asked)
+    for _ in range(10):
+        first.at_server(summed({"x": torch.zeros(2)}), 1)
+    begun(CentralNoise(1.0, target_epsilon=2.0), 0, **(asked | {"resumed": True, "rounds": range(0)}))
+    assert not recwarn.list
+    assert first._planned is not None
+    price = spent([first._planned.times(20)], 1e-5)
+    with pytest.warns(UserWarning, match=rf"CentralNoise.*epsilon {price.epsilon:.3g}.*target_epsilon 2 "):
+        begun(CentralNoise(1.0, target_epsilon=2.0), 10, **(asked | {"resumed": True, "rounds": range(10, 20)}))
+
+
 def test_a_run_resumed_with_other_noise_still_promises_what_it_has_spent_before(tmp_path: Path) -> None:
     """Nine rounds at z = 0.5 and one at z = 50 cost what the ledger says; a run that begins anew has no past."""
     first = begun(CentralNoise(1.0, 0.5), 10, folder=tmp_path)

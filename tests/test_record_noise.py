@@ -228,6 +228,18 @@ def test_a_resumed_run_promises_what_it_has_spent_before_too(tmp_path: Path, z: 
     assert f"({price.epsilon:.3g}, 1e-05)" in str(resumed.guarantee())
 
 
+def test_a_run_that_goes_on_beyond_its_target_warns(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    first = RecordNoise(1.0, target_epsilon=2.0)
+    first.begin(plan({0: 100}, 10, {0: 10}, 5, folder=tmp_path))
+    for round_ in range(5):
+        first._pay(round_)
+    assert not recwarn.list
+    resumed = RecordNoise(1.0, target_epsilon=2.0)
+    with pytest.warns(UserWarning, match=r"RecordNoise.*epsilon 2\.[5-9].*target_epsilon 2 "):
+        resumed.begin(plan({0: 100}, 10, {0: 10}, 5, folder=tmp_path, resumed=True))
+    assert 2.5 < float(str(resumed.own_epsilon())) < 3
+
+
 def test_a_client_who_takes_part_no_more_may_pay_most(tmp_path: Path) -> None:
     first = RecordNoise(1.0, 2.0)
     first.begin(plan({0: 100, 1: 40}, 10, {0: 10, 1: 4}, 1, folder=tmp_path))

@@ -18,7 +18,7 @@ from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.book import EVERYONE, Account, Budget
 from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.releases import Relation, Releases
-from lit_epgan.privacy.settings import check_settings
+from lit_epgan.privacy.settings import check_settings, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
 
 FILE = "privacy.jsonl"
@@ -156,6 +156,8 @@ class CentralNoise(Mechanism):
             budget = Budget(self.budget, self.delta, self.relation)
             self._account = self._ledger.begin(what, planned, self.group, budget, before)
             planned = self._with_what_was_released(what, plan.resumed)
+        price = spent([*self._earlier, planned], self.delta, self.relation)
+        warn_beyond_target(type(self).__name__, price.epsilon, self.target_epsilon)
         return planned
 
     def _with_what_was_released(self, what: str, resumed: bool) -> Releases:

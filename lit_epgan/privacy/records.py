@@ -16,7 +16,7 @@ from lit_epgan.privacy.book import Budget
 from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.noisy_steps import NoisySteps
 from lit_epgan.privacy.releases import Relation, Releases
-from lit_epgan.privacy.settings import check_settings
+from lit_epgan.privacy.settings import check_settings, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
 
 FILE = "privacy.jsonl"
@@ -118,6 +118,7 @@ class RecordNoise(Mechanism):
             budget = Budget(self.budget, self.delta, self.relation)
             self._accounts = self._ledger.begin_groups(what, self._planned, budget, before)
             self._count_what_was_released(what, plan.resumed)
+        warn_beyond_target("RecordNoise", self.own_epsilon() or 0.0, self.target_epsilon)
 
     def _count_what_was_released(self, what: str, resumed: bool) -> None:
         """A resumed run's clients have sent what they sent before, too: of the planned kind, and of others."""

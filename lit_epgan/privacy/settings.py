@@ -1,10 +1,13 @@
 """What all noise is told in the same words, and what is wrong with it."""
 
 import math
+import warnings
 
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import spent
 from lit_epgan.privacy.releases import Relation
+
+SLACK = 1.001  # of the noise multiplier that is found for a target
 
 
 def check_settings(
@@ -39,3 +42,19 @@ def check_settings(
     if budget is not None and not budget > 0:
         raise UserError(f"{owner}'s budget is {budget}; give an epsilon above 0")
     spent([], delta, relation)  # refuses both
+
+
+def warn_beyond_target(owner: str, epsilon: float, target: float | None) -> None:
+    """Say that a run which goes on costs more than was asked for: its noise was settled for fewer rounds.
+
+    Args:
+        owner: the mechanism.
+        epsilon: what all that is planned and all that was released cost together.
+        target: its target_epsilon; None where it has none.
+    """
+    if target is not None and epsilon > SLACK * target:
+        warnings.warn(
+            f"{owner}: all rounds together cost epsilon {epsilon:.3g}, and target_epsilon {target:g} is passed: a run "
+            "that goes on keeps the noise that was settled when it began; take fewer rounds to stay below",
+            stacklevel=2,
+        )
