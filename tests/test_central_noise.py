@@ -136,6 +136,17 @@ def test_cohorts_that_nobody_can_account_for_are_refused() -> None:
         begun(CentralNoise(1.0, 1.0), 1, Chains(2))
 
 
+def test_a_client_of_a_random_cohort_that_does_not_answer_ends_nothing() -> None:
+    """Counts are of those who answered: two of three, where the expected number, 30, is told for both."""
+    mechanism = begun(CentralNoise(1.0, 1.0), 1, Poisson(0.3))
+    report = {"parameters": torch.ones(2), "weight": Count(1.0, True), "federation/weight": Count(1.0, True)}
+    total = mechanism.at_server(summed(report, report), 3)
+    assert (float(total["weight"]), float(total["federation/weight"])) == (pytest.approx(30), pytest.approx(30))
+    mechanism.round_begins(1)
+    with pytest.raises(UserError, match="counts 'known' among those who take part"):
+        mechanism.at_server(summed(report, {**report, "known": Count(1.0)}), 3)
+
+
 @pytest.mark.parametrize("sampler", [FixedSize(10), Poisson(0.3)], ids=lambda s: type(s).__name__)
 def test_a_drawn_cohort_is_asked_once_a_round(sampler: Sampler) -> None:
     """Amplification by sampling counts on a fresh draw for each exchange; whoever always takes part has none."""

@@ -12,6 +12,7 @@ from lit_epgan.engine.collectives import all_reduce, gather_objects, rank
 from lit_epgan.engine.mechanisms import Mechanism, Plan, flat_norm
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
 from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
+from lit_epgan.engine.seat import WEIGHT
 from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
@@ -224,8 +225,9 @@ class CentralNoise(Mechanism):
         Raises:
             UserError: the algorithm counts more than who takes part.
         """
+        answered = float(total[WEIGHT]) if WEIGHT in total else cohort  # fewer, where a client's answer did not come
         for name in total.counts:
-            if float(total[name]) != cohort:
+            if float(total[name]) not in (cohort, answered):
                 raise UserError(
                     f"the algorithm counts {name!r} among those who take part, which a random cohort would give away: "
                     "take a sampler of fixed size (data.clients_per_round)"
