@@ -206,6 +206,12 @@ def test_a_run_resumed_with_other_noise_still_promises_what_it_has_spent_before(
     assert str(spent([Releases(50.0, 1)], 1e-5)) in str(anew.guarantee())
 
 
+def test_a_budget_without_a_ledger_is_refused() -> None:
+    """Without a folder there is no file that could keep it."""
+    with pytest.raises(UserError, match="budget needs a ledger: give CentralNoise ledger=FILE"):
+        begun(CentralNoise(1.0, 4.0, budget=8.0))
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

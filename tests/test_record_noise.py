@@ -240,6 +240,11 @@ def test_a_run_that_goes_on_beyond_its_target_warns(tmp_path: Path, recwarn: pyt
     assert 2.5 < float(str(resumed.own_epsilon())) < 3
 
 
+def test_a_budget_without_a_ledger_is_refused() -> None:
+    with pytest.raises(UserError, match="budget needs a ledger: give RecordNoise ledger=FILE"):
+        RecordNoise(1.0, 4.0, budget=8.0).begin(plan({0: 100}, 10, {0: 10}))
+
+
 def test_a_client_who_takes_part_no_more_may_pay_most(tmp_path: Path) -> None:
     first = RecordNoise(1.0, 2.0)
     first.begin(plan({0: 100, 1: 40}, 10, {0: 10, 1: 4}, 1, folder=tmp_path))

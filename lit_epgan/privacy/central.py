@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,10 +18,9 @@ from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.book import EVERYONE, Account, Budget
 from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.releases import Relation, Releases
-from lit_epgan.privacy.settings import check_settings, warn_beyond_target
+from lit_epgan.privacy.settings import check_settings, ledger_of, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
 
-FILE = "privacy.jsonl"
 ASKED_AGAIN = (
     "the algorithm asks a drawn cohort more than once a round, and its epsilon counts on a fresh draw for each "
     "exchange: let everyone take part (no data.clients_per_round), or take an algorithm that asks once a round"
@@ -125,17 +123,17 @@ class CentralNoise(Mechanism):
         """Settle z, and announce all releases in the ledger; before any client's data are read.
 
         Raises:
-            UserError: the ledger's budget would be passed, the sampler's rate is not known to the accountant, or a
-                drawn cohort would be asked more than once.
+            UserError: the ledger's budget would be passed, or there is no ledger to keep it; the sampler's rate is not
+                known to the accountant, or a drawn cohort would be asked more than once.
         """
         kind = self._kind(plan)
         self._expected = plan.sampler.rate(plan.clients) * plan.clients if kind.sampling == "poisson" else None
         _refuse_empty_cohorts(kind, plan, self.delta)
         if kind.rate < 1 and plan.rounds and plan.exchanges > len(plan.rounds):
             raise UserError(ASKED_AGAIN)
+        ledger = ledger_of(type(self).__name__, self._path, plan.folder, self.budget)
         if rank() == 0:
-            where = Path(self._path) if self._path is not None else plan.folder and plan.folder / FILE
-            self._ledger = Ledger(where) if where is not None else None
+            self._ledger = ledger
             self._planned = self._settled(kind, plan)
         self._planned, self._earlier = gather_objects((self._planned, self._earlier))[0]  # one reads, all know
 

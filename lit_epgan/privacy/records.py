@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -16,10 +15,8 @@ from lit_epgan.privacy.book import Budget
 from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.noisy_steps import NoisySteps
 from lit_epgan.privacy.releases import Relation, Releases
-from lit_epgan.privacy.settings import check_settings, warn_beyond_target
+from lit_epgan.privacy.settings import check_settings, ledger_of, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
-
-FILE = "privacy.jsonl"
 
 
 class RecordNoise(Mechanism):
@@ -91,15 +88,16 @@ class RecordNoise(Mechanism):
         """Settle z, and announce every client's steps in the ledger; before any client's data are read.
 
         Raises:
-            UserError: the ledger's budget would be passed, or nobody knows how many steps there will be.
+            UserError: the ledger's budget would be passed, or there is no ledger to keep it, or nobody knows how many
+                steps there will be.
         """
         if plan.local is None:
             raise UserError("RecordNoise has to know each client's records and steps: train by the FederationCallback")
         self._local, self._made, self._round, self._checked = plan.local, {}, -1, False
         kinds = _kinds(plan.local, plan.rounds)
+        ledger = ledger_of("RecordNoise", self._path, plan.folder, self.budget)
         if rank() == 0:
-            where = Path(self._path) if self._path is not None else plan.folder and plan.folder / FILE
-            self._ledger = Ledger(where) if where is not None else None
+            self._ledger = ledger
             self._announce(kinds, plan)
         known = (self._ledger, self._planned, self._earlier, self._accounts)
         self._ledger, self._planned, self._earlier, self._accounts = gather_objects(known)[0]

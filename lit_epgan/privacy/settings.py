@@ -2,11 +2,14 @@
 
 import math
 import warnings
+from pathlib import Path
 
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import spent
+from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.releases import Relation
 
+FILE = "privacy.jsonl"
 SLACK = 1.001  # of the noise multiplier that is found for a target
 
 
@@ -42,6 +45,24 @@ def check_settings(
     if budget is not None and not budget > 0:
         raise UserError(f"{owner}'s budget is {budget}; give an epsilon above 0")
     spent([], delta, relation)  # refuses both
+
+
+def ledger_of(owner: str, path: str | None, folder: Path | None, budget: float | None) -> Ledger | None:
+    """The ledger at ``path``, or else in the run's folder; None where there is neither.
+
+    Args:
+        owner: the mechanism, for the message.
+        path: of the file.
+        folder: the run's.
+        budget: the largest epsilon that the ledger allows.
+
+    Raises:
+        UserError: there is a budget, and no ledger to keep it.
+    """
+    where = Path(path) if path is not None else folder and folder / FILE
+    if where is None and budget is not None:
+        raise UserError(f"a budget needs a ledger: give {owner} ledger=FILE")
+    return Ledger(where) if where is not None else None
 
 
 def warn_beyond_target(owner: str, epsilon: float, target: float | None) -> None:
