@@ -282,6 +282,14 @@ def test_the_bound_goes_to_the_quantile_of_the_norms() -> None:
         assert set(total.sums) == {"x", "weight"}
 
 
+def test_a_round_that_nobody_answers_tells_the_bound_noise_alone() -> None:
+    state: dict[str, torch.Tensor] = {}
+    mechanism = begun(AdaptiveNoise(1.0, 3.0, rate=0.2, noise_seed=0), state=state)
+    assert not mechanism.at_server(Total(), 100).sums
+    assert float(state["privacy.bound"]) == pytest.approx(1.0, rel=0.1)  # rate times noise of 5 on a count of 100
+    assert float(state["privacy.bound"]) != 1
+
+
 def test_both_noises_together_are_one_release() -> None:
     """(z_sum^-2 + (2 s_b)^-2)^(-1/2) = z, read off the noises themselves."""
     state = {"privacy.bound": torch.tensor([2.0], dtype=torch.float64)}

@@ -88,6 +88,7 @@ class AdaptiveNoise(CentralNoise):
 
     def at_server(self, total: Total, cohort: int) -> Total:
         """The sums with noise, the bound moved."""
+        total.sums.setdefault(BELOW, torch.zeros(1, dtype=torch.float64))  # nobody has answered
         total = super().at_server(total, cohort)
         members = self._expected if self._expected is not None else cohort
         share = float(total.sums.pop(BELOW)) / members + 0.5
