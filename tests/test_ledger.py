@@ -130,6 +130,19 @@ def test_a_line_cut_off_by_a_kill_was_no_release_and_any_other_damage_is_named(t
         Ledger(tmp_path).read()
 
 
+def test_a_line_cut_off_anywhere_was_none(tmp_path: Path) -> None:
+    """Just before its last brace, too, where it ends in that of the plan within."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.begin("run", ONE.times(2))
+    whole = ledger.path.read_bytes().rstrip()
+    assert whole.endswith(b"}}")
+    for length in range(1, len(whole)):
+        ledger.path.write_bytes(whole[:length])
+        assert not ledger.read().accounts
+    ledger.path.write_bytes(whole)
+    assert len(ledger.read().accounts) == 1
+
+
 def test_it_is_shown_as_a_table_with_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     ledger.end(ledger.begin("runs/[/]", ONE.times(4), budget=Budget(3.0, 1e-5)))

@@ -100,7 +100,7 @@ class Book:
         try:
             self._take(json.loads(raw))
         except (ValueError, KeyError, TypeError, UserError) as error:
-            if raw.rstrip().endswith(b"}"):
+            if raw.rstrip().endswith(b"}") and raw.count(b"{") == raw.count(b"}"):
                 raise UserError(f"is not one of a ledger ({error})") from error
 
     def _take(self, line: dict[str, Any]) -> None:
