@@ -16,7 +16,7 @@ from lit_epgan.engine.mechanisms import Plan, flat_norm
 from lit_epgan.engine.messages import Count, Report, Weighted
 from lit_epgan.engine.samplers import Chains, Sampler
 from lit_epgan.errors import UserError
-from lit_epgan.privacy import AdaptiveNoise, CentralNoise, CorrelatedNoise, DistributedNoise, Ledger, Releases, spent
+from lit_epgan.privacy import AdaptiveNoise, CentralNoise, DistributedNoise, Ledger, Releases, spent
 
 NUMBERS = st.one_of(
     st.floats(-1e3, 1e3), st.sampled_from([0.0, 1e38, -1e38, float("nan"), float("inf"), -float("inf"), 1e-45])
@@ -85,21 +85,6 @@ def test_noise_with_a_seed_repeats_and_says_so() -> None:
     assert "whoever knows noise_seed can take it off" in str(begun(CentralNoise(1.0, 1.0, noise_seed=3)).guarantee())
 
 
-@pytest.mark.parametrize("kind", [CentralNoise, CorrelatedNoise])
-def test_a_resumed_run_with_a_seed_does_not_use_its_first_rounds_noise_again(kind: type[CentralNoise]) -> None:
-    """Each round has noise of its own, each exchange of it too, and is the same in whichever process it runs."""
-
-    def noise(mechanism: CentralNoise, number: int, exchanges: int = 1) -> list[list[float]]:
-        mechanism.round_begins(number)
-        return [mechanism.at_server(summed({"x": torch.zeros(9)}), 1)["x"].tolist() for _ in range(exchanges)]
-
-    whole = begun(kind(1.0, 1.0, noise_seed=3), 4, rounds=range(3))
-    (first,), (second, again), (third,) = (noise(whole, number, 1 + (number == 1)) for number in range(3))
-    (resumed,) = noise(begun(kind(1.0, 1.0, noise_seed=3), 1, rounds=range(2, 3)), 2)
-    assert resumed == third
-    assert len({tuple(each) for each in (first, second, again, third)}) == 4
-
-
 def test_all_that_is_planned_is_promised_and_what_is_made_is_counted() -> None:
     mechanism = begun(CentralNoise(1.0, 4.0), 10, FixedSize(10))
     planned = Releases(4.0, 10, "fixed", 0.1, 100)
@@ -164,46 +149,6 @@ def test_a_release_is_in_the_ledger_before_it_is_made(tmp_path: Path, monkeypatc
         mechanism.at_server(summed({"x": torch.zeros(2)}), 1)
     (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
     assert (account.made, account.planned.count) == (1, 2)
-
-
-def test_a_resumed_run_keeps_its_noise_and_pays_for_both(tmp_path: Path) -> None:
-    first = begun(CentralNoise(1.0, target_epsilon=2.0), 10, folder=tmp_path)
-    for _ in range(4):
-        first.at_server(summed({"x": torch.zeros(2)}), 1)
-    before = Ledger(tmp_path / "privacy.jsonl").read()
-    resumed = begun(CentralNoise(1.0, target_epsilon=2.0), 7, folder=tmp_path, resumed=True)  # the fourth round is lost
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
-    assert account.planned.noise_multiplier == next(iter(before.accounts.values())).planned.noise_multiplier
-    assert (account.made, account.planned.count) == (4, 11)
-    assert str(spent([account.planned], 1e-5)) in str(resumed.guarantee())
-
-
-def test_a_run_that_goes_on_beyond_its_target_warns(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    """z was settled for ten rounds, and twenty cost more: epsilon of a Gaussian with z / sqrt(20)."""
-    asked: dict[str, Any] = {"folder": tmp_path, "rounds": range(10)}
-    first = begun(CentralNoise(1.0, target_epsilon=2.0), 10, **asked)
-    for _ in range(10):
-        first.at_server(summed({"x": torch.zeros(2)}), 1)
-    begun(CentralNoise(1.0, target_epsilon=2.0), 0, **(asked | {"resumed": True, "rounds": range(0)}))
-    assert not recwarn.list
-    assert first._planned is not None
-    price = spent([first._planned.times(20)], 1e-5)
-    with pytest.warns(UserWarning, match=rf"CentralNoise.*epsilon {price.epsilon:.3g}.*target_epsilon 2 "):
-        begun(CentralNoise(1.0, target_epsilon=2.0), 10, **(asked | {"resumed": True, "rounds": range(10, 20)}))
-
-
-def test_a_run_resumed_with_other_noise_still_promises_what_it_has_spent_before(tmp_path: Path) -> None:
-    """Nine rounds at z = 0.5 and one at z = 50 cost what the ledger says; a run that begins anew has no past."""
-    first = begun(CentralNoise(1.0, 0.5), 10, folder=tmp_path)
-    for _ in range(9):
-        first.at_server(summed({"x": torch.zeros(2)}), 1)
-    resumed = begun(CentralNoise(1.0, 50.0), 1, folder=tmp_path, resumed=True)
-    price = spent([Releases(0.5, 9), Releases(50.0, 1)], 1e-5)
-    assert Ledger(tmp_path / "privacy.jsonl").read().total().epsilon == pytest.approx(price.epsilon)
-    assert str(price) in str(resumed.guarantee())
-    assert "9 releases with noise multiplier 0.5, all users take part and one release with" in str(resumed.guarantee())
-    anew = begun(CentralNoise(1.0, 50.0), 1, folder=tmp_path)
-    assert str(spent([Releases(50.0, 1)], 1e-5)) in str(anew.guarantee())
 
 
 def test_a_budget_without_a_ledger_is_refused() -> None:

@@ -212,50 +212,9 @@ def test_every_client_pays_for_its_own_steps_and_a_repeated_round_twice(tmp_path
     assert rates == {f"client-{k}": min(1.0, 8 / n) for k, n in enumerate(SIZES)}
 
 
-@pytest.mark.parametrize(("z", "batch_size"), [(2.0, 10), (20.0, 10), (2.0, 20)])
-def test_a_resumed_run_promises_what_it_has_spent_before_too(tmp_path: Path, z: float, batch_size: int) -> None:
-    """Nine of ten rounds are done; the last has the same kind of steps, other noise, or other batches."""
-    first = RecordNoise(1.0, 2.0)
-    first.begin(plan({0: 100, 1: 40}, 10, {0: 10, 1: 1}, 10, folder=tmp_path))
-    for round_ in range(9):
-        first._pay(round_)
-    resumed = RecordNoise(1.0, z)
-    resumed.begin(plan({0: 100, 1: 40}, batch_size, {0: 10, 1: 1}, 1, folder=tmp_path, resumed=True))
-    old = Releases(2.0, 90, "poisson", 0.1, unit="record")
-    price = spent([old, Releases(z, 10, "poisson", batch_size / 100, unit="record")], 1e-5)
-    assert resumed.own_epsilon() == pytest.approx(price.epsilon)
-    assert Ledger(tmp_path / "privacy.jsonl").read().total().epsilon == pytest.approx(price.epsilon)
-    assert f"({price.epsilon:.3g}, 1e-05)" in str(resumed.guarantee())
-
-
-def test_a_run_that_goes_on_beyond_its_target_warns(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    first = RecordNoise(1.0, target_epsilon=2.0)
-    first.begin(plan({0: 100}, 10, {0: 10}, 5, folder=tmp_path))
-    for round_ in range(5):
-        first._pay(round_)
-    assert not recwarn.list
-    resumed = RecordNoise(1.0, target_epsilon=2.0)
-    with pytest.warns(UserWarning, match=r"RecordNoise.*epsilon 2\.[5-9].*target_epsilon 2 "):
-        resumed.begin(plan({0: 100}, 10, {0: 10}, 5, folder=tmp_path, resumed=True))
-    assert 2.5 < float(str(resumed.own_epsilon())) < 3
-
-
 def test_a_budget_without_a_ledger_is_refused() -> None:
     with pytest.raises(UserError, match="budget needs a ledger: give RecordNoise ledger=FILE"):
         RecordNoise(1.0, 4.0, budget=8.0).begin(plan({0: 100}, 10, {0: 10}))
-
-
-def test_a_client_who_takes_part_no_more_may_pay_most(tmp_path: Path) -> None:
-    first = RecordNoise(1.0, 2.0)
-    first.begin(plan({0: 100, 1: 40}, 10, {0: 10, 1: 4}, 1, folder=tmp_path))
-    first._pay(0)
-    resumed = RecordNoise(1.0, 2.0)
-    resumed.begin(plan({1: 40}, 10, {1: 1}, 1, folder=tmp_path, resumed=True))
-    most = max(
-        (spent([Releases(2.0, n, "poisson", q, unit="record")], 1e-5) for n, q in ((10, 0.1), (5, 0.25))),
-        key=lambda each: each.epsilon,
-    )
-    assert resumed.own_epsilon() == pytest.approx(most.epsilon)
 
 
 def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_unit(tmp_path: Path) -> None:
