@@ -160,6 +160,32 @@ def test_states_of_memory_are_taken_over(tmp_path: Path) -> None:
         PrivateStates().load(*disk.saved(), CPU)
 
 
+def share(monkeypatch: pytest.MonkeyPatch, *ranks: PrivateStates) -> None:
+    """Every rank's call of ``share_personal``, as it is where all see what all give."""
+    given: list[Any] = []
+    monkeypatch.setattr("lit_epgan.engine.private.gather_objects", lambda own: given.append(own) or [own])
+    for states in ranks:
+        states.share_personal()
+    monkeypatch.setattr("lit_epgan.engine.private.gather_objects", lambda own: given)
+    for states in ranks:
+        states.share_personal()
+
+
+def test_personal_layers_are_those_of_the_rank_that_trained_them_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other ranks hold from a checkpoint or from an earlier share; rank k trains client k."""
+    ranks = PrivateStates(), PrivateStates()
+    saved = {name: vars(Private(personal={"head": torch.zeros(1)})) for name in NAMES[:3]}
+    for states in ranks:
+        states.load(saved, {}, CPU)
+    for round_ in (1.0, 2.0):
+        for k, states in enumerate(ranks):
+            states.propose(NAMES[k], Private(personal={"head": torch.tensor([round_ + 10 * k])}))
+            states.commit()
+        share(monkeypatch, *ranks)
+        for states in ranks:
+            assert [float(states.personal(name)["head"]) for name in NAMES[:3]] == [round_, round_ + 10, 0.0]
+
+
 def large(megabytes: float, **more: Any) -> Private:
     return Private(optimizers={"state": {0: {"exp_avg": torch.zeros(1).expand(int(megabytes * 250_000))}}}, **more)
 

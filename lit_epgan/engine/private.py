@@ -64,6 +64,7 @@ class PrivateStates:
     def __init__(self) -> None:
         self.clients: dict[str, Private] = {}
         self._proposed: dict[str, Private] = {}
+        self._trained: set[str] = set()
         self._told = False
 
     def take_up(self, client: str) -> Private:
@@ -75,8 +76,9 @@ class PrivateStates:
         return self.clients.get(client, Private()).personal
 
     def share_personal(self) -> None:
-        """Let every rank know all clients' personal layers."""
-        for rank_states in gather_objects({n: s.personal for n, s in self.clients.items()}):
+        """Let every rank know all clients' personal layers, each from the rank that trained it: others' may be old."""
+        trained = {n: s.personal for n, s in self.clients.items() if n in self._trained}
+        for rank_states in gather_objects(trained):
             for name, personal in rank_states.items():
                 self.clients.setdefault(name, Private()).personal = personal
 
@@ -98,6 +100,7 @@ class PrivateStates:
 
     def commit(self) -> None:
         """The round is finished."""
+        self._trained.update(self._proposed)
         for name, state in self._proposed.items():
             self.clients.pop(name, None)
             if state.holds_anything:
