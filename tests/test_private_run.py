@@ -11,7 +11,7 @@ from torch import nn
 
 from lit_epgan.callbacks import PartitionReport
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
-from lit_epgan.engine import Exchange, Mechanism, Median, NormClipping, Rounds, Server
+from lit_epgan.engine import Exchange, Mechanism, Median, NormClipping, PlainFederation, Plan, Rounds, Server
 from lit_epgan.engine.messages import Broadcast, Report
 from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
@@ -114,6 +114,32 @@ def test_a_client_with_poison_counts_as_zero_and_is_not_named(recwarn: pytest.Wa
     after = torch.cat([p.detach().flatten() for p in module.parameters()])
     torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
     assert not [w for w in recwarn if "client" in str(w.message) and "finite" in str(w.message)]
+
+
+def test_a_client_that_diverges_for_a_round_keeps_what_it_had_and_is_heard_again() -> None:
+    """Its report counts as zero, so its control variate stays that of the round before, too."""
+
+    def batches(client: int, round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(10 * client + round_))
+        return [(x, x.sum(1, keepdim=True) * (float("nan") if (client, round_) == (0, 1) else 1.0))]
+
+    plain = PlainFederation(
+        SCAFFOLD(),
+        nn.Linear(3, 1),
+        lambda module, batch: (module(batch[0]) - batch[1]).square().mean(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+        batches,
+        [8.0, 8.0],
+        mechanism=CentralNoise(1.0, 1e-9),
+    )
+    plain.federation.mechanism.begin(Plan(plain.federation.sampler, 2, 3))  # type: ignore[union-attr]
+    kept = []
+    for number in range(3):
+        plain.round(number)
+        kept.append(plain.federation.private.take_up("client-0").algorithm["control"])
+    assert torch.equal(kept[1], kept[0])
+    assert torch.isfinite(kept[2]).all()
+    assert not torch.equal(kept[2], kept[1])
 
 
 def test_training_logs_and_clients_own_metrics_are_left_out(tmp_path: Path) -> None:

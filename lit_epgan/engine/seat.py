@@ -1,13 +1,13 @@
 """A seat: one module at which clients work, one after another, whoever drives the steps and carries the messages."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_epgan.engine.algorithm import Algorithm
+from lit_epgan.engine.at_work import AtWork
 from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.mechanisms import Mechanism
 from lit_epgan.engine.messages import Count, Report, Task, Term
@@ -20,27 +20,6 @@ from lit_epgan.precision import no_autocast
 from lit_epgan.randomness import derive_seed, seed_streams
 
 WEIGHT = "federation/weight"
-
-
-@dataclass
-class _Open:
-    """The client at work."""
-
-    task: Task
-    client: Client
-    works: list[Work]
-    start: Tensor | None
-    private: Private
-    hooks: dict[str, list[Work]] = field(default_factory=dict)
-    ended: int = 0
-
-    def end_step(self) -> None:
-        """Tell the works, once, that the step begun last is over."""
-        if self.client.step > self.ended:
-            self.ended = self.client.step
-            for work in self.hooks["after_local_step"]:
-                if not work.rests:
-                    work.after_local_step()
 
 
 class Seat:
@@ -69,7 +48,7 @@ class Seat:
     ) -> None:
         self.algorithm, self.place, self.mechanism = algorithm, place, mechanism
         self._names, self._seed = names, seed
-        self._at: _Open | None = None
+        self._at: AtWork | None = None
         self._memo = memo if memo is not None else Memo()
 
     def beside(self, place: Workplace, memo: Memo) -> "Seat":
@@ -220,8 +199,9 @@ class Seat:
 
     # Both -------------------------------------------------------------------------------------------------------------
 
-    def _begin(self, task: Task, private: Private, steps: int | None, stream: str) -> _Open:
-        place = self.place
+    def _begin(self, task: Task, private: Private, steps: int | None, stream: str) -> AtWork:
+        place, mechanism = self.place, self.mechanism
+        before = private.copy() if mechanism is not None and mechanism.private else None
         seed_streams(derive_seed(self._seed, task.round, task.client, stream))
         client = Client(
             task.client,
@@ -245,10 +225,10 @@ class Seat:
         works = self.algorithm.works(task.question, client, task.received)
         for work in works:
             check_hooks(type(work), Work)
-        if self.mechanism is not None:
-            works = self.mechanism.around(works, client, type(self.algorithm).__name__, task.training)
+        if mechanism is not None:
+            works = mechanism.around(works, client, type(self.algorithm).__name__, task.training)
         training = next((work for work in works if isinstance(work, Training)), None)
-        at = _Open(task, client, works, None, private)
+        at = AtWork(task, client, works, None, private, before)
         at.start = training.start() if training is not None else task.received.get("parameters")
         for hook in ("batch", "extra_loss", "adjust_gradients", "after_step", "after_local_step"):
             at.hooks[hook] = [work for work in works if type(work).overrides(hook)]
@@ -258,7 +238,7 @@ class Seat:
         place.attributes.begin(private.attributes)
         return at
 
-    def _check_optimizers(self, at: _Open) -> None:
+    def _check_optimizers(self, at: AtWork) -> None:
         changes = at.hooks["extra_loss"] or at.hooks["adjust_gradients"]
         if changes and any(isinstance(each.optimizer, torch.optim.LBFGS) for each in self.place.optimized):
             raise UserError(
@@ -272,7 +252,7 @@ class Seat:
         self.place.tensors.note_changes()
         self._load(self._at, None)
 
-    def _load(self, at: _Open, optimizers: dict[str, Any] | None) -> None:
+    def _load(self, at: AtWork, optimizers: dict[str, Any] | None) -> None:
         """What the client starts from: the received model, its personal layers, fresh optimizers or the ones given."""
         place = self.place
         if at.start is not None:
@@ -281,7 +261,7 @@ class Seat:
         place.networks.load(at.task.received)
         place.optimizers.begin(optimizers)
 
-    def _answer(self, at: _Open) -> Answer:
+    def _answer(self, at: AtWork) -> Answer:
         place, client = self.place, at.client
         place.flat.adopt()
         at.end_step()
@@ -302,4 +282,4 @@ class Seat:
             report |= place.networks.changes(client.weight)
             report[WEIGHT] = Count(client.weight, True)
         sent: Report = report if self.mechanism is None else self.mechanism.at_client(report, at.task.received)
-        return Answer(sent, at.private, client.step)
+        return Answer(sent, at.kept(report), client.step)
