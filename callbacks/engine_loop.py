@@ -18,7 +18,6 @@ from lit_epgan.callbacks.remote import Alone
 from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Federation, Mechanism, Sampler, Seat
-from lit_epgan.engine.causes import cause_in_data
 from lit_epgan.engine.jobs import Job
 from lit_epgan.engine.local_loop import LocalLoop
 from lit_epgan.networks.modes import replaced_logging
@@ -91,7 +90,8 @@ class EngineDriver(RoundDriver):
         while self._round.exchange is not None:
             for job, answer in self._loop.answers(self._jobs()):
                 self._gathered.append(answer.private.attributes)
-                self._round.receive(job.task.client, answer, lambda job=job: cause_in_data(job.batches))  # type: ignore[misc]
+                client, batches = job.task.client, job.batches
+                self._round.receive(client, answer, lambda c=client, b=batches: self._cause(c, b))  # type: ignore[misc]
             self._round.close()
             super()._answer()
 

@@ -1,5 +1,6 @@
 """Drives the engine's rounds by Lightning's batches: whose batch it is says which client works."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -239,16 +240,17 @@ class RoundDriver:
         self.mark = None
         self._first = None
 
-    def _cause(self, client: int) -> str | None:
-        """Looks through the client's data; of a stream, which may be read once, through its first batch.
+    def _cause(self, client: int, batches: Iterable[Any] | None = None) -> str | None:
+        """Looks through the batches, or else the client's data; of a stream, which may be read once, its first batch.
 
         Not where single records are hidden: the cause then lies in the noised gradients.
         """
         if self.seat.mechanism is not None and self.seat.mechanism.by_record:
             return None
-        if self.datamodule.clients[client].records is None:
-            return cause_in_data([self._first])
-        return cause_in_data(self.datamodule.records(client, self._number))
+        if batches is None:
+            stream = self.datamodule.clients[client].records is None
+            batches = [self._first] if stream else self.datamodule.records(client, self._number)
+        return cause_in_data(batches)
 
     def _answer(self) -> None:
         """Answer exchanges without training until one comes that is answered by batches."""

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, NormClipping
+from lit_epgan.errors import UserError
 from lit_epgan.federated import APFL, SCAFFOLD, FedAvg, FedProx
 from lit_epgan.privacy import CentralNoise, RecordNoise
 
@@ -55,6 +56,7 @@ def fit(
 ) -> Trainer:
     resumed = options.pop("ckpt_path", None)
     clients = options.pop("data", {})
+    own = clients if callable(clients) else lambda: data(**clients)
     fitted = Trainer(
         default_root_dir=folder,
         accelerator="cpu",
@@ -65,7 +67,7 @@ def fit(
         enable_model_summary=False,
         **(trainer or {}),
     )
-    fitted.fit(module, datamodule=data(**clients), ckpt_path=resumed)
+    fitted.fit(module, datamodule=own(), ckpt_path=resumed)
     return fitted
 
 
@@ -145,6 +147,25 @@ def test_steps_that_hide_records_are_those_of_lightnings_loop(
     assert spent[0] == spent[1]
     ledgers = [(tmp_path / kind / "privacy.jsonl").read_text().count("\n") for kind in ("trainer", "engine")]
     assert ledgers[0] == ledgers[1] > 1
+
+
+class Overflowing(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=3e38)
+
+
+@pytest.mark.parametrize("kind", ["trainer", "engine"])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_records_that_noise_hides_are_not_looked_at_for_a_cause(tmp_path: Path, kind: str, hidden: bool) -> None:
+    def poisoned() -> FederatedDataModule:
+        bad = TensorDataset(torch.full((20, 5), float("nan")), torch.zeros(20, dtype=torch.long))
+        return FederatedDataModule.from_datasets([bad], batch_size=10)
+
+    noise = RecordNoise(0.5, 100.0, delta=1e-3, noise_seed=0) if hidden else None
+    with pytest.raises(UserError, match="no client's update is finite") as raised, pytest.warns() as warned:
+        fit(tmp_path, Overflowing(), 1, data=poisoned, mechanism=noise, local_steps=kind)
+    told = " ".join([str(raised.value), *(str(warning.message) for warning in warned)])
+    assert ("its data hold values that are not finite" in told) != hidden
 
 
 class Hooked(Net):
