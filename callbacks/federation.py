@@ -43,6 +43,7 @@ from lit_epgan.engine.buffers import Merge, partition
 from lit_epgan.engine.misspelt import check_hooks
 from lit_epgan.engine.module_state import BufferPolicy
 from lit_epgan.engine.optimizer_state import OptimizerPolicy
+from lit_epgan.engine.side_by_side import StepHook
 from lit_epgan.engine.workplace import load_server
 from lit_epgan.errors import UserError
 from lit_epgan.precision import no_autocast
@@ -224,11 +225,11 @@ class FederationCallback(FederationView):
             self._rewind_loggers(trainer)
 
     def _watch(self, optimized: OptimizedParameters) -> Any:
-        def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        def after_step() -> None:
             if self._driver is not None:
                 self._driver.seat.after_step(optimized)
 
-        return optimized.optimizer.register_step_post_hook(after_step)
+        return optimized.optimizer.register_step_post_hook(StepHook(after_step))
 
     # A round ----------------------------------------------------------------------------------------------------------
 

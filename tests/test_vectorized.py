@@ -192,6 +192,20 @@ def looking(module: nn.Module, batch: Batch) -> Tensor:
     return loss if loss.item() < 100 else 2 * loss
 
 
+def hooked(when: str) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+    """An optimizer that halves its learning rate at every step."""
+
+    def halve(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        optimizer.param_groups[0]["lr"] /= 2
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = sgd(parameters)
+        getattr(optimizer, f"register_step_{when}_hook")(halve)
+        return optimizer
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("reason", "options"),
     [
@@ -201,6 +215,8 @@ def looking(module: nn.Module, batch: Batch) -> Tensor:
         ("looks at a tensor's value", {"loss": looking}),
         ("does not depend on the parameter 'never.weight'", {"net": Unused}),
         ("Adafactor", {"optimizer": lambda parameters: torch.optim.Adafactor(parameters)}),
+        ("its optimizer has hooks of its own", {"optimizer": hooked("pre")}),
+        ("its optimizer has hooks of its own", {"optimizer": hooked("post")}),
         ("optimizers' state", {"optimizer_state": "keep"}),
         ("looks at the module or at all records", {"algorithm": lambda: SCAFFOLD("gradient")}),
         ("MOON adds to clients' losses", {"algorithm": lambda: MOON("backbone")}),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -24,6 +25,7 @@ from lit_epgan.engine.private import Private
 from lit_epgan.engine.rounds import Round
 from lit_epgan.engine.samplers import Everyone, Sampler
 from lit_epgan.engine.seat import Seat
+from lit_epgan.engine.side_by_side import StepHook
 from lit_epgan.engine.workplace import Workplace, load_server, optimized_parameters
 
 Batches = Callable[[int, int], Iterable[Any]]  # (client, round) -> its batches
@@ -90,7 +92,7 @@ class PlainFederation:
         )
         self.seat = Seat(algorithm, self.place, names, seed, mechanism)
         for each in self.place.optimized:
-            each.optimizer.register_step_post_hook(lambda *_, each=each: self.seat.after_step(each))
+            each.optimizer.register_step_post_hook(StepHook(partial(self.seat.after_step, each)))
         self.sequential_for: str | None = None
         self.loop = LocalLoop(self.seat, lambda module, batch, _: (loss(module, batch), {}), vectorized, self._told)
         algorithm.start(server)

@@ -1,5 +1,7 @@
 """What clients side by side share: one optimizer of all their rows; and why some modules do not admit it."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +21,21 @@ ELEMENTWISE = (
 QUICK = 300_000  # parameters, up to which a processor gains by rows; a convolution of rows never gains there
 
 
+@dataclass(frozen=True)
+class StepHook:
+    """The federation's own hook of an optimizer, which clients side by side do without.
+
+    Args:
+        tell: is called after each step.
+    """
+
+    tell: Callable[[], None]
+
+    def __call__(self, *_: Any) -> None:
+        """The optimizer has stepped."""
+        self.tell()
+
+
 class NotVectorizedError(Exception):
     """Clients cannot work side by side; the message is the reason, a clause."""
 
@@ -32,6 +49,8 @@ def refuse(place: Workplace) -> None:
     module, optimizers = place.module, [each.optimizer for each in place.optimized]
     if len(optimizers) != 1 or type(optimizers[0]) not in ELEMENTWISE:
         raise NotVectorizedError(f"its optimizer ({_names(optimizers)}) is none that treats every element alike")
+    if _has_hooks(optimizers[0]):
+        raise NotVectorizedError("its optimizer has hooks of its own")
     if not place.flat.is_live:
         raise NotVectorizedError("its parameters have several data types or devices")
     if place.tensors.personal:
@@ -42,6 +61,11 @@ def refuse(place: Workplace) -> None:
         raise NotVectorizedError("clients keep their optimizers' state")
     if place.flat.device.type == "cpu":
         _refuse_slow(module, place.flat.numel)
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    after = optimizer._optimizer_step_post_hooks.values()
+    return bool(optimizer._optimizer_step_pre_hooks) or any(not isinstance(hook, StepHook) for hook in after)
 
 
 def _refuse_slow(module: nn.Module, numel: int) -> None:
