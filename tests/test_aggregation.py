@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_epgan.engine import Aggregator, Count, Krum, Median, Stack, Sum, Total, TrimmedMean, Weighted
+from lit_epgan.engine import Aggregator, Count, Krum, Median, PlainFederation, Stack, Sum, Total, TrimmedMean, Weighted
 from lit_epgan.engine.aggregation import Combination
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
@@ -98,6 +98,39 @@ def test_a_median_of_factors_is_refused_with_the_remedy() -> None:
     """EP's sites are parts of a product: their median means nothing."""
     with pytest.raises(UserError, match="leave the aggregator out"):
         federation(ExpectationPropagation(), aggregator=Median()).run(1)
+
+
+@pytest.mark.parametrize("aggregator", [Median(), TrimmedMean(0.2), Krum()], ids=lambda a: type(a).__name__)
+def test_who_sends_no_change_of_a_frozen_parameter_has_not_changed_it(aggregator: Aggregator) -> None:
+    """One client of five sets it to a million: the others do not send it, and are the majority all the same."""
+    module = nn.Linear(2, 2)
+    module.weight.requires_grad_(False).fill_(1.0)
+
+    def loss(trained: nn.Module, batch: list[Tensor]) -> Tensor:
+        if batch[0][0, 0] == 3:
+            trained.weight.data.fill_(1e6)  # type: ignore[union-attr, operator]
+        return (batch[0] + trained.bias).square().mean()  # type: ignore[operator]
+
+    plain = PlainFederation(
+        FedAvg(),
+        module,
+        loss,
+        lambda parameters: torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1),
+        lambda client, round_: [[torch.full((4, 2), float(client))]],
+        [4.0] * 5,
+        aggregator=aggregator,
+    )
+    plain.run(1)
+    assert module.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_three_of_five_that_change_the_same_move_its_median() -> None:
+    """By as much as they say, whatever the others weigh: [0, 0, 2, 2, 2] x (1 + 2 + 3 + 4 + 5)."""
+    combination = Combination({}, Median(), CPU)
+    for k in range(5):
+        moved = {"module/teacher": Weighted(torch.full((2, 2), 2.0), k + 1.0)} if k < 3 else {}
+        combination.add(k, {"parameters": Weighted(torch.ones(3), k + 1.0), **moved})
+    assert combination.close()["module/teacher"].tolist() == [[30.0, 30.0], [30.0, 30.0]]
 
 
 def test_in_a_federation_the_median_is_that_of_the_clients_changes() -> None:

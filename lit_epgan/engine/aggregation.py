@@ -11,6 +11,7 @@ from lit_epgan.engine.collectives import all_gather, all_reduce, gather_objects
 from lit_epgan.engine.messages import Count, Report, Term, Weighted, tensor_of
 from lit_epgan.errors import UserError
 
+AS = "/as/"  # in the name of an entry whose shape the server does not know
 SUMMED = "module/"  # counters and flags of the module: no change of parameters
 EXACT = 200_000  # numbers of an entry, up to which every client's is added in float64: it takes microseconds
 GROUP = 64  # clients whose larger entries are added in the report's own precision; these sums are added in float64
@@ -151,7 +152,8 @@ class Robust(Aggregator):
 
         (a robust centre of the changes) x (the sum of the weights),
 
-    which stands for the sum: whoever divides it by the weights has the centre. They need every client's report by
+    which stands for the sum: whoever divides it by the weights has the centre. A client that sends other changes, and
+    not this one, has not changed it: it counts as zero. They need every client's report by
     itself, so neither secure aggregation nor noise on a sum admits them.
     """
 
@@ -179,10 +181,15 @@ class Robust(Aggregator):
         stacked = Total()
         self._stack.close(stacked)
         weights = all_gather(self._weights)
+        own = {k: float(w) for each in weights.values() for k, w in each.items()}  # what clients weigh, by any entry
         for name, each in stacked.each.items():
-            changes = torch.stack([each[k] for k in each])  # in ascending order of clients on every rank
-            weight = sum(float(w) for w in weights[name].values())
-            total.sums[name] = self.centre(changes).double() * weight
+            if AS not in name:  # of those, nobody but who sends it has the tensor
+                zero = torch.zeros_like(next(iter(each.values())))
+                each = {k: each.get(k, zero) for k in own}
+            changes = torch.stack([each[k] for k in sorted(each)])  # in the same order on every rank
+            weight = sum(float(weights[name].get(k, own[k])) for k in sorted(each))
+            centre = self.centre(changes.reshape(len(each), -1)).view(changes.shape[1:])
+            total.sums[name] = centre.double() * weight
 
     @abstractmethod
     def centre(self, changes: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.engine.aggregation import AS
 from lit_epgan.engine.messages import Report, is_finite
-from lit_epgan.engine.module_state import AS, PREFIX, ModuleState
+from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.listing import few
 

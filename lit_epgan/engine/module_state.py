@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine.aggregation import Aggregator, Stack, Total
+from lit_epgan.engine.aggregation import AS, Aggregator, Stack, Total
 from lit_epgan.engine.buffers import Merge, choose_merges, merged_extremes, refuse_unmatched
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted
 from lit_epgan.engine.parameters import matches
@@ -16,7 +16,6 @@ from lit_epgan.errors import UserError
 
 BufferPolicy = Literal["merge", "local", "exclude"]
 PREFIX = "module/"
-AS = "/as/"  # of an entry whose shape the server does not know
 
 
 class ModuleState:
