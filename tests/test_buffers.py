@@ -149,6 +149,15 @@ def test_statistics_are_means_weighted_by_records() -> None:
     torch.testing.assert_close(module[0].running_mean, expected)
 
 
+def test_a_buffer_whose_name_is_weight_is_merged_as_any_other() -> None:
+    def count(m: Any, x: Tensor) -> None:
+        m.weight += 1
+
+    plain = run(Watched(count, weight=torch.zeros(2)), rounds=1)
+    expected = sum(n * len(rows(k, 0)) for k, n in enumerate(RECORDS)) / sum(RECORDS)
+    assert plain.module.weight.tolist() == pytest.approx([expected, expected])  # type: ignore[operator, union-attr]
+
+
 def test_constants_are_never_sent_and_may_hold_infinities() -> None:
     """A causal mask: before, its -inf made every client's report non-finite, and all were dropped."""
     mask = torch.full((4, 4), -math.inf).triu(1)

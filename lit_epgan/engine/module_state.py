@@ -193,7 +193,7 @@ class ModuleState:
         """
         grown: dict[str, list[str]] = {}
         for key in [k for k in total.sums if k.startswith(PREFIX)]:
-            if key.endswith("/weight"):
+            if AS in key and key.endswith("/weight"):
                 continue
             name = key.removeprefix(PREFIX)
             if AS in name:
