@@ -209,6 +209,23 @@ def test_a_buffer_that_appears_belongs_to_its_client_and_then_to_the_merge() -> 
     assert not any(seen)
 
 
+def test_a_buffer_without_elements_is_no_change() -> None:
+    def count(m: Any, x: Tensor) -> None:
+        m.seen += 1
+
+    plain = run(Watched(count, queue=torch.empty(0), seen=torch.zeros(1)), rounds=1)
+    assert plain.module.queue.shape == (0,)  # type: ignore[operator, union-attr]
+    assert float(plain.module.seen) > 0  # type: ignore[arg-type]
+
+
+def test_an_observer_that_appears_in_training_is_refused_with_the_remedy() -> None:
+    def observe(m: Any, x: Tensor) -> None:
+        m.register_buffer("min_val", x.min())
+
+    with pytest.raises(UserError, match=r"the buffer 'min_val'.* appeared in training: register it in __init__"):
+        run(Watched(observe), rounds=1)
+
+
 def test_a_cache_that_grows_to_one_shape_is_merged_and_to_several_is_the_servers() -> None:
     def grow(m: Any, x: Tensor) -> None:
         m.cache = torch.cat([m.cache, x.mean().view(1)])

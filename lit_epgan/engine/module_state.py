@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lit_epgan.engine.aggregation import AS, Aggregator, Stack, Total
 from lit_epgan.engine.buffers import Merge, choose_merges, merged_extremes, refuse_unmatched
+from lit_epgan.engine.changes import change, changed, same
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted
 from lit_epgan.engine.parameters import matches
 from lit_epgan.engine.spectral import settle_spectral_norms
@@ -109,6 +110,9 @@ class ModuleState:
 
         Args:
             weight: n_k.
+
+        Raises:
+            UserError: a buffer whose extremes are wanted was not there when the fit began.
         """
         report: dict[str, Term] = {}
         live, compared = self._buffers(), []
@@ -119,33 +123,19 @@ class ModuleState:
             if name in self.server and self.server[name].shape == tensor.shape and merge not in ("min", "max"):
                 compared.append((name, tensor, merge))
             elif merge in ("min", "max"):
-                if name not in self.server or not _same(tensor, self.server[name]):
+                if name not in self.server:
+                    raise UserError(
+                        f"the buffer {name!r}, whose {merge} over clients is wanted, appeared in training: register it "
+                        "in __init__"
+                    )
+                if not same(tensor, self.server[name]):
                     report[PREFIX + name] = tensor
             else:
                 key = PREFIX + name + AS + "x".join(map(str, tensor.shape))
                 report[key] = Weighted(tensor, weight) if merge in ("mean", "unit") else tensor
                 report[key + "/weight"] = Count(weight, True)
-        return {**report, **self._changed(compared, weight), **self._frozen_changes(weight)}
-
-    def _changed(self, compared: list[tuple[str, Tensor, Merge]], weight: float) -> Report:
-        report: dict[str, Term] = {}
-        floats = [(n, t, m) for n, t, m in compared if t.is_floating_point()]
-        if floats:
-            deltas = torch._foreach_sub([t for _, t, _ in floats], [self.server[n] for n, _, _ in floats])
-            moved = torch.stack([d.float() for d in torch._foreach_norm(deltas, float("inf"))]).tolist()
-            for (name, tensor, merge), delta, far in zip(floats, deltas, moved, strict=True):
-                if far != far or far == float("inf"):  # infinities and NaN that stay are no change
-                    delta = torch.where(_stays(tensor, self.server[name]), torch.zeros_like(delta), delta)
-                    far = float(delta.abs().max()) if delta.numel() else 0.0
-                if far != 0:
-                    report[PREFIX + name] = delta if merge == "sum" else Weighted(delta, weight)
-        for name, tensor, merge in compared:
-            if not tensor.is_floating_point() and not _same(tensor, self.server[name]):
-                exact = torch.complex128 if tensor.is_complex() else torch.float64
-                delta = tensor.to(exact) - self.server[name].to(exact)
-                delta = torch.view_as_real(delta) if delta.is_complex() else delta
-                report[PREFIX + name] = Weighted(delta, weight) if merge in ("mean", "unit") else delta
-        return report
+        report |= {PREFIX + name: term for name, term in changed(compared, self.server, weight).items()}
+        return {**report, **self._frozen_changes(weight)}
 
     def note_changes(self) -> None:
         """Remember which frozen parameters have moved, for they must go back; the rest goes back anyway."""
@@ -158,11 +148,9 @@ class ModuleState:
         parameters = dict(self._module.named_parameters())
         for name in self.frozen:
             live = parameters[name].detach()
-            if not _same(live, self.server[name]):
+            if not same(live, self.server[name]):
                 self._dirty.add(name)
-                delta = live - self.server[name]
-                delta = torch.where(_stays(live, self.server[name]), torch.zeros_like(delta), delta)
-                report[PREFIX + name] = Weighted(torch.view_as_real(delta) if delta.is_complex() else delta, weight)
+                report[PREFIX + name] = Weighted(change(live, self.server[name]), weight)
         return report
 
     # The server's half ------------------------------------------------------------------------------------------------
@@ -254,7 +242,7 @@ class ModuleState:
         changed = False
         for name, tensor in live.items():
             held = self.server.get(name)
-            if name in self.personal or (held is not None and _same(held, tensor)):
+            if name in self.personal or (held is not None and same(held, tensor)):
                 continue
             self._put(name, tensor, round_)
             changed = True
@@ -321,17 +309,6 @@ class ModuleState:
             owner._buffers[leaf] = None if value is None else value.clone()
         elif value is not None:
             owner._parameters[leaf].data = value.clone()  # type: ignore[union-attr]
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(a, b) or ((a.is_floating_point() or a.is_complex()) and bool(_stays(a, b).all()))
-
-
-def _stays(a: Tensor, b: Tensor) -> Tensor:
-    """Where two tensors of one shape are equal, or both not a number."""
-    return (a == b) | (a.isnan() & b.isnan())
 
 
 def first_names(module: nn.Module) -> dict[str, str]:
