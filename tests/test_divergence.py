@@ -19,6 +19,7 @@ from lit_epgan.engine.messages import norm
 from lit_epgan.engine.plain_loop import PlainFederation
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAdam, FedAvg, FedLA
+from lit_epgan.privacy import CentralNoise
 from tests.federations import SIZES, client_sets, fit
 from tests.federations import federation as double_federation
 from tests.modules import Regression
@@ -94,6 +95,13 @@ def test_a_servers_step_that_overflows_is_refused() -> None:
     with pytest.raises(UserError, match=r"round 0 is refused: the server's model would .*lower the learning rate"):
         single(module, algorithm=FedAdam(lr=3e38))
     assert_state(module.state_dict(), before)
+
+
+def test_a_private_runs_refusal_says_nothing_of_what_clients_sent(tmp_path: Path) -> None:
+    noise = CentralNoise(1.0, 1.0, noise_seed=0, ledger=str(tmp_path / "privacy.jsonl"))
+    with pytest.raises(UserError, match=r"round 0 is refused: .*would .*; whose update it was is hidden") as error:
+        single(Regression(), algorithm=FedAdam(lr=3e38), mechanism=noise)
+    assert "sent" not in str(error.value)
 
 
 def test_training_on_the_server_that_fails_is_refused() -> None:

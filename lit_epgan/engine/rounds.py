@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import Combination, Total
+from lit_epgan.engine.aggregation import Combination
 from lit_epgan.engine.algorithm import Exchange
 from lit_epgan.engine.causes import Causes
 from lit_epgan.engine.collectives import all_gather, all_reduce, rank, ranks
@@ -17,11 +17,10 @@ from lit_epgan.engine.divergence import ReportNorms
 from lit_epgan.engine.federation import Federation
 from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.mechanisms import refuse_buffers
+from lit_epgan.engine.merging import Merging
 from lit_epgan.engine.messages import Report, Task, is_finite, nbytes, norm, scalar
 from lit_epgan.engine.module_state import PREFIX
-from lit_epgan.engine.networks import NAME as NETWORKS
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.seat import WEIGHT
 from lit_epgan.engine.server_copy import ServerCopy
 from lit_epgan.engine.sums_alone import MASKS, NOISE, refuse_single_reports
 from lit_epgan.errors import UserError
@@ -30,6 +29,7 @@ from lit_epgan.randomness import derive_seed, seed_streams
 
 BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
 HIDDEN = "whose update it was is hidden: lower the learning rate, or bound updates by a mechanism such as NormClipping"
+CLIPPED = "whose update it was is hidden, and each is clipped: lower the noise, or the server's learning rate"
 
 
 class Round:
@@ -66,7 +66,7 @@ class Round:
         self._causes = Causes(federation.names, number, server.flat, federation.tensors)
         self._norms = ReportNorms(federation.names, number)
         self._exchanges = 0
-        self._waiting = Total()
+        self._merging = Merging(federation, number)
         self.budget: dict[str, Tensor] = {}
         self._seed("server", "update")
         self._generator = federation.algorithm.round(server)
@@ -227,7 +227,7 @@ class Round:
         federation, exchange = self._federation, self.exchange
         total = self._combination.close()
         self._norms.close()
-        last = exchange.training and exchange.merge and WEIGHT not in self._waiting
+        last = exchange.training and exchange.merge and not self._merging.waits
         if last and not total.sums and not total.each:
             dropped = all_gather({"dropped": {k: scalar(1) for k in self.dropped}}).get("dropped", {})
             if dropped:
@@ -241,7 +241,7 @@ class Round:
         if federation.mechanism is not None:
             total = federation.mechanism.at_server(total, len(federation.server.cohort))
         if exchange.training:
-            self._merge(total, exchange.merge)
+            self._merging.take(total, exchange.merge)
         words: tuple[int | str, ...] = ("server", "update", *([self._exchanges] if self._exchanges else []))
         self._seed(*words)
         self._exchanges += 1
@@ -250,27 +250,6 @@ class Round:
         except StopIteration:
             self.exchange = None
         self._ask()
-
-    def _merge(self, total: Total, now: bool) -> None:
-        """What the federation merges by itself: buffers, frozen parameters that moved, the algorithm's networks."""
-        federation, waiting = self._federation, self._waiting
-        for name in [n for n in total.sums if n in (WEIGHT, NETWORKS) or n.startswith(PREFIX)]:
-            value = total.sums.pop(name)
-            waiting.sums[name] = waiting.sums[name] + value if name in waiting else value
-        for name in [n for n in total.each if n.startswith(PREFIX)]:
-            waiting.each.setdefault(name, {}).update(total.each.pop(name))
-        if not now or WEIGHT not in waiting:
-            return
-        self._waiting = Total()
-        weight = waiting.sums.pop(WEIGHT)
-        for name in federation.tensors.apply(waiting, weight, self.number):
-            warnings.warn(
-                f"round {self.number}: the buffer {name!r} has different shapes at different clients and stays the "
-                "server's: keep it local, or let it have one shape",
-                stacklevel=2,
-            )
-        if NETWORKS in waiting:
-            federation.networks.apply(waiting.sums.pop(NETWORKS) / weight)
 
     def _finish(self) -> None:
         device = self._federation.server.parameters.device
@@ -284,7 +263,7 @@ class Round:
         self._federation.private.commit()
 
     def _refused(self, trouble: str) -> str:
-        cause = HIDDEN if self._federation.secure else self._norms.cause()
+        cause = CLIPPED if self._private else HIDDEN if self._federation.secure else self._norms.cause()
         return f"round {self.number} is refused: {trouble}; {cause}{self._safe}"
 
     @property
