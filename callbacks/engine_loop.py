@@ -20,6 +20,7 @@ from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Federation, Mechanism, Sampler, Seat
 from lit_epgan.engine.jobs import Job
 from lit_epgan.engine.local_loop import LocalLoop
+from lit_epgan.errors import UserError
 from lit_epgan.networks.modes import replaced_logging
 
 LocalSteps = Literal["trainer", "engine"]
@@ -158,14 +159,18 @@ def training_step(
         silent: whether what it logs is dropped, for it tells of single records.
 
     Raises:
-        AssertionError: from the function, where a step gives no loss.
+        UserError: from the function, where a step gives no loss.
     """
     indexed = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
 
     def step(trained: LightningModule, batch: Any, number: int) -> tuple[Tensor, dict[str, Tensor]]:
         with collected(trained) as logged:
             output = trained.training_step(batch, number) if indexed else trained.training_step(batch)
-        assert output is not None, "a training step that skips its batch needs the Trainer's loop"
+        if output is None:
+            raise UserError(
+                f"{type(module).__name__}.training_step gives no loss, and the engine cannot skip a batch: set "
+                "local_steps: trainer, or let the step give one"
+            )
         return output if isinstance(output, Tensor) else output["loss"], {} if silent else logged
 
     return step

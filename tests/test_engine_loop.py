@@ -168,6 +168,16 @@ def test_records_that_noise_hides_are_not_looked_at_for_a_cause(tmp_path: Path, 
     assert ("its data hold values that are not finite" in told) != hidden
 
 
+class Skipping(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) if batch_idx == 0 else None
+
+
+def test_a_step_that_skips_its_batch_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Skipping\.training_step gives no loss.* local_steps: trainer"):
+        fit(tmp_path, Skipping(), 1, local_steps="engine")
+
+
 class Hooked(Net):
     def on_before_zero_grad(self, optimizer: Any) -> None:
         pass

@@ -245,3 +245,9 @@ def test_batches_that_stop_being_tensors_end_the_run_with_a_sentence() -> None:
 
     with pytest.raises(UserError, match="no longer can: a batch holds a str beside its tensors"):
         run(True, loss=lambda module, batch: cross_entropy(module, batch[:2]), batches=batches)
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, float("nan")])
+def test_a_client_without_records_is_refused(number: float) -> None:
+    with pytest.raises(UserError, match="records are not above 0 for client-1"):
+        PlainFederation(FedAvg(), Net(), cross_entropy, sgd, batches_of, [4.0, number, 4.0])

@@ -27,6 +27,8 @@ from lit_epgan.engine.samplers import Everyone, Sampler
 from lit_epgan.engine.seat import Seat
 from lit_epgan.engine.side_by_side import StepHook
 from lit_epgan.engine.workplace import Workplace, load_server, optimized_parameters
+from lit_epgan.errors import UserError
+from lit_epgan.listing import few
 
 Batches = Callable[[int, int], Iterable[Any]]  # (client, round) -> its batches
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -41,13 +43,16 @@ class PlainFederation:
         loss: of the module and a batch.
         optimizer: makes the optimizer of parameters.
         batches: a client's batches of a round.
-        records: n_k of every client.
+        records: n_k of every client; above 0.
         sampler, mechanism, aggregator, buffers, optimizer_state: as for the FederationCallback.
         vectorized: whether clients may train side by side, where the module admits it; they end as otherwise, up to
             rounding.
 
     Attributes:
         sequential_for: why they do not, though they may.
+
+    Raises:
+        UserError: a client has no records.
     """
 
     def __init__(
@@ -68,6 +73,9 @@ class PlainFederation:
     ) -> None:
         self.module, self.loss, self.batches, self.records = module, loss, batches, records
         names = [f"client-{k}" for k in range(len(records))]
+        empty = [name for name, number in zip(names, records, strict=True) if not number > 0]
+        if empty:
+            raise UserError(f"PlainFederation's records are not above 0 for {few(empty)}: leave such clients out")
         flat = FlatParameters.of(module)
         networks = AlgorithmNetworks(algorithm, module, flat.vector, seed)
         tensors = ModuleState(module, flat.names, buffers=buffers, on_server=algorithm.on_server)
