@@ -63,6 +63,7 @@ class Task:
         received: the tensors that the server sent.
         kept: those of them, by name, that the client keeps from now on.
         known: those of the kept ones that it has already: they need not travel.
+        again: whether it has been asked the same before in this round; all training is the same.
     """
 
     client: int
@@ -73,6 +74,7 @@ class Task:
     received: Broadcast
     kept: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
+    again: bool = False
 
 
 def tensor_of(term: Term) -> Tensor:

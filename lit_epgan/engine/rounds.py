@@ -66,6 +66,7 @@ class Round:
         self._causes = Causes(federation.names, number, server.flat, federation.tensors)
         self._norms = ReportNorms(federation.names, number)
         self._exchanges = 0
+        self._asked_of: set[tuple[int, str | bool]] = set()
         self._merging = Merging(federation, number)
         self.budget: dict[str, Tensor] = {}
         self._seed("server", "update")
@@ -128,7 +129,12 @@ class Round:
         if billed:
             self._budget["bytes_down"] += nbytes({n: t for n, t in received.items() if n not in known})
         what = (exchange.question, exchange.training, received, frozenset(kept), known)
-        return Task(client, self.number, self._exchanges, *what)
+        return Task(client, self.number, self._exchanges, *what, self._words(client) in self._asked_of)
+
+    def _words(self, client: int) -> tuple[int, str | bool]:
+        """What tells the present exchange's work of a client from its other works in this round."""
+        assert self.exchange is not None
+        return client, self.exchange.training or self.exchange.question
 
     def receive(self, client: int, answer: Answer, look: Callable[[], str | None] = lambda: None) -> None:
         """Take in a client's answer; one that is not finite is left out, with a warning that names the client.
@@ -242,6 +248,7 @@ class Round:
             total = federation.mechanism.at_server(total, len(federation.server.cohort))
         if exchange.training:
             self._merging.take(total, exchange.merge)
+        self._asked_of.update(map(self._words, self.asked))
         words: tuple[int | str, ...] = ("server", "update", *([self._exchanges] if self._exchanges else []))
         self._seed(*words)
         self._exchanges += 1

@@ -202,7 +202,7 @@ class Seat:
     def _begin(self, task: Task, private: Private, steps: int | None, stream: str) -> AtWork:
         place, mechanism = self.place, self.mechanism
         before = private.copy() if mechanism is not None and mechanism.private else None
-        seed_streams(derive_seed(self._seed, task.round, task.client, stream))
+        seed_streams(derive_seed(self._seed, task.round, task.client, stream, *([task.exchange] if task.again else [])))
         client = Client(
             task.client,
             self._names[task.client],

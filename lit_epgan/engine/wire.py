@@ -26,6 +26,7 @@ def encode_task(task: Task) -> bytes:
         "training": task.training,
         "kept": sorted(task.kept),
         "known": sorted(task.known),
+        "again": task.again,
     }
     return _packed(header, {name: t for name, t in task.received.items() if name not in task.known})
 
@@ -44,7 +45,7 @@ def decode_task(data: bytes, cache: dict[str, Tensor]) -> Task:
     received = {**tensors, **{name: cache[name] for name in header["known"]}}
     cache.update({name: received[name] for name in header["kept"]})
     what = (header["client"], header["round"], header["exchange"], header["question"], header["training"])
-    return Task(*what, received, frozenset(header["kept"]), frozenset(header["known"]))
+    return Task(*what, received, frozenset(header["kept"]), frozenset(header["known"]), header.get("again", False))
 
 
 def encode_answer(answer: Answer, task: Task | None = None) -> bytes:
