@@ -11,7 +11,7 @@ from lit_epgan.study.run import runs_of
 
 ROOT = Path(__file__).parent.parent
 
-SPARES = re.compile(r"--known docs/results/(\w+)\.csv")
+SPARES = re.compile(r"--known\s+docs/results/(\w+)\.csv")
 PAGES = [
     (path, name) for path in sorted((ROOT / "docs").rglob("*.md")) for name in SPARES.findall(path.read_text("utf-8"))
 ]
