@@ -19,7 +19,7 @@ SMALL = {
     "client_switch.py": ["--sizes", "1", "--rounds", "1"],
     "local_step.py": ["--steps", "20", "--repeats", "1"],
     "simulations.py": [
-        *("--models", "MLP 3k", "--rounds", "2", "--repeats", "1"),
+        *("--models", "MLP 3k", "--clients", "10", "--rounds", "2", "--repeats", "1"),
         *("--simulators", "plain driver", "plain driver, vectorized"),
     ],
     "cost_curves.py": ["--small", "--seeds", "0", "--samples", "200", "--methods", "EP, generator sites (B)"],

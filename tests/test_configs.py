@@ -65,7 +65,11 @@ NARROW = {
     "fashion.yaml": NARROW_DCGAN,
     "fashion_conditional.yaml": NARROW_CONDITIONAL,
     **dict.fromkeys(("emoji.yaml", "emoji_generator_sites.yaml"), NARROW_CONDITIONAL),
-    **dict.fromkeys(("digits_fedcvae.yaml", "emoji_fedcvae.yaml"), ON_SERVER),
+    "digits_fedcvae.yaml": ON_SERVER,
+    "emoji_fedcvae.yaml": [
+        *(*ON_SERVER, "--federation.algorithm.pool", "40"),
+        *("--model.generator.width", "4", "--model.encoder.width", "4"),
+    ],
     "docstrings_words.yaml": ["--model.network.symbols", "11"],
     "folder.yaml": NARROW_DCGAN,
     "graffl_breast_cancer.yaml": ["--federation.algorithm.from_round", "1", "--model.particles", "80"],
