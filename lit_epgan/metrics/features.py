@@ -21,6 +21,7 @@ class FeatureExtractor(nn.Module):
         False  # whether the logits' classes are the data's, so that covering them means something
     )
     splits: ClassVar[int] = 1  # parts over which the inception score is averaged
+    batch_on_cpu: ClassVar[int] = 250  # images at a time; of a large network those whose activations fit a CPU's cache
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features (n, d) and logits (n, classes) of ``images`` (n, channels, height, width) in [-1, 1]."""
@@ -31,12 +32,12 @@ class FeatureExtractor(nn.Module):
         return f"{name}_{self.name}"
 
     @torch.no_grad()
-    def extract(self, images: Tensor, batch_size: int = 250) -> tuple[Tensor, Tensor]:
+    def extract(self, images: Tensor, batch_size: int | None = None) -> tuple[Tensor, Tensor]:
         """Features and logits of any number of images, on the CPU, in double precision, in evaluation mode.
 
         Args:
             images: float tensor (n, channels, height, width) in [-1, 1], on any device.
-            batch_size: images that pass through the network at a time.
+            batch_size: images that pass through the network at a time; by default 250, on a CPU ``batch_on_cpu``.
 
         Raises:
             UserError: ``images`` are not images.
@@ -48,7 +49,8 @@ class FeatureExtractor(nn.Module):
             )
         self.eval()
         device = next(self.parameters(), images).device
-        parts = [self(part.to(device, torch.float32)) for part in images.split(batch_size)]
+        at_a_time = batch_size or (self.batch_on_cpu if device.type == "cpu" else 250)
+        parts = [self(part.to(device, torch.float32)) for part in images.split(at_a_time)]
         features, logits = (torch.cat(column).double().cpu() for column in zip(*parts, strict=True))
         return features, logits
 
