@@ -65,7 +65,7 @@ SMALL = {
 }
 
 # ten minutes each, and root's rights for network namespaces: test_kits.py, test_flare.py and test_remote.py do parts
-BY_HAND = {"hospital_walk.py", "same_model.py"}
+BY_HAND = {"hospital_walk.py", "same_model.py"} | {"federating_pays.py"}  # this one reads results: see below
 
 
 def test_time_in_which_kernels_ran_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +99,32 @@ def test_claims_stand_in_two_families(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second[5] == second[6]
     ((*_, alone, corrected, _),) = claims.lines("welch", runs, [(home._replace(column="y"), home)], home)
     assert alone == corrected == f"{stats.ttest_rel([1.5, 1.7, 1.7], [1.0, 1.2, 1.1]).pvalue:.2g}"
+
+
+def test_the_picture_of_where_federating_pays_has_the_seeds_that_all_points_have(tmp_path: Path) -> None:
+    """Seed 3 lacks a setting, so only 1 and 2 count; the distance is the setting's number plus a tenth of the seed."""
+    methods = ("fedavg", "generator_sites", "embedding_sites", "union", "herded", "another")
+    files = {"digits": {"": 4}, "digits_weak": {"few": 1, "records_60": 2, "clients_20": 3, "clients_50": 5, "late": 9}}
+    for name, settings in files.items():
+        lines = [
+            f"{setting},{method},{seed},{distance + seed / 10}"
+            for setting, distance in settings.items()
+            for method in methods
+            for seed in (1, 2, 3)
+            if (setting, seed) != ("few", 3)
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["variant,method,seed,fd", *lines]) + "\n")
+    script, image = str(ROOT / "benchmarks" / "federating_pays.py"), tmp_path / "image.png"
+    printed = run_words([sys.executable, script, "--results", str(tmp_path), "--picture", str(image)])
+    rows = [line.split("|")[1:3] for line in printed.splitlines() if line.startswith(("| 1", "| 2"))]
+    cells = {name.strip(): cell.strip() for name, cell in rows}
+    assert cells == {
+        "10 clients, 20 records each": "1.15 ± 0.071",
+        "10 clients, 60 records each": "2.15 ± 0.071",
+        "10 clients, 144 records each": "4.15 ± 0.071",
+        "20 clients": "3.15 ± 0.071",
+    }
+    assert image.stat().st_size > 1000
 
 
 def test_every_script_is_tried() -> None:

@@ -25,6 +25,7 @@ variants:
     methods: {plain: {model.lr: 0.9}, clever: null}
     published: {plain: {fd: "12"}}
 pairwise: [plain, union]
+ratios: [{metric: fd, of: clever, to: plain}, {metric: fd, of: union, to: plain}]
 published: A paper
 """
 
@@ -45,6 +46,8 @@ def test_each_variant_is_a_study_of_its_own(plan: Path) -> None:
     assert list(easy.methods) == ["plain", "clever"]
     assert hard.pairwise == ["plain", "union"]
     assert easy.pairwise == ["plain"]
+    assert [ratio.of for ratio in hard.ratios] == ["clever", "union"]
+    assert [ratio.of for ratio in easy.ratios] == ["clever"]
     # the variant's settings first, then the method's own, then the method's in this variant
     assert list(hard.methods["clever"].settings.items())[:2] == [("data.partition", "one_class"), ("model.lr", 0.5)]
     assert hard.methods["plain"].settings == {"data.partition": "one_class", "model.lr": 0.1}

@@ -14,7 +14,8 @@ def variants(content: dict[str, Any], path: Path) -> Iterator[tuple[str, dict[st
     """Each variant's name and the content of a study of its own; of a study without any, itself under "".
 
     A variant's settings come before the methods' own. ``methods`` says which take part (all by default), as a list or
-    with further settings for each; ``seeds`` and ``published`` values may be its own.
+    with further settings for each; ``seeds`` and ``published`` values may be its own. A claim about a method that does
+    not take part is left out.
 
     Args:
         content: of the study's YAML.
@@ -50,10 +51,16 @@ def _variant(content: dict[str, Any], name: str, entry: dict[str, Any], where: s
             methods[method]["set"] = {**(entry.get("set") or {}), **own, **(further[method] or {})}
             if method in published:
                 methods[method]["published"] = published[method]
+    absent = [method for method in content["methods"] if method not in methods]
     return {
         **content,
         "title": f"{content.get('title', name)}: {entry.get('title', name)}",
         "seeds": entry.get("seeds", content.get("seeds")),
         "methods": methods,
         "pairwise": [method for method in content.get("pairwise") or [] if method in methods],
+        "ratios": [entry for entry in content.get("ratios") or [] if not _names_one_of(absent, entry)],
     }
+
+
+def _names_one_of(methods: list[str], ratio: Any) -> bool:
+    return isinstance(ratio, dict) and any(ratio.get(key) in methods for key in ("of", "to"))
