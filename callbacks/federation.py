@@ -149,6 +149,7 @@ class FederationCallback(FederationView):
         save_between_rounds(trainer)
         self._datamodule = datamodule
         sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)
+        sampler = sampler if self.mechanism is None else self.mechanism.sampler(sampler)
         self._sampler = sampler
         self._end = this_end(datamodule, Path(trainer.default_root_dir), self.policy, self.settings)
         if self.local_steps == "engine":

@@ -76,13 +76,3 @@ def test_what_cannot_be_accounted_for_is_refused() -> None:
     for wrong in ((0.0, 1), (1.0, -1), (1.0, 1, "poisson", 0.0), (1.0, 1, "fixed", 0.5)):
         with pytest.raises(UserError):
             Releases(*wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("rounds", "stated", "holds"), [(10, 2.94, 3.87), (100, 7.08, 7.22)])
-def test_a_repeated_round_of_a_drawn_cohort_costs_more_than_is_stated(rounds: int, stated: float, holds: float) -> None:
-    """What docs/privacy.md says of a kill: the same cohort is asked twice, which is one release at z / sqrt(2)."""
-    of_tenth = {"sampling": "poisson", "rate": 0.1}
-    paid = spent([Releases(1.0, rounds + 1, **of_tenth)], 1e-5)  # type: ignore[arg-type]
-    true = spent([Releases(1.0, rounds - 1, **of_tenth), Releases(2**-0.5, 1, **of_tenth)], 1e-5)  # type: ignore[arg-type]
-    assert paid.epsilon == pytest.approx(stated, abs=0.005)
-    assert true.epsilon == pytest.approx(holds, abs=0.005)

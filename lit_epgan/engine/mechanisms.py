@@ -74,6 +74,10 @@ class Mechanism:
     by_record = False
     noise_seed: int | None = None
 
+    def sampler(self, sampler: Sampler) -> Sampler:
+        """What draws the cohorts in place of the federation's sampler; asked for on every rank, before ``begin``."""
+        return sampler
+
     def begin(self, plan: Plan) -> None:
         """Before a fit's first round, on every rank.
 

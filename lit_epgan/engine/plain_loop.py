@@ -95,6 +95,7 @@ class PlainFederation:
         server = Server(flat.vector.clone(), flat, module, len(names), seed)
         server.train, server.holding = self._train, self._holding
         drawn = algorithm.sampler(sampler if sampler is not None else Everyone())
+        drawn = drawn if mechanism is None else mechanism.sampler(drawn)
         self.federation = Federation(
             algorithm, server, tensors, networks, names, list(range(len(names))), drawn, aggregator, mechanism
         )

@@ -18,6 +18,7 @@ from lit_epgan.inspection.view import Panel, Users
 from lit_epgan.privacy.accountant import noise_multiplier_for
 from lit_epgan.privacy.central import CentralNoise
 from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.privacy.secret_cohorts import SecretCohorts
 from lit_epgan.privacy.settings import check_settings
 from lit_epgan.randomness import generator_for, isolated
 
@@ -150,7 +151,8 @@ class FederatedGenerator(ABC):
         Args:
             held: what every user, also one outside the group, trains on.
             deviation: of the noise on a round's sum, in S.
-            seed: of cohorts and steps; it has to stay a secret where the price counts on cohorts.
+            seed: of cohorts and steps, one for all groups, whose price supposes the same cohorts; it has to stay a
+                secret.
             noise_seed: repeats the noise, for studies.
         """
         with isolated():
@@ -170,6 +172,7 @@ class FederatedGenerator(ABC):
             rows = order.split(self.batch_size)  # one empty batch of a user outside: it reports zeros
             return (self.batch(own, some) for some in islice(rows, self.local_steps))
 
+        sampler = Everyone() if self.users_per_round is None else SecretCohorts(FixedSize(self.users_per_round), seed)
         return PlainFederation(
             self.algorithm,
             module,
@@ -178,7 +181,7 @@ class FederatedGenerator(ABC):
             batches,
             [1.0] * len(held),  # not the true number: it tells who is in the group
             seed,
-            Everyone() if self.users_per_round is None else FixedSize(self.users_per_round),
+            sampler,
             CentralNoise(self.bound, deviation, noise_seed=noise_seed),
         )
 

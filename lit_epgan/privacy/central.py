@@ -18,6 +18,7 @@ from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.book import EVERYONE, Account, Budget
 from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.privacy.secret_cohorts import SecretCohorts
 from lit_epgan.privacy.settings import check_settings, ledger_of, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
 
@@ -25,6 +26,7 @@ ASKED_AGAIN = (
     "the algorithm asks a drawn cohort more than once a round, and its epsilon counts on a fresh draw for each "
     "exchange: let everyone take part (no data.clients_per_round), or take an algorithm that asks once a round"
 )
+DRAWN = (FixedSize, Poisson)
 TINY = 1e-30  # smaller factors lose digits in single precision
 
 
@@ -35,8 +37,8 @@ class CentralNoise(Mechanism):
 
     The norm is that of all of a report's entries as one flat vector: parameters, buffers, the algorithm's networks. The
     divisor is the cohort's size, a public number. A report that is not finite counts as zero. The noise is drawn once
-    an exchange, from the operating system's secure source, on one rank. Every release is written to a ledger before it
-    is made, so that a killed run that repeats a round pays for both.
+    an exchange, from the operating system's secure source, on one rank. Cohorts that are drawn come from that source,
+    too. Every release is written to a ledger before it is made: a killed run that repeats a round pays for both.
 
     McMahan, Ramage, Talwar and Zhang 2018, algorithm 1; Augenstein et al. 2020, algorithms 1 and 2.
 
@@ -49,8 +51,8 @@ class CentralNoise(Mechanism):
         ledger: the data set's own file, which all runs on it share; by default one in the run's folder.
         budget: the largest epsilon that the ledger allows; None for no limit.
         group: the users that this run looks at; what is spent on disjoint groups does not add up.
-        noise_seed: makes a study repeatable, and the noise predictable to whoever knows it: then there is no guarantee
-            in real use.
+        noise_seed: makes a study repeatable, and the noise predictable to whoever knows it, as the cohorts are to
+            whoever knows ``seed_everything``: then there is no guarantee in real use.
 
     Raises:
         UserError: an argument is out of its range.
@@ -118,6 +120,10 @@ class CentralNoise(Mechanism):
         return Weighted(tensor) if isinstance(term, Weighted) else tensor
 
     # The server -------------------------------------------------------------------------------------------------------
+
+    def sampler(self, sampler: Sampler) -> Sampler:
+        """The sampler, its draws from the operating system's source; with ``noise_seed`` as they follow from seeds."""
+        return SecretCohorts(sampler) if isinstance(sampler, DRAWN) and self.noise_seed is None else sampler
 
     def begin(self, plan: Plan) -> None:
         """Settle z, and announce all releases in the ledger; before any client's data are read.
@@ -249,11 +255,9 @@ class CentralNoise(Mechanism):
         made = [*self._earlier, self._planned]
         price = spent(made, self.delta, self.relation)
         seeded = "" if self.noise_seed is None else " The noise is a study's: whoever knows noise_seed can take it off."
-        drawn = any(each.sampling != "everyone" for each in made)
-        secret = " The cohorts follow from seed_everything: it must stay a secret, config.yaml too." if drawn else ""
         where = f" The ledger is {self._ledger.path}." if self._ledger is not None else ""
         what = f"{' and '.join(map(str, made))}, {self._how()}"
-        return f"the server's model after all rounds has {price}: {what}.{where}{secret}{seeded}"
+        return f"the server's model after all rounds has {price}: {what}.{where}{seeded}"
 
     def _how(self) -> str:
         assert self._planned is not None
@@ -263,6 +267,8 @@ class CentralNoise(Mechanism):
 
 def _kind(sampler: Sampler, clients: int) -> Releases:
     """One release under the sampler, with a noise multiplier of 1."""
+    if isinstance(sampler, SecretCohorts):
+        return _kind(sampler.of, clients)
     if isinstance(sampler, Everyone):
         return Releases(1.0)
     if isinstance(sampler, FixedSize):

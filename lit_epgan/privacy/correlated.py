@@ -9,6 +9,7 @@ from torch import Tensor
 from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.collectives import gather_objects
 from lit_epgan.engine.mechanisms import Plan
+from lit_epgan.engine.samplers import Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.book import Account
 from lit_epgan.privacy.central import CentralNoise
@@ -72,6 +73,10 @@ class CorrelatedNoise(CentralNoise):
         self._before: dict[str, BackSubstitution] = {}
         self._state: dict[str, Tensor] = {}
         self._number, self._written, self._paid = 0, 0, 0  # of the account, entries in it, rounds that are paid for
+
+    def sampler(self, sampler: Sampler) -> Sampler:
+        """As it is: participation that is kept to is no secret."""
+        return sampler
 
     def begin(self, plan: Plan) -> None:
         """As for ``CentralNoise``; the noise begins anew.

@@ -9,7 +9,6 @@ import torch
 from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
-from lit_epgan.engine.samplers import Poisson
 from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.central import CentralNoise
@@ -58,7 +57,7 @@ class DistributedNoise(CentralNoise):
         Raises:
             UserError: also where the cohort's size is random, so that nobody knows how large a share has to be.
         """
-        if isinstance(plan.sampler, Poisson):
+        if self._kind(plan).sampling == "poisson":
             raise UserError(
                 "DistributedNoise deals the noise to a cohort of known size: take a fixed size "
                 "(data.clients_per_round) in place of Poisson"
