@@ -14,7 +14,7 @@ from torchmetrics.image.inception import InceptionScore as TorchmetricsInception
 
 from lit_epgan.errors import UserError
 from lit_epgan.metrics import feature_extractor
-from lit_epgan.metrics.features import to_bytes
+from lit_epgan.metrics.features import FeatureExtractor, to_bytes
 from lit_epgan.metrics.generative import class_coverage, confident_counts, frechet_distance
 from lit_epgan.metrics.lite0 import Lite0, Lite0Blocks
 from lit_epgan.metrics.pixels import Pixels
@@ -95,6 +95,30 @@ def test_classes_count_confident_samples_only() -> None:
     logits = torch.cat([torch.eye(4)[[0] * 50 + [1] * 3 + [2] * 2] * 20, lean.repeat(45, 1)])
     assert confident_counts(logits).tolist() == [50, 3, 2, 0]
     assert class_coverage(confident_counts(logits) / 100) == (2, 0.0)
+
+
+class Counting(FeatureExtractor):
+    """Notes how many images come at a time."""
+
+    name = "counting"
+    batch_on_cpu = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen.append(len(images))
+        return images.flatten(1), images.flatten(1)
+
+
+def test_on_a_cpu_an_extractor_looks_at_as_many_images_as_it_says() -> None:
+    extractor, images = Counting(), torch.rand(7, 1, 2, 2)
+    features, _ = extractor.extract(images)
+    assert extractor.seen == [3, 3, 1]
+    assert torch.equal(features, images.flatten(1).double())
+    extractor.extract(images, batch_size=5)
+    assert extractor.seen[3:] == [5, 2]
 
 
 # ---------------------------------------------------------------- inception, lite0
