@@ -6,7 +6,7 @@ its vocabulary has 2,000 words, which leave as many words outside as the paper's
 the words outside a vocabulary of 10,000 words, the paper's, and what it makes shows what they are. As in the paper 10
 users take part in a round with z = 0.01, which is a simulation and no guarantee.
 
-PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/joined_tokens.py --output benchmarks/results/joined_tokens.md
+PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/joined_tokens.py --seeds 5 --output benchmarks/results/joined_tokens.md
 """
 
 import multiprocessing
