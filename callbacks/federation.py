@@ -40,6 +40,7 @@ from lit_epgan.engine import (
     Workplace,
 )
 from lit_epgan.engine.buffers import Merge, partition
+from lit_epgan.engine.federation import cohorts_by
 from lit_epgan.engine.misspelt import check_hooks
 from lit_epgan.engine.module_state import BufferPolicy
 from lit_epgan.engine.optimizer_state import OptimizerPolicy
@@ -148,9 +149,8 @@ class FederationCallback(FederationView):
         self._mechanism.set_up(trainer, pl_module)
         save_between_rounds(trainer)
         self._datamodule = datamodule
-        sampler = self.algorithm.sampler(self.sampler if self.sampler is not None else datamodule.sampler)
-        sampler = sampler if self.mechanism is None else self.mechanism.sampler(sampler)
-        self._sampler = sampler
+        own = self.sampler if self.sampler is not None else datamodule.sampler
+        self._sampler = sampler = cohorts_by(self.algorithm, own, self.mechanism)
         self._end = this_end(datamodule, Path(trainer.default_root_dir), self.policy, self.settings)
         if self.local_steps == "engine":
             self._end = by_engine(self._end, trainer, pl_module, self.mechanism)

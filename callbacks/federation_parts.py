@@ -23,9 +23,10 @@ from lit_epgan.engine import (
 from lit_epgan.engine.attributes import Attributes
 from lit_epgan.engine.buffers import Merge
 from lit_epgan.engine.divergence import largest_norm, overflowing
-from lit_epgan.engine.module_state import BufferPolicy, ModuleState, first_names
+from lit_epgan.engine.module_state import BufferPolicy, ModuleState
 from lit_epgan.engine.networks import AlgorithmNetworks
 from lit_epgan.engine.optimizer_state import OptimizerPolicy, OptimizerStates
+from lit_epgan.engine.parameters import first_names
 from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.workplace import optimized_parameters
 from lit_epgan.errors import UserError

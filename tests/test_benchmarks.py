@@ -64,8 +64,9 @@ SMALL = {
     "ep_step.py": ["--width", "8", "--batch", "16", "--steps", "4", "--repeats", "1", "--generators", "2"],
 }
 
-# ten minutes each, and root's rights for network namespaces: test_kits.py, test_flare.py and test_remote.py do parts
-BY_HAND = {"hospital_walk.py", "same_model.py"} | {"federating_pays.py"}  # this one reads results: see below
+# ten minutes each, and root's rights for network namespaces: test_kits.py, test_flare.py and test_remote.py do parts;
+# the last one reads results, and has a test of its own
+BY_HAND = {"hospital_walk.py", "same_model.py", "federating_pays.py"}
 
 
 def test_time_in_which_kernels_ran_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""What training has changed in tensors outside the flat vector, where infinities and NaN that stay are no change."""
+"""What training has changed in tensors outside the flat vector, and what the server's become by that.
+
+Infinities and NaN that stay are no change.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,8 +27,8 @@ def changed(compared: Compared, server: Mapping[str, Tensor], weight: float) -> 
     floats = [(n, t, m) for n, t, m in compared if t.is_floating_point() and t.numel()]
     if floats:
         deltas = torch._foreach_sub([t for _, t, _ in floats], [server[n] for n, _, _ in floats])
-        moved = torch.stack([d.float() for d in torch._foreach_norm(deltas, float("inf"))]).tolist()
-        for (name, tensor, merge), delta, far in zip(floats, deltas, moved, strict=True):
+        farthest = torch.stack([d.float() for d in torch._foreach_norm(deltas, float("inf"))]).tolist()
+        for (name, tensor, merge), delta, far in zip(floats, deltas, farthest, strict=True):
             if far != far or far == float("inf"):
                 delta = torch.where(_stays(tensor, server[name]), torch.zeros_like(delta), delta)
                 far = float(delta.abs().max())
@@ -45,6 +48,30 @@ def change(now: Tensor, before: Tensor) -> Tensor:
     delta = now - before
     delta = torch.where(_stays(now, before), torch.zeros_like(delta), delta)
     return torch.view_as_real(delta) if delta.is_complex() else delta
+
+
+def moved(held: Tensor, change: Tensor, weight: Tensor, merge: Merge) -> Tensor:
+    """The server's tensor after the clients' changes.
+
+    Args:
+        held: what the server has.
+        change: the sum of their changes, times n_k for a mean; a complex one's as real numbers (..., 2).
+        weight: sum of n_k (1,).
+        merge: how its changes are merged.
+    """
+    if held.is_complex():
+        change = torch.view_as_complex(change)
+    if merge == "any":
+        found = held.bool() | (change != 0).to(held.device)
+    elif merge == "sum":
+        found = held + change.to(held.device)
+    else:
+        found = held + (change / weight).to(held.device)
+    if merge == "unit":
+        found = found / torch.linalg.vector_norm(found).clamp(min=1e-12)
+    if not held.is_floating_point() and not held.is_complex() and merge != "any":
+        found = found.round()
+    return found.to(held.dtype)
 
 
 def same(a: Tensor, b: Tensor) -> bool:

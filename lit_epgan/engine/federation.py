@@ -40,3 +40,9 @@ class Federation:
     mechanism: Mechanism | None = None
     private: PrivateStates = field(default_factory=PrivateStates)
     secure: bool = False
+
+
+def cohorts_by(algorithm: Algorithm, sampler: Sampler, mechanism: Mechanism | None) -> Sampler:
+    """What draws the cohorts: the sampler that is set, as the algorithm and then the mechanism want it."""
+    drawn = algorithm.sampler(sampler)
+    return drawn if mechanism is None else mechanism.sampler(drawn)

@@ -1,7 +1,6 @@
 """What of a module lies outside the flat vector: buffers, frozen parameters, personal layers."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Literal
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from lit_epgan.engine.aggregation import AS, Aggregator, Stack, Total
 from lit_epgan.engine.buffers import Merge, choose_merges, merged_extremes, refuse_unmatched
-from lit_epgan.engine.changes import change, changed, same
+from lit_epgan.engine.changes import change, changed, moved, same
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted
 from lit_epgan.engine.parameters import matches
 from lit_epgan.engine.spectral import settle_spectral_norms
@@ -187,7 +186,8 @@ class ModuleState:
             if AS in name:
                 grown.setdefault(name.split(AS)[0], []).append(key)
             else:
-                self._move(name, total.sums.pop(key), weight, round_)
+                merge = self.merges.get(name, "mean")
+                self._put(name, moved(self.server[name], total.sums.pop(key), weight, merge), round_)
         for name, keys in grown.items():
             if len(keys) == 1:
                 self._take(name, keys[0], total, round_)
@@ -200,22 +200,6 @@ class ModuleState:
         for key in [k for k in total.sums if k.startswith(PREFIX)]:
             del total.sums[key]
         return [name for name, keys in grown.items() if len(keys) > 1]
-
-    def _move(self, name: str, change: Tensor, weight: Tensor, round_: int) -> None:
-        held, merge = self.server[name], self.merges.get(name, "mean")
-        if held.is_complex():
-            change = torch.view_as_complex(change)
-        if merge == "any":
-            moved = held.bool() | (change != 0).to(held.device)
-        elif merge == "sum":
-            moved = held + change.to(held.device)
-        else:
-            moved = held + (change / weight).to(held.device)
-        if merge == "unit":
-            moved = moved / torch.linalg.vector_norm(moved).clamp(min=1e-12)
-        if not held.is_floating_point() and not held.is_complex() and merge != "any":
-            moved = moved.round()
-        self._put(name, moved.to(held.dtype), round_)
 
     def _take(self, name: str, key: str, total: Total, round_: int) -> None:
         """A buffer that the server does not have, or has in another shape: its mean, sum or any over its owners."""
@@ -309,10 +293,3 @@ class ModuleState:
             owner._buffers[leaf] = None if value is None else value.clone()
         elif value is not None:
             owner._parameters[leaf].data = value.clone()  # type: ignore[union-attr]
-
-
-def first_names(module: nn.Module) -> dict[str, str]:
-    """Every name of a parameter or buffer, and the first name of the same tensor: tied ones have several."""
-    first: dict[int, str] = {}
-    named = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
-    return {name: first.setdefault(id(tensor), name) for name, tensor in named}

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,13 @@ from lit_epgan.errors import UserError
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether ``name`` matches any of the shell-style patterns, as in ``head.*``."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def first_names(module: nn.Module) -> dict[str, str]:
+    """Every name of a parameter or buffer, and the first name of the same tensor: tied ones have several."""
+    first: dict[int, str] = {}
+    named = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
 class FlatParameters:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lit_epgan.engine.aggregation import Aggregator
 from lit_epgan.engine.algorithm import Algorithm, Server
 from lit_epgan.engine.attributes import Attributes
-from lit_epgan.engine.federation import Federation
+from lit_epgan.engine.federation import Federation, cohorts_by
 from lit_epgan.engine.jobs import Answer, Job
 from lit_epgan.engine.local_loop import LocalLoop
 from lit_epgan.engine.mechanisms import Mechanism, Plan
@@ -94,8 +94,7 @@ class PlainFederation:
         )
         server = Server(flat.vector.clone(), flat, module, len(names), seed)
         server.train, server.holding = self._train, self._holding
-        drawn = algorithm.sampler(sampler if sampler is not None else Everyone())
-        drawn = drawn if mechanism is None else mechanism.sampler(drawn)
+        drawn = cohorts_by(algorithm, sampler if sampler is not None else Everyone(), mechanism)
         self.federation = Federation(
             algorithm, server, tensors, networks, names, list(range(len(names))), drawn, aggregator, mechanism
         )

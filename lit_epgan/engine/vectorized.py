@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_map
 from lit_epgan.engine.attributes import Attributes
 from lit_epgan.engine.jobs import Answer, Job
 from lit_epgan.engine.messages import Broadcast, Report
-from lit_epgan.engine.module_state import ModuleState, first_names
+from lit_epgan.engine.module_state import ModuleState
 from lit_epgan.engine.optimizer_state import OptimizerStates
+from lit_epgan.engine.parameters import first_names
 from lit_epgan.engine.seat import Seat
 from lit_epgan.engine.side_by_side import NotVectorizedError, reason, refuse, refuse_changes, side_by_side
 from lit_epgan.engine.work import Memo, OptimizedParameters

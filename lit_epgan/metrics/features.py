@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
 
+AT_A_TIME = 250  # images that pass through a network
+
 
 class FeatureExtractor(nn.Module):
     """Images (n, channels, height, width) in [-1, 1] -> features (n, d) and class logits (n, classes).
@@ -21,7 +23,7 @@ class FeatureExtractor(nn.Module):
         False  # whether the logits' classes are the data's, so that covering them means something
     )
     splits: ClassVar[int] = 1  # parts over which the inception score is averaged
-    batch_on_cpu: ClassVar[int] = 250  # images at a time; of a large network those whose activations fit a CPU's cache
+    batch_on_cpu: ClassVar[int] = AT_A_TIME  # of a large network what fits a cache
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features (n, d) and logits (n, classes) of ``images`` (n, channels, height, width) in [-1, 1]."""
@@ -49,7 +51,7 @@ class FeatureExtractor(nn.Module):
             )
         self.eval()
         device = next(self.parameters(), images).device
-        at_a_time = batch_size or (self.batch_on_cpu if device.type == "cpu" else 250)
+        at_a_time = batch_size or (self.batch_on_cpu if device.type == "cpu" else AT_A_TIME)
         parts = [self(part.to(device, torch.float32)) for part in images.split(at_a_time)]
         features, logits = (torch.cat(column).double().cpu() for column in zip(*parts, strict=True))
         return features, logits
