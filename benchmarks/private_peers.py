@@ -8,7 +8,6 @@ Where pfl is not installed, its rows are left out, and the notes say so.
 
 import logging
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,69 +15,34 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningModule, Trainer
+from opacus_peer import opacus, opacus_epsilon, opacus_in_trainer
+from private_task import (
+    BATCH,
+    BOUND,
+    DELTA,
+    EPOCHS,
+    EPSILON,
+    RATE,
+    RECORDS,
+    Result,
+    Stopwatch,
+    accuracy,
+    classifier,
+    digits,
+    trainer,
+)
 from side_by_side import markdown, options, publish
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.callbacks.engine_loop import LocalSteps
 from lit_epgan.datamodules import FederatedDataModule, WritersDataModule
-from lit_epgan.datamodules.images import digits_splits
 from lit_epgan.engine import Mechanism
 from lit_epgan.modules import Classifier
-from lit_epgan.networks import MLPBackbone
 from lit_epgan.privacy import CentralNoise, RecordNoise, Releases, noise_multiplier_for, spent
 
-DELTA = 1e-5
-RECORDS, BATCH, EPOCHS, RATE, BOUND, EPSILON = 1408, 64, 10, 0.5, 1.0, 3.0  # 22 batches a pass
 WRITERS, COHORT, IMAGES, ROUNDS, LOCAL_RATE, NORM, NOISE = 340, 34, 20, 20, 0.3, 0.5, 0.5
-Result = tuple[float, float]  # accuracy, seconds
-
-
-def classifier(seed: int, lr: float) -> Classifier:
-    torch.manual_seed(seed)
-    sgd = lambda parameters: torch.optim.SGD(parameters, lr=lr)  # noqa: E731
-    return Classifier(MLPBackbone((1, 8, 8), (64,)), nn.Linear(64, 10), sgd)
-
-
-def digits() -> tuple[TensorDataset, TensorDataset]:
-    train, test = digits_splits(7)
-    sets = [TensorDataset(pixels.float() / 8 - 1, labels) for pixels, labels in (train, test)]
-    return TensorDataset(*(tensor[:RECORDS] for tensor in sets[0].tensors)), sets[1]
-
-
-@torch.no_grad()
-def accuracy(network: Callable[[Tensor], Tensor], data: TensorDataset) -> float:
-    x, y = data.tensors
-    return float((network(x).argmax(1) == y).float().mean())
-
-
-class Stopwatch(Callback):
-    """Processor's seconds of the training, without what is prepared before it."""
-
-    seconds = 0.0
-
-    def on_train_start(self, *_: Any) -> None:
-        self._start = time.process_time()
-
-    def on_train_end(self, *_: Any) -> None:
-        self.seconds = time.process_time() - self._start
-
-
-def trainer(epochs: int, *callbacks: Callback) -> Trainer:
-    off: dict[str, Any] = dict.fromkeys(
-        ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
-    )
-    return Trainer(
-        accelerator="cpu",
-        default_root_dir=tempfile.mkdtemp(),  # the ledger's
-        max_epochs=epochs,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        callbacks=list(callbacks),
-        **off,
-    )
 
 
 def federated(
@@ -96,62 +60,6 @@ def ours(seed: int, z: float, train: TensorDataset, test: TensorDataset, steps: 
     data = FederatedDataModule.from_datasets([train], batch_size=BATCH, seed=seed)
     module, seconds = federated(seed, data, RATE, EPOCHS, RecordNoise(BOUND, z, delta=DELTA), steps)
     return accuracy(module, test), seconds
-
-
-def private_by_opacus(seed: int, z: float, train: TensorDataset) -> tuple[Any, Any, Any]:
-    from opacus import PrivacyEngine
-
-    module = classifier(seed, RATE)
-    network = nn.Sequential(module.backbone, module.head)
-    return PrivacyEngine(accountant="prv").make_private(
-        module=network,
-        optimizer=torch.optim.SGD(network.parameters(), lr=RATE),
-        data_loader=DataLoader(train, batch_size=BATCH),
-        noise_multiplier=z,
-        max_grad_norm=BOUND,
-    )
-
-
-class InTrainer(LightningModule):
-    """Opacus's network and optimizer for a Lightning Trainer."""
-
-    def __init__(self, network: nn.Module, sgd: torch.optim.Optimizer) -> None:
-        super().__init__()
-        self.network, self._sgd = network, sgd
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return F.cross_entropy(self.network(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self._sgd
-
-
-def opacus_in_trainer(seed: int, z: float, train: TensorDataset, test: TensorDataset) -> Result:
-    network, sgd, loader = private_by_opacus(seed, z, train)
-    watch = Stopwatch()
-    trainer(EPOCHS, watch).fit(InTrainer(network, sgd), train_dataloaders=loader)
-    return accuracy(network.eval(), test), watch.seconds
-
-
-def opacus(seed: int, z: float, train: TensorDataset, test: TensorDataset) -> Result:
-    network, sgd, loader = private_by_opacus(seed, z, train)
-    start = time.process_time()
-    for _ in range(EPOCHS):
-        for x, y in loader:
-            sgd.zero_grad()
-            F.cross_entropy(network(x), y).backward()
-            sgd.step()
-    return accuracy(network.eval(), test), time.process_time() - start
-
-
-def opacus_epsilon(z: float) -> tuple[float, float]:
-    from opacus.accountants import PRVAccountant, RDPAccountant
-
-    found = []
-    for accountant in (PRVAccountant(), RDPAccountant()):
-        accountant.history = [(z, BATCH / RECORDS, EPOCHS * RECORDS // BATCH)]
-        found.append(accountant.get_epsilon(DELTA))
-    return found[0], found[1]
 
 
 # Many users -----------------------------------------------------------------------------------------------------------
