@@ -18,7 +18,6 @@ from lit_epgan.callbacks.federation_parts import FederatedParts, Merging, federa
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.federation_view import FederationView
 from lit_epgan.callbacks.gpu_search import search_cheaply
-from lit_epgan.callbacks.lightning_internals import StepControl
 from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
 from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation, has_personal
 from lit_epgan.callbacks.private_states import PrivateStatesPlace, check_place, private_states
@@ -27,6 +26,7 @@ from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
 from lit_epgan.callbacks.server_training import ServerTraining
 from lit_epgan.callbacks.silence import public
+from lit_epgan.callbacks.steps_in_fit import StepsInFit
 from lit_epgan.callbacks.trainer_options import check_module, check_schedules, check_trainer, save_between_rounds
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import (
@@ -34,7 +34,6 @@ from lit_epgan.engine import (
     Algorithm,
     Federation,
     Mechanism,
-    OptimizedParameters,
     Sampler,
     Seat,
     Workplace,
@@ -44,10 +43,8 @@ from lit_epgan.engine.federation import cohorts_by
 from lit_epgan.engine.misspelt import check_hooks
 from lit_epgan.engine.module_state import BufferPolicy
 from lit_epgan.engine.optimizer_state import OptimizerPolicy
-from lit_epgan.engine.side_by_side import StepHook
 from lit_epgan.engine.workplace import load_server
 from lit_epgan.errors import UserError
-from lit_epgan.precision import no_autocast
 
 
 class FederationCallback(FederationView):
@@ -117,8 +114,7 @@ class FederationCallback(FederationView):
         self._evaluation: PersonalEvaluation | None = None
         self._end = Alone()
         self._driver: RoundDriver | None = None
-        self._control: StepControl | None = None
-        self._step_hooks: list[Any] = []
+        self._steps: StepsInFit | None = None
         self._estimate: Callable[[], None] | None = None  # gives the trainer's own estimate back
         self._checkpoint: dict[str, Any] | None = None
 
@@ -199,17 +195,7 @@ class FederationCallback(FederationView):
         training = ServerTraining(pl_module, federation.server, self._place, self._state)
         federation.server.train, federation.server.holding = training, training.holding
         self._driver = driver = self._end.driver(federation, seat, dm)
-        self._adjusted = {id(o.optimizer): o for o in self._place.optimized}
-        self._step_hooks = [self._watch(o) for o in self._place.optimized]
-        self._control = StepControl(
-            trainer,
-            pl_module,
-            passes=driver.passes,
-            skips=lambda: driver.skips,
-            accumulated=lambda: driver.steps_now(trainer.accumulate_grad_batches),
-            position=lambda: driver.position,
-            ended=driver.end_client,
-        )
+        self._steps = StepsInFit(trainer, pl_module, driver, self._place.optimized)
         self._min_epochs = trainer.fit_loop.min_epochs or 0
         dm.on_train_batch = driver.take_up
         self._rewind_loggers(trainer)
@@ -224,13 +210,6 @@ class FederationCallback(FederationView):
         """Where a resumed run had no round left, training has not begun: its loggers go on with what they have."""
         if self._place is None:
             self._rewind_loggers(trainer)
-
-    def _watch(self, optimized: OptimizedParameters) -> Any:
-        def after_step() -> None:
-            if self._driver is not None:
-                self._driver.seat.after_step(optimized)
-
-        return optimized.optimizer.register_step_post_hook(StepHook(after_step))
 
     # A round ----------------------------------------------------------------------------------------------------------
 
@@ -282,29 +261,16 @@ class FederationCallback(FederationView):
             trainer.should_stop = True
 
     # A local step -----------------------------------------------------------------------------------------------------
-    # a module that steps its optimizers by itself does so under autocast, which algorithms must not see
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Add the algorithm's loss."""
-        if self._driver is None:
-            return
-        self._driver.before_backward(loss)
-        if not self._driver.seat.adds_loss():
-            return
-        with no_autocast(loss.device):
-            extra = self._driver.seat.extra_loss()
-        if extra is None:
-            return
-        extra = extra / trainer.accumulate_grad_batches
-        if hasattr(loss.grad_fn, "_saved_result"):  # a square root, say, needs its value for its own gradient
-            extra.backward(retain_graph=True)
-        else:
-            loss.add_(extra)
+        if self._steps is not None:
+            self._steps.before_backward(loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Let the algorithm adjust the gradients of the optimizer's parameters."""
-        if self._driver is not None:
-            self._driver.before_step(self._adjusted[id(optimizer)])
+        if self._steps is not None:
+            self._steps.before_optimizer_step(optimizer)
 
     # The end, and checkpoints -----------------------------------------------------------------------------------------
 
@@ -333,12 +299,9 @@ class FederationCallback(FederationView):
             self._datamodule.on_train_batch = None
         if self._federation is not None:
             self.algorithm.leave(self._federation.server.module)
-        if self._control is not None:
-            self._control.remove()
-            self._control = None
-        for hook in self._step_hooks:
-            hook.remove()
-        self._step_hooks = []
+        if self._steps is not None:
+            self._steps.remove()
+            self._steps = None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the parameters ordinary storage again."""
