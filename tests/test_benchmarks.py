@@ -27,6 +27,7 @@ SMALL = {
     "scale.py": ["--clients", "20", "--cohort", "4", "--width", "10", "--rounds", "4"],
     "institution_costs.py": ["--small", "--reports", "2"],
     "many_clients.py": ["--clients", "10", "--rounds", "4"],
+    "lite0_batches.py": ["--images", "4", "--batches", "2", "4", "--repeats", "1"],
     "fednp_sites.py": ["--clients", "5", "--repeats", "2", "--rounds", "1", "--updates", "1"],
     "tilted_moments.py": ["--elements", "2000", "--repeats", "1"],
     "speech.py": ["--minutes", "1", "--words", "20", "--hidden", "8", "--steps", "2"],
