@@ -47,10 +47,12 @@ class Task:
     Attributes:
         model: one of ``MODELS``.
         clients: all of them take part in every round.
+        device: holds the model and all records.
     """
 
     model: str
     clients: int = 100
+    device: str = "cpu"
 
     @property
     def side(self) -> int:
@@ -60,7 +62,7 @@ class Task:
     def network(self) -> nn.Module:
         """The same initial parameters for everybody."""
         torch.manual_seed(SEED)
-        return MODELS[self.model]()
+        return MODELS[self.model]().to(self.device)
 
     @cached_property
     def _drawn(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -70,7 +72,7 @@ class Task:
         def drawn(*shape: int) -> tuple[Tensor, Tensor]:
             labels = torch.randint(10, shape, generator=generator)
             noise = torch.randn(*shape, 1, self.side, self.side, generator=generator)
-            return noise.mul_(self.side / 7).add_(patterns[labels]), labels
+            return noise.mul_(self.side / 7).add_(patterns[labels]).to(self.device), labels.to(self.device)
 
         return (*drawn(self.clients, RECORDS), *drawn(TEST))
 
@@ -86,7 +88,7 @@ class Task:
 
     def batches(self, client: int, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's batches of a round: images (BATCH, 1, side, side), labels (BATCH,)."""
-        (x, y), drawn = self.records, order(client, round_)
+        (x, y), drawn = self.records, order(client, round_).to(self.device)
         return zip(x[client][drawn].split(BATCH), y[client][drawn].split(BATCH), strict=True)
 
 

@@ -8,6 +8,11 @@ from hypothesis import settings
 if not (Path(__file__).parent.parent / "callbacks").is_dir():  # no checkout: these read its folders
     collect_ignore = ["test_docstrings.py", "test_imports.py", "test_wheel.py"]
 
+
+def pytest_addoption(parser):
+    parser.addoption("--accelerator", default="cpu", help="cpu, or gpu where there is one: where configurations train")
+
+
 settings.register_profile("untimed", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("untimed")
 

@@ -57,6 +57,9 @@ SMALL = {
     ],
     "inspection_power.py": ["--users", "20", "--pool", "30", "--epochs", "1", "--draws", "2"],
     "kills.py": ["--kills", "1", "--two-ranks", "0", "--rounds", "2"],
+    "gpu_simulation.py": [
+        *("--device", "cpu", "--models", "MLP 3k", "--clients", "100", "--rounds", "2", "--repeats", "1"),
+    ],
     "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
     "disturbed_study.py": ["--disturbances", "1", "--rounds", "2", "--pause", "3"],
     "graffl_calibration.py": ["--draws", "1", "--steps", "2", "--workers", "1"],

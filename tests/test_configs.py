@@ -1,6 +1,7 @@
 """Every YAML in configs/ runs two rounds with two clients through the real command line, on a miniature of its data.
 
-An experiment runs by itself, an algorithm on top of the first experiment that its comment says it suits.
+An experiment runs by itself, an algorithm on top of the first experiment that its comment says it suits. Where there is
+a GPU: pytest tests/test_configs.py --accelerator gpu
 """
 
 from pathlib import Path
@@ -201,7 +202,8 @@ def two_rounds(config, on_top, run, request):
     if "algorithms/krum.yaml" in on_top:
         small = ["--data.clients", "5", *SMALL[2:]]  # the fewest of whom one may be wrong
     words = ["fit", "--config", config, *on_top, *small, *NARROW.get(config, [])]
-    assert main([*words, "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]) == 0
+    accelerator = request.config.getoption("accelerator")
+    assert main([*words, "--trainer.max_epochs", "2", "--trainer.accelerator", accelerator]) == 0
     table = pd.read_csv(run / "metrics.csv")
     evaluated = [name for name in table if name.startswith(("fid", "coverage", "mse", "accuracy", "wer", "error"))]
     assert evaluated

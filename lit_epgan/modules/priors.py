@@ -6,9 +6,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, replace_all_batch_norm_modules_, vmap
+from torch.func import functional_call, vmap
 
 from lit_epgan.errors import UserError
+from lit_epgan.networks.batch_statistics import with_batch_statistics
 from lit_epgan.networks.disjoint import disjoint_names
 from lit_epgan.networks.snapshots import Snapshots
 from lit_epgan.objectives import Objective
@@ -129,7 +130,7 @@ class HistoryPrior(Prior):
         self._disjoint = set(disjoint_names(generator))
         self._members = getattr(generator, "members", 1)
         # a form without values, which the snapshots fill; in a tuple, so that it is no submodule
-        self._discriminator = (replace_all_batch_norm_modules_(copy.deepcopy(discriminator)).train().to("meta"),)
+        self._discriminator = (with_batch_statistics(copy.deepcopy(discriminator)).train().to("meta"),)
 
     def before_step(self, steps: int, generator: nn.Module, discriminator: nn.Module) -> None:
         """Take a snapshot when one is due."""

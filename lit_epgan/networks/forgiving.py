@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, replace_all_batch_norm_modules_, vmap
+from torch.func import functional_call, vmap
 
+from lit_epgan.networks.batch_statistics import with_batch_statistics
 from lit_epgan.precision import no_autocast
 
 
@@ -24,8 +25,7 @@ class ForgiverFirst(nn.Module):
 
     def __init__(self, discriminator: nn.Module, parameters: Sequence[dict[str, Tensor]], forgiveness: Tensor) -> None:
         super().__init__()
-        template = copy.deepcopy(discriminator)
-        replace_all_batch_norm_modules_(template)
+        template = with_batch_statistics(copy.deepcopy(discriminator))
         # not submodules: they are no parameters of whoever holds this
         self.__dict__["template"] = template.requires_grad_(False)
         self.stacked = {name: torch.stack([each[name] for each in parameters]) for name in parameters[0]}

@@ -24,7 +24,8 @@ def presented(weight: float, is_new: bool) -> Report:
 def count(server: Server, total: Total) -> None:
     """Take in who has presented themselves."""
     for name in (KNOWN, WEIGHT):
-        server.state[name] = server.state[name] + total[name]
+        known = server.state[name]
+        server.state[name] = known + total[name].to(known.device)
 
 
 def all_records(server: Server) -> float:

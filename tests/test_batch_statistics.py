@@ -1,0 +1,40 @@
+"""BatchNorm for many networks at once."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from lit_epgan.networks import DCGANDiscriminator
+from lit_epgan.networks.batch_statistics import with_batch_statistics
+
+
+def discriminator() -> DCGANDiscriminator:
+    torch.manual_seed(0)
+    return DCGANDiscriminator(image_size=16, width=4, downsamplings=2)
+
+
+def test_it_is_batch_norm_in_training() -> None:
+    network, x = discriminator(), torch.randn(5, 3, 16, 16)
+    ours = with_batch_statistics(copy.deepcopy(network))
+    assert not [part for part in ours.modules() if isinstance(part, nn.BatchNorm2d)]
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in network.named_parameters()]
+    assert torch.equal(ours(x), network.train()(x))
+    layer = nn.BatchNorm1d(3, affine=False)
+    assert torch.equal(with_batch_statistics(nn.Sequential(layer))(x[:, :, 0, 0]), layer(x[:, :, 0, 0]))
+
+
+def test_networks_at_once_score_as_each_alone_with_images_channels_last() -> None:
+    network = with_batch_statistics(discriminator())
+    x = torch.randn(5, 3, 16, 16).contiguous(memory_format=torch.channels_last)
+    stacked = {name: torch.stack([p, 2 * p, -p]).detach() for name, p in network.named_parameters()}
+
+    def one(parameters: dict[str, Tensor]) -> Tensor:
+        scores: Tensor = functional_call(network, parameters, (x,))
+        return scores
+
+    together = vmap(one, randomness="different")(stacked)
+    alone = torch.stack([one({name: each[k] for name, each in stacked.items()}) for k in range(3)])
+    assert F.mse_loss(together, alone) < 1e-12

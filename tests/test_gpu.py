@@ -1,0 +1,94 @@
+"""A federation on a GPU ends where the processor's ends: pytest tests/test_gpu.py --accelerator gpu."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_epgan.command.cli import main
+from lit_epgan.engine import Algorithm, NormClipping, PlainFederation
+from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAdam, FedAvg, FedDyn, FedPA, FedProx
+from tests.test_vectorized import CLIENTS, ROUNDS, Batch, Net, batches_of, cross_entropy, sgd
+
+ALGORITHMS = (
+    *("fedavg", "ep_laplace", "fedprox", "scaffold", "feddyn", "fednova", "fedadam", "fedpa", "fedseq", "moon"),
+    *("krum", "median", "norm_clipping", "ditto", "apfl", "label_priors"),
+)
+SHORT = ["--config", "digits_classifier.yaml", "--data.clients", "5"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.config.getoption("accelerator") == "cpu":
+        pytest.skip("compares a GPU with the processor: --accelerator gpu")
+    return torch.device("cuda")
+
+
+def apart(first: Tensor, second: Tensor) -> float:
+    """The largest difference, relative to the largest number."""
+    return float((first.cpu() - second.cpu()).abs().max() / second.abs().max())
+
+
+def fitted(folder: Path, accelerator: str, *words: str) -> tuple[Tensor, Path]:
+    """The server's parameters (d,) at the end of a run of the command line."""
+    where = ["--trainer.accelerator", accelerator, "--trainer.default_root_dir", str(folder)]
+    assert main(["fit", *SHORT, *words, *where]) == 0
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    return torch.cat([tensor.flatten().double().cpu() for tensor in state.values()]), folder
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_run_ends_where_the_processors_ends(algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--trainer.max_epochs", "3"]
+    if algorithm != "fedavg":  # the configuration's own
+        words += ["--config", f"algorithms/{algorithm}.yaml"]
+    there, _ = fitted(tmp_path / "gpu", "gpu", *words)
+    here, _ = fitted(tmp_path / "cpu", "cpu", *words)
+    assert apart(there, here) < 1e-4
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ep_laplace", "scaffold", "fedadam", "apfl"])
+def test_a_resumed_run_ends_where_one_that_was_not_stopped_ends(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [] if algorithm == "fedavg" else ["--config", f"algorithms/{algorithm}.yaml"]
+    whole, _ = fitted(tmp_path / "whole", "gpu", *words, "--trainer.max_epochs", "4")
+    _, folder = fitted(tmp_path / "parts", "gpu", *words, "--trainer.max_epochs", "2")
+    resumed, _ = fitted(folder, "gpu", *words, "--trainer.max_epochs", "4", "--ckpt_path", "last")
+    assert apart(resumed, whole) < 1e-4
+
+
+@pytest.mark.parametrize("vectorized", [False, True], ids=["one after another", "side by side"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        FedAvg,
+        lambda: FedProx(0.5),
+        SCAFFOLD,
+        FedDyn,
+        FedAdam,
+        lambda: ExpectationPropagation(prior_scale=10.0, tied=True),  # untied, it makes 1e-7 of rounding 4e-4
+        lambda: FedPA(burn_in=1, every=1, burn_in_rounds=0),
+    ],
+    ids=["FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "FedAdam", "EP", "FedPA"],
+)
+def test_the_plain_driver_ends_where_it_ends_on_the_processor(
+    algorithm: Callable[[], Algorithm], vectorized: bool, device: torch.device
+) -> None:
+    def run(where: torch.device) -> Tensor:
+        def batches(client: int, round_: int) -> list[Batch]:
+            return [(x.to(where), y.to(where)) for x, y in batches_of(client, round_)]
+
+        torch.manual_seed(0)
+        net, records = Net().to(where), [10.0 * (k + 1) for k in range(CLIENTS)]
+        parts = (algorithm(), net, cross_entropy, sgd, batches, records)
+        options = {"vectorized": vectorized and where.type == device.type, "mechanism": NormClipping(0.5)}
+        federation = PlainFederation(*parts, **options)  # type: ignore[arg-type]
+        federation.run(ROUNDS)
+        return federation.server.parameters
+
+    assert apart(run(device), run(torch.device("cpu"))) < 1e-5
