@@ -158,7 +158,8 @@ def main() -> None:
     publish(markdown("Killed and resumed", header, rows, notes), args.output)
     wrong = [sentence for found in attacks for sentence in found.wrong]
     print(*wrong, f"{equal_kills} of {total} equal", sep="\n")
-    sys.exit(bool(wrong))
+    if wrong:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

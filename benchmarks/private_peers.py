@@ -56,9 +56,12 @@ def federated(
 # One client's records -------------------------------------------------------------------------------------------------
 
 
-def ours(seed: int, z: float, train: TensorDataset, test: TensorDataset, steps: LocalSteps) -> Result:
+def ours(
+    seed: int, z: float, train: TensorDataset, test: TensorDataset, steps: LocalSteps, noise_seed: int | None = None
+) -> Result:
     data = FederatedDataModule.from_datasets([train], batch_size=BATCH, seed=seed)
-    module, seconds = federated(seed, data, RATE, EPOCHS, RecordNoise(BOUND, z, delta=DELTA), steps)
+    mechanism = RecordNoise(BOUND, z, delta=DELTA, noise_seed=noise_seed)
+    module, seconds = federated(seed, data, RATE, EPOCHS, mechanism, steps)
     return accuracy(module, test), seconds
 
 
@@ -179,6 +182,7 @@ def main() -> None:
     by_record: dict[str, Callable[[int], Result]] = {
         "RecordNoise, a federation of one client": lambda seed: ours(seed, z, train, test, "trainer"),
         "RecordNoise, local_steps: engine": lambda seed: ours(seed, z, train, test, "engine"),
+        "the same with noise_seed": lambda seed: ours(seed, z, train, test, "engine", seed),
         "Opacus in a Lightning Trainer": lambda seed: opacus_in_trainer(seed, z, train, test),
         "Opacus in a plain loop": lambda seed: opacus(seed, z, train, test),
     }
@@ -203,8 +207,10 @@ def main() -> None:
         "mean and standard deviation of the test accuracy, median seconds of processor time of the training alone. "
         f"Records: {RECORDS} of them at one client, {steps} steps at a rate of {BATCH / RECORDS:.4f}, norm {BOUND:g}, "
         f"noise multiplier {z:.4f} by our accountant for epsilon {EPSILON:g} (Opacus's: {prv:.3f} by PRV, {rdp:.3f} by "
-        f"Renyi divergences). Users: {WRITERS} writers, {COHORT} a round, {ROUNDS} rounds, norm {NORM:g}, noise "
-        f"multiplier {NOISE:g}. Bars: accuracies within their spread, at most the peer's seconds.{missing}"
+        f"Renyi divergences). Coins and noise come from the operating system's source; Opacus's, pfl's, and those with "
+        f"noise_seed, from generators that can be predicted. Users: {WRITERS} writers, {COHORT} a round, {ROUNDS} "
+        f"rounds, norm {NORM:g}, noise multiplier {NOISE:g}. Bars: accuracies within their spread, at most the peer's "
+        f"seconds.{missing}"
     )
     header = ["", "guarantee", "accuracy", "seconds", "to the last peer's"]
     publish(markdown("Private training beside its peers", header, table, notes), args.output)
