@@ -7,6 +7,7 @@ Runs on the CPU, too (--device cpu), but says something about a GPU only.
 
 import statistics
 from collections import defaultdict
+from itertools import pairwise
 
 import torch
 from side_by_side import markdown, options, publish
@@ -18,22 +19,12 @@ COMPARED = ("bare loop", "plain driver", "plain driver, vectorized")
 TASKS = {"MLP 3k": [100, 1000], "MLP 50k": [100, 1000], "MLP 500k": [100], "MLP 5M": [100], "CNN 29k": [100, 1000]}
 
 
-class DeviceWatch(Watch):
-    """A watch that looks when the device has done all it was asked to."""
-
-    def round_ended(self, parameters: list[Tensor]) -> None:
-        """Note it."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        super().round_ended(parameters)
-
-
 def seconds(simulator: str, task: Task, rounds: int) -> tuple[list[float], Tensor]:
     """Seconds of each round after the first, and the parameters after the first."""
-    watch = DeviceWatch()
+    watch = Watch()
     SIMULATORS[simulator](task, rounds, watch)
     assert watch.first is not None
-    return [later - earlier for earlier, later in zip(watch.ended, watch.ended[1:], strict=False)], watch.first
+    return [later - earlier for earlier, later in pairwise(watch.ended)], watch.first
 
 
 def main() -> None:
@@ -77,14 +68,8 @@ def table(rows: list[list[str]], device: str, repeats: int) -> str:
         "of their rounds but the first; ranges in brackets. The difference is the largest of any parameter to the bare "
         "loop's after a round, relative to the largest parameter."
     )
-    header = [
-        "model",
-        "clients",
-        "simulator",
-        "seconds a round",
-        "speed to the bare loop's",
-        "difference after a round",
-    ]
+    header = ["model", "clients", "simulator", "seconds a round", "speed to the bare loop's"]
+    header += ["difference after a round"]
     return markdown("Many clients on one device", header, rows, notes)
 
 

@@ -137,6 +137,8 @@ class Watch:
         """Note it."""
         if self.first is None:
             self.first = torch.cat([p.detach().flatten().clone() for p in parameters])
+        if parameters[0].is_cuda:
+            torch.cuda.synchronize()  # until the device has done all it was asked to
         self.ended.append(time.perf_counter())
         self.worked.append(sum(processor_seconds(pid) for pid in family(os.getpid())))
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from lit_epgan.networks import DCGANDiscriminator
-from lit_epgan.networks.batch_statistics import with_batch_statistics
+from lit_epgan.networks.batch_statistics import BatchStatistics, with_batch_statistics
 
 
 def discriminator() -> DCGANDiscriminator:
@@ -24,6 +24,22 @@ def test_it_is_batch_norm_in_training() -> None:
     assert torch.equal(ours(x), network.train()(x))
     layer = nn.BatchNorm1d(3, affine=False)
     assert torch.equal(with_batch_statistics(nn.Sequential(layer))(x[:, :, 0, 0]), layer(x[:, :, 0, 0]))
+
+
+class Shifted(nn.BatchNorm2d):
+    """A layer that does something of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+def test_a_layer_at_two_places_is_replaced_at_both_and_one_with_a_forward_of_its_own_keeps_it() -> None:
+    x, layer, own = torch.randn(5, 3, 4, 4), nn.BatchNorm2d(3), Shifted(3)
+    network = with_batch_statistics(nn.Sequential(layer, layer, own))
+    assert [type(part) for part in network._modules.values()] == [BatchStatistics, BatchStatistics, Shifted]
+    assert own.running_mean is None
+    assert torch.equal(network(x), own(layer(layer(x))))
+    assert with_batch_statistics(layer).running_mean is None
 
 
 def test_networks_at_once_score_as_each_alone_with_images_channels_last() -> None:

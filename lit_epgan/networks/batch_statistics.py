@@ -2,6 +2,9 @@
 
 import torch
 from torch import Tensor, nn
+from torch.func import replace_all_batch_norm_modules_
+
+Layer = nn.modules.batchnorm._BatchNorm
 
 
 class BatchStatistics(nn.Module):
@@ -14,7 +17,7 @@ class BatchStatistics(nn.Module):
         layer: whose weight, bias and eps it has.
     """
 
-    def __init__(self, layer: nn.modules.batchnorm._BatchNorm) -> None:
+    def __init__(self, layer: Layer) -> None:
         super().__init__()
         self.eps = layer.eps
         self.weight, self.bias = layer.weight, layer.bias
@@ -26,9 +29,13 @@ class BatchStatistics(nn.Module):
 
 
 def with_batch_statistics(network: nn.Module) -> nn.Module:
-    """The network itself, each of its BatchNorm layers replaced; parameters keep their names."""
+    """The network itself, each of its BatchNorm layers replaced; parameters keep their names.
+
+    A layer with a ``forward`` of its own keeps it, and only forgets what it has gathered; so does a network that is a
+    layer.
+    """
     for part in network.modules():
-        for name, child in part.named_children():
-            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+        for name, child in part._modules.items():
+            if isinstance(child, Layer) and type(child).forward is Layer.forward:
                 setattr(part, name, BatchStatistics(child))
-    return network
+    return replace_all_batch_norm_modules_(network)
