@@ -15,6 +15,15 @@ from lit_epgan.federated import MOON, SCAFFOLD, FedAdam, FedAvg, FedDyn, FedNova
 
 CLIENTS, ROUNDS = 5, 3
 Batch = tuple[Tensor, Tensor]
+ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
+    "FedAvg": FedAvg,
+    "FedProx": lambda: FedProx(0.5),
+    "SCAFFOLD": SCAFFOLD,
+    "FedDyn": FedDyn,
+    "FedNova": FedNova,
+    "FedAdam": FedAdam,
+    "FedPA": lambda: FedPA(burn_in=1, every=1, burn_in_rounds=0),
+}
 
 
 class Net(nn.Module):
@@ -93,15 +102,8 @@ def assert_one_after_another(reason: str, **options: Any) -> None:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [
-        FedAvg,
-        lambda: FedProx(0.5),
-        SCAFFOLD,
-        FedDyn,
-        FedNova,
-        FedAdam,
-        lambda: FedPA(burn_in=1, every=1, burn_in_rounds=0),
-    ],
+    ALGORITHMS.values(),
+    ids=ALGORITHMS,
 )
 def test_clients_end_where_they_end_one_after_another(algorithm: Callable[[], Algorithm]) -> None:
     assert_side_by_side(algorithm=algorithm)
