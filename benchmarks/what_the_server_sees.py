@@ -30,6 +30,7 @@ from lit_epgan.engine.wire import encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     F2A,
+    MDGAN,
     SCAFFOLD,
     DiscrepancySearch,
     EmbeddingSites,
@@ -91,6 +92,8 @@ CASES: dict[str, tuple[Callable[[], LightningModule], Callable[[], Algorithm], d
     "GRAFFL's search": (posterior, partial(DiscrepancySearch, frequencies=6, moves=2), {}),
     "generator sites": (gan, partial(GeneratorSites, "generator", own_rows=3, pool=20), {}),
     "F2A": (gan, partial(F2A, server_steps=1), {}),
+    "MD-GAN": (gan, partial(MDGAN, batch_size=4, swap_every=1), {}),
+    "MD-GAN without swaps": (gan, partial(MDGAN, batch_size=4), {}),
     "FedSeq": (classifier, partial(FedSeq, length=2), {}),
     "FedAvg by a median": (classifier, FedAvg, {"aggregator": Median()}),
 }

@@ -1,5 +1,6 @@
-"""Discriminators on the clients, the generator on the server: FedAvg-GAN and F2A."""
+"""Discriminators on the clients, the generator on the server: FedAvg-GAN, F2A and MD-GAN."""
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -8,16 +9,19 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Broadcast, Client, Report, Rounds, Server, Work
 from lit_epgan.engine.messages import tensor_of
+from lit_epgan.engine.samplers import Sampler
 from lit_epgan.errors import UserError
-from lit_epgan.federated import F2A, FedAvgGAN
+from lit_epgan.federated import F2A, MDGAN, FedAvgGAN
 from lit_epgan.federated.f2a import OwnDiscriminator
 from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.forgiving import ForgiverFirst
 from tests.federations import federation, fit
@@ -44,6 +48,7 @@ class TwoParameters(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.turns = ("discriminator", "generator")
+        self.latent_dim = 1
         self.generator, self.discriminator = Always(0.5), Always(0.8)
 
     def sample(self, n: int, generator: Any = None) -> Tensor:
@@ -58,10 +63,15 @@ class TwoParameters(LightningModule):
             self.manual_backward(loss)
             d.step()
         if "generator" in self.turns:
-            loss = (self.discriminator(self.sample(len(batch[0]))) - 1).square().mean() / 2
+            loss = self.player_loss("generator", batch)
             g.zero_grad()
             self.manual_backward(loss)
             g.step()
+
+    def player_loss(self, player: str, batch: Any) -> Tensor:
+        assert player == "generator"
+        loss: Tensor = (self.discriminator(self.sample(len(batch[0]))) - 1).square().mean() / 2
+        return loss
 
     def configure_optimizers(self) -> Any:
         return [torch.optim.SGD(p.parameters(), lr=RATE) for p in (self.generator, self.discriminator)]
@@ -73,11 +83,11 @@ def two_clients() -> FederatedDataModule:
     return FederatedDataModule.from_datasets(sets, batch_size=4, local_steps=1)
 
 
-def discriminators() -> tuple[float, float]:
-    """The clients' after one step from d = .8 against g = .5: the loss's derivative is (d x - 1) x + d g^2."""
+def discriminators(first: float = 0.8, second: float = 0.8, g: float = 0.5) -> tuple[float, float]:
+    """The clients' after one step from theirs against g: the loss's derivative is (d x - 1) x + d g^2."""
     return (
-        0.8 - RATE * ((0.8 * 2 - 1) * 2 + 0.8 * 0.5**2),
-        0.8 - RATE * ((0.8 * -1 - 1) * -1 + 0.8 * 0.5**2),
+        first - RATE * ((first * 2 - 1) * 2 + first * g**2),
+        second - RATE * ((second * -1 - 1) * -1 + second * g**2),
     )
 
 
@@ -158,6 +168,101 @@ def test_each_client_goes_on_with_its_own_discriminator() -> None:
         torch.testing.assert_close(algorithm.starts[2 + k][1], algorithm.starts[k][1] + change)
 
 
+class MDGANOfOnes(MDGAN):
+    """All noise is one, so that a sample is the generator's parameter."""
+
+    def _noise(self, server: Server, name: str) -> Tensor:
+        return torch.ones_like(super()._noise(server, name))
+
+
+@pytest.mark.parametrize("swap_every", [None, 1, 2])
+def test_three_rounds_of_md_gan_by_hand(swap_every: int | None) -> None:
+    module = TwoParameters()
+    algorithm = MDGANOfOnes(batch_size=2, swap_every=swap_every)
+    fit(module, two_clients(), rounds=3, algorithm=algorithm)
+    g, pair = 0.5, (0.8, 0.8)
+    for round_ in (1, 2, 3):
+        pair = discriminators(*pair, g)
+        g -= RATE * sum(n * (d * g - 1) * d for n, d in zip((3, 1), pair, strict=True)) / 4
+        if swap_every is not None and round_ % swap_every == 0:
+            pair = pair[::-1]
+    assert float(module.generator.value) == pytest.approx(g, rel=1e-12)
+    assert float(module.discriminator.value) == 0.8  # the clients' own are never averaged
+    assert module.turns == ("discriminator", "generator")
+    assert not any("forward" in network.__dict__ for network in (module.generator, module.discriminator))
+
+
+def test_md_gan_of_one_client_is_the_generators_own_step() -> None:
+    """Its gradient is that of the loss of all samples: batch statistics, an average, two generators."""
+    torch.manual_seed(2)
+    generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
+    module = GAN(generator, MLPDiscriminator((3,), hidden=(6, 5), heads=2), optimizer="sgd", lr=0.1, average=0.5)
+    alone = copy.deepcopy(module).double()
+    algorithm = MDGAN(batch_size=6)
+    noise: list[Tensor] = []
+    draw = algorithm._noise
+    algorithm._noise = lambda *words: noise.append(draw(*words)) or noise[-1]  # type: ignore[method-assign,func-returns-value]
+    seen: list[Tensor] = []
+
+    class Look(Work):
+        def end(self) -> None:
+            seen.append({n: p.detach().clone() for n, p in self.client.module.discriminator.named_parameters()})  # type: ignore[arg-type]
+
+    works = algorithm.works
+    algorithm.works = lambda *words: [Look(*words[1:]), *works(*words)]  # type: ignore[method-assign]
+    fit(module, federation(sizes=(20,)), rounds=1, algorithm=algorithm)
+    loss = alone.objective.generator_loss(functional_call(alone.discriminator, seen[0], (alone.generator(noise[1]),)))  # type: ignore[arg-type]
+    for parameter, gradient in zip(
+        alone.generator.parameters(),
+        torch.autograd.grad(loss, list(alone.generator.parameters())),
+        strict=True,
+    ):
+        parameter.data -= 0.1 * gradient
+    for name, value in module.generator.named_parameters():
+        torch.testing.assert_close(value, dict(alone.generator.named_parameters())[name], msg=name)
+
+
+class Members(Sampler):
+    """The cohorts given, round by round."""
+
+    def __init__(self, *cohorts: list[int]) -> None:
+        self.cohorts = cohorts
+
+    def draw(self, clients: list[int], seed: int, round_: int) -> list[list[int]]:
+        return [[k] for k in self.cohorts[round_]]
+
+    def rate(self, clients: int) -> float:
+        return 1.0
+
+
+def test_a_client_away_at_a_swap_keeps_its_discriminator() -> None:
+    """Two swaps between clients 0 and 1 while client 2 is away."""
+    starts: list[tuple[int, int, float]] = []
+
+    class Watching(MDGANOfOnes):
+        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
+            return [*super().works(question, client, received), Start(client, received)]
+
+    class Start(Work):
+        def begin(self) -> None:
+            starts.append((self.client.round, self.client.index, float(self.client.module.discriminator.value)))
+
+        def end(self) -> None:
+            ends.append((self.client.round, self.client.index, float(self.client.module.discriminator.value)))
+
+    ends: list[tuple[int, int, float]] = []
+    sets = [TensorDataset(torch.full((2, 1), x, dtype=torch.float64)) for x in (2.0, -1.0, 0.5)]
+    data = FederatedDataModule.from_datasets(sets, batch_size=4, local_steps=1)
+    cohorts = Members([0, 1, 2], [0, 1], [0, 1, 2])
+    fit(TwoParameters(), data, rounds=3, algorithm=Watching(batch_size=2, swap_every=2), sampler=cohorts)
+    began = {(r, k): d for r, k, d in starts}
+    ended = {(r, k): d for r, k, d in ends}
+    assert began[1, 0] == ended[0, 0]
+    assert began[2, 0] == pytest.approx(ended[1, 1], rel=1e-12)
+    assert began[2, 1] == pytest.approx(ended[1, 0], rel=1e-12)
+    assert began[2, 2] == ended[0, 2]
+
+
 def test_forgiveness_never_turns_negative() -> None:
     algorithm = Watching(server_steps=1, penalty=100.0)
     fit(TwoParameters(), two_clients(), rounds=1, algorithm=algorithm)
@@ -190,14 +295,14 @@ def gan(**options: Any) -> GAN:
     return GAN(generator, MLPDiscriminator((3,), hidden=(6, 5), heads=2), **options)
 
 
-@pytest.mark.parametrize("algorithm", [FedAvgGAN, F2A])
+@pytest.mark.parametrize("algorithm", [FedAvgGAN, F2A, MDGAN])
 def test_clients_train_no_generator(algorithm: type[FedAvgGAN]) -> None:
     seen: list[Tensor] = []
 
     class Look(Work):
         def end(self) -> None:
             module: Any = self.client.module
-            seen.append(module.generator(torch.ones(2, module.latent_dim, dtype=torch.float64)).detach().clone())
+            seen.append(torch.cat([p.detach().flatten() for p in module.generator.parameters()]))
 
     class Seeing(algorithm):  # type: ignore[misc, valid-type]
         def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
@@ -208,15 +313,14 @@ def test_clients_train_no_generator(algorithm: type[FedAvgGAN]) -> None:
     assert len(seen) == 4
     assert all(torch.equal(each, seen[0]) for each in seen)
     assert module.turns == ("discriminator", "generator")
-    noise = torch.ones(2, module.latent_dim, dtype=torch.float64)
-    assert not torch.equal(module.generator(noise), seen[0])
+    assert not torch.equal(torch.cat([p.detach().flatten() for p in module.generator.parameters()]), seen[0])
     assert set(module.trainer.logged_metrics) >= {"loss/discriminator"}
     assert "loss/generator" not in module.trainer.logged_metrics
 
 
-@pytest.mark.parametrize("algorithm", [FedAvgGAN(), F2A()], ids=["fedavg_gan", "f2a"])
+@pytest.mark.parametrize("algorithm", [FedAvgGAN(), F2A(), MDGAN(swap_every=1)], ids=["fedavg_gan", "f2a", "md_gan"])
 def test_resumed_runs_end_at_the_same_bytes(tmp_path: Path, algorithm: FedAvgGAN) -> None:
-    """The server's optimizer and lambda go on, too."""
+    """The server's optimizer, lambda and handed discriminators go on, too."""
     options: dict[str, Any] = {"algorithm": algorithm, "optimizer_state": "keep", "enable_checkpointing": True}
     whole = gan()
     fit(whole, federation(local_steps=3), 4, tmp_path / "whole", callbacks=[RoundCheckpoint()], **options)
@@ -237,7 +341,7 @@ def test_the_servers_optimizer_goes_on_where_clients_keep_theirs() -> None:
 
         def round(self, server: Server) -> Rounds:
             torch.manual_seed(server.round)  # one stream of noise for both
-            self.train_generator(server)
+            self.train_generator(server, self.batches(server))
             yield from ()
 
     def trained(policy: str) -> GAN:
@@ -260,25 +364,26 @@ def test_the_servers_optimizer_goes_on_where_clients_keep_theirs() -> None:
     )
 
 
-@pytest.mark.parametrize("algorithm", [FedAvgGAN, F2A])
-def test_images_with_batch_norm(algorithm: type[FedAvgGAN]) -> None:
+@pytest.mark.parametrize("algorithm", [FedAvgGAN(2, 4), F2A(2, 4), MDGAN(4, 1)], ids=["fedavg_gan", "f2a", "md_gan"])
+def test_images_with_batch_norm(algorithm: FedAvgGAN) -> None:
     generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4)
     discriminator = DCGANDiscriminator(image_size=8, channels=1, width=4, norm="batch")
     sets = [TensorDataset(torch.randn(8, 1, 8, 8, dtype=torch.float64)) for _ in range(2)]
     data = FederatedDataModule.from_datasets(sets, batch_size=4)
     module = GAN(generator, discriminator)
-    fit(module, data, rounds=2, algorithm=algorithm(server_steps=2, batch_size=4))
+    fit(module, data, rounds=2, algorithm=algorithm)
     assert all(torch.isfinite(value).all() for value in module.state_dict().values())
 
 
-def test_mixed_precision() -> None:
+@pytest.mark.parametrize("algorithm", [F2A(2, 4), MDGAN(4, 1)], ids=["f2a", "md_gan"])
+def test_mixed_precision(algorithm: FedAvgGAN) -> None:
     """Autocast does not reach into the stacked discriminators; they bring their own precision."""
     torch.manual_seed(0)
     generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4)
     sets = [TensorDataset(torch.randn(8, 1, 8, 8)) for _ in range(2)]
     module = GAN(generator, DCGANDiscriminator(image_size=8, channels=1, width=4))
     data = FederatedDataModule.from_datasets(sets, batch_size=4)
-    fit(module, data, rounds=2, algorithm=F2A(server_steps=2, batch_size=4), precision="bf16-mixed")
+    fit(module, data, rounds=2, algorithm=algorithm, precision="bf16-mixed")
     assert all(torch.isfinite(value).all() for value in module.state_dict().values())
 
 
@@ -289,5 +394,10 @@ def test_a_users_mistakes() -> None:
         F2A(penalty=-1.0)
     with pytest.raises(UserError, match="leave the module's compiled false"):
         fit(gan(compiled=True), federation(), rounds=1, algorithm=F2A())
+    with pytest.raises(UserError, match="swap_every is 0"):
+        MDGAN(swap_every=0)
+    for options, wrong in (({"compiled": True}, "compiled"), ({"prior": HistoryPrior()}, "prior")):
+        with pytest.raises(UserError, match=f"the module has '{wrong}'"):
+            fit(gan(**options), federation(), rounds=1, algorithm=MDGAN())
     with pytest.raises(UserError, match=r"TwoOptimizers does not"):
         fit(TwoOptimizers(), federation(), rounds=1, algorithm=FedAvgGAN())

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm
 from lit_epgan.errors import UserError
-from lit_epgan.federated import F2A, ExpectationPropagation, FedAvg, FedAvgGAN, GeneratorSites
+from lit_epgan.federated import F2A, MDGAN, ExpectationPropagation, FedAvg, FedAvgGAN, GeneratorSites
 from lit_epgan.modules import ConditionalGAN
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.manual_optimization import Rows
@@ -143,13 +143,15 @@ def test_a_generator_sees_the_discriminator_alone() -> None:
         FedAvg(),
         FedAvgGAN(server_steps=2, batch_size=8),
         F2A(server_steps=2, batch_size=8),
+        MDGAN(batch_size=8, swap_every=1),
         ExpectationPropagation(prior_scale=10.0),
         GeneratorSites("average", own_rows=4, pool=20),
     ],
     ids=lambda a: type(a).__name__,
 )
 def test_every_algorithm_for_gans_trains_so(algorithm: Algorithm) -> None:
-    module = gan(average=0.9, r1=0.5, r1_every=2, prior=HistoryPrior(size=2, every=2))
+    prior = None if isinstance(algorithm, MDGAN) else HistoryPrior(size=2, every=2)
+    module = gan(average=0.9, r1=0.5, r1_every=2, prior=prior)
     before = vector(module)
     options = {"optimizer_state": "keep" if isinstance(algorithm, FedAvgGAN) else "reset", "precision": "32-true"}
     fit(module, federation(), 2, algorithm=algorithm, mechanism=RecordNoise(1.0, 1.0), **options)

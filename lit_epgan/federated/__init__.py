@@ -35,10 +35,12 @@ from lit_epgan.federated.likelihood_free.discrepancy_search import DiscrepancySe
 from lit_epgan.federated.likelihood_free.energy_search import EnergySearch
 from lit_epgan.federated.likelihood_free.published_rejection import PublishedRejection
 from lit_epgan.federated.likelihood_free.search_on_release import SearchOnRelease
+from lit_epgan.federated.md_gan import MDGAN
 
 __all__ = [
     "APFL",
     "F2A",
+    "MDGAN",
     "MOON",
     "SCAFFOLD",
     "ConjugateEP",

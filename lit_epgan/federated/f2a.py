@@ -85,12 +85,10 @@ class F2A(FedAvgGAN):
         forgiveness = server.state["forgiveness"].clone().requires_grad_()
         aggregate = ForgiverFirst(discriminator, self._discriminators(server, part), forgiveness)
         discriminator.__dict__["forward"] = aggregate  # in its place, whatever the module calls it for
-        server.module.turns = ("generator",)  # type: ignore[assignment]
         try:
-            server.train(self._steps(server, forgiveness))
+            self.train_generator(server, self._steps(server, forgiveness))
         finally:
             del discriminator.__dict__["forward"]
-            server.module.turns = ("discriminator",)  # type: ignore[assignment]
         server.state["forgiveness"] = forgiveness.detach()
 
     def _discriminators(self, server: Server, part: DiscriminatorPart) -> list[dict[str, Tensor]]:

@@ -1,6 +1,6 @@
 """Discriminators federated, the generator trained on the server."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -77,17 +77,17 @@ class FedAvgGAN(Algorithm):
         total = yield Exchange({"parameters": server.parameters})
         part = DiscriminatorPart(server.flat, server.module)
         part.write(server.parameters, part.read(server.parameters) + total.mean("discriminator"))
-        self.train_generator(server)
+        self.train_generator(server, self.batches(server))
 
     def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
         """The discriminator's training."""
         return [Discriminating(client, received)]
 
-    def train_generator(self, server: Server) -> None:
-        """``server_steps`` steps against the server's discriminator."""
+    def train_generator(self, server: Server, batches: Iterable[list[Tensor]]) -> None:
+        """One step on each batch against the server's discriminator."""
         server.module.turns = ("generator",)  # type: ignore[assignment]
         try:
-            server.train(self.batches(server))
+            server.train(batches)
         finally:
             server.module.turns = ("discriminator",)  # type: ignore[assignment]
 

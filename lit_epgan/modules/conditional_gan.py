@@ -10,7 +10,6 @@ from lit_epgan.errors import UserError
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.labelled_sampling import LabelledSampling, weights
 from lit_epgan.modules.manual_optimization import Rows, rows_of, steps_taken
-from lit_epgan.modules.priors import Prior
 
 
 class ConditionalGAN(LabelledSampling, GAN):
@@ -38,7 +37,7 @@ class ConditionalGAN(LabelledSampling, GAN):
     def __init__(self, generator: nn.Module, discriminator: nn.Module, labels: int, **gan: Any) -> None:
         super().__init__(generator, discriminator, **gan)
         self.make_room_for_labels(labels)
-        if type(self.prior).generator_loss is not Prior.generator_loss:
+        if self.prior.has_loss:
             raise UserError(
                 f"{type(self.prior).__name__} asks the discriminator about samples without their labels: give the "
                 "model a uniform or Gaussian prior, or no labels (lit_epgan.modules.GAN)."

@@ -21,6 +21,11 @@ Approximation = Literal["psa", "gma"]
 class Prior(nn.Module):
     """Base of all priors; what it keeps between steps are buffers. The defaults are a uniform prior's."""
 
+    @property
+    def has_loss(self) -> bool:
+        """Whether it adds to the generators' loss of samples."""
+        return type(self).generator_loss is not Prior.generator_loss
+
     def build(self, generator: nn.Module, discriminator: nn.Module, objective: Objective) -> None:
         """Make room for what the prior keeps of the networks; the GAN calls this once."""
 
