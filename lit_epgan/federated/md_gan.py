@@ -136,8 +136,8 @@ class Judging(Discriminating):
     def start(self) -> Tensor:
         """The own discriminator, or the one that was handed on to it; its generator is never asked."""
         part = DiscriminatorPart(self.client.flat, self.client.module)
-        swapped = "swap" in self.client.state and not torch.equal(self.client.state["swap"], self.received["swap"])
-        handed = self.received["discriminator"]
+        handed, swap = self.received["discriminator"], self.received["swap"]
+        swapped = int(self.client.state.get("swap", swap)) != int(swap)
         own = handed if swapped else self.client.state.get("discriminator", handed)
         return part.joined(own, torch.zeros_like(part.rest(self.client.parameters)))
 
