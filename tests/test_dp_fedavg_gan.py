@@ -69,7 +69,7 @@ def test_noise_moves_the_generator_through_the_discriminator_only(tmp_path: Any)
     """Without a server's step the generator is, under any noise, what it was."""
 
     class Still(FedAvgGAN):
-        def train_generator(self, server: Any) -> None:
+        def train_generator(self, server: Any, batches: Any) -> None:
             """None of it."""
 
     module = small_gan()
