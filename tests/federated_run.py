@@ -8,6 +8,7 @@ Says on standard output where it is; ends with the server's model in FOLDER/mode
 import argparse
 import ctypes
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,20 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 class Narrator(Callback):
-    """Says where the run is, line by line, so that a test can kill it there."""
+    """Says where the run is, line by line, so that a test can kill it there.
+
+    Args:
+        halt: the line after which the process stops itself (SIGSTOP): before a test has read it, a step may be over.
+    """
+
+    def __init__(self, halt: str | None = None) -> None:
+        self.halt = halt
 
     def say(self, trainer: Trainer, text: str) -> None:
-        print(f"rank {trainer.global_rank} round {trainer.current_epoch} {text}", flush=True)
+        line = f"rank {trainer.global_rank} round {trainer.current_epoch} {text}"
+        print(line, flush=True)
+        if line == self.halt:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.say(trainer, "is ready")
@@ -177,6 +188,7 @@ def main() -> None:
     parser.add_argument("--trouble", nargs="*", default=[], metavar="RANK=KIND")
     parser.add_argument("--patience", type=float, default=30.0)
     parser.add_argument("--clock", choices=["late", "early", "backwards"], help="a wall clock that is wrong")
+    parser.add_argument("--halt", metavar="LINE", help="the process stops itself when it has said so")
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     if args.clock is not None:
@@ -199,7 +211,7 @@ def main() -> None:
         strategy=FederatedStrategy(patience=args.patience) if args.devices > 1 else "auto",
         devices=args.devices,
         precision="64-true",
-        callbacks=[callback, Narrator(), SlowCheckpoint(), Trouble(trouble, args.patience)],
+        callbacks=[callback, Narrator(args.halt), SlowCheckpoint(), Trouble(trouble, args.patience)],
         logger=MetricsFile(args.folder),
         default_root_dir=args.folder,
         enable_progress_bar=False,

@@ -140,9 +140,9 @@ def test_an_institution_that_stalls_is_left_out_and_rejoins(tmp_path: Path) -> N
     """client-1 is stopped in round 0; client-0 has answered, and holds round 1 up until client-1 is back."""
     folder, patience = tmp_path / "several", 15.0
     site = Site(folder, Terms(patience))
-    processes = site.all_started("--module", "regression")
-    wait_for(processes["client-1"], "rank 0 round 0 batch 0")
-    os.kill(processes["client-1"].pid, signal.SIGSTOP)
+    here = "rank 0 round 0 batch 0"
+    processes = site.all_started("--module", "regression", own={"client-1": ("--halt", here)})
+    wait_for(processes["client-1"], here)
     wait_until((folder / "client-0" / "sent.csv").exists, processes["client-0"])
     time.sleep(1)  # what is listed there is sent
     os.kill(processes["client-0"].pid, signal.SIGSTOP)
