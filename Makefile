@@ -20,7 +20,7 @@ demo: $(READY)
 	$(RUN) -m lit_epgan study --config studies/demo.yaml
 
 test: $(READY)
-	$(ONE_THREAD) $(RUN) -m pytest -n 2
+	$(ONE_THREAD) $(RUN) -m pytest -n 3
 
 quick: $(READY)
 	$(ONE_THREAD) $(RUN) -m pytest -n 2 -m "not slow"

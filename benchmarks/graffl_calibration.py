@@ -30,7 +30,7 @@ from lit_epgan.randomness import generator_for
 SITES, RECORDS, DELTA = 3, 240, 1e-5
 AMORTISED = "amortised, on a release, z = 1"
 FORMS = {"by questions": 0.0, "on a release, z = 1": 1.0, "on a release, z = 2": 2.0, AMORTISED: 1.0}
-PARTICLES, FREQUENCIES = 400, 24
+FREQUENCIES = 24
 NAMES = ("lower mean", "upper mean", "weight of the lower", "log variance of the lower", "log variance of the upper")
 MIXTURE = GaussianMixture(2, 1, concentration=4.0, mean_precision=0.03, dof=6.0, scale=4.0)
 
@@ -46,7 +46,7 @@ def named(theta: torch.Tensor) -> torch.Tensor:
 
 def features() -> RandomFourierFeatures:
     """What records are embedded by."""
-    return Inference.of(MIXTURE, 7, PARTICLES, FREQUENCIES).phi
+    return Inference.of(MIXTURE, 7, 400, FREQUENCIES).phi
 
 
 def noised_mean(x: torch.Tensor, generator: torch.Generator, phi: RandomFourierFeatures) -> torch.Tensor:
@@ -72,13 +72,13 @@ def amortised(draws: int, steps: int) -> list[tuple[str, int, list[float], bool,
     return results
 
 
-def draw(form: str, number: int) -> tuple[str, int, list[float], bool, float]:
+def draw(particles: int, form: str, number: int) -> tuple[str, int, list[float], bool, float]:
     """One truth, its data, the posterior, and where the truth ranks in it."""
     torch.set_num_threads(1)
     generator, noise_multiplier = generator_for("calibration", form, number), FORMS[form]
     theta = MIXTURE.prior(1, generator)
     x = MIXTURE.simulate(theta, RECORDS, generator)[0]
-    inference = Inference.of(MIXTURE, 7, PARTICLES, FREQUENCIES)
+    inference = Inference.of(MIXTURE, 7, particles, FREQUENCIES)
     released = EmbeddingFactor.of([x.double()], inference.phi.double(), torch.zeros(1, dtype=torch.float64))
     inference.phi.float()
     noise: tuple = (None, 0.0)
@@ -99,6 +99,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--steps", type=int, default=4000, help="of the flow's training")
+    parser.add_argument("--particles", type=int, default=400)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", choices=list(FORMS))
     parser.add_argument("--kept", type=Path)
@@ -111,7 +112,8 @@ def main() -> None:
             amortised(arguments.draws, arguments.steps), arguments.kept
         )
     asked = [f for f in forms if f != AMORTISED]
-    wanted = [(f, n) for n in range(arguments.draws) for f in asked if (f, n) not in done]
+    numbers = range(arguments.draws)
+    wanted = [(arguments.particles, f, n) for n in numbers for f in asked if (f, n) not in done]
     with get_context("fork").Pool(arguments.workers) as pool:
         for result in pool.imap_unordered(_draw, wanted):
             results += _kept([result], arguments.kept)
@@ -131,7 +133,7 @@ def _exists(path: Path | None) -> bool:
     return path is not None and path.is_file()
 
 
-def _draw(case: tuple[str, int]) -> tuple[str, int, list[float], bool, float]:
+def _draw(case: tuple[int, str, int]) -> tuple[str, int, list[float], bool, float]:
     return draw(*case)
 
 

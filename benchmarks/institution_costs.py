@@ -167,6 +167,7 @@ def row(paper: str, algorithm: str, cost: Cost) -> list[str]:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--reports", type=int, default=20, help="taken in by the measured server in a round, even")
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--small", action="store_true", help="widths of 8, to see that all of it runs")
     args = parser.parse_args()
     rates = " / ".join(map(str, RATES))
@@ -184,7 +185,7 @@ def main() -> None:
     )
     rows: list[list[str]] = []
     for paper in PAPERS:
-        for algorithm in ALGORITHMS:
+        for algorithm in args.algorithms:
             rows.append(row(paper, algorithm, measured(paper, algorithm, args.small, args.reports)))
             publish(markdown("What institutions with the papers' networks need", header, rows, notes), args.output)
 

@@ -119,7 +119,7 @@ def percent(share: float) -> str:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--rounds", type=int, default=300, help="of the character model")
+    parser.add_argument("--rounds", type=int, default=600, help="of the character model")
     parser.add_argument("--word-rounds", type=int, default=80, help="of the word model")
     parser.add_argument("--seeds", type=int, default=1)
     args = parser.parse_args()
