@@ -30,7 +30,7 @@ from lit_epgan.randomness import generator_for
 SITES, RECORDS, DELTA = 3, 240, 1e-5
 AMORTISED = "amortised, on a release, z = 1"
 FORMS = {"by questions": 0.0, "on a release, z = 1": 1.0, "on a release, z = 2": 2.0, AMORTISED: 1.0}
-FREQUENCIES = 24
+PARTICLES, FREQUENCIES = 400, 24
 NAMES = ("lower mean", "upper mean", "weight of the lower", "log variance of the lower", "log variance of the upper")
 MIXTURE = GaussianMixture(2, 1, concentration=4.0, mean_precision=0.03, dof=6.0, scale=4.0)
 
@@ -46,7 +46,7 @@ def named(theta: torch.Tensor) -> torch.Tensor:
 
 def features() -> RandomFourierFeatures:
     """What records are embedded by."""
-    return Inference.of(MIXTURE, 7, 400, FREQUENCIES).phi
+    return Inference.of(MIXTURE, 7, PARTICLES, FREQUENCIES).phi
 
 
 def noised_mean(x: torch.Tensor, generator: torch.Generator, phi: RandomFourierFeatures) -> torch.Tensor:
@@ -99,7 +99,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--steps", type=int, default=4000, help="of the flow's training")
-    parser.add_argument("--particles", type=int, default=400)
+    parser.add_argument("--particles", type=int, default=PARTICLES)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", choices=list(FORMS))
     parser.add_argument("--kept", type=Path)
