@@ -9,8 +9,9 @@ Delta is 1e-5. Distances are in the features of the digits' classifier, to held-
     DP-FedAvg-GAN      for users: discriminators' changes clipped, their sum noised
     FedAvg-GAN, generator sites    for records: DP-SGD on every client's discriminator
 
-The trainings are short, so that all fit into minutes. Learning rates are chosen on a quarter of the training images
-that is set aside, by seeds that no reported number uses, at epsilon 2 and without noise. That search is not private.
+FedAvg-GAN takes a step of the server for each step of a client. Learning rates are chosen on a quarter of the training
+images that is set aside, by seeds that no reported number uses, at epsilon 2 and without noise. That search is not
+private.
 
 OMP_NUM_THREADS=1 python benchmarks/price_of_privacy.py --output benchmarks/results/price_of_privacy.md
 """
@@ -36,7 +37,6 @@ from torch import Tensor
 from lit_epgan.metrics.digits_classifier import DigitsClassifier, digits_classifier
 from lit_epgan.metrics.generative import FeatureStatistics, frechet_distance
 
-FACTORS = (1 / 3, 1.0, 3.0)
 TUNED_AT = 2.0
 FIRST_TUNING_SEED = 100
 TITLES = {
@@ -87,14 +87,14 @@ class Kept:
         return [self.found[key] for key in keys]
 
 
-def trials(epsilons: Sequence[float], factors: Sequence[float], seeds: int) -> list[Case]:
-    """What learning rates are chosen by; on the first of a method's data."""
+def trials(epsilons: Sequence[float], tried: int | None, seeds: int) -> list[Case]:
+    """What learning rates are chosen by, the first ``tried`` of each method; on the first of its data."""
     regimes = sorted({TUNED_AT if epsilon < NO_NOISE else NO_NOISE for epsilon in epsilons})
     return [
-        Case(name, data[0], epsilon, rate * factor, FIRST_TUNING_SEED + seed, tuning=True)
-        for name, (_, rate, data) in METHODS.items()
+        Case(name, data[0], epsilon, rate, FIRST_TUNING_SEED + seed, tuning=True)
+        for name, (_, rates, data) in METHODS.items()
         for epsilon in regimes
-        for factor in factors
+        for rate in rates[:tried]
         for seed in range(seeds)
     ]
 
@@ -155,15 +155,13 @@ def arguments() -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 2.0, 4.0, 8.0, NO_NOISE])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument(
-        "--factors", type=float, nargs="+", default=FACTORS, help="of the learning rates that are tried"
-    )
+    parser.add_argument("--rates", type=int, help="how many of a method's learning rates are tried (default: all)")
     parser.add_argument("--tuning-seeds", type=int, default=1)
     parser.add_argument("--writers", type=int, default=340)
-    parser.add_argument("--rounds", type=int, default=30, help="of DP-FedAvg-GAN for users")
+    parser.add_argument("--rounds", type=int, default=300, help="of DP-FedAvg-GAN for users")
     parser.add_argument("--cohort", type=int, default=20, help="of DP-FedAvg-GAN for users")
-    parser.add_argument("--local-steps", type=int, default=48, help="of an institution, over all rounds")
-    parser.add_argument("--server-steps", type=int, default=300, help="of a generator trained on the server")
+    parser.add_argument("--local-steps", type=int, default=480, help="of an institution, over all rounds")
+    parser.add_argument("--server-steps", type=int, default=3000, help="of a generator on the server, after a release")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--kept", type=Path, help="keep what is found in this file, and go on from it")
     parser.add_argument("--picture", type=Path, help="also draw distances against epsilon into this file")
@@ -175,7 +173,7 @@ def main() -> None:
     sizes = Sizes(args.writers, args.rounds, args.cohort, args.local_steps, args.server_steps)
     extractor, kept = digits_classifier(), Kept(args.kept, sizes)  # trained once, before the processes ask for it
     with multiprocessing.get_context("fork").Pool(args.processes) as pool:
-        tuning = trials(args.epsilons, args.factors, args.tuning_seeds)
+        tuning = trials(args.epsilons, args.rates, args.tuning_seeds)
         tried = kept.of(tuning, pool)
         rates = best(tuning, [found for found, _ in tried])
         cases = [
@@ -208,11 +206,11 @@ def main() -> None:
         "ten institutions with digits; a release is made by each (one record removed; Gaussian mechanism, "
         f"exactly), DP-SGD takes {args.local_steps} steps at each, 32 records a step by coins (one record's gradients "
         "set to zero; privacy loss distributions). Releases add up to the same sum however the records are dealt out. "
-        f"Generators on the server take {args.server_steps} steps. Without noise reports for users are clipped all the "
+        "FedAvg-GAN has a step of the server for each of a client; other generators on the server take "
+        f"{args.server_steps} steps. Without noise reports for users are clipped all the "
         "same, records' gradients are not. Distances are to test images; those of the training images themselves are "
         f"{floors}. Learning rates: chosen on {ASIDE:.0%} of the training images, set aside (split seed {SPLIT_SEED}), "
-        f"at epsilon {TUNED_AT:g} and without noise, factors {', '.join(f'{each:.2g}' for each in args.factors)}: "
-        f"{chosen}. "
+        f"at epsilon {TUNED_AT:g} and without noise: {chosen}. "
         f"{len(tuning) + len(cases)} trainings took {seconds / 60:.0f} minutes of computing."
     )
     header = ["data", "made", *(named(epsilon) for epsilon in args.epsilons)]

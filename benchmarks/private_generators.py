@@ -39,7 +39,7 @@ class Sizes:
         writers: users.
         rounds, cohort: of DP-FedAvg-GAN for users.
         local_steps: of each institution, over all rounds.
-        server_steps: of every generator that is trained on the server, over all rounds.
+        server_steps: of every generator that is trained on the server after a release.
         samples: that are drawn of a model.
     """
 
@@ -169,13 +169,13 @@ def on_points(case: Case, sizes: Sizes) -> Samples:
 
 
 def fedavg_gan_for_users(case: Case, sizes: Sizes) -> Samples:
-    """DP-FedAvg-GAN, as in ``configs/writers_fedavg_gan.yaml``; the bound on a report goes with the rate."""
+    """DP-FedAvg-GAN, a step of the server for a pass of the users; the bound on a report goes with the rate."""
     bound = 15 * case.rate
     noised = CentralNoise(bound, target_epsilon=case.epsilon, delta=DELTA) if case.epsilon < NO_NOISE else None
     module = gan(case, objective="wgan-gp", optimizer="sgd", average=None, r1=0.0)
     data = federation(case, sizes, clients_per_round=sizes.cohort)
-    algorithm = FedAvgGAN(-(-sizes.server_steps // sizes.rounds), SERVER_BATCH)
-    federate(module, data, sizes.rounds, FederationCallback(algorithm, mechanism=noised or NormClipping(bound)))
+    callback = FederationCallback(FedAvgGAN(1, SERVER_BATCH), mechanism=noised or NormClipping(bound))
+    federate(module, data, sizes.rounds, callback)
     return {"DP-FedAvg-GAN": module.sample(sizes.samples)}
 
 
@@ -185,11 +185,11 @@ def record_noise(case: Case) -> Mechanism | None:
 
 
 def fedavg_gan_for_records(case: Case, sizes: Sizes) -> Samples:
-    """FedAvg-GAN, as in ``configs/digits_fedavg_gan.yaml``."""
-    module, rounds = gan(case), -(-sizes.local_steps // 6)
-    data = federation(case, sizes, local_steps=min(6, sizes.local_steps))
-    algorithm = FedAvgGAN(-(-sizes.server_steps // rounds), SERVER_BATCH)
-    federate(module, data, rounds, FederationCallback(algorithm, "keep", mechanism=record_noise(case)))
+    """FedAvg-GAN, as in ``configs/digits_fedavg_gan.yaml``: as many steps of the server as of a client."""
+    module, steps = gan(case), min(6, sizes.local_steps)
+    data, rounds = federation(case, sizes, local_steps=steps), -(-sizes.local_steps // steps)
+    callback = FederationCallback(FedAvgGAN(steps, SERVER_BATCH), "keep", mechanism=record_noise(case))
+    federate(module, data, rounds, callback)
     return {"FedAvg-GAN, DP-SGD": module.sample(sizes.samples)}
 
 
@@ -203,11 +203,11 @@ def generator_sites(case: Case, sizes: Sizes) -> Samples:
 
 RELEASED = "writers", "iid"  # the sum of records' releases, and of their noise, is the same however they are dealt out
 DEALT = "iid", "one_class"
-# the function, the middle one of the learning rates that are tried, the data
-METHODS: dict[str, tuple[Function[[Case, Sizes], Samples], float, tuple[str, ...]]] = {
-    "matched": (matched, 1e-3, RELEASED),
-    "on points": (on_points, 1e-3, ("iid",)),
-    "FedAvg-GAN for users": (fedavg_gan_for_users, 0.02, ("writers",)),
-    "FedAvg-GAN for records": (fedavg_gan_for_records, 1e-3, DEALT),
-    "generator sites": (generator_sites, 2e-3, DEALT),
+# the function, the learning rates that are tried, the data
+METHODS: dict[str, tuple[Function[[Case, Sizes], Samples], tuple[float, ...], tuple[str, ...]]] = {
+    "matched": (matched, (1e-3 / 3, 1e-3, 3e-3), RELEASED),
+    "on points": (on_points, (1e-3 / 3, 1e-3, 3e-3), ("iid",)),
+    "FedAvg-GAN for users": (fedavg_gan_for_users, (6e-4, 2e-3, 6e-3, 2e-2, 6e-2, 1.8e-1), ("writers",)),
+    "FedAvg-GAN for records": (fedavg_gan_for_records, (1e-3, 3e-3, 9e-3, 2.7e-2, 8.1e-2), DEALT),
+    "generator sites": (generator_sites, (2e-3 / 3, 2e-3, 6e-3, 1.8e-2, 5.4e-2, 1.62e-1), DEALT),
 }

@@ -41,7 +41,7 @@ SMALL = {
     "stacked_ensembles.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--repeats", "1"],
     "inverted_pixels.py": ["--rounds", "2", "--seeds", "1", "--writers", "60"],
     "price_of_privacy.py": [
-        *("--epsilons", "8", "--seeds", "1", "--writers", "20", "--rounds", "2", "--cohort", "5", "--factors", "1"),
+        *("--epsilons", "8", "--seeds", "1", "--writers", "20", "--rounds", "2", "--cohort", "5", "--rates", "1"),
         *("--local-steps", "2", "--server-steps", "2", "--processes", "1"),
     ],
     "memorisation.py": [
