@@ -1,8 +1,11 @@
 """What many tests share."""
 
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import settings
 
 if not (Path(__file__).parent.parent / "callbacks").is_dir():  # no checkout: these read its folders
@@ -15,6 +18,14 @@ def pytest_addoption(parser):
 
 settings.register_profile("untimed", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def seeds():
+    """Every test begins at seed 0, so that what it draws does not depend on the tests that its process ran before."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
