@@ -115,6 +115,8 @@ def test_by_hand() -> None:
     assert over_clients(values | {5: float("nan")}, records, True)["worst_client_index"] == 5
     assert over_clients(values | {5: float("nan")}, records, False)["worst_client_index"] == 5
     assert "worst_client" not in over_clients(values, records, None)
+    diverged = over_clients({0: 1e300, 2: -1e300}, records, False)
+    assert diverged["std_over_clients"] == pytest.approx(1e300)
 
 
 def test_without_a_direction_there_is_no_worst_client(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,7 @@ def test_an_epidemics_parameters_are_found_from_three_hospitals_discrepancies() 
     theta = torch.tensor([[1.6, 0.35, 0.8]], dtype=torch.float64)
     theta = torch.cat([theta[:, :1].log(), theta[:, 1:].logit()], 1)
     hospitals = simulator.simulate(theta.expand(3, -1), 60, generator)
-    inference = Inference.of(simulator, 0, particles=200, frequencies=32)
+    inference = Inference.of(simulator, 0, particles=100, frequencies=32)
     means = [inference.phi(x).double().mean(0) for x in hospitals]
 
     def answer(question: Question) -> Answer:

@@ -47,7 +47,7 @@ def over_clients(
     mean = sum(values.values()) / len(values)
     total = sum(records[client] for client in values)
     weighted = sum(records[client] * value for client, value in values.items()) / total if total else math.nan
-    spread = math.sqrt(sum((value - mean) ** 2 for value in values.values()) / len(values))
+    spread = math.hypot(*(value - mean for value in values.values())) / math.sqrt(len(values))  # no square overflows
     found = {MEAN: mean, WEIGHTED: weighted, SPREAD: spread}
     if higher_is_better is not None:
         who = worst_client(values, higher_is_better)
