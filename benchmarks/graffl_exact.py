@@ -33,13 +33,15 @@ def numbers(values: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([values["weights"], values["means"].flatten(1), covariances], 1)
 
 
-def compared(particles: int, case: tuple[int, float, int]) -> tuple[int, float, list[float], list[float], bool, float]:
+def compared(
+    particles: int, draws: int, case: tuple[int, float, int]
+) -> tuple[int, float, list[float], list[float], bool, float]:
     """Distances of the means in exact deviations, and ratios of the widths."""
     records, z, seed = case
     torch.set_num_threads(1)
     generator = generator_for("exact", records, seed)
     x = torch.cat([c + torch.randn(records // SITES, 2, generator=generator) for c in CENTRES])
-    exact = numbers(gibbs(x, TOY, chains=2, draws=1000, burn_in=200, seed=seed).pooled())
+    exact = numbers(gibbs(x, TOY, chains=2, draws=draws, burn_in=200, seed=seed).pooled())
     inference = Inference.of(TOY, seed, particles)
     start = time.process_time()
     if z:
@@ -65,11 +67,12 @@ def main() -> None:
     parser.add_argument("--records", type=int, nargs="+", default=[900, 9000])
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 1.0, 2.0])
     parser.add_argument("--particles", type=int, default=1000)
+    parser.add_argument("--draws", type=int, default=1000, help="of each of two Gibbs chains, the exact posterior")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     cases = [(n, z, s) for n in arguments.records for z in arguments.noise for s in range(arguments.seeds)]
     with get_context("fork").Pool(arguments.workers) as pool:
-        results = pool.map(partial(compared, arguments.particles), cases, chunksize=1)
+        results = pool.map(partial(compared, arguments.particles, arguments.draws), cases, chunksize=1)
     rows = []
     for n in arguments.records:
         for z in arguments.noise:

@@ -62,7 +62,7 @@ def trained(simulator: Simulator, summary: Summary = noisy_mean, steps: int = 2)
 def test_a_gaussian_mean_has_its_closed_posterior_noise_included() -> None:
     """s | theta ~ N(theta, v), v = 1 / records + noise^2; so theta | s ~ N(s / (1 + v), v / (1 + v))."""
     simulator, v = TwoMeans(), VARIANCE
-    posterior = trained(simulator, steps=800)
+    posterior = trained(simulator, steps=400)
     sd = math.sqrt(v / (1 + v))
     for s in (torch.tensor([0.0, 1.0]), torch.tensor([-1.0, 0.5])):
         draws = posterior(s, 20_000, generator(1))

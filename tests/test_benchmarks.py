@@ -68,7 +68,7 @@ SMALL = {
     "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
     "disturbed_study.py": ["--disturbances", "1", "--rounds", "2", "--pause", "3"],
     "graffl_calibration.py": ["--draws", "1", "--steps", "2", "--workers", "1", "--particles", "60"],
-    "graffl_exact.py": ["--seeds", "1", "--records", "900", "--noise", "0", "--particles", "260"],
+    "graffl_exact.py": ["--seeds", "1", "--records", "900", "--noise", "0", "--particles", "260", "--draws", "20"],
     "graffl_oracle.py": ["--records", "20", "--particles", "400", "--simulations", "8000"],
     "ep_step.py": ["--width", "8", "--batch", "16", "--steps", "4", "--repeats", "1", "--generators", "2"],
 }
