@@ -244,7 +244,7 @@ def main() -> None:
         f"is {gap:.2f}. Epsilon at delta = N^-1.1, one user's data set emptied, Renyi divergences, for each group by "
         "itself (of T2 a user may be in both and pays for both): of this simulation, and of "
         f"{POPULATION:,} users, {SCALE * COHORT} a round, z = {NOISE * SCALE:g}. Seconds are both groups' added up, "
-        "of two processes at once."
+        "beside other work."
     )
     header = [
         "groups",
