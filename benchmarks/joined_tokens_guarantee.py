@@ -6,17 +6,20 @@ without the fault pass with a probability of 1 % (a normal variable's next value
 
 Every user takes part in every round, which is the least noise on a coordinate of the mean that epsilon allows. It is
 simulated with 10 users a round and as much less noise. Those who hold no word outside the vocabulary report zeros: z is
-that of all users, and the mean that of those who hold some. Fewer users are simulated by more noise.
+that of all users, and the mean that of those who hold some. Fewer users are simulated by more noise. All shares are
+tried with the most users, and the fault in all sentences with fewer.
 
-PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/joined_tokens_guarantee.py \\
+PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/joined_tokens_guarantee.py --seeds 5 \\
     --output benchmarks/results/joined_tokens_guarantee.md
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import statistics
 import sysconfig
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -31,9 +34,9 @@ from lit_epgan.privacy import Releases, noise_multiplier_for
 DELTA = 1e-5
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 ALL = 705  # the modules
-USERS = (705, 300)
-SHARES = (1.0, 0.1)
-LEAST_ALARM = 0.01
+USERS = (705, 500, 400, 300, 200, 100)
+SHARES = (1.0, 0.3, 0.1, 0.03, 0.01)  # with the most users; 1.0 with fewer
+LEAST_ALARM, POWER = 0.01, 0.95
 
 
 class Run(NamedTuple):
@@ -74,7 +77,9 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, help="finished runs: goes on with them, and shows all")
     args = parser.parse_args()
     docstrings(Path(sysconfig.get_paths()["stdlib"]))  # once, before the processes part
-    cases = [(u, share, e) for u in args.users for share in (0.0, *args.shares) for e in args.epsilons]
+    args.shares = sorted({1.0, *args.shares}, reverse=True)
+    shares = {users: args.shares if users == max(args.users) else [1.0] for users in args.users}
+    cases = [(u, share, e) for u in args.users for share in (0.0, *shares[u]) for e in args.epsilons]
     planned = [Run(*case, seed) for seed in range(args.seeds) for case in cases]
     results = kept(args.kept)
     wanted = [run for run in planned if run not in results]
@@ -92,17 +97,40 @@ def shown(word: str) -> str:
     return "`" + ascii(word)[1:-1].replace("|", "\\x7c").replace("`", "\\x60") + "`"
 
 
+def least(args: argparse.Namespace, powers: dict[tuple[int, float, float], float]) -> str:
+    """The smallest share with the most users, and the fewest users in all sentences, below which power is less."""
+
+    def down(values: Iterable[float], of: Callable[[float], float]) -> str:
+        enough = list(itertools.takewhile(lambda value: of(value) >= POWER, sorted(values, reverse=True)))
+        return f"{enough[-1]:g}" if enough else "none"
+
+    most = max(args.users)
+    lines = [
+        ["smallest share of the sentences", *(
+            down(args.shares, lambda share, e=e: powers[most, share, e]) for e in args.epsilons)],
+        ["fewest users", *(down(args.users, lambda users, e=e: powers[users, 1.0, e]) for e in args.epsilons)],
+    ]  # fmt: skip
+    header = ["epsilon", *(f"{epsilon:g}" for epsilon in args.epsilons)]
+    table = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(line)} |" for line in lines)]
+    said = (
+        f"What is found with a power of {POWER:.0%}, if shares are normal, as is every larger value of the grid: the "
+        f"smallest share with {most} users, and the fewest users with the fault in all sentences."
+    )
+    return "\n".join(["", said, "", *table, ""])
+
+
 def report(args: argparse.Namespace, results: dict[Run, tuple]) -> str:
-    """The table."""
-    rows = []
+    """The tables."""
+    rows, powers = [], {}
     for users, share, epsilon in dict.fromkeys(run[:3] for run in results if run.share):
         faulty = [found for run, found in results.items() if run[:3] == (users, share, epsilon)]
         clean = [found[0] for run, found in results.items() if run[:3] == (users, 0.0, epsilon)]
         made, alarm = [found[0] for found in faulty], max(LEAST_ALARM, bound(clean))
+        powers[users, share, epsilon] = power(made, alarm)
         hits = sum(each > alarm for each in made)
         rows.append([f"{epsilon:g}", users, f"{share:.0%}", f"{statistics.fmean(f[1] for f in faulty):.2f}",
                      told(made), told(clean), f"{alarm:.2f}", f"{hits} of {len(made)}",
-                     surely(hits, len(made)), f"{power(made, alarm):.0%}",
+                     surely(hits, len(made)), f"{powers[users, share, epsilon]:.0%}",
                      ", ".join(map(shown, faulty[0][2])),
                      f"{statistics.fmean(f[3] for f in faulty):.0f}"])  # fmt: skip
     return markdown(
@@ -113,7 +141,7 @@ def report(args: argparse.Namespace, results: dict[Run, tuple]) -> str:
         f"Character model of 128 cells, {args.rounds} rounds, {MADE:,} words made. Delta "
         f"{DELTA:g}, one user's data emptied; everyone takes part in every round (Gaussian mechanism, exactly). "
         f"Simulated with {COHORT} users a round and the same noise on each coordinate of the mean of holders of words.",
-    )  # fmt: skip
+    ) + least(args, powers)  # fmt: skip
 
 
 if __name__ == "__main__":

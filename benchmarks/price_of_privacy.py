@@ -1,7 +1,8 @@
-"""What fidelity costs under privacy: Frechet distance of generated digits against epsilon, at equal budgets.
+"""What fidelity costs under privacy: Frechet distance of generated images against epsilon, at equal budgets.
 
 For users: 340 simulated writers. For records: ten institutions with digits, dealt out at random or one digit each.
-Delta is 1e-5. Distances are in the features of the digits' classifier, to held-out images.
+With clothes (Fashion-MNIST): 340 users with 20 images each, institutions with 1,000.
+Delta is 1e-5. Distances are in the features of a classifier of digits or of clothes, to held-out images.
 
     herded points      herded to one release of mean embeddings
     matched generator  matched to the same release (DP-MERF)
@@ -14,6 +15,7 @@ images that is set aside, by seeds that no reported number uses, at epsilon 2 an
 private.
 
 OMP_NUM_THREADS=1 python benchmarks/price_of_privacy.py --output benchmarks/results/price_of_privacy.md
+    --dataset fashion_mnist --output benchmarks/results/price_of_privacy_clothes.md
 """
 
 import argparse
@@ -34,20 +36,28 @@ from private_generators import ASIDE, DELTA, METHODS, NO_NOISE, SPLIT_SEED, Case
 from side_by_side import markdown, options, publish
 from torch import Tensor
 
-from lit_epgan.metrics.digits_classifier import DigitsClassifier, digits_classifier
+from lit_epgan.metrics import FeatureExtractor, feature_extractor
 from lit_epgan.metrics.generative import FeatureStatistics, frechet_distance
 
 TUNED_AT = 2.0
 FIRST_TUNING_SEED = 100
+EXTRACTORS = {"digits": "digits", "fashion_mnist": "fashion"}
 TITLES = {
-    "writers": "users: writers",
-    "iid": "records: institutions with digits at random",
-    "one_class": "records: institutions with one digit each",
+    "digits": {
+        "writers": "users: writers",
+        "iid": "records: institutions with digits at random",
+        "one_class": "records: institutions with one digit each",
+    },
+    "fashion_mnist": {
+        "writers": "users: clothes at random",
+        "iid": "records: institutions with clothes at random",
+        "one_class": "records: institutions with one kind each",
+    },
 }
 Found = dict[str, float]  # by what was made
 
 
-def moments(extractor: DigitsClassifier, pixels: Tensor) -> FeatureStatistics:
+def moments(extractor: FeatureExtractor, pixels: Tensor) -> FeatureStatistics:
     """Mean and covariance of the images' features."""
     features, _ = extractor.extract(pixels)
     return FeatureStatistics(features.mean(0).numpy(), features.T.cov().numpy())
@@ -58,7 +68,7 @@ def distances(sizes: Sizes, case: Case) -> tuple[Found, float]:
     torch.set_num_threads(1)
     start = time.process_time()
     made = METHODS[case.method][0](case, sizes)
-    data, extractor = split(case, sizes), digits_classifier()
+    data, extractor = split(case, sizes), feature_extractor(EXTRACTORS[sizes.dataset])
     wanted = moments(extractor, images(data.val if case.tuning else data.test))
     found = {name: frechet_distance(moments(extractor, pixels), wanted) for name, pixels in made.items()}
     return found, time.process_time() - start
@@ -122,9 +132,9 @@ def named(epsilon: float) -> str:
     return f"{epsilon:g}" if epsilon < NO_NOISE else "without noise"
 
 
-def picture(table: Table, path: Path) -> None:
+def picture(table: Table, titles: dict[str, str], path: Path) -> None:
     """Distance against epsilon, a panel for each data, a line for each method."""
-    shown = [data for data in TITLES if any(data == key[0] for key in table)]
+    shown = [data for data in titles if any(data == key[0] for key in table)]
     figure, axes = plt.subplots(1, len(shown), figsize=(4.4 * len(shown), 4.2), sharey=True, squeeze=False)
     colours = {name: f"C{k}" for k, name in enumerate(dict.fromkeys(name for _, name in table))}
     for axis, data in zip(axes[0], shown, strict=True):
@@ -135,17 +145,17 @@ def picture(table: Table, path: Path) -> None:
                 spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in by_epsilon.values()]
                 axis.errorbar(places, means, spread, marker="o", ms=4, capsize=3, color=colours[name], label=name)
                 axis.set_xticks(places, [named(epsilon) for epsilon in by_epsilon], fontsize=8)
-        axis.set(title=TITLES[data], xlabel=f"epsilon at delta {DELTA:g}", yscale="log")
+        axis.set(title=titles[data], xlabel=f"epsilon at delta {DELTA:g}", yscale="log")
         axis.title.set_fontsize(10)
         axis.grid(alpha=0.3, which="both")
         axis.legend(fontsize=7)
-    axes[0, 0].set_ylabel("Frechet distance (digits' features)")
+    axes[0, 0].set_ylabel("Frechet distance")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
 
 
-def floor(data: str, sizes: Sizes, extractor: DigitsClassifier) -> float:
+def floor(data: str, sizes: Sizes, extractor: FeatureExtractor) -> float:
     """The distance of the training images themselves."""
     held = split(Case("", data, NO_NOISE, 0.0, 0), sizes)
     return frechet_distance(moments(extractor, images(held.train)), moments(extractor, images(held.test)))
@@ -153,6 +163,7 @@ def floor(data: str, sizes: Sizes, extractor: DigitsClassifier) -> float:
 
 def arguments() -> argparse.Namespace:
     parser = options(__doc__)
+    parser.add_argument("--dataset", choices=list(TITLES), default="digits")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 2.0, 4.0, 8.0, NO_NOISE])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rates", type=int, help="how many of a method's learning rates are tried (default: all)")
@@ -170,8 +181,10 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    sizes = Sizes(args.writers, args.rounds, args.cohort, args.local_steps, args.server_steps)
-    extractor, kept = digits_classifier(), Kept(args.kept, sizes)  # trained once, before the processes ask for it
+    budget = (args.writers, args.rounds, args.cohort, args.local_steps, args.server_steps)
+    sizes, titles = Sizes(*budget, dataset=args.dataset), TITLES[args.dataset]
+    extractor = feature_extractor(EXTRACTORS[args.dataset])  # trained once, before the processes ask for it
+    kept = Kept(args.kept, sizes)
     with multiprocessing.get_context("fork").Pool(args.processes) as pool:
         tuning = trials(args.epsilons, args.rates, args.tuning_seeds)
         tried = kept.of(tuning, pool)
@@ -189,8 +202,8 @@ def main() -> None:
         for name, distance in found.items():
             table[case.data, name][case.epsilon].append(distance)
     rows = [
-        [TITLES[where], name, *(told(table[where, name][epsilon]) for epsilon in args.epsilons)]
-        for where in TITLES
+        [titles[where], name, *(told(table[where, name][epsilon]) for epsilon in args.epsilons)]
+        for where in titles
         for there, name in table
         if there == where
     ]
@@ -200,10 +213,10 @@ def main() -> None:
     )
     seconds = sum(each for _, each in (*tried, *measured))
     notes = (
-        f"Delta {DELTA:g}; {args.seeds} seeds, mean ± standard deviation. Users: {args.writers} writers of 20 images, "
+        f"Delta {DELTA:g}; {args.seeds} seeds, mean ± standard deviation. Users: {args.writers} with 20 images each, "
         "one user's data set emptied. The release is by everyone at once (Gaussian mechanism, exactly); DP-FedAvg-GAN "
         f"takes {args.rounds} rounds of {args.cohort} users drawn without replacement (Renyi divergences). Records: "
-        "ten institutions with digits; a release is made by each (one record removed; Gaussian mechanism, "
+        "ten institutions; a release is made by each (one record removed; Gaussian mechanism, "
         f"exactly), DP-SGD takes {args.local_steps} steps at each, 32 records a step by coins (one record's gradients "
         "set to zero; privacy loss distributions). Releases add up to the same sum however the records are dealt out. "
         "FedAvg-GAN has a step of the server for each of a client; other generators on the server take "
@@ -216,7 +229,7 @@ def main() -> None:
     header = ["data", "made", *(named(epsilon) for epsilon in args.epsilons)]
     publish(markdown("Frechet distance under privacy", header, rows, notes), args.output)
     if args.picture is not None:
-        picture(table, args.picture)
+        picture(table, titles, args.picture)
 
 
 if __name__ == "__main__":

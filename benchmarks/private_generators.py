@@ -16,6 +16,8 @@ from torch.utils.data import Dataset
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule, ImageDataModule, WritersDataModule
 from lit_epgan.datamodules.client_data import ClientData
+from lit_epgan.datamodules.hardship import Hardship
+from lit_epgan.datamodules.images import SHAPES, ImageSetName
 from lit_epgan.engine import Algorithm, Mechanism, NormClipping
 from lit_epgan.federated import EmbeddingOnServer, FedAvgGAN, GeneratorSites, MatchedEmbedding
 from lit_epgan.modules import GAN
@@ -28,6 +30,7 @@ SPLIT_SEED = 7
 ASIDE = 0.25  # of the training images, on which learning rates are chosen
 SERVER_BATCH = 32
 POINTS = 200
+CLOTHES = {"writers": 20, "iid": 1000, "one_class": 1000}  # of a user, of an institution
 Samples = dict[str, Tensor]
 
 
@@ -41,6 +44,7 @@ class Sizes:
         local_steps: of each institution, over all rounds.
         server_steps: of every generator that is trained on the server after a release.
         samples: that are drawn of a model.
+        dataset: the images.
     """
 
     writers: int
@@ -49,6 +53,7 @@ class Sizes:
     local_steps: int
     server_steps: int
     samples: int = 1000
+    dataset: ImageSetName = "digits"
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ class Case:
 
     Attributes:
         method: a name in METHODS.
-        data: ``writers``, a user each; ``iid`` or ``one_class``, ten institutions.
+        data: ``writers``, a user each, who holds clothes at random where those are the images; ``iid`` or
+            ``one_class``, ten institutions.
         epsilon: infinite without noise.
         rate: the learning rate.
         seed: of everything but noise for privacy.
@@ -75,13 +81,15 @@ class Case:
 def split(case: Case, sizes: Sizes) -> ClientData:
     """Who holds which images; those set aside are ``val`` when rates are chosen."""
     aside = ASIDE if case.tuning else 0.0
-    if case.data == "writers":
+    if case.data == "writers" and sizes.dataset == "digits":
         return WritersDataModule(sizes.writers, split_seed=SPLIT_SEED, val_fraction=aside).load()
-    return ImageDataModule(partition=case.data, split_seed=SPLIT_SEED, val_fraction=aside).load()  # type: ignore
+    dealt: Any = {"partition": "iid", "clients": sizes.writers} if case.data == "writers" else {"partition": case.data}
+    data = ImageDataModule(sizes.dataset, split_seed=SPLIT_SEED, val_fraction=aside, **dealt).load()
+    return data if sizes.dataset == "digits" else Hardship(CLOTHES[case.data]).on(data, SPLIT_SEED)
 
 
 def images(data: Any) -> Tensor:
-    """All images (n, 1, 8, 8) of a data set, or of several by name."""
+    """All images (n, C, H, W) of a data set, or of several by name."""
     sets: list[Dataset] = list(data.values()) if isinstance(data, dict) else [data]
     return torch.stack([each[k][0] for each in sets for k in range(len(each))])  # type: ignore
 
@@ -109,14 +117,14 @@ def federate(module: LightningModule, data: FederatedDataModule, rounds: int, *c
         trainer.fit(module, datamodule=data)
 
 
-def gan(case: Case, **settings: Any) -> GAN:
+def gan(case: Case, shape: tuple[int, int, int] = SHAPES["digits"], **settings: Any) -> GAN:
     """The same networks for everybody, the discriminator small, for noise grows with its parameters' number.
 
     By default they are trained as in ``configs/digits.yaml``.
     """
     seed_everything(case.seed, verbose=False)
     settings = {"lr": case.rate, "r1": 0.5} | settings
-    return GAN(MLPGenerator((1, 8, 8), 32, (128, 128)), MLPDiscriminator((1, 8, 8), (64,)), **settings)
+    return GAN(MLPGenerator(shape, 32, (128, 128)), MLPDiscriminator(shape, (64,)), **settings)
 
 
 @cache
@@ -148,7 +156,7 @@ def after_a_release(algorithm: type[Algorithm], case: Case, sizes: Sizes, **sett
         mechanism = CentralNoise(1.0, z_of_one_release(case.epsilon), delta=DELTA) if noised else NormClipping(1.0)
     elif noised:
         settings |= {"noise_multiplier": z_of_one_release(case.epsilon), "delta": DELTA}
-    module, points = gan(case), Points()
+    module, points = gan(case, SHAPES[sizes.dataset]), Points()
     federate(module, federation(case, sizes), 2, FederationCallback(algorithm(**settings), mechanism=mechanism), points)
     return module, points.herded.float()
 
@@ -172,7 +180,7 @@ def fedavg_gan_for_users(case: Case, sizes: Sizes) -> Samples:
     """DP-FedAvg-GAN, a step of the server for a pass of the users; the bound on a report goes with the rate."""
     bound = 15 * case.rate
     noised = CentralNoise(bound, target_epsilon=case.epsilon, delta=DELTA) if case.epsilon < NO_NOISE else None
-    module = gan(case, objective="wgan-gp", optimizer="sgd", average=None, r1=0.0)
+    module = gan(case, SHAPES[sizes.dataset], objective="wgan-gp", optimizer="sgd", average=None, r1=0.0)
     data = federation(case, sizes, clients_per_round=sizes.cohort)
     callback = FederationCallback(FedAvgGAN(1, SERVER_BATCH), mechanism=noised or NormClipping(bound))
     federate(module, data, sizes.rounds, callback)
@@ -186,7 +194,7 @@ def record_noise(case: Case) -> Mechanism | None:
 
 def fedavg_gan_for_records(case: Case, sizes: Sizes) -> Samples:
     """FedAvg-GAN, as in ``configs/digits_fedavg_gan.yaml``: as many steps of the server as of a client."""
-    module, steps = gan(case), min(6, sizes.local_steps)
+    module, steps = gan(case, SHAPES[sizes.dataset]), min(6, sizes.local_steps)
     data, rounds = federation(case, sizes, local_steps=steps), -(-sizes.local_steps // steps)
     callback = FederationCallback(FedAvgGAN(steps, SERVER_BATCH), "keep", mechanism=record_noise(case))
     federate(module, data, rounds, callback)
@@ -195,7 +203,7 @@ def fedavg_gan_for_records(case: Case, sizes: Sizes) -> Samples:
 
 def generator_sites(case: Case, sizes: Sizes) -> Samples:
     """Half of the steps alone, the others in five rounds against each other's generators."""
-    module, later = gan(case), max(1, sizes.local_steps // 10)
+    module, later = gan(case, SHAPES[sizes.dataset]), max(1, sizes.local_steps // 10)
     data = federation(case, sizes, warmup_steps=max(1, sizes.local_steps - 5 * later), local_steps=later)
     federate(module, data, 6, FederationCallback(GeneratorSites(pool=500), mechanism=record_noise(case)))
     return {"generator sites, DP-SGD": module.sample(sizes.samples)}
