@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from detection import FALSE_ALARMS, bound, least, power, surely, told
 from inverted_pixels import BOUND, COHORT, brightness, by_user, correct, primary_model, written
 from private_generators import DELTA, Case, federate, gan
-from scipy.stats import beta, t
 from side_by_side import markdown, options, publish
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -34,10 +34,10 @@ from lit_epgan.federated import FedAvgGAN
 from lit_epgan.privacy import CentralNoise, Releases, noise_multiplier_for
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
-WRITERS = (340, 170, 85)
-SHARES = (0.5, 0.25, 0.1)  # of the largest number of writers; half of the others
+WRITERS = (340, 240, 170, 120, 85)
+SHARES = (0.5, 0.4, 0.3, 0.2, 0.1)  # of the largest number of writers
+HALF = 0.5  # of every number
 FIRST_SPLIT = 20
-FALSE_ALARMS = 0.01
 
 
 class Run(NamedTuple):
@@ -92,36 +92,10 @@ def measured(args: argparse.Namespace, run: Run) -> Found:
     return Found(low - high, (len(groups[0]), len(groups[1])))
 
 
-def bound(clean: list[float]) -> float:
-    """What a further clean gap exceeds with a probability of 1 %, if gaps are normal."""
-    n = len(clean)
-    if n < 2:
-        return float("inf")
-    deviations = float(t.ppf(1 - FALSE_ALARMS, n - 1)) * (1 + 1 / n) ** 0.5
-    return statistics.fmean(clean) + deviations * statistics.stdev(clean)
-
-
-def power(gaps: list[float], alarm: float) -> float:
-    """How likely a further run's gap exceeds the alarm, if gaps are normal (Student's t, as of a next value)."""
-    n = len(gaps)
-    if n < 2:
-        return 0.0
-    spread = max(statistics.stdev(gaps), 1e-9) * (1 + 1 / n) ** 0.5
-    return float(t.sf((alarm - statistics.fmean(gaps)) / spread, n - 1))
-
-
-def surely(hits: int, runs: int) -> str:
-    """What the power is at least, at 95 % confidence (Clopper and Pearson 1934, one-sided)."""
-    return f"{float(beta.ppf(0.05, hits, runs - hits + 1)) if hits else 0.0:.2f}"
-
-
-def told(gaps: list[float]) -> str:
-    return f"{statistics.fmean(gaps):+.2f}" + (f" ± {statistics.stdev(gaps):.2f}" if len(gaps) > 1 else "")
-
-
 def planned(args: argparse.Namespace) -> list[Run]:
     """All runs, those without the fault among them."""
-    cases = [(w, share) for w in args.writers for share in (0.0, *(args.shares if w == max(args.writers) else [0.5]))]
+    shares = {w: sorted({HALF, *args.shares}) if w == max(args.writers) else [HALF] for w in args.writers}
+    cases = [(w, share) for w in args.writers for share in (0.0, *shares[w])]
     return [Run(*case, epsilon, seed) for seed in range(args.runs) for case in cases for epsilon in args.epsilons]
 
 
@@ -135,10 +109,10 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--writers", type=int, nargs="*", default=WRITERS)
     parser.add_argument("--shares", type=float, nargs="*", default=SHARES)
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--server-steps", type=int, default=16, help="in a round")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--server-steps", type=int, default=32, help="in a round")
     parser.add_argument("--rate", type=float, default=0.1)
-    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--epsilons", type=float, nargs="*", default=EPSILONS)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--kept", type=Path, help="finished runs: goes on with them, and shows all")
@@ -155,18 +129,19 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace, results: dict[Run, Found]) -> str:
-    """The table."""
-    rows = []
+    """The tables."""
+    rows, powers = [], {}
     for writers, share, epsilon in dict.fromkeys(run[:3] for run in results if run.share):
         faulty = [found for run, found in results.items() if run[:3] == (writers, share, epsilon)]
         clean = [found.gap for run, found in results.items() if run[:3] == (writers, 0.0, epsilon)]
         gaps, alarm = [found.gap for found in faulty], bound(clean)
+        powers[writers, share, epsilon] = power(gaps, alarm)
         users = [round(statistics.fmean(found.users[i] for found in faulty)) for i in (0, 1)]
         ratios = [f"{ratio_of(epsilon, each, args.rounds):.2g}" for each in users]
         hits = sum(gap > alarm for gap in gaps)
         rows.append([f"{epsilon:g}", writers, f"{share:.0%}", " / ".join(map(str, users)), " / ".join(ratios),
                      told(gaps), told(clean), f"{alarm:+.2f}", f"{hits} of {len(gaps)}",
-                     surely(hits, len(gaps)), f"{power(gaps, alarm):.0%}"])  # fmt: skip
+                     surely(hits, len(gaps)), f"{powers[writers, share, epsilon]:.0%}"])  # fmt: skip
     return markdown(
         "The inversion bug by DP-FedAvg-GAN under a guarantee",
         ["epsilon", "users", "of them inverted", "low / high group", "z / users a round", "gap with the fault",
@@ -176,7 +151,7 @@ def report(args: argparse.Namespace, results: dict[Run, Found]) -> str:
         f"steps a round, rate {args.rate:g}, clip {BOUND}; simulated with {COHORT} users a round. Delta {DELTA:g}, one "
         "user's data set emptied, everyone takes part in every round (Gaussian mechanism, exactly). False alarms "
         f"{FALSE_ALARMS:.0%} by a bound for a normal variable's next value.",
-    )  # fmt: skip
+    ) + least(powers, HALF)  # fmt: skip
 
 
 if __name__ == "__main__":

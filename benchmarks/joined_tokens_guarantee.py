@@ -14,17 +14,15 @@ PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/joined_tokens_guarantee.py --se
 """
 
 import argparse
-import itertools
 import json
 import multiprocessing
 import statistics
 import sysconfig
-from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fedavg_gan_power import bound, power, surely, told
+from detection import bound, least, power, surely, told
 from joined_tokens import COHORT, MADE, trained
 from side_by_side import markdown, options, publish
 
@@ -36,7 +34,7 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0)
 ALL = 705  # the modules
 USERS = (705, 500, 400, 300, 200, 100)
 SHARES = (1.0, 0.3, 0.1, 0.03, 0.01)  # with the most users; 1.0 with fewer
-LEAST_ALARM, POWER = 0.01, 0.95
+LEAST_ALARM = 0.01
 
 
 class Run(NamedTuple):
@@ -97,28 +95,6 @@ def shown(word: str) -> str:
     return "`" + ascii(word)[1:-1].replace("|", "\\x7c").replace("`", "\\x60") + "`"
 
 
-def least(args: argparse.Namespace, powers: dict[tuple[int, float, float], float]) -> str:
-    """The smallest share with the most users, and the fewest users in all sentences, below which power is less."""
-
-    def down(values: Iterable[float], of: Callable[[float], float]) -> str:
-        enough = list(itertools.takewhile(lambda value: of(value) >= POWER, sorted(values, reverse=True)))
-        return f"{enough[-1]:g}" if enough else "none"
-
-    most = max(args.users)
-    lines = [
-        ["smallest share of the sentences", *(
-            down(args.shares, lambda share, e=e: powers[most, share, e]) for e in args.epsilons)],
-        ["fewest users", *(down(args.users, lambda users, e=e: powers[users, 1.0, e]) for e in args.epsilons)],
-    ]  # fmt: skip
-    header = ["epsilon", *(f"{epsilon:g}" for epsilon in args.epsilons)]
-    table = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *(f"| {' | '.join(line)} |" for line in lines)]
-    said = (
-        f"What is found with a power of {POWER:.0%}, if shares are normal, as is every larger value of the grid: the "
-        f"smallest share with {most} users, and the fewest users with the fault in all sentences."
-    )
-    return "\n".join(["", said, "", *table, ""])
-
-
 def report(args: argparse.Namespace, results: dict[Run, tuple]) -> str:
     """The tables."""
     rows, powers = [], {}
@@ -141,7 +117,7 @@ def report(args: argparse.Namespace, results: dict[Run, tuple]) -> str:
         f"Character model of 128 cells, {args.rounds} rounds, {MADE:,} words made. Delta "
         f"{DELTA:g}, one user's data emptied; everyone takes part in every round (Gaussian mechanism, exactly). "
         f"Simulated with {COHORT} users a round and the same noise on each coordinate of the mean of holders of words.",
-    ) + least(args, powers)  # fmt: skip
+    ) + least(powers, 1.0)  # fmt: skip
 
 
 if __name__ == "__main__":

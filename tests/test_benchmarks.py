@@ -180,3 +180,14 @@ def test_a_benchmark_runs(
         runpy.run_path(str(script), run_name="__main__")
         printed = capsys.readouterr().out
     assert table.read_text() in printed
+
+
+def test_what_is_found_ends_where_a_larger_value_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At epsilon 2 half of 50 users are found by chance, 100 are not: the fewest are 200."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from detection import least
+
+    powers = {(200, 0.5, 1.0): 0.5, (200, 0.1, 1.0): 0.99, (100, 0.5, 1.0): 0.99, (50, 0.5, 1.0): 0.99}
+    powers |= {(200, 0.5, 2.0): 0.99, (200, 0.1, 2.0): 0.96, (100, 0.5, 2.0): 0.9, (50, 0.5, 2.0): 0.99}
+    lines = [line for line in least(powers, 0.5).splitlines() if line.startswith("| ")]
+    assert lines == ["| epsilon | 1 | 2 |", "| smallest share | none | 0.1 |", "| fewest users | none | 200 |"]
