@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from scipy.stats import beta, t
 
@@ -10,7 +10,7 @@ FALSE_ALARMS, POWER = 0.01, 0.95
 
 
 def bound(clean: list[float]) -> float:
-    """What a further clean gap exceeds with a probability of 1 %, if gaps are normal."""
+    """What a further value without the fault exceeds with a probability of 1 %, if values are normal."""
     n = len(clean)
     if n < 2:
         return float("inf")
@@ -44,15 +44,12 @@ def least(powers: dict[tuple[int, float, float], float], share: float) -> str:
     users, shares, epsilons = (sorted({key[k] for key in powers}) for k in range(3))
     most = users[-1]
 
-    def down(values: Iterable[float], of: Callable[[float], float]) -> str:
-        enough = list(itertools.takewhile(lambda value: of(value) >= POWER, reversed(list(values))))
+    def down(values: Sequence[float], of: Callable[[float], float]) -> str:
+        enough = list(itertools.takewhile(lambda value: of(value) >= POWER, reversed(values)))
         return f"{enough[-1]:g}" if enough else "none"
 
     lines = [
-        [
-            "smallest share",
-            *(down([s for s in shares if s <= share], lambda s, e=e: powers[most, s, e]) for e in epsilons),
-        ],
+        ["smallest share", *(down(shares, lambda s, e=e: powers[most, s, e]) for e in epsilons)],
         ["fewest users", *(down(users, lambda u, e=e: powers[u, share, e]) for e in epsilons)],
     ]
     header = ["epsilon", *(f"{epsilon:g}" for epsilon in epsilons)]

@@ -9,7 +9,9 @@ Every user of a group takes part in every round, which is the least noise on a c
 allows; it is simulated with 10 users a round and as much less noise. Groups share no user, so their epsilons do not add
 up.
 
-OMP_NUM_THREADS=1 python benchmarks/fedavg_gan_power.py --output benchmarks/results/fedavg_gan_power.md
+OMP_NUM_THREADS=1 python benchmarks/fedavg_gan_power.py --runs 13 --output benchmarks/results/fedavg_gan_power.md
+    --rounds 25 --server-steps 16 --writers 340 170 85 --shares 0.5 0.25 0.1
+    --output benchmarks/results/fedavg_gan_power_25.md
 """
 
 import argparse

@@ -8,7 +8,7 @@ A GAN is trained on each group, before and after the fault is mended; the modele
 The regime is the paper's simulation: 10 users a round, z = 0.01. Its epsilon is enormous, as the paper says; beside it
 stands that of the population to which the paper scales up: 100 times the cohort and the noise, 2 million users.
 
-OMP_NUM_THREADS=1 python benchmarks/inverted_pixels.py --output benchmarks/results/inverted_pixels.md
+OMP_NUM_THREADS=1 python benchmarks/inverted_pixels.py --seeds 5 --output benchmarks/results/inverted_pixels.md
 """
 
 import logging
