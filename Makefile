@@ -19,9 +19,9 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 demo: $(READY)
 	$(RUN) -m lit_epgan study --config studies/demo.yaml
 
-# four workers for two cores: many slow tests wait for processes of their own
+# three workers for two cores: slow tests wait for processes of their own; with four, those of several ranks take five times as long
 test: $(READY)
-	$(ONE_THREAD) $(RUN) -m pytest -n 4
+	$(ONE_THREAD) $(RUN) -m pytest -n 3
 
 quick: $(READY)
 	$(ONE_THREAD) $(RUN) -m pytest -n 2 -m "not slow"
