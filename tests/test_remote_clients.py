@@ -168,9 +168,9 @@ def test_one_under_other_settings_is_told_which_they_are(at: Place, recwarn: pyt
     same = at.called()
     same.send_bytes(Note.of(Kind.HELLO, name="c", version=VERSION, settings=agreed({"model.lr": "0.1"})).written())
     assert ours.meet([2]) == {2}
-    assert any("'b' is not let in" in str(warning.message) for warning in recwarn)
-    refused = Note.read(link.recv_bytes())
+    refused = Note.read(link.recv_bytes())  # the warning comes before it
     assert refused.kind is Kind.REFUSED
+    assert any("'b' is not let in" in str(warning.message) for warning in recwarn)
     assert "model.lr" in refused.about()["why"]
     assert ours.meet([1], seconds=0.1) == set()  # it is not waited for without end
     assert ours.why(1) == "it has not called"
