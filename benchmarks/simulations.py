@@ -1,7 +1,9 @@
 """FedAvg simulated, 10 to 1,000 clients a round: processor time and memory beside Flower's simulation and Apple's pfl.
 
 pip install --target PEERS -r benchmarks/requirements-peers.txt
-OMP_NUM_THREADS=1 PYTHONPATH=.:PEERS python benchmarks/simulations.py --output benchmarks/results/simulations.md
+export OMP_NUM_THREADS=1 PYTHONPATH=.:PEERS
+python benchmarks/simulations.py --repeats 1 --output benchmarks/results/simulations.md
+    --models "MLP 3k" "MLP 50k" --clients 100 --output benchmarks/results/simulations_calm.md
 
 Where a peer is not installed, its rows are left out, and the notes say so. Linux only: memory is read from /proc.
 """
@@ -154,7 +156,8 @@ def table(seen: dict[Task, dict[Candidate, Seen]], repeats: int, missing: list[s
         f"{repeats} interleaved ones, ranges in brackets. Bars, in processor time: vectorized at least 8 times pfl's "
         "speed at 3k, twice at 50k, ten times Flower's, never slower than the bare loop; the plain driver without it "
         "at least pfl's / 1.3. Rounds / s are those of a simulation's quickest round, as others use the machine; "
-        "processor time is that of all rounds but the first, and does not depend on them. Memory is the proportional "
+        "processor time is that of all rounds but the first, and depends less on them (but for Flower's, whose "
+        "processes work while they wait). Memory is the proportional "
         "set size of all processes. The difference is the largest of any parameter to the bare loop's, relative to the "
         "largest parameter. `Trainer alone` trains the same batches in Lightning's own loop without a federation. Load "
         f"average of the machine, which has {os.cpu_count()} cores: {os.getloadavg()[2]:.1f}."
