@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,12 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
+def tell(line: str) -> None:
+    """Print it in one write, or another rank's line may fall between it and its end (``PYTHONUNBUFFERED``)."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 class Narrator(Callback):
     """Says where the run is, line by line, so that a test can kill it there.
 
@@ -80,7 +87,7 @@ class Narrator(Callback):
 
     def say(self, trainer: Trainer, text: str) -> None:
         line = f"rank {trainer.global_rank} round {trainer.current_epoch} {text}"
-        print(line, flush=True)
+        tell(line)
         if line == self.halt:
             os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -112,7 +119,7 @@ class Trouble(Callback):
         kind = self.kinds.get(trainer.global_rank)
         if kind is None or trainer.current_epoch != 2:
             return
-        print(f"rank {trainer.global_rank} is {kind}", flush=True)
+        tell(f"rank {trainer.global_rank} is {kind}")
         if kind == "wrong":
             raise UserError("client-1's records hold a text.")
         while kind == "stuck":
@@ -131,7 +138,7 @@ def set_clock(kind: str) -> None:
         return 2 * start - right() if kind == "backwards" else right() + off
 
     time.time, time.time_ns = told, lambda: int(told() * 1e9)
-    print(f"the clock is {kind}: {time.ctime(time.time())}", flush=True)
+    tell(f"the clock is {kind}: {time.ctime(time.time())}")
 
 
 class SlowCheckpoint(RoundCheckpoint):
@@ -142,14 +149,14 @@ class SlowCheckpoint(RoundCheckpoint):
 
         def torn(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
             original(obj, f, *args, **kwargs)
-            print(f"rank {trainer.global_rank} round {trainer.current_epoch} saving", flush=True)
+            tell(f"rank {trainer.global_rank} round {trainer.current_epoch} saving")
 
         torch.save = torn
         try:
             super()._save(trainer)
         finally:
             torch.save = original
-        print(f"rank {trainer.global_rank} round {trainer.current_epoch} saved", flush=True)
+        tell(f"rank {trainer.global_rank} round {trainer.current_epoch} saved")
 
 
 def federated(name: str) -> tuple[LightningModule, FederatedDataModule]:
@@ -193,7 +200,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.clock is not None:
         set_clock(args.clock)
-    print(f"rank {os.environ.get('LOCAL_RANK', 0)} is process {os.getpid()}", flush=True)
+    tell(f"rank {os.environ.get('LOCAL_RANK', 0)} is process {os.getpid()}")
     seed_everything(3, verbose=False)
     module, data = federated(args.module)
     trouble = {int(rank): kind for rank, kind in (word.split("=") for word in args.trouble)}
