@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.engine.collectives import all_gather, all_reduce, gather_objects
-from lit_epgan.engine.messages import Count, Report, Term, Weighted, tensor_of
+from lit_epgan.engine.messages import Count, Report, Term, Weighted, scalar, tensor_of
 from lit_epgan.errors import UserError
 
 AS = "/as/"  # in the name of an entry whose shape the server does not know
@@ -90,9 +90,13 @@ class Sum(Aggregator):
         self._pending: dict[str, int] = {}
         self._total: dict[str, Tensor] = {}
         self._origins: dict[tuple[str, int], tuple[Tensor, float]] = {}  # with the weights of who started there
+        self._counts: dict[str, float] = {}
 
     def add(self, client: int, name: str, term: Term) -> None:
         """Add one client's entry to the partial sum."""
+        if isinstance(term, Count):
+            self._counts[name] = self._counts.get(name, 0.0) + term.number
+            return
         tensor, weight, origin = term if isinstance(term, Weighted) else Weighted(tensor_of(term))
         if origin is not None:
             _, before = self._origins.get((name, id(origin)), (origin, 0.0))
@@ -121,12 +125,16 @@ class Sum(Aggregator):
             self._pending[name] = 0
 
     def close(self, total: Total) -> None:
-        """The sums in float64, over ranks in one all_reduce."""
+        """The sums in float64, over ranks in one all_reduce; and which of them are counts."""
         for name in self._partial:
             self._flush(name)
         for (name, _), (origin, weight) in self._origins.items():
             self._total[name].sub_(origin, alpha=weight)
-        total.sums.update(all_reduce(self._total))
+        self._total |= {name: scalar(number).to(self._device) for name, number in self._counts.items()}
+        own = {name: (tensor.shape, name in self._counts) for name, tensor in self._total.items()}
+        held = {name: each for rank in gather_objects(own) for name, each in rank.items()}
+        total.sums.update(all_reduce(self._total, {name: shape for name, (shape, _) in held.items()}))
+        total.counts |= {name for name, (_, counts) in held.items() if counts}
 
 
 class Stack(Aggregator):
@@ -241,11 +249,9 @@ class Combination:
         self._named = named
         self._sum = Sum(device)
         self._changes = changes
-        self._counts: set[str] = set()
 
     def add(self, client: int, report: Report) -> None:
         """Take in one client's report."""
-        self._counts.update(name for name, term in report.items() if isinstance(term, Count))
         for name, term in report.items():
             if name in self._named:
                 self._named[name].add(client, name, term)
@@ -256,7 +262,6 @@ class Combination:
 
     def add_sum(self, report: Report) -> None:
         """Take in the sum of several clients' reports, each entry of which sums."""
-        self._counts.update(name for name, term in report.items() if isinstance(term, Count))
         for name, term in report.items():
             self._sum.add(-1, name, term)
 
@@ -270,7 +275,6 @@ class Combination:
         chosen = {id(a): a for a in (self._sum, self._changes, *self._named.values()) if a is not None}
         for aggregator in chosen.values():
             aggregator.close(total)
-        total.counts = frozenset().union(*gather_objects(self._counts))
         return total
 
 

@@ -100,6 +100,8 @@ class Attributes:
         Args:
             client: who has worked, for ``shared``.
         """
+        if not self._slots:
+            return {}  # at no cost
         with torch.inference_mode(False), torch.no_grad():
             capture = Capture(self._known)
             changed = {path: slots.changes(capture) for path, slots in self._slots.items()}

@@ -1,6 +1,6 @@
 """What ranks exchange when an exchange ends."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -20,32 +20,29 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def all_reduce(total: dict[str, Tensor]) -> dict[str, Tensor]:
+def all_reduce(total: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """The sum over ranks of dictionaries of float64 tensors, in one all_reduce.
 
-    Ranks may hold different names (a rank whose clients were all dropped holds none); a missing entry counts as zero.
+    Args:
+        total: this rank's; a rank may hold some of the names, or none. What is missing counts as zero.
+        shapes: of all names that any rank holds; every rank gives the same.
     """
-    if ranks() == 1:
-        return total
-    shapes: list[dict[str, torch.Size]] = [{}] * ranks()
-    dist.all_gather_object(shapes, {name: value.shape for name, value in total.items()})
-    union = {name: shape for each in shapes for name, shape in each.items()}
-    if not union:
-        return {}
-    names = sorted(union)
+    if ranks() == 1 or not shapes:
+        return dict(total)
+    names = sorted(shapes)
     device = next(iter(total.values())).device if total else torch.device("cpu")
     if dist.get_backend() == "nccl":
         device = torch.device("cuda", torch.cuda.current_device())
     parts = [
         total[name].to(device, torch.float64).flatten()
         if name in total
-        else torch.zeros(union[name].numel(), dtype=torch.float64, device=device)
+        else torch.zeros(shapes[name].numel(), dtype=torch.float64, device=device)
         for name in names
     ]
     packed = torch.cat(parts)
     dist.all_reduce(packed)
-    split = packed.split([union[name].numel() for name in names])
-    return {name: part.view(union[name]) for name, part in zip(names, split, strict=True)}
+    split = packed.split([shapes[name].numel() for name in names])
+    return {name: part.view(shapes[name]) for name, part in zip(names, split, strict=True)}
 
 
 def gather_objects(own: Any) -> list[Any]:

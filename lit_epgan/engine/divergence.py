@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.collectives import all_gather
-from lit_epgan.engine.messages import norm, scalar
+from lit_epgan.engine.collectives import gather_objects
+from lit_epgan.engine.messages import norm
 
 FAR = 1e6  # times the median
 
@@ -36,12 +36,11 @@ class ReportNorms:
 
         Every rank calls it, and warns.
         """
-        own = {"norm": {k: scalar(value) for k, value in self._norms.items()}}
-        gathered = all_gather(own).get("norm", {})
+        gathered = {k: size for own in gather_objects(self._norms) for k, size in own.items()}
         self._norms = {}
         if not gathered:
             return
-        self._last = {k: float(value) for k, value in gathered.items()}
+        self._last = dict(sorted(gathered.items()))
         median = statistics.median(self._last.values())
         far = [k for k, value in self._last.items() if value > FAR * median > 0]
         if far:

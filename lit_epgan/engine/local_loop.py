@@ -48,10 +48,13 @@ class LocalLoop:
         for job in jobs:
             if not self._tried:
                 self._try_out(job)
-            rows, shapes = 1 if self._side_by_side is None else self._side_by_side.rows, _shapes(job.batches)
+            if self._side_by_side is None:
+                yield [job]
+                continue
+            shapes = _shapes(job.batches)
             together = waiting.setdefault(shapes, [])
             together.append(job)
-            if len(together) >= rows:
+            if len(together) >= self._side_by_side.rows:
                 yield waiting.pop(shapes)
         yield from waiting.values()
 

@@ -261,7 +261,8 @@ class Round:
     def _finish(self) -> None:
         device = self._federation.server.parameters.device
         self._budget["clients"] = len(self._worked)
-        spent = all_reduce({name: scalar(self._budget[name]).to(device) for name in BUDGET})
+        own = {name: scalar(self._budget[name]).to(device) for name in BUDGET}
+        spent = all_reduce(own, {name: each.shape for name, each in own.items()})
         clients = spent["clients"].clamp(min=1)
         told = [name for name in BUDGET[1:] if name != "steps" or not self._private]  # steps tell of records
         self.budget = {f"client/{name}": (spent[name] / clients).squeeze() for name in told}

@@ -129,7 +129,7 @@ class VectorizedSeats:
         for number, batches in enumerate(zip(*(job.batches for job in jobs), strict=True)):
             for seat, job in zip(seats, jobs, strict=True) if hooked else ():
                 seat.batch(None, job.weight)
-            logged.append(self._backward(views, tree_map(_stacked, *batches), number, into))
+            logged.append(self._backward(views, _stacked(batches), number, into))
             for seat in seats if hooked else ():
                 seat.before_step(seat.place.optimized[0])
             optimizer.step()
@@ -196,7 +196,17 @@ def _elsewhere(*_: Any) -> NoReturn:
     raise NotVectorizedError("the algorithm looks at the module or at all records of a client")
 
 
-def _stacked(*leaves: Any) -> Tensor:
+def _stacked(batches: Sequence[Any]) -> Any:
+    """One batch of several that have the same structure, each of its tensors with a row (n, ...) for each of them."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return _rows(*batches)
+    if type(first) in (list, tuple):  # by hand: a tree_map of many trees takes longer than the stacking
+        return type(first)(map(_stacked, zip(*batches, strict=True)))
+    return tree_map(_rows, *batches)
+
+
+def _rows(*leaves: Any) -> Tensor:
     if not isinstance(leaves[0], Tensor):
         raise NotVectorizedError(f"a batch holds a {type(leaves[0]).__name__} beside its tensors")
     return torch.stack(leaves)

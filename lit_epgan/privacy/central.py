@@ -206,7 +206,7 @@ class CentralNoise(Mechanism):
         learnt = sorted(name for name in total.sums if name not in total.counts)
         deviation = self.deviations(learnt)
         noise = {name: self._normal(total[name], name) * deviation[name] for name in learnt} if rank() == 0 else {}
-        for name, value in all_reduce(noise).items():
+        for name, value in all_reduce(noise, {name: total[name].shape for name in learnt}).items():
             total.sums[name] = total[name] + value.to(total[name].device)
         if self._expected is not None:
             self._hide_size(total, cohort)
