@@ -167,7 +167,7 @@ class Robust(Aggregator):
 
     def __init__(self) -> None:
         self._stack = Stack()
-        self._weights: dict[str, dict[int, Tensor]] = {}
+        self._weights: dict[str, dict[int, float]] = {}
 
     def add(self, client: int, name: str, term: Term) -> None:
         """Keep a copy of one client's change, and its weight.
@@ -182,20 +182,21 @@ class Robust(Aggregator):
                 "algorithm"
             )
         self._stack.add(client, name, term.change)
-        self._weights.setdefault(name, {})[client] = torch.tensor(term.weight, dtype=torch.float64)
+        self._weights.setdefault(name, {})[client] = term.weight
 
     def close(self, total: Total) -> None:
         """The centre of all ranks' changes, times the sum of their weights."""
         stacked = Total()
         self._stack.close(stacked)
-        weights = all_gather(self._weights)
-        own = {k: float(w) for each in weights.values() for k, w in each.items()}  # what clients weigh, by any entry
+        gathered = gather_objects(self._weights)
+        own = {k: w for weights in gathered for each in weights.values() for k, w in each.items()}  # by any entry
         for name, each in stacked.each.items():
             if AS not in name:  # of those, nobody but who sends it has the tensor
                 zero = torch.zeros_like(next(iter(each.values())))
                 each = {k: each.get(k, zero) for k in own}
             changes = torch.stack([each[k] for k in sorted(each)])  # in the same order on every rank
-            weight = sum(float(weights[name].get(k, own[k])) for k in sorted(each))
+            weights = own | {k: w for weights in gathered for k, w in weights.get(name, {}).items()}
+            weight = sum(weights[k] for k in sorted(each))
             centre = self.centre(changes.reshape(len(each), -1)).view(changes.shape[1:])
             total.sums[name] = centre.double() * weight
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_epgan.engine.aggregation import Combination
 from lit_epgan.engine.algorithm import Exchange
 from lit_epgan.engine.causes import Causes
-from lit_epgan.engine.collectives import all_gather, all_reduce, rank, ranks
+from lit_epgan.engine.collectives import all_reduce, gather_objects, rank, ranks
 from lit_epgan.engine.divergence import ReportNorms
 from lit_epgan.engine.federation import Federation
 from lit_epgan.engine.jobs import Answer
@@ -235,9 +235,9 @@ class Round:
         self._norms.close()
         last = exchange.training and exchange.merge and not self._merging.waits
         if last and not total.sums and not total.each:
-            dropped = all_gather({"dropped": {k: scalar(1) for k in self.dropped}}).get("dropped", {})
+            dropped = sorted(k for each in gather_objects(self.dropped) for k in each)
             if dropped:
-                raise UserError(self._nothing(list(dropped)))
+                raise UserError(self._nothing(dropped))
             self._end()  # none of them had a batch
             return
         if not is_finite(total.sums):
