@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederatedStrategy, FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Algorithm, InTurn
+from lit_epgan.engine import Algorithm, InTurn, Median
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     APFL,
@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--noise-seed", type=int, help="a private run, whose noise repeats")
     parser.add_argument("--unit", choices=["user", "record"], default="user", help="whom the noise hides")
     parser.add_argument("--groups", type=int, help="so many, which take turns; their noise is correlated")
+    parser.add_argument("--median", action="store_true", help="of the clients' changes, in place of their sum")
     parser.add_argument("--policy", help="of institutions, a file")
     parser.add_argument("--trouble", nargs="*", default=[], metavar="RANK=KIND")
     parser.add_argument("--patience", type=float, default=30.0)
@@ -211,7 +212,8 @@ def main() -> None:
     if args.groups is not None:
         private = {"sampler": InTurn(args.groups), "mechanism": CorrelatedNoise(0.5, 4.0, noise_seed=args.noise_seed)}
     private |= {"policy": args.policy, "private_states": args.private_states}
-    callback = FederationCallback(ALGORITHMS[args.algorithm], args.optimizer_state, **private)
+    aggregator = Median() if args.median else None
+    callback = FederationCallback(ALGORITHMS[args.algorithm], args.optimizer_state, aggregator=aggregator, **private)
     trainer = Trainer(
         max_epochs=5,
         accelerator="cpu",

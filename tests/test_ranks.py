@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 
 RUNS = [
     ("--module", "regression", "--algorithm", "ep"),
+    ("--module", "regression", "--median"),
     ("--module", "gan"),
     ("--module", "gan", "--algorithm", "tilted"),
     ("--module", "regression", "--noise-seed", "1", "--groups", "2"),  # noise once, and not for each rank
