@@ -1,7 +1,7 @@
 """Clients side by side end where they end one after another; where they cannot, the reason is said."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -24,6 +24,13 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "FedAdam": FedAdam,
     "FedPA": lambda: FedPA(burn_in=1, every=1, burn_in_rounds=0),
 }
+
+
+class Pair(NamedTuple):
+    """A batch as some data sets give it."""
+
+    x: Tensor
+    y: Tensor
 
 
 class Net(nn.Module):
@@ -124,6 +131,13 @@ def test_groups_of_parameters_have_their_own_settings() -> None:
 
 def test_clients_of_unequal_steps_and_batches_go_with_those_alike() -> None:
     assert_side_by_side(batches=unequal)
+
+
+@pytest.mark.parametrize(
+    "made", [list, lambda b: Pair(*b), lambda b: {0: b[0], 1: b[1]}, lambda b: (b[0], b[1], ({"mask": b[0]}, [b[1]]))]
+)
+def test_batches_have_any_structure(made: Callable[[Batch], Any]) -> None:
+    assert_side_by_side(batches=lambda k, r: [made(batch) for batch in batches_of(k, r)])
 
 
 def test_more_clients_than_go_together_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
