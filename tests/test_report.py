@@ -36,6 +36,15 @@ def test_float64_is_exact_over_groups(clients: int) -> None:
     assert total["n"].tolist() == [expected]
 
 
+def test_a_count_and_a_tensor_of_one_name_add_up() -> None:
+    total = plain_sum()
+    for client, term in enumerate([Count(2.0), scalar(3.0), Count(4.5)]):
+        total.add(client, {"n": term})
+    closed = total.close()
+    assert closed["n"].tolist() == [9.5]
+    assert closed.counts == {"n"}
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 3e-7)])
 @pytest.mark.usefixtures("large")
 def test_weighted_mean_of_a_thousand_clients(dtype: torch.dtype, tolerance: float) -> None:

@@ -130,7 +130,8 @@ class Sum(Aggregator):
             self._flush(name)
         for (name, _), (origin, weight) in self._origins.items():
             self._total[name].sub_(origin, alpha=weight)
-        self._total |= {name: scalar(number).to(self._device) for name, number in self._counts.items()}
+        for name, number in self._counts.items():
+            self._total[name] = self._total.get(name, 0.0) + scalar(number).to(self._device)
         own = {name: (tensor.shape, name in self._counts) for name, tensor in self._total.items()}
         held = {name: each for rank in gather_objects(own) for name, each in rank.items()}
         total.sums.update(all_reduce(self._total, {name: shape for name, (shape, _) in held.items()}))
