@@ -15,7 +15,8 @@ images that is set aside, by seeds that no reported number uses, at epsilon 2 an
 private.
 
 OMP_NUM_THREADS=1 python benchmarks/price_of_privacy.py --output benchmarks/results/price_of_privacy.md
-    --dataset fashion_mnist --output benchmarks/results/price_of_privacy_clothes.md
+    --dataset fashion_mnist --epsilons 1 4 --kept benchmarks/results/price_of_privacy_clothes.jsonl
+    --output benchmarks/results/price_of_privacy_clothes.md --picture docs/pictures/price_of_privacy_clothes.png
 """
 
 import argparse
