@@ -97,7 +97,7 @@ class Sum(Aggregator):
         if isinstance(term, Count):
             self._counts[name] = self._counts.get(name, 0.0) + term.number
             return
-        tensor, weight, origin = term if isinstance(term, Weighted) else Weighted(tensor_of(term))
+        tensor, weight, origin = term if isinstance(term, Weighted) else Weighted(term)
         if origin is not None:
             _, before = self._origins.get((name, id(origin)), (origin, 0.0))
             self._origins[name, id(origin)] = origin, before + weight
