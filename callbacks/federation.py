@@ -1,6 +1,7 @@
-"""The callback that federates any LightningModule: one epoch is one round, clients are segments of its loader."""
+"""The callback that federates any LightningModule: one epoch is one round."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,49 +10,41 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from lit_epgan.callbacks.client_metrics import ClientMetrics
-from lit_epgan.callbacks.engine_loop import LocalSteps, by_engine
 from lit_epgan.callbacks.estimated_steps import client_steps, estimate_by
 from lit_epgan.callbacks.federation_arguments import check_kind
-from lit_epgan.callbacks.federation_parts import FederatedParts, Merging, federation_of, workplace_of, write_server
+from lit_epgan.callbacks.federation_parts import FederatedParts, Merging, federation_of, model_of, write_server
 from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.callbacks.federation_view import FederationView
 from lit_epgan.callbacks.gpu_search import search_cheaply
 from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
 from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation, has_personal
 from lit_epgan.callbacks.private_states import PrivateStatesPlace, check_place, private_states
-from lit_epgan.callbacks.remote import Alone, this_end
-from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.callbacks.round_start import RoundStart
-from lit_epgan.callbacks.server_training import ServerTraining
 from lit_epgan.callbacks.silence import public
-from lit_epgan.callbacks.steps_in_fit import StepsInFit
 from lit_epgan.callbacks.trainer_options import check_module, check_schedules, check_trainer, save_between_rounds
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.engine import (
-    Aggregator,
-    Algorithm,
-    Federation,
-    Mechanism,
-    Sampler,
-    Seat,
-    Workplace,
-)
+from lit_epgan.engine import Aggregator, Algorithm, ClientRunner, Federation, Mechanism, Model, Sampler
+from lit_epgan.engine.algorithm import check_hooks
 from lit_epgan.engine.buffers import Merge, partition
-from lit_epgan.engine.federation import cohorts_by
-from lit_epgan.engine.misspelt import check_hooks
 from lit_epgan.engine.module_state import BufferPolicy
 from lit_epgan.engine.optimizer_state import OptimizerPolicy
-from lit_epgan.engine.workplace import load_server
+from lit_epgan.engine.rounds import cohorts_by
+from lit_epgan.engine.side_by_side import StepHook
 from lit_epgan.errors import UserError
+from lit_epgan.fit.driver import RoundDriver, ServerTraining
+from lit_epgan.fit.ends import Alone, this_end
+from lit_epgan.fit.loop import RoundLoop
+from lit_epgan.precision import no_autocast
 
 
 class FederationCallback(FederationView):
     """Federates the module that the Trainer trains, unmodified.
 
     Needs a ``FederatedDataModule``. Between rounds (validation, logging, checkpoints) the module holds the server's
-    parameters; within a round, the client's whose batch it is. Gradient clipping comes after the algorithm's
+    parameters; within a round, the client's that trains. Gradient clipping comes after the algorithm's
     ``adjust_gradients``.
 
     Args:
@@ -68,9 +61,8 @@ class FederationCallback(FederationView):
         aggregator: what stands for the sum of the clients' changes, as ``Median``; the sum by default.
         private_states: where clients' states from round to round are kept: in ``memory``, and in every checkpoint; or
             on ``disk``, beside the checkpoints, which refer to them (docs/scale.md).
-        local_steps: what drives them. ``trainer`` is Lightning's loop, with all its hooks. ``engine`` is quicker for
-            small modules: clients train side by side where the module admits it (docs/scale.md). Hooks of a batch are
-            not called then, neither the module's nor a callback's.
+        side_by_side: whether clients train side by side where the module admits it (docs/scale.md): quicker for many
+            small ones. Hooks of a batch are not called then, neither the module's nor a callback's.
         policy: a file of what an institution lets happen to its data (docs/institutions.md); read in an institution's
             own process, where nothing is sent that it does not allow.
 
@@ -90,7 +82,7 @@ class FederationCallback(FederationView):
         aggregator: Aggregator | None = None,
         policy: str | None = None,
         private_states: PrivateStatesPlace = "memory",
-        local_steps: LocalSteps = "trainer",
+        side_by_side: bool = False,
     ) -> None:
         check_kind("algorithm", algorithm, Algorithm, "lit_epgan.federated.FedAvg()")
         check_kind("sampler", sampler, Sampler, "lit_epgan.engine.FixedSize(10)")
@@ -104,17 +96,18 @@ class FederationCallback(FederationView):
         self.sampler, self.mechanism, self.aggregator = sampler, mechanism, aggregator
         self.policy = policy
         self.private_states: PrivateStatesPlace = private_states
-        self.local_steps: LocalSteps = local_steps
+        self.side_by_side = side_by_side
         self._mechanism = MechanismInFit(mechanism)
         self.accept_changes = False  # the command line's: a resumed run's seed and data may differ
         self.settings: Mapping[str, str] = {}  # the command line's, which all ends of a federation must have alike
         self._state = FederationState(type(self.algorithm).__qualname__)
         self._federation: Federation | None = None
-        self._place: Workplace | None = None
+        self._model: Model | None = None
         self._evaluation: PersonalEvaluation | None = None
         self._end = Alone()
         self._driver: RoundDriver | None = None
-        self._steps: StepsInFit | None = None
+        self._runner: ClientRunner | None = None
+        self._hooks: list[RemovableHandle] = []
         self._estimate: Callable[[], None] | None = None  # gives the trainer's own estimate back
         self._checkpoint: dict[str, Any] | None = None
 
@@ -145,12 +138,11 @@ class FederationCallback(FederationView):
         self._mechanism.set_up(trainer, pl_module)
         save_between_rounds(trainer)
         self._datamodule = datamodule
+        self._loop = RoundLoop.of(trainer)
         own = self.sampler if self.sampler is not None else datamodule.sampler
-        self._sampler = sampler = cohorts_by(self.algorithm, own, self.mechanism)
         self._end = this_end(datamodule, Path(trainer.default_root_dir), self.policy, self.settings)
-        if self.local_steps == "engine":
-            self._end = by_engine(self._end, trainer, pl_module, self.mechanism)
-        self._end.federate(datamodule, sampler, self.algorithm.trains)
+        self._sampler = cohorts_by(self.algorithm, own, self.mechanism)
+        datamodule.federate(self._end.sampler(self._sampler), self.algorithm.trains)
         self._estimate = estimate_by(trainer, lambda: client_steps(datamodule, trainer, self.optimizer_state))
         simulated = self._end.holds_server and self._end.holds_clients
         check_place(trainer, self.private_states, simulated, has_personal(self.local, self.buffers))
@@ -189,15 +181,21 @@ class FederationCallback(FederationView):
             self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state)
         self._end.check(type(self.algorithm).__name__, self.mechanism)
         check_schedules(trainer)
-        self._place = workplace_of(trainer, pl_module, federation, dm.records, self.optimizer_state)
-        self._place.attributes.present(self._state.presented)
-        seat = Seat(self.algorithm, self._place, dm.client_names, dm.seed, self.mechanism)
-        training = ServerTraining(pl_module, federation.server, self._place, self._state)
+        self._model = model = model_of(trainer, pl_module, federation, dm.records, self.optimizer_state)
+        model.attributes.present(self._state.presented)
+        self._runner = runner = ClientRunner(
+            self.algorithm, model, dm.client_names, dm.seed, self._loop.step, self.mechanism
+        )
+        training = ServerTraining(pl_module, federation.server, model, self._state)
         federation.server.train, federation.server.holding = training, training.holding
-        self._driver = driver = self._end.driver(federation, seat, dm)
-        self._steps = StepsInFit(trainer, pl_module, driver, self._place.optimized)
-        self._min_epochs = trainer.fit_loop.min_epochs or 0
-        dm.on_train_batch = driver.take_up
+        self._end.begin(federation, runner, trainer)
+        self._driver = RoundDriver(federation, runner, dm, self._end, self._loop, self.side_by_side)
+        self._optimized = {id(each.optimizer): each for each in model.optimized}
+        self._hooks = [
+            each.optimizer.register_step_post_hook(StepHook(partial(runner.after_step, each)))
+            for each in model.optimized
+        ]
+        dm.replaced, self._loop.round = runner.take, self._driver.run
         self._rewind_loggers(trainer)
 
     @staticmethod
@@ -208,14 +206,14 @@ class FederationCallback(FederationView):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where a resumed run had no round left, training has not begun: its loggers go on with what they have."""
-        if self._place is None:
+        if self._model is None:
             self._rewind_loggers(trainer)
 
     # A round ----------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A round is about to begin; it does with the first batch, when the module's own hooks have run."""
+        """A round is about to begin; the loop runs it when the module's own hooks have run."""
         assert self._driver is not None
         for logger in trainer.loggers:
             if hasattr(logger, "end_round"):
@@ -223,20 +221,10 @@ class FederationCallback(FederationView):
         self._driver.between_rounds()  # what the module's own hooks did since the last round
         self._start = RoundStart(trainer)
         self._optimizers_before = self._state.server_optimizers
-        trainer.fit_loop.min_epochs = max(self._min_epochs, trainer.current_epoch + 1)  # a round is never cut short
-        self._clients_in_share = None  # an institution would wait for the server here, before it has saved
         self._driver.expect(trainer.current_epoch)
 
-    def _finish_round(self) -> None:
-        # not at the last batch's end: the module's own hook there has yet to run
-        if self._driver is not None:
-            # validation begins in inference mode, in which a server could not train
-            with torch.inference_mode(False), torch.no_grad():
-                self._driver.finish()
-
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Finish the round: the server's model is validated."""
-        self._finish_round()
+        """The server's model is validated."""
         if self._driver is not None:
             self._driver.withhold()
         self._know_personal(trainer, pl_module)
@@ -251,8 +239,7 @@ class FederationCallback(FederationView):
         self._know_personal(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Finish the round, and log what it cost."""
-        self._finish_round()
+        """Log what the round has cost."""
         if self._driver is not None:
             with public(pl_module):
                 pl_module.log_dict(self._driver.budget)
@@ -264,13 +251,25 @@ class FederationCallback(FederationView):
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Add the algorithm's loss."""
-        if self._steps is not None:
-            self._steps.before_backward(loss)
+        if self._runner is None:
+            return
+        self._end.weigh(loss)
+        if not self._runner.adds_loss:
+            return
+        with no_autocast(loss.device):
+            extra = self._runner.extra_loss()
+        if extra is None:
+            return
+        extra = extra / trainer.accumulate_grad_batches
+        if hasattr(loss.grad_fn, "_saved_result"):  # a square root, say, needs its value for its own gradient
+            extra.backward(retain_graph=True)
+        else:
+            loss.add_(extra)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Let the algorithm adjust the gradients of the optimizer's parameters."""
-        if self._steps is not None:
-            self._steps.before_optimizer_step(optimizer)
+        if self._runner is not None:
+            self._runner.before_step(self._optimized[id(optimizer)])
 
     # The end, and checkpoints -----------------------------------------------------------------------------------------
 
@@ -290,18 +289,18 @@ class FederationCallback(FederationView):
     @torch.no_grad()
     def _leave(self) -> None:
         """Leave the module as an ordinary one that holds the server's parameters."""
-        if self._driver is not None and self._place is not None:
+        if self._driver is not None and self._model is not None:
             if not self._driver.finished:
                 self._state.server_optimizers = self._optimizers_before
             self._driver.abandon()
             self._driver.between_rounds()
-            load_server(self._place, self.federation.server.parameters)
-            self._datamodule.on_train_batch = None
+            self._model.load_server(self.federation.server.parameters)
+            self._datamodule.replaced = lambda batch: batch
         if self._federation is not None:
             self.algorithm.leave(self._federation.server.module)
-        if self._steps is not None:
-            self._steps.remove()
-            self._steps = None
+        for hook in self._hooks:
+            hook.remove()
+        self._runner, self._hooks = None, []
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the parameters ordinary storage again."""
@@ -311,14 +310,14 @@ class FederationCallback(FederationView):
             self._estimate = None
         if self._federation is not None:
             self._federation.server.flat.restore()
-            self._federation = self._place = self._driver = None
+            self._federation = self._model = self._driver = None
             pl_module.__dict__.pop("log", None)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the federation."""
-        if self._driver is not None and self._place is not None:
+        if self._driver is not None and self._model is not None:
             self._driver.between_rounds()
-            self._state.presented = self._place.attributes.presented
+            self._state.presented = self._model.attributes.presented
         return self._state.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

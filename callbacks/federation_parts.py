@@ -16,9 +16,9 @@ from lit_epgan.engine import (
     Federation,
     FlatParameters,
     Mechanism,
+    Model,
     Sampler,
     Server,
-    Workplace,
 )
 from lit_epgan.engine.attributes import Attributes
 from lit_epgan.engine.buffers import Merge
@@ -28,7 +28,7 @@ from lit_epgan.engine.networks import AlgorithmNetworks
 from lit_epgan.engine.optimizer_state import OptimizerPolicy, OptimizerStates
 from lit_epgan.engine.parameters import first_names
 from lit_epgan.engine.private import PrivateStates
-from lit_epgan.engine.workplace import optimized_parameters
+from lit_epgan.engine.runner import optimized_parameters
 from lit_epgan.errors import UserError
 
 
@@ -73,14 +73,14 @@ def federation_of(
     return Federation(algorithm, server, tensors, networks, names, active, *merging, private)
 
 
-def workplace_of(
+def model_of(
     trainer: Trainer,
     module: LightningModule,
     federation: Federation,
     records: Callable[[int, int], Iterator[Any]],
     optimizer_state: OptimizerPolicy,
-) -> Workplace:
-    """What this process's clients work on.
+) -> Model:
+    """The module, and all of it that a client's training changes.
 
     Args:
         trainer: whose optimizers and schedulers they are, restored by now.
@@ -93,7 +93,7 @@ def workplace_of(
     schedules, automatic = trainer.lr_scheduler_configs, module.automatic_optimization
     # Lightning steps these right after the round's last batch; a module that steps by itself does so when it likes
     by_rounds = [c.scheduler for c in schedules if automatic and c.interval == "epoch"]
-    return Workplace(
+    return Model(
         module,
         flat,
         optimized_parameters(optimizers, flat),

@@ -1,7 +1,6 @@
 """What a federation shows to other callbacks: where it stands, its server, and each client's own model."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,21 +14,10 @@ from lit_epgan.callbacks.personal_evaluation import (
     personal_of,
     warn_of_missing,
 )
-from lit_epgan.callbacks.round_driver import RoundDriver
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.engine import Algorithm, Federation, Server, Workplace
-
-
-class RoundProgress(NamedTuple):
-    """Where the federation stands, for a progress bar; all counts from 0 but ``step``."""
-
-    round: int
-    rounds: int
-    client: str
-    client_position: int
-    clients: int
-    step: int
-    steps: int | None
+from lit_epgan.engine import Algorithm, Federation, Model, Server
+from lit_epgan.fit.driver import RoundDriver
+from lit_epgan.fit.loop import Progress
 
 
 class FederationView(Callback):
@@ -45,10 +33,9 @@ class FederationView(Callback):
     _datamodule: FederatedDataModule
     _state: FederationState
     _federation: Federation | None = None
-    _place: Workplace | None = None
+    _model: Model | None = None
     _driver: RoundDriver | None = None
     _evaluation: PersonalEvaluation | None = None
-    _clients_in_share: int | None = None
 
     @property
     def federation(self) -> Federation:
@@ -62,29 +49,18 @@ class FederationView(Callback):
         return self.federation.server
 
     @property
-    def progress(self) -> RoundProgress:
+    def progress(self) -> Progress:
         """Where the federation stands."""
-        driver, trainer = self._driver, self._datamodule.trainer
-        client = driver.seat.client if driver is not None else None
-        mark = driver.mark if driver is not None else None
-        return RoundProgress(
-            trainer.current_epoch if trainer is not None else 0,
-            (trainer.max_epochs or 0) if trainer is not None else 0,
-            client.name if client is not None else "",
-            mark.position if mark is not None else 0,
-            self._share_size(trainer.current_epoch) if trainer is not None else 1,
-            client.step if client is not None else 0,
-            client.steps if client is not None else None,
+        if self._driver is not None:
+            return self._driver.progress
+        trainer = self._datamodule.trainer
+        return Progress(
+            *((0, 0) if trainer is None else (trainer.current_epoch, trainer.max_epochs or 0)), "", 0, 1, 0, None
         )
-
-    def _share_size(self, round_: int) -> int:
-        if self._clients_in_share is None:
-            self._clients_in_share = len(self._datamodule.share(round_)) or 1
-        return self._clients_in_share
 
     def exchange_personal(self) -> None:
         """Let every rank know all clients' personal layers."""
-        if self._place is not None and self.federation.tensors.personal:
+        if self._model is not None and self.federation.tensors.personal:
             self._state.exchange_personal()
 
     def _know_personal(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -103,7 +79,7 @@ class FederationView(Callback):
         if self._evaluation is not None:
             self._evaluation.load(client)
         federation = self._federation
-        if self._place is not None and federation is not None and federation.tensors.personal:
+        if self._model is not None and federation is not None and federation.tensors.personal:
             federation.tensors.load({}, federation.private.personal(federation.names[client]))
 
     @torch.no_grad()
@@ -111,7 +87,7 @@ class FederationView(Callback):
         """Make the module the server's again."""
         if self._evaluation is not None:
             self._evaluation.load_server()
-        if self._place is not None and self.federation.tensors.personal:
+        if self._model is not None and self.federation.tensors.personal:
             self.federation.tensors.load({}, {})
 
     @torch.no_grad()

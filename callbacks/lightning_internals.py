@@ -3,11 +3,8 @@
 Each has a test in tests/test_lightning_internals.py whose name says what would break with a new Lightning.
 """
 
-import inspect
 import os
 import subprocess
-from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -25,7 +22,6 @@ def leave_out_sigterm_broadcast(trainer: Trainer) -> None:
     def received(*_: Any) -> None:
         connector.received_sigterm = True
 
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
     connector._sigterm_notifier_fn = received  # type: ignore[method-assign, assignment]
 
 
@@ -100,104 +96,6 @@ def forget_earlier(trainer: Trainer) -> None:
 def forward_value(result: Any) -> Any:
     """What a logged torchmetrics object gave for the last batch."""
     return result._forward_cache
-
-
-class _PassedError(Exception):
-    """The batch at hand is not trained on."""
-
-
-class StepControl:
-    """Lightning's decisions around one training step, answered by whoever knows the client.
-
-    A batch that is not trained on passes without a hook. Where the module's ``on_train_batch_start`` returns -1 the
-    hooks are Lightning's own: those of that batch's start and none of its end, and no accumulated gradient is stepped.
-
-    Args:
-        trainer: whose loop is changed, until ``remove``.
-        module: whose ``on_train_batch_start`` may end a client's epoch by returning -1.
-        passes: whether the next batch is of a client that has ended; if so, it has been counted as used.
-        skips: whether the batch at hand is not to be trained on.
-        accumulated: whether gradients have been accumulated for long enough to step.
-        position: the batch's number for clearing gradients; 0 at a client's first.
-        ended: called when the module's ``on_train_batch_start`` returns -1.
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        passes: Callable[[], bool],
-        skips: Callable[[], bool],
-        accumulated: Callable[[], bool],
-        position: Callable[[], int],
-        ended: Callable[[], None],
-    ) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        self._loop, self._module, self._passed = loop, module, False
-        self._own_start = module.__dict__.get("on_train_batch_start")
-        clear, accumulates, start = (
-            loop.automatic_optimization._make_zero_grad_fn,
-            loop._should_accumulate,
-            module.on_train_batch_start,
-        )
-
-        def started(*args: Any, **kwargs: Any) -> Any:
-            if skips():
-                raise _PassedError
-            answer = start(*args, **kwargs)
-            if answer != -1:
-                return answer
-            ended()  # of this client: for Lightning it would be the end of the round
-            raise _PassedError
-
-        self._step = _remember_signature(module.training_step)
-        self._advance, self._passes = loop.advance, passes
-        loop.advance = self._advance_or_pass  # type: ignore[method-assign]
-        loop._should_accumulate = lambda: self._passed or accumulates()  # type: ignore[method-assign]
-        module.on_train_batch_start = started  # type: ignore[method-assign]
-        if module.automatic_optimization:
-            loop._accumulated_batches_reached = accumulated  # type: ignore[method-assign]
-            loop.automatic_optimization._make_zero_grad_fn = lambda _, optimizer: clear(position(), optimizer)  # type: ignore
-
-    def _advance_or_pass(self, data_fetcher: Any) -> None:
-        loop, module = self._loop, self._module
-        self._passed, hook = False, module._current_fx_name
-        if self._passes():
-            next(data_fetcher)
-            loop.batch_progress.is_last_batch = data_fetcher.done
-            loop.batch_progress.increment_ready()
-        else:
-            try:
-                self._advance(data_fetcher)
-                return
-            except _PassedError:
-                module._current_fx_name = hook
-        self._passed = True
-        loop.batch_progress.increment_processed()
-        if loop._num_ready_batches_reached():
-            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-
-    def remove(self) -> None:
-        """Leave the loop and the module as they were."""
-        loop = self._loop
-        if self._step is not None:
-            del self._step.__signature__
-        del loop.advance, loop._should_accumulate
-        del self._module.on_train_batch_start
-        if self._own_start is not None:
-            self._module.on_train_batch_start = self._own_start  # type: ignore[method-assign]
-        if self._module.automatic_optimization:
-            del loop._accumulated_batches_reached
-            del loop.automatic_optimization._make_zero_grad_fn
-
-
-def _remember_signature(method: Any) -> Any:
-    """Keep a method's signature on its function, which is returned: Lightning works it out anew for every batch."""
-    function = getattr(method, "__func__", None)
-    if not isinstance(function, FunctionType) or hasattr(function, "__signature__"):
-        return None
-    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    return function
 
 
 def between_rounds(fit_loop: dict[str, Any], rounds: int) -> None:

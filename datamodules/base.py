@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from lightning.fabric.utilities import move_data_to_device
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
@@ -80,15 +81,17 @@ class FederatedDataModule(LightningDataModule):
         self.seed = seed
         self.collate_fn = collate_fn
         self.hardship = hardship
-        self.marks: deque[Mark] = deque()
         self.validation_marks: deque[Mark] = deque()
-        self.on_train_batch: Callable[[Any], Any] | None = None  # FederationCallback's: a batch is about to be used
+        self.federated = False  # whether a FederationCallback runs the rounds
+        self.working: int | None = None  # the client that trains
+        self.owners: deque[int] = deque()  # of batches that the Trainer has asked for, where no federation does
+        self.replaced: Callable[[Any], Any] = lambda batch: (
+            batch
+        )  # the batch that a client trains on in place of its own
         self.sampler: Sampler = Everyone() if clients_per_round is None else FixedSize(clients_per_round)
         self._trains: Callable[[int], bool] = lambda round_: True
-        self._asked: Callable[[int], bool] = lambda round_: True
         self.clients: list[Client] = []
         self.client_names: list[str] = []
-        self.one_seat = False  # whether all ranks train the same clients together
         self.numbers_own_classes = False  # whether class 0, 1, ... are those found in these very data
         self._data: ClientData | None = None
 
@@ -184,17 +187,14 @@ class FederatedDataModule(LightningDataModule):
             )
         self.sampler.check(len(self.active))
 
-    def federate(
-        self, sampler: Sampler, trains: Callable[[int], bool], asked: Callable[[int], bool] = lambda round_: True
-    ) -> None:
-        """Draw the rounds' clients as a federation wants it.
+    def federate(self, sampler: Sampler, trains: Callable[[int], bool]) -> None:
+        """Let a federation draw the rounds' clients, and run the rounds.
 
         Args:
             sampler: draws the cohorts.
             trains: of a round's number: whether its clients read batches.
-            asked: of the number of a round that begins: whether clients work here in it.
         """
-        self.sampler, self._trains, self._asked = sampler, trains, asked
+        self.sampler, self._trains, self.federated = sampler, trains, True
         if self.clients:
             sampler.check(len(self.active))
 
@@ -215,14 +215,24 @@ class FederatedDataModule(LightningDataModule):
         """The round's clients, drawn from (seed, round), in the order in which they work."""
         return [k for stage in stages(self.sampler.draw(self.active, self.seed, round_)) for k in stage]
 
-    def share(self, round_: int) -> list[int]:
-        """This rank's clients of the round. A client always belongs to the same rank, which keeps its private state."""
-        if not self._asked(round_) or not self._trains(round_):
-            return []
-        if self.one_seat or self.trainer is None:
-            return self.cohort(round_)
-        rank, ranks = self.trainer.global_rank, self.trainer.world_size
-        return [client for client in self.cohort(round_) if client % ranks == rank]
+    def steps_of(self, client: int, round_: int) -> int | None:
+        """How many batches a client will have in a round; None where its loader does not say."""
+        steps, most = self.clients[client].steps(self.steps_of_round(round_), self.local_epochs), self.max_local_steps
+        return steps if most is None or steps is None else min(steps, most)
+
+    def rows_of(self, batch: Any, client: int) -> int:
+        """Records of a client's batch.
+
+        Raises:
+            UserError: the batch does not show them.
+        """
+        try:
+            return extract_batch_size(batch)
+        except MisconfigurationException as error:
+            raise UserError(
+                f"client {self.client_names[client]!r} does not say how many records it has, and its batches do not "
+                "show it: give its data set a __len__, or let a batch hold a tensor (records, ...)"
+            ) from error
 
     def record_count(self, client: int, round_: int) -> float:
         """n_k; of a loader that does not say, the rows of one pass."""
@@ -233,9 +243,13 @@ class FederatedDataModule(LightningDataModule):
         """One pass over a client's training data as the training step sees them, beside the round's own."""
         yield from self._placed(self.clients[client].batches(None, 1, self.seed, round_, client, "records"))
 
+    def raw_batches(self, client: int, round_: int) -> Iterator[Any]:
+        """A client's batches of a round, as its data set gives them: the Trainer's step places them."""
+        return training_batches(self, round_, client)
+
     def training_batches(self, client: int, round_: int) -> Iterator[Any]:
-        """A client's batches of a round, where no loader of Lightning's gives them."""
-        yield from self._placed(training_batches(self, round_, client, self.steps_of_round(round_)))
+        """A client's batches of a round, where they must be, for steps that are not the Trainer's."""
+        return self._placed(self.raw_batches(client, round_))
 
     def _placed(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Batches on the module's device, in its precision."""
@@ -275,21 +289,24 @@ class FederatedDataModule(LightningDataModule):
     def _evaluation_loader(self, dataset: Dataset) -> DataLoader:
         return DataLoader(dataset, batch_size=self.batch_size, collate_fn=self.collate_fn, num_workers=self.num_workers)
 
+    def begins(self, client: int) -> None:
+        """A client begins to train: the batches that follow are its own."""
+        self.working = client
+
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Where a client's batch is taken up; the module's own override, which Lightning passes over, is called on."""
+        """Where a client's batch is replaced; the module's own override, which Lightning passes over, is called on."""
         assert self.trainer is not None
         if self.trainer.training:
             batch = self._taken_up(batch)
         return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 
     def _taken_up(self, batch: Any) -> Any:
-        if self.on_train_batch is not None:
-            return self.on_train_batch(batch)
-        if not self.unfederated:
-            raise UserError(
-                f"{type(self).__name__} trains no federation by itself, but one client after another: add "
-                "FederationCallback() to the Trainer's callbacks (federation: in a configuration), or set the data "
-                "module's unfederated = True if that is meant"
-            )
-        self.marks.popleft()
+        if not self.federated:
+            owner = self.owners.popleft()
+            if owner != self.working:
+                self.begins(owner)
+        return self.replaced(self.as_trained(batch))
+
+    def as_trained(self, batch: Any) -> Any:
+        """A client's batch as its training sees it; for subclasses that change it afresh in each step."""
         return batch

@@ -91,7 +91,9 @@ class Institutions(FederatedDataModule):
     def _owner(self) -> LightningDataModule:
         """The data module that the batch is of."""
         assert self.trainer is not None
-        client = self.marks[0].client if self.trainer.training else self._held_out_owners[0]
+        training = self.trainer.training
+        client = (self.working if self.federated else self.owners[0]) if training else self._held_out_owners[0]
+        assert client is not None
         return self._list[client if len(self._list) > 1 else 0]  # at a site, where it is the only one
 
     def _hook(self, name: str, *arguments: Any) -> Any:

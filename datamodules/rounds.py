@@ -1,13 +1,9 @@
-"""The loader of a federated round: clients one after another, each batch with a mark beside it."""
+"""The loaders of a federation: clients one after another."""
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
-
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.data import extract_batch_size
 
 from lit_epgan.datamodules.clients import Client, tell_epoch
 from lit_epgan.datamodules.unreadable import readable
@@ -15,34 +11,28 @@ from lit_epgan.errors import UserError
 
 
 class Mark(NamedTuple):
-    """What travels beside a batch, in a queue, because the module must see the batch as its data set gave it.
+    """Whose a held-out batch is, in a queue beside it: the module must see the batch as its data set gave it.
 
     Attributes:
         client: the client's index among all clients.
-        position: its place in this rank's share of the cohort.
-        first, last: whether the batch is the client's first, its last.
-        steps: how many batches the client will have this round (None: its loader does not say).
-        weight: n_k, the client's number of records; 0 for one that a rank trains only to keep step with the others.
+        first: whether the batch is the client's first.
     """
 
     client: int
-    position: int
     first: bool
-    last: bool
-    steps: int | None
-    weight: float
 
 
 class Rounds(Protocol):
     """What the loader must know of the federation; FederatedDataModule does."""
 
-    marks: deque[Mark]
     clients: list[Client]
     client_names: list[str]
-    active: list[int]
     local_epochs: int
     max_local_steps: int | None
     seed: int
+    federated: bool
+    unfederated: bool
+    owners: deque[int]
 
     @property
     def current_round(self) -> int:
@@ -53,71 +43,50 @@ class Rounds(Protocol):
         """The round's clients."""
         ...
 
-    def share(self, round_: int) -> list[int]:
-        """This rank's of them that train."""
-        ...
-
     def steps_of_round(self, round_: int) -> int | None:
         """Local steps of a round; None where passes are counted."""
         ...
 
 
 class RoundLoader:
-    """One iteration is one round. It has no ``__len__``: Lightning would count it once and cut longer rounds short."""
+    """What a Trainer iterates over: in a federation nothing, for its loop asks each client's data itself.
+
+    Without one, and where that is meant, an iteration is one client after another. It has no ``__len__``: Lightning
+    would count it once and cut longer rounds short.
+    """
 
     def __init__(self, federation: Rounds) -> None:
         self.federation = federation
 
     def __iter__(self) -> Iterator[Any]:
         federation = self.federation
-        federation.marks.clear()
-        round_ = federation.current_round
-        share = federation.share(round_)
-        if not share:
-            idle = next(iter(federation.cohort(round_)), federation.active[0])
-            yield from self._segment(round_, idle, 0, idle=True)
-        for position, client in enumerate(share):
-            yield from self._segment(round_, client, position)
-
-    def _segment(self, round_: int, index: int, position: int, idle: bool = False) -> Iterator[Any]:
-        federation = self.federation
-        client = federation.clients[index]
-        local_steps = 1 if idle else federation.steps_of_round(round_)
-        most = federation.max_local_steps
-        steps = client.steps(local_steps, federation.local_epochs)
-        steps = steps if most is None or steps is None else min(steps, most)
-        rows = 0
-        last = False
-        for first, last, batch in _bounded(training_batches(federation, round_, index, local_steps)):
-            if client.records is None:
-                rows += self._rows(batch, index)
-            weight = 0.0 if idle else float(client.records if client.records is not None else rows)
-            federation.marks.append(Mark(index, position, first, last, steps, weight))
-            yield batch
-        if not last and not idle:  # not on rank 0 alone: only the client's rank knows
-            name = federation.client_names[index]
-            warnings.warn(f"round {round_}: client {name!r} has given no batch and sits out", stacklevel=2)
-
-    def _rows(self, batch: Any, client: int) -> int:
-        try:
-            return extract_batch_size(batch)
-        except MisconfigurationException as error:
+        if federation.federated:
+            yield None  # an epoch has at least one batch
+            return
+        if not federation.unfederated:
             raise UserError(
-                f"client {self.federation.client_names[client]!r} does not say how many records it has, and its "
-                "batches do not show it: give its data set a __len__, or let a batch hold a tensor (records, ...)"
-            ) from error
+                f"{type(federation).__name__} trains no federation by itself, but one client after another: add "
+                "FederationCallback() to the Trainer's callbacks (federation: in a configuration), or set the data "
+                "module's unfederated = True if that is meant"
+            )
+        round_ = federation.current_round
+        federation.owners.clear()
+        for client in federation.cohort(round_):
+            for batch in training_batches(federation, round_, client):
+                federation.owners.append(client)
+                yield batch
 
 
-def training_batches(federation: Rounds, round_: int, index: int, steps: int | None) -> Iterator[Any]:
+def training_batches(federation: Rounds, round_: int, index: int) -> Iterator[Any]:
     """A client's batches of a round, as its data set gives them.
 
     Args:
         federation: whose client it is.
         round_: the round's number, from 0.
         index: the client's.
-        steps: local steps of the round; None where passes are counted.
     """
     client, name = federation.clients[index], federation.client_names[index]
+    steps = federation.steps_of_round(round_)
     batches = readable(client, name, steps, federation.local_epochs, federation.seed, round_, index)
     return islice(batches, federation.max_local_steps)
 
@@ -150,11 +119,11 @@ class ValidationLoader:
     def __iter__(self) -> Iterator[Any]:
         self.marks.clear()
         self.owners.clear()
-        for position, (client, loader) in enumerate(self.loaders.items()):
+        for client, loader in self.loaders.items():
             tell_epoch(loader, self._epoch())
-            for first, last, batch in _bounded(iter(loader)):
+            for number, batch in enumerate(loader):
                 self.owners.append(client)
-                self.marks.append(Mark(client, position, first, last, None, 0.0))
+                self.marks.append(Mark(client, number == 0))
                 yield batch
 
 
@@ -169,15 +138,3 @@ class PlainLoader:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
-
-
-def _bounded(batches: Iterator[Any]) -> Iterator[tuple[bool, bool, Any]]:
-    """Each batch with whether it is the first and the last."""
-    end = object()
-    first: bool = True
-    batch = next(batches, end)
-    while batch is not end:
-        following = next(batches, end)
-        yield first, following is end, batch
-        first = False
-        batch = following

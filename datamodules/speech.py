@@ -191,13 +191,14 @@ class SpeechDataModule(FederatedDataModule):
         """All utterances of a split, session by session."""
         return [each for own in self.prepared.utterances[split].values() for each in own]
 
-    def _taken_up(self, batch: Any) -> Any:
-        if self.masking is not None:
-            mark = self.marks[0]
-            if mark.first:
-                self._masks = generator_for(self.seed, self.current_round, mark.client, "masks")
-            batch = [self.masking(batch[0], self._masks), *batch[1:]]
-        return super()._taken_up(batch)
+    def begins(self, client: int) -> None:
+        """A client begins to train, with masks of its own."""
+        super().begins(client)
+        self._masks = generator_for(self.seed, self.current_round, client, "masks")
+
+    def as_trained(self, batch: Any) -> Any:
+        """The batch, masked."""
+        return batch if self.masking is None else [self.masking(batch[0], self._masks), *batch[1:]]
 
     def _prepare(self) -> Prepared:
         if self._prepared is None:

@@ -1,6 +1,6 @@
-"""The federated engine, without Lightning: rounds on a server, work at a client's seat, and what travels between."""
+"""The federated engine, without Lightning: rounds on a server, a client's side of them, and what travels between."""
 
-from lit_epgan.engine.aggregation import Aggregator, Median, Robust, Stack, Sum, Total, TrimmedMean
+from lit_epgan.engine.aggregation import Aggregator, Krum, Median, Robust, Stack, Sum, TrimmedMean
 from lit_epgan.engine.algorithm import (
     Algorithm,
     Around,
@@ -10,20 +10,16 @@ from lit_epgan.engine.algorithm import (
     check_server_training,
     passing,
 )
+from lit_epgan.engine.client import Client, OptimizedParameters, StepHooks
 from lit_epgan.engine.coming_and_going import ComingAndGoing
 from lit_epgan.engine.everyone_at_first import EveryoneAtFirst
-from lit_epgan.engine.federation import Federation
-from lit_epgan.engine.jobs import Answer
-from lit_epgan.engine.krum import Krum
 from lit_epgan.engine.mechanisms import Mechanism, NormClipping, Plan
-from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, Weighted, scalar
+from lit_epgan.engine.messages import Broadcast, Count, Message, Report, Task, Term, Total, Weighted, merged, scalar
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.plain_loop import PlainFederation
-from lit_epgan.engine.rounds import Round
+from lit_epgan.engine.rounds import Federation, Round
+from lit_epgan.engine.runner import Answer, ClientRunner, LocalData, Model
 from lit_epgan.engine.samplers import Chains, Everyone, FixedSize, InTurn, Poisson, Sampler, stages
-from lit_epgan.engine.seat import Seat
-from lit_epgan.engine.work import Client, OptimizedParameters, Training, Work
-from lit_epgan.engine.workplace import Workplace
 
 __all__ = [
     "Aggregator",
@@ -33,6 +29,7 @@ __all__ = [
     "Broadcast",
     "Chains",
     "Client",
+    "ClientRunner",
     "ComingAndGoing",
     "Count",
     "Everyone",
@@ -43,8 +40,11 @@ __all__ = [
     "FlatParameters",
     "InTurn",
     "Krum",
+    "LocalData",
     "Mechanism",
     "Median",
+    "Message",
+    "Model",
     "NormClipping",
     "OptimizedParameters",
     "PlainFederation",
@@ -55,19 +55,17 @@ __all__ = [
     "Round",
     "Rounds",
     "Sampler",
-    "Seat",
     "Server",
     "Stack",
+    "StepHooks",
     "Sum",
     "Task",
     "Term",
     "Total",
-    "Training",
     "TrimmedMean",
     "Weighted",
-    "Work",
-    "Workplace",
     "check_server_training",
+    "merged",
     "passing",
     "scalar",
     "stages",

@@ -2,52 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_epgan.engine.collectives import all_gather, all_reduce, gather_objects
-from lit_epgan.engine.messages import Count, Report, Term, Weighted, scalar, tensor_of
+from lit_epgan.engine.messages import Count, Report, Term, Total, Weighted, scalar, tensor_of
 from lit_epgan.errors import UserError
 
 AS = "/as/"  # in the name of an entry whose shape the server does not know
 SUMMED = "module/"  # counters and flags of the module: no change of parameters
 EXACT = 200_000  # numbers of an entry, up to which every client's is added in float64: it takes microseconds
 GROUP = 64  # clients whose larger entries are added in the report's own precision; these sums are added in float64
-
-
-@dataclass
-class Total:
-    """What the algorithm gets back from an exchange.
-
-    Attributes:
-        sums: by name, the sum over clients (float64), or what stands for it.
-        each: by name, every client's own tensor, by its index: the entries that were asked for one by one.
-        counts: names of the sums that say nothing of what was learnt.
-    """
-
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    each: dict[str, dict[int, Tensor]] = field(default_factory=dict)
-    counts: frozenset[str] = frozenset()
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.sums:
-            known = ", ".join(repr(each) for each in self.sums if "/" not in each)
-            hint = ": a mean needs Count(self.client.weight, True) in a report" if name == "weight" else ""
-            raise UserError(f"no client reported {name!r}, but {known or 'nothing'}{hint}.")
-        return self.sums[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.sums
-
-    def mean(self, name: str) -> Tensor:
-        """The mean of a weighted entry: its sum over the sum of the entry ``weight``.
-
-        Raises:
-            UserError: no client reported one of both.
-        """
-        return self[name] / self["weight"]
 
 
 class Aggregator(ABC):
@@ -89,7 +56,6 @@ class Sum(Aggregator):
         self._partial: dict[str, Tensor] = {}
         self._pending: dict[str, int] = {}
         self._total: dict[str, Tensor] = {}
-        self._origins: dict[tuple[str, int], tuple[Tensor, float]] = {}  # with the weights of who started there
         self._counts: dict[str, float] = {}
 
     def add(self, client: int, name: str, term: Term) -> None:
@@ -97,10 +63,7 @@ class Sum(Aggregator):
         if isinstance(term, Count):
             self._counts[name] = self._counts.get(name, 0.0) + term.number
             return
-        tensor, weight, origin = term if isinstance(term, Weighted) else Weighted(term)
-        if origin is not None:
-            _, before = self._origins.get((name, id(origin)), (origin, 0.0))
-            self._origins[name, id(origin)] = origin, before + weight
+        tensor, weight = term if isinstance(term, Weighted) else Weighted(term)
         tensor = tensor.to(self._device, _partial_dtype(tensor))
         partial = self._partial.get(name)
         if partial is None:
@@ -128,8 +91,6 @@ class Sum(Aggregator):
         """The sums in float64, over ranks in one all_reduce; and which of them are counts."""
         for name in self._partial:
             self._flush(name)
-        for (name, _), (origin, weight) in self._origins.items():
-            self._total[name].sub_(origin, alpha=weight)
         for name, number in self._counts.items():
             self._total[name] = self._total.get(name, 0.0) + scalar(number).to(self._device)
         own = {name: (tensor.shape, name in self._counts) for name, tensor in self._total.items()}
@@ -182,7 +143,7 @@ class Robust(Aggregator):
                 "of a sum, as the factors of a product are: use the plain sum (leave the aggregator out) with this "
                 "algorithm"
             )
-        self._stack.add(client, name, term.change)
+        self._stack.add(client, name, term.tensor)
         self._weights.setdefault(name, {})[client] = term.weight
 
     def close(self, total: Total) -> None:
@@ -238,6 +199,43 @@ class TrimmedMean(Robust):
         return changes.sort(dim=0).values[left_out : count - left_out].mean(0)
 
 
+class Krum(Robust):
+    """The mean of the ``kept`` changes with the lowest scores (Blanchard et al. 2017, section 4).
+
+        score(k) = sum of || x_k - x_j ||^2 over the n - wrong - 2 changes x_j nearest to x_k
+
+    It bounds what ``wrong`` clients can do together where n >= 2 wrong + 3 and honest clients' changes are alike. Where
+    honest clients differ, as hospitals do, it leaves out the unusual ones, wrong or not; and a change that is close to
+    others in most coordinates and wrong in few passes. Every entry of a report is judged by itself.
+
+    Args:
+        wrong: clients of a round that may be wrong, at most.
+        kept: changes of which the mean is taken; 1 is Krum, more Multi-Krum.
+
+    Raises:
+        UserError: a number out of its range; in a round, too few clients.
+    """
+
+    def __init__(self, wrong: int = 1, kept: int = 1) -> None:
+        super().__init__()
+        if wrong < 0 or kept < 1:
+            raise UserError(f"Krum's wrong is {wrong} and kept {kept}; they must be at least 0 and 1")
+        self.wrong, self.kept = wrong, kept
+
+    def centre(self, changes: Tensor) -> Tensor:
+        """The mean (d,) of the chosen of changes (clients, d)."""
+        clients = len(changes)
+        if clients < max(2 * self.wrong + 3, self.kept):
+            raise UserError(
+                f"Krum with wrong {self.wrong} and kept {self.kept} needs at least "
+                f"{max(2 * self.wrong + 3, self.kept)} clients, and a round has {clients}: ask more, or lower them"
+            )
+        distances = torch.cdist(changes, changes, compute_mode="donot_use_mm_for_euclid_dist").double().square()
+        nearest = distances.sort(dim=1).values[:, 1 : clients - self.wrong - 1]  # the first is its own, 0
+        chosen = nearest.sum(1).sort(stable=True).indices[: self.kept]
+        return changes[chosen.sort().values].mean(0)
+
+
 class Combination:
     """The aggregators of one exchange, entry by entry.
 
@@ -283,3 +281,49 @@ class Combination:
 def _partial_dtype(tensor: Tensor) -> torch.dtype:
     large = tensor.is_floating_point() and tensor.numel() > EXACT
     return torch.promote_types(tensor.dtype, torch.float32) if large else torch.float64
+
+
+class Veil(NamedTuple):
+    """Why single reports are not to be seen.
+
+    Attributes:
+        admits: the attribute of an aggregator that says whether it may be used.
+        why: said of a single report.
+        name: what to leave out otherwise.
+    """
+
+    admits: str
+    why: str
+    name: str
+
+
+NOISE = Veil("private", "which no noise on a sum covers", "the private mechanism")
+MASKS = Veil("secure", "which secure aggregation hides", "secure aggregation")
+
+
+def refuse_single_reports(
+    owner: object, named: Mapping[str, Aggregator], changes: Aggregator | None, veil: Veil
+) -> None:
+    """Refuse aggregators that look at single reports.
+
+    Args:
+        owner: the algorithm, for the message.
+        named: the aggregators of single entries.
+        changes: that of all other changes; None for the sum.
+        veil: why.
+
+    Raises:
+        UserError: naming the aggregator, or the algorithm and the entry.
+    """
+    if changes is not None and not getattr(changes, veil.admits):
+        raise UserError(
+            f"{type(changes).__name__} looks at every client's report by itself, {veil.why}: leave the aggregator out, "
+            f"or {veil.name}"
+        )
+    seen = [name for name, each in named.items() if not getattr(each, veil.admits)]
+    if seen:
+        raise UserError(
+            f"{type(owner).__name__} wants every client's {seen[0]!r} by itself, {veil.why}: take an algorithm whose "
+            "reports sum, such as FedAvg (for GANs FedAvgGAN, EmbeddingSites or EmbeddingOnServer; of a buffer, set "
+            f"federation.buffers exclude), or leave {veil.name} out"
+        )

@@ -1,20 +1,24 @@
-"""A federated algorithm: the server's round, and the work that its questions ask of a client."""
+"""A federated algorithm: what is broadcast, what a client does with it, and what the server makes of the answers."""
 
+import difflib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_epgan.engine.aggregation import Aggregator, Total
-from lit_epgan.engine.messages import Broadcast
+from lit_epgan.engine.client import Client
+from lit_epgan.engine.messages import Broadcast, Message, merged
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.samplers import Sampler
-from lit_epgan.engine.work import Client, Training, Work
 from lit_epgan.errors import UserError
+
+NEAR = 0.75  # how alike two names are, of 1
+OURS = "lit_epgan."
 
 
 def _no_training(batches: Iterable[Any]) -> None:
@@ -64,25 +68,25 @@ class Server:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One question to the cohort, and how its answers become a total.
+    """One question to the cohort.
 
     Attributes:
         sent: all that a client gets to see of the server, by name; or a function of the client's index that gives it.
-        question: which work is asked for, by the name that the algorithm's ``works`` knows.
+        question: the name of the algorithm's method that a client answers it by.
         training: whether the module trains to answer it; without, no batch is read and no optimizer steps.
+        answers: the class of the message that answers it (the algorithm's ``Report`` by default), and of those beside.
         to: the clients that are asked; the whole cohort by default.
         kept: names of entries that a client keeps, with their versions: one is sent, and billed, to each client once.
-        combine: aggregators of single entries of the reports; all others sum.
-        merge: whether the server's buffers, frozen parameters and networks of the algorithm are moved by the total;
+        merge: whether the server's buffers, frozen parameters and networks of the algorithm are moved by the answers;
             otherwise what came of them waits for the next exchange that merges.
     """
 
     sent: Broadcast | Callable[[int], Broadcast]
     question: str = "train"
     training: bool = True
+    answers: tuple[type[Message], ...] = ()
     to: Sequence[int] | None = None
     kept: Mapping[str, int] = field(default_factory=dict)
-    combine: Mapping[str, Aggregator] = field(default_factory=dict)
     merge: bool = True
 
     def sent_to(self, client: int) -> dict[str, Tensor]:
@@ -90,23 +94,36 @@ class Exchange:
         return dict(self.sent(client) if callable(self.sent) else self.sent)
 
 
-Rounds = Generator[Exchange, Total, None]
-"""A round of the server: it yields exchanges, and gets their totals."""
+Rounds = Generator[Exchange, Any, None]
+"""A round of the server: it yields exchanges, and is sent the merged message of each."""
 
 
 class Algorithm:
     """Base of all federated algorithms; the defaults are FedAvg's.
 
-    A round is a generator on the server: it yields exchanges, one after another, and is sent the total of each; what
-    it does between is the server's work. A client answers an exchange with ``works``, one object for each client and
-    exchange. Nothing of a client is kept on the algorithm, and nothing of the server reaches a client but what an
-    exchange sends: so one round can be driven within a process, over several ranks, or between institutions.
+    A round asks the cohort once: ``broadcast`` says what is sent, ``train`` is one client's work from top to bottom,
+    and ``merge`` takes what all clients sent, merged field by field as ``Report`` declares. An algorithm that asks more
+    than once writes ``round``. Nothing of a client is kept on the algorithm, and nothing of the server reaches a client
+    but what is sent: so one round can be run within a process, over several ranks, or between institutions.
 
     Attributes:
         on_server: submodules whose buffers clients neither change nor need: they are not sent.
     """
 
+    class Report(Message):
+        """What leaves a client.
+
+        Attributes:
+            change: theta_k - theta (d,).
+        """
+
+        change: Tensor = merged("mean")
+
     on_server: Sequence[str] = ()
+
+    def selects(self, module: nn.Module) -> bool:
+        """Whether clients look at some of their records only, as those of a class: then whether one has any is secret."""
+        return False
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
         """On the server and at every client's seat, when the module is on its device: check it, make what is public.
@@ -145,20 +162,33 @@ class Algorithm:
     def start(self, server: Server) -> None:
         """Before the first round (and after a resume, with ``server.state`` as it was): check settings, add state."""
 
-    def round(self, server: Server) -> Rounds:
-        """One round: theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k (McMahan et al. 2017, algorithm 1)."""
-        total = yield Exchange({"parameters": server.parameters})
-        server.parameters += total.mean("parameters")
+    def broadcast(self, server: Server) -> Broadcast:
+        """What a client is sent: theta (d,)."""
+        return {"parameters": server.parameters}
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The parts of a client's work on one question, in the order of their hooks.
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """One client's round.
 
         Args:
-            question: the exchange's.
-            client: who works.
-            received: what it was sent.
+            client: who trains.
+            sent: what it was sent.
         """
-        return [Training(client, received)]
+        client.fit(sent["parameters"])
+        return self.Report(change=client.change)
+
+    def merge(self, server: Server, report: Any) -> None:
+        """theta <- theta + sum_k n_k (theta_k - theta) / sum_k n_k (McMahan et al. 2017, algorithm 1).
+
+        Args:
+            server: who merges.
+            report: the cohort's ``Report``, merged.
+        """
+        server.parameters += report.change
+
+    def round(self, server: Server) -> Rounds:
+        """One round: the cohort is asked once."""
+        report = yield Exchange(self.broadcast(server), answers=(self.Report,))
+        self.merge(server, report)
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """Further sample sets worth evaluating beside the server's model, by name: n of each from ``start`` on."""
@@ -185,6 +215,15 @@ class Around(Algorithm):
     def on_server(self) -> Sequence[str]:  # type: ignore[override]
         """The inner algorithm's."""
         return self.inner.on_server
+
+    @property
+    def Report(self) -> type[Message]:  # type: ignore[override]  # noqa: N802  it stands for a class
+        """The inner algorithm's."""
+        return self.inner.Report
+
+    def selects(self, module: nn.Module) -> bool:
+        """As the inner algorithm."""
+        return self.inner.selects(module)
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
         """The inner algorithm's networks."""
@@ -218,9 +257,14 @@ class Around(Algorithm):
         """The inner algorithm's round."""
         yield from self.inner.round(server)
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The inner algorithm's work."""
-        return self.inner.works(question, client, received)
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """The inner algorithm's."""
+        return self.inner.train(client, sent)
+
+    def __getattr__(self, question: str) -> Any:
+        if question.startswith("_") or question == "inner":
+            raise AttributeError(question)
+        return getattr(self.inner, question)  # the methods that answer the inner algorithm's own questions
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """The inner algorithm's."""
@@ -231,20 +275,20 @@ class Around(Algorithm):
         return self.inner.guarantee()
 
 
-def passing(rounds: Rounds, out: Callable[[Exchange], Exchange], back: Callable[[Exchange, Total], None]) -> Rounds:
+def passing(rounds: Rounds, out: Callable[[Exchange], Exchange], back: Callable[[Exchange, Message], None]) -> Rounds:
     """Another algorithm's round, with a look at what passes.
 
     Args:
         rounds: the round.
         out: gives the exchange that is yielded in an exchange's place.
-        back: takes, from each total, what is not the other algorithm's.
+        back: takes, from each merged message, the part that stands beside the other algorithm's.
     """
     asked = next(rounds, None)
     while asked is not None:
-        total = yield out(asked)
-        back(asked, total)
+        report = yield out(asked)
+        back(asked, report)
         try:
-            asked = rounds.send(total)
+            asked = rounds.send(report)
         except StopIteration:
             return
 
@@ -260,3 +304,28 @@ def check_server_training(algorithm: Algorithm, server_steps: int, batch_size: i
             f"{type(algorithm).__name__}: server_steps and batch_size are {server_steps} and {batch_size}; "
             "both must be at least 1"
         )
+
+
+def check_hooks(kind: type, base: type) -> None:
+    """Refuse a user's class with a method whose name is nearly a hook's, where the class lacks the hook itself.
+
+    Args:
+        kind: the class.
+        base: whose methods are the hooks.
+
+    Raises:
+        UserError: names the method and the hook.
+    """
+    own = [each for each in kind.__mro__ if issubclass(each, base) and not each.__module__.startswith(OURS)]
+    if not own:
+        return
+    given = {name for each in own for name, value in vars(each).items() if isinstance(value, FunctionType)}
+    known = {name for each in kind.__mro__ if each not in own for name in dir(each)}
+    hooks = [name for name in dir(base) if not name.startswith("_") and name not in given]
+    for name in sorted(given - known):
+        close = [] if name.startswith("_") else difflib.get_close_matches(name, hooks, n=1, cutoff=NEAR)
+        if close:
+            raise UserError(
+                f"{kind.__name__}.{name} is never called: did you mean the hook {close[0]}? A method of your own may "
+                f"be called _{name}."
+            )

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import SUMMED, Total
-from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
+from lit_epgan.engine.aggregation import SUMMED
+from lit_epgan.engine.algorithm import Algorithm
+from lit_epgan.engine.client import Client, StepHooks
+from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Total, Weighted, tensor_of
 from lit_epgan.engine.samplers import Sampler
-from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 
 
@@ -92,19 +93,25 @@ class Mechanism:
         """What every client has to know of it, such as a bound that moves; sent with each task."""
         return {}
 
-    def around(self, works: list[Work], client: Client, algorithm: str, training: bool) -> list[Work]:
-        """What a client does in place of an algorithm's ``works``, and what they get to see of it.
+    def around(self, client: Client, algorithm: Algorithm, training: bool) -> Client:
+        """The client as an algorithm gets to see it, its steps told what the mechanism does in them.
 
         Args:
-            works: the algorithm's, in their order.
-            client: whose they are.
-            algorithm: its name, for messages.
+            client: who is about to do a task.
+            algorithm: whose task it is.
             training: whether the question is answered by training.
 
         Raises:
-            UserError: they must not be done.
+            UserError: the task must not be done.
         """
-        return works
+        return client
+
+    def check_steps(self, hooks: StepHooks, algorithm: Algorithm) -> None:
+        """A client's steps are about to begin.
+
+        Raises:
+            UserError: they must not be told this.
+        """
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
         """What leaves the client in place of ``report``; ``received``: what it was sent, ``broadcast`` included."""

@@ -1,31 +1,41 @@
-"""What travels between the server and a client: dictionaries of tensors by name."""
+"""What travels between the server and a client. A message declares, field by field, how the clients' values merge."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
 
+M = TypeVar("M", bound="Message")
+Kind = Literal["mean", "sum", "product", "stack", "records", "count"]
+
+
+def merged(kind: Kind, factor: type | None = None, **options: Any) -> Any:
+    """A message's field, and how the clients' values of it become the server's.
+
+        mean      sum_k w_k x_k / sum_k w_k, weighted by the message's ``weight``, n_k by default; a robust aggregator
+                  may stand for it
+        sum       sum_k x_k, a tensor; a client that sends None adds nothing
+        product   the product of Gaussians: their natural parameters add up
+        stack     every client's own tensor, by the client's index: the server sees each by itself
+        records   sum_k x_k of numbers that grow with a client's records; a mechanism bounds each
+        count     sum_k x_k of numbers that say nothing of what was learnt
+
+    Args:
+        kind: how.
+        factor: of a product, the class of its factors: a named tuple or dataclass of tensors.
+        options: ``default`` where the field need not be given.
+    """
+    return field(metadata={"kind": kind, "factor": factor}, **options)
+
 
 class Weighted(NamedTuple):
-    """``weight * (tensor - origin)``, not worked out: a sum takes it in one pass, a median looks at the change alone.
-
-    Attributes:
-        tensor: where the client is.
-        weight: n_k.
-        origin: where it started, the same for every client and unchanged until the exchange is closed; None for zero.
-    """
+    """``weight * tensor``, not worked out: a sum takes it in one pass, a median looks at the tensor alone."""
 
     tensor: Tensor
     weight: float = 1.0
-    origin: Tensor | None = None
-
-    @property
-    def change(self) -> Tensor:
-        """tensor - origin, worked out."""
-        return self.tensor if self.origin is None else self.tensor - self.origin
 
 
 class Count(NamedTuple):
@@ -47,7 +57,115 @@ Broadcast = Mapping[str, Tensor]
 """What the server sends: all that a client can see of it."""
 
 Report = Mapping[str, Term]
-"""What a client sends: changes, so that zero says "nothing learnt"."""
+"""A client's message as it is summed, clipped, masked and sent: entries by name."""
+
+
+@dataclass
+class Total:
+    """The reports of a cohort, combined.
+
+    Attributes:
+        sums: by name, the sum over clients (float64), or what stands for it.
+        each: by name, every client's own tensor, by its index: the entries that were asked for one by one.
+        counts: names of the sums that say nothing of what was learnt.
+    """
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    each: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    counts: frozenset[str] = frozenset()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.sums[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.sums
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(merged,))
+@dataclass(kw_only=True, eq=False)
+class Message:
+    """Base of what a client sends, and of what the server gets back: the same fields, merged over the cohort.
+
+    A subclass names its fields with ``merged``. At the server a field that no client has sent is None, and the numbers
+    are tensors (1,) in float64.
+
+    Attributes:
+        weight: what the means are weighted by, n_k unless the client says otherwise; at the server its sum.
+    """
+
+    weight: float | None = None
+    _kinds: ClassVar[dict[str, Field]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        dataclass(kw_only=True, eq=False)(cls)
+        cls._kinds = {each.name: each for each in fields(cls) if "kind" in each.metadata}  # type: ignore[arg-type]
+        unmerged = [each.name for each in fields(cls) if each.name not in cls._kinds and each.name != "weight"]
+        if unmerged:
+            raise TypeError(f"{cls.__qualname__}.{unmerged[0]} does not say how it merges: give it merged(...)")
+
+    @classmethod
+    def stacked(cls) -> list[str]:
+        """Names of the fields that the server sees client by client."""
+        return [name for name, each in cls._kinds.items() if each.metadata["kind"] == "stack"]
+
+    def beside(self, other: "Message") -> Self:
+        """This message with another one of other fields beside it, which an algorithm around this one's sends."""
+        self._others = (*self.__dict__.get("_others", ()), other)
+        return self
+
+    def part(self, kind: type[M]) -> M:
+        """At the server: the message that came ``beside`` this one."""
+        return kind.of(self.__dict__["_total"])
+
+    def terms(self, records: float) -> dict[str, Term]:
+        """The entries as they travel.
+
+        Args:
+            records: n_k.
+        """
+        weight = records if self.weight is None else self.weight
+        found: dict[str, Term] = {"weight": Count(weight, True)}
+        for name, each in self._kinds.items():
+            value, kind = getattr(self, name), each.metadata["kind"]
+            if value is None:
+                continue
+            if kind == "mean":
+                found[name] = Weighted(value, weight)
+            elif kind in ("records", "count"):
+                found[name] = Count(float(value), kind == "records")
+            elif kind == "product":
+                found |= {f"{name}.{part}": getattr(value, part) for part in parts(each.metadata["factor"])}
+            else:
+                found[name] = value
+        for other in self.__dict__.get("_others", ()):
+            found = other.terms(records) | found
+        return found
+
+    @classmethod
+    def of(cls, total: Total) -> Self:
+        """The merged message of a total."""
+        sums, weight = total.sums, total.sums.get("weight")
+        values: dict[str, Any] = {}
+        for name, each in cls._kinds.items():
+            kind, factor = each.metadata["kind"], each.metadata["factor"]
+            if kind == "stack":
+                values[name] = total.each.get(name, {})
+            elif kind == "product":
+                names = [f"{name}.{part}" for part in parts(factor)]
+                values[name] = factor(*(sums[n] for n in names)) if names[0] in sums else None
+            else:
+                values[name] = sums.get(name)
+                if kind == "mean" and values[name] is not None:
+                    values[name] = values[name] / weight
+        found = cls(**values, weight=weight)  # type: ignore[arg-type]
+        found.__dict__["_total"] = total
+        return found
+
+
+def parts(factor: type) -> list[str]:
+    """Names of a factor's tensors."""
+    return list(getattr(factor, "_fields", ())) or [each.name for each in fields(factor)]
 
 
 @dataclass(frozen=True)
@@ -58,8 +176,8 @@ class Task:
         client: the client's index among all clients.
         round: the round's number, from 0.
         exchange: the exchange's number within the round, from 0.
-        question: which work is asked for; the algorithm's ``works`` knows its name.
-        training: whether the work is done by the module's own training steps.
+        question: the name of the algorithm's method that answers it.
+        training: whether it is answered by the module's own training steps.
         received: the tensors that the server sent.
         kept: those of them, by name, that the client keeps from now on.
         known: those of the kept ones that it has already: they need not travel.
@@ -78,21 +196,15 @@ class Task:
 
 
 def tensor_of(term: Term) -> Tensor:
-    """The tensor of a report's entry, without its weight: the change where there is one."""
+    """The tensor of a report's entry, without its weight."""
     if isinstance(term, Count):
         return scalar(term.number)
-    return term.change if isinstance(term, Weighted) else term
+    return term.tensor if isinstance(term, Weighted) else term
 
 
 def nbytes(message: Report | Broadcast) -> int:
-    """Bytes of all tensors of a message, as they are held."""
-    return sum(_nbytes(term) for term in message.values())
-
-
-def _nbytes(term: Term) -> int:
-    if isinstance(term, Count):
-        return 8
-    return (term.tensor if isinstance(term, Weighted) else term).nbytes
+    """Bytes of all tensors of a message, as they are held; a number has 8."""
+    return sum(8 if isinstance(term, Count) else tensor_of(term).nbytes for term in message.values())
 
 
 def is_finite(report: Report) -> bool:
@@ -101,17 +213,14 @@ def is_finite(report: Report) -> bool:
 
 
 def norm(report: Report) -> float:
-    """The 2-norm of a report's tensors, without weights and counts; not finite where any number in it is not.
-
-    Where a change is held as where a client is and where it started, it is the norm of where the client is: one read.
-    """
+    """The 2-norm of a report's tensors, without weights and counts; not finite where any number in it is not."""
     return math.hypot(*map(_size, report.values()))
 
 
 def _size(term: Term) -> float:
     if isinstance(term, Count):
         return 0.0 * term.number  # NaN unless it is finite
-    tensor, weight, _ = term if isinstance(term, Weighted) else Weighted(term)
+    tensor, weight = term if isinstance(term, Weighted) else Weighted(term)
     return _norm(tensor) + 0.0 * weight
 
 

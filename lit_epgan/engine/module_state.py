@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine.aggregation import AS, Aggregator, Stack, Total
+from lit_epgan.engine.aggregation import AS, Aggregator, Stack
 from lit_epgan.engine.buffers import Merge, choose_merges, merged_extremes, refuse_unmatched
 from lit_epgan.engine.changes import change, changed, moved, same
-from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted
+from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Total, Weighted
 from lit_epgan.engine.parameters import matches
 from lit_epgan.engine.spectral import settle_spectral_norms
 from lit_epgan.errors import UserError

@@ -60,7 +60,7 @@ class AlgorithmNetworks:
 
     def changes(self, weight: float) -> Report:
         """How far they are from the server's, weighted by ``weight``."""
-        return {} if self.server is None else {NAME: Weighted(self._flat.vector, weight, self.server)}
+        return {} if self.server is None else {NAME: Weighted(self._flat.vector - self.server, weight)}
 
     def apply(self, change: Tensor) -> None:
         """Move the server's networks."""

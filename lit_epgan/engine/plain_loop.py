@@ -1,9 +1,8 @@
-"""A driver of the engine's rounds without a Trainer: a plain loop over clients, batches and steps."""
+"""A federation without a Trainer: the same rounds and clients, over plain modules, batches and losses."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -12,9 +11,6 @@ from torch import Tensor, nn
 from lit_epgan.engine.aggregation import Aggregator
 from lit_epgan.engine.algorithm import Algorithm, Server
 from lit_epgan.engine.attributes import Attributes
-from lit_epgan.engine.federation import Federation, cohorts_by
-from lit_epgan.engine.jobs import Answer, Job
-from lit_epgan.engine.local_loop import LocalLoop
 from lit_epgan.engine.mechanisms import Mechanism, Plan
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.module_state import ModuleState
@@ -22,11 +18,10 @@ from lit_epgan.engine.networks import AlgorithmNetworks
 from lit_epgan.engine.optimizer_state import OptimizerStates
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.rounds import Round
+from lit_epgan.engine.rounds import Federation, Round, cohorts_by, run_round
+from lit_epgan.engine.runner import Answer, ClientRunner, LocalData, Model, bounded, optimized_parameters
 from lit_epgan.engine.samplers import Everyone, Sampler
-from lit_epgan.engine.seat import Seat
-from lit_epgan.engine.side_by_side import StepHook
-from lit_epgan.engine.workplace import Workplace, load_server, optimized_parameters
+from lit_epgan.engine.side_by_side import Job, SideBySide, StepHook
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 
@@ -80,7 +75,7 @@ class PlainFederation:
         networks = AlgorithmNetworks(algorithm, module, flat.vector, seed)
         tensors = ModuleState(module, flat.names, buffers=buffers, on_server=algorithm.on_server)
         optimizers = [optimizer(module.parameters())]
-        self.place = Workplace(
+        self.model = Model(
             module,
             flat,
             optimized_parameters(optimizers, flat),
@@ -98,11 +93,12 @@ class PlainFederation:
         self.federation = Federation(
             algorithm, server, tensors, networks, names, list(range(len(names))), drawn, aggregator, mechanism
         )
-        self.seat = Seat(algorithm, self.place, names, seed, mechanism)
-        for each in self.place.optimized:
-            each.optimizer.register_step_post_hook(StepHook(partial(self.seat.after_step, each)))
+        self.runner = ClientRunner(algorithm, self.model, names, seed, self._step, mechanism)
+        for each in self.model.optimized:
+            each.optimizer.register_step_post_hook(StepHook(partial(self.runner.after_step, each)))
         self.sequential_for: str | None = None
-        self.loop = LocalLoop(self.seat, lambda module, batch, _: (loss(module, batch), {}), vectorized, self._told)
+        together = SideBySide(self.runner, lambda module, batch, _: (loss(module, batch), {}), self._told)
+        self._side_by_side = together if vectorized else None
         algorithm.start(server)
 
     @property
@@ -128,15 +124,12 @@ class PlainFederation:
     @torch.no_grad()
     def round(self, number: int) -> Round:
         """One round."""
-        self.place.optimizers.round_begins()
-        self.place.attributes.round_begins()
+        self.model.optimizers.round_begins()
+        self.model.attributes.round_begins()
         round_ = Round(self.federation, number)
-        while round_.exchange is not None:
-            for client, answer in self.answers(self._asked(round_)):
-                round_.receive(client, answer)
-            round_.close()
-        load_server(self.place, self.server.parameters)
-        self.place.tensors.settle(number)
+        run_round(round_, lambda asking: self.answers(self._asked(asking)))
+        self.model.load_server(self.server.parameters)
+        self.model.tensors.settle(number)
         return round_
 
     def _asked(self, round_: Round) -> Iterator[tuple[Task, Private]]:
@@ -150,31 +143,37 @@ class PlainFederation:
         Args:
             asked: every client's task, and what it keeps, as a copy that may be changed.
         """
-        jobs: Iterator[Job] = (
-            Job(task, private, self._read(task), self.records[task.client]) for task, private in asked
-        )
-        first = next(jobs, None)
-        if first is None:
-            return
-        jobs = chain([first], jobs)
-        if first.task.training:  # all tasks of an exchange do, or none
-            yield from ((job.task.client, answer) for job, answer in self.loop.answers(jobs))
-        else:
-            yield from ((job.task.client, self.seat.answer(job.task, job.private, job.weight)) for job in jobs)
-
-    def _read(self, task: Task) -> list[Any]:
-        return list(self.batches(task.client, task.round)) if task.training else []
+        if self._side_by_side is not None:
+            listed = list(asked)
+            if all(task.training for task, _ in listed):
+                jobs = (Job(t, own, list(self.batches(t.client, t.round)), self.records[t.client]) for t, own in listed)
+                yield from ((job.task.client, answer) for job, answer in self._side_by_side.answers(jobs))
+                return
+            asked = listed
+        for task, private in asked:
+            yield task.client, self.answer(task, private)
 
     def answer(self, task: Task, private: Private) -> Answer:
         """What one client does with its task."""
-        ((_, answer),) = self.answers([(task, private)])
-        return answer
+        records = self.records[task.client]
+        read = list(self.batches(task.client, task.round)) if task.training else []
+        return self.runner.run(task, private, LocalData(bounded(iter(read), lambda _: records), len(read), records))
+
+    def _step(self, batch: Any, last: bool, number: int) -> bool:
+        optimized = self.model.optimized[0]
+        taken = self.runner.take(batch)
+        optimized.optimizer.zero_grad()
+        loss, extra = self.loss(self.module, taken), self.runner.extra_loss()
+        (loss if extra is None else loss + extra).backward()
+        self.runner.before_step(optimized)
+        optimized.optimizer.step()
+        return True
 
     def _told(self, reason: str) -> None:
         self.sequential_for = reason
 
     def _gradient(self, batches: Iterator[Any]) -> Tensor:
-        flat, rows = self.place.flat, 0
+        flat, rows = self.model.flat, 0
         total = torch.zeros_like(flat.vector)
         for batch in batches:
             n = len(batch[0])
@@ -192,16 +191,16 @@ class PlainFederation:
 
     @contextmanager
     def _holding(self) -> Iterator[None]:
-        load_server(self.place, self.server.parameters)
+        self.model.load_server(self.server.parameters)
         with torch.enable_grad():
             yield
-        self.server.parameters.copy_(self.place.flat.vector)
-        self.place.tensors.adopt(self.server.round)
+        self.server.parameters.copy_(self.model.flat.vector)
+        self.model.tensors.adopt(self.server.round)
 
     def _train(self, batches: Iterable[Any]) -> None:
         with self._holding():
             for batch in batches:
-                optimizer = self.place.optimized[0].optimizer
+                optimizer = self.model.optimized[0].optimizer
                 optimizer.zero_grad()
                 self.loss(self.module, batch).backward()
                 optimizer.step()

@@ -1,28 +1,30 @@
-"""One round on the server: the algorithm's exchanges, one after another, whoever carries tasks and reports."""
+"""The server's side: one round, whoever carries tasks and answers."""
 
 import copy
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import Combination
-from lit_epgan.engine.algorithm import Exchange
+from lit_epgan.engine.aggregation import MASKS, NOISE, Aggregator, Combination, Stack, refuse_single_reports
+from lit_epgan.engine.algorithm import Algorithm, Exchange, Server
 from lit_epgan.engine.causes import Causes
 from lit_epgan.engine.collectives import all_reduce, gather_objects, rank, ranks
-from lit_epgan.engine.divergence import ReportNorms
-from lit_epgan.engine.federation import Federation
-from lit_epgan.engine.jobs import Answer
-from lit_epgan.engine.mechanisms import refuse_buffers
-from lit_epgan.engine.merging import Merging
-from lit_epgan.engine.messages import Report, Task, is_finite, nbytes, norm, scalar
-from lit_epgan.engine.module_state import PREFIX
-from lit_epgan.engine.private import Private
-from lit_epgan.engine.server_copy import ServerCopy
-from lit_epgan.engine.sums_alone import MASKS, NOISE, refuse_single_reports
+from lit_epgan.engine.divergence import ReportNorms, largest_norm, overflowing
+from lit_epgan.engine.mechanisms import Mechanism, refuse_buffers
+from lit_epgan.engine.messages import Report, Task, Total, is_finite, nbytes, norm, scalar
+from lit_epgan.engine.module_state import PREFIX, ModuleState
+from lit_epgan.engine.networks import NAME as NETWORKS
+from lit_epgan.engine.networks import AlgorithmNetworks
+from lit_epgan.engine.private import Private, PrivateStates
+from lit_epgan.engine.runner import WEIGHT, Answer
+from lit_epgan.engine.samplers import Everyone, Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.randomness import derive_seed, seed_streams
@@ -30,6 +32,129 @@ from lit_epgan.randomness import derive_seed, seed_streams
 BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
 HIDDEN = "whose update it was is hidden: lower the learning rate, or bound updates by a mechanism such as NormClipping"
 CLIPPED = "whose update it was is hidden, and each is clipped: lower the noise, or the server's learning rate"
+
+
+@dataclass
+class Federation:
+    """The server's side of a federation.
+
+    Attributes:
+        algorithm: whose rounds are run.
+        server: what the algorithm sees.
+        tensors: what of the server's module lies outside the flat vector.
+        networks: the algorithm's own.
+        names: the clients' names.
+        active: indices of the clients that hold data.
+        sampler: draws the cohorts.
+        aggregator: stands for the sum of the clients' changes; None for the sum.
+        mechanism: sees all totals.
+        private: what the clients keep; each rank holds its own clients'.
+        secure: whether the server sees sums of reports alone.
+    """
+
+    algorithm: Algorithm
+    server: Server
+    tensors: ModuleState
+    networks: AlgorithmNetworks
+    names: list[str]
+    active: list[int]
+    sampler: Sampler = field(default_factory=Everyone)
+    aggregator: Aggregator | None = None
+    mechanism: Mechanism | None = None
+    private: PrivateStates = field(default_factory=PrivateStates)
+    secure: bool = False
+
+
+def cohorts_by(algorithm: Algorithm, sampler: Sampler, mechanism: Mechanism | None) -> Sampler:
+    """What draws the cohorts: the sampler that is set, as the algorithm and then the mechanism want it."""
+    drawn = algorithm.sampler(sampler)
+    return drawn if mechanism is None else mechanism.sampler(drawn)
+
+
+class ServerCopy:
+    """All that a round changes at the server; the clients' private states have a way back of their own.
+
+    Args:
+        federation: whose server it is.
+
+    Attributes:
+        parameters: the flat vector (d,).
+        tensors: what of the module lies outside it, by name.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        server, tensors = federation.server, federation.tensors
+        self._federation = federation
+        self.parameters = server.parameters.clone()
+        self.tensors = dict(tensors.server)  # they are replaced, never written to
+        self._versions = dict(tensors.versions)
+        self._state = {name: value.clone() for name, value in server.state.items()}
+        self._networks = None if federation.networks.server is None else federation.networks.server.clone()
+
+    def restore(self) -> None:
+        """Make the server what it was."""
+        federation = self._federation
+        federation.server.parameters.copy_(self.parameters)
+        federation.server.state.clear()
+        federation.server.state.update({name: value.clone() for name, value in self._state.items()})
+        if federation.networks.server is not None and self._networks is not None:
+            federation.networks.server.copy_(self._networks)
+        federation.tensors.go_back(self.tensors, self._versions)
+
+    def trouble(self) -> str | None:
+        """What of the server must not be kept, as it has become since; None where all may be."""
+        federation, server = self._federation, self._federation.server
+        learnt = {"the server's model": server.parameters}
+        learnt |= {f"the algorithm's {name!r}": value for name, value in server.state.items()}
+        if federation.networks.server is not None:
+            learnt["the algorithm's networks"] = federation.networks.server
+        trouble = overflowing(learnt, largest_norm(server.parameters.dtype))
+        for name, value in federation.tensors.server.items():
+            before = self.tensors.get(name)
+            if trouble is None and value is not before and value.is_floating_point():
+                was = torch.isfinite(before) if before is not None and before.shape == value.shape else True
+                if bool((~torch.isfinite(value) & was).any()):
+                    trouble = f"the buffer {name!r} would not be finite"
+        return trouble
+
+
+class _OutsideTheAlgorithm:
+    """What is merged whatever the algorithm does: buffers, frozen parameters that moved, the algorithm's networks.
+
+    Args:
+        federation: the server's side.
+        number: of the round, from 0.
+    """
+
+    def __init__(self, federation: Federation, number: int) -> None:
+        self._federation, self._number = federation, number
+        self._waiting = Total()
+
+    @property
+    def waits(self) -> bool:
+        """Whether an exchange has brought something that is not merged yet."""
+        return WEIGHT in self._waiting
+
+    def take(self, total: Total, now: bool) -> None:
+        """Take what is merged out of an exchange's total; ``now``: whether to merge it, with all that waits."""
+        federation, waiting = self._federation, self._waiting
+        for name in [n for n in total.sums if n in (WEIGHT, NETWORKS) or n.startswith(PREFIX)]:
+            value = total.sums.pop(name)
+            waiting.sums[name] = waiting.sums[name] + value if name in waiting else value
+        for name in [n for n in total.each if n.startswith(PREFIX)]:
+            waiting.each.setdefault(name, {}).update(total.each.pop(name))
+        if not now or not self.waits:
+            return
+        self._waiting = Total()
+        weight = waiting.sums.pop(WEIGHT)
+        for name in federation.tensors.apply(waiting, weight, self._number):
+            warnings.warn(
+                f"round {self._number}: the buffer {name!r} has different shapes at different clients and stays the "
+                "server's: keep it local, or let it have one shape",
+                stacklevel=2,
+            )
+        if NETWORKS in waiting:
+            federation.networks.apply(waiting.sums.pop(NETWORKS) / weight)
 
 
 class Round:
@@ -67,7 +192,7 @@ class Round:
         self._norms = ReportNorms(federation.names, number)
         self._exchanges = 0
         self._asked_of: set[tuple[int, str | bool]] = set()
-        self._merging = Merging(federation, number)
+        self._merging = _OutsideTheAlgorithm(federation, number)
         self.budget: dict[str, Tensor] = {}
         self._seed("server", "update")
         self._generator = federation.algorithm.round(server)
@@ -91,7 +216,9 @@ class Round:
                 "guarantee does not cover: leave the private mechanism out"
             )
         self.asked = [k for k in to if k % ranks() == rank() and k not in self.dropped]
-        named = {**exchange.combine, **(federation.tensors.combine() if exchange.training else {})}
+        self._answers = exchange.answers or (federation.algorithm.Report,)
+        named: dict[str, Aggregator] = {name: Stack() for kind in self._answers for name in kind.stacked()}
+        named |= federation.tensors.combine() if exchange.training else {}
         if self._private:
             refuse_single_reports(federation.algorithm, named, federation.aggregator, NOISE)
         if federation.secure:
@@ -253,7 +380,7 @@ class Round:
         self._seed(*words)
         self._exchanges += 1
         try:
-            self.exchange = self._generator.send(total)
+            self.exchange = self._generator.send(self._answers[0].of(total))
         except StopIteration:
             self.exchange = None
         self._ask()
@@ -289,3 +416,21 @@ class Round:
 
     def _seed(self, *words: int | str) -> None:
         seed_streams(derive_seed(self._federation.server.seed, self.number, *words))
+
+
+def run_round(
+    round_: Any,
+    answers: Callable[[Any], Iterable[tuple[int, Answer]]],
+    look: Callable[[int], str | None] = lambda _: None,
+) -> None:
+    """The whole round: every exchange goes to the clients, whose answers are taken in and combined.
+
+    Args:
+        round_: a ``Round``, or what stands for it where the server is elsewhere.
+        answers: asks the clients of ``asked``, and gives each one's index and answer.
+        look: looks for the cause in a client's data, where its update is not finite.
+    """
+    while round_.exchange is not None:
+        for client, answer in answers(round_):
+            round_.receive(client, answer, partial(look, client))
+        round_.close()

@@ -5,13 +5,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from lit_epgan.engine.jobs import Answer
-from lit_epgan.engine.messages import Count, Report, Task, Term, Weighted, tensor_of
+from lit_epgan.engine.messages import Count, Report, Task, Weighted, tensor_of
 from lit_epgan.engine.private import Private
+from lit_epgan.engine.runner import Answer
 
 LENGTH = 8  # bytes of the header's length
 
@@ -48,61 +47,27 @@ def decode_task(data: bytes, cache: dict[str, Tensor]) -> Task:
     return Task(*what, received, frozenset(header["kept"]), frozenset(header["known"]), header.get("again", False))
 
 
-def encode_answer(answer: Answer, task: Task | None = None) -> bytes:
-    """An answer as bytes, without the client's private state, which stays where it is.
-
-    Args:
-        answer: what comes of a task.
-        task: an entry that says how far from what the task has sent a client is then travels as where the client is, so
-            that the server works the change out in its own precision, as it would beside the client.
-    """
-    terms = dict(answer.report)
-    moved = [name for name, term in terms.items() if task is not None and _starts_there(term, task.received.get(name))]
+def encode_answer(answer: Answer) -> bytes:
+    """An answer as bytes, without the client's private state, which stays where it is."""
+    terms = answer.report
     header = {
-        "moved": moved,
         "steps": answer.steps,
         "weights": {name: term.weight for name, term in terms.items() if isinstance(term, Weighted)},
         "counts": {name: list(term) for name, term in terms.items() if isinstance(term, Count)},
     }
-    tensors = {
-        name: tensor_of(term) for name, term in terms.items() if name not in moved and not isinstance(term, Count)
-    }
-    return _packed(header, tensors | {name: _place(terms[name]) for name in moved})
+    return _packed(header, {name: tensor_of(term) for name, term in terms.items() if not isinstance(term, Count)})
 
 
-def _starts_there(term: Term, sent: Tensor | None) -> bool:
-    """Whether an entry is a change from what was sent."""
-    origin = term.origin if isinstance(term, Weighted) else None
-    return origin is not None and sent is not None and (origin is sent or torch.equal(origin, sent))
-
-
-def _place(term: Term) -> Tensor:
-    assert isinstance(term, Weighted)
-    return term.tensor
-
-
-def decode_answer(data: bytes, task: Task | None = None) -> Answer:
+def decode_answer(data: bytes) -> Answer:
     """The answer in ``data``, with no private state.
 
-    Args:
-        data: what ``encode_answer`` gave.
-        task: what it answers, as it was sent.
-
     Raises:
-        ValueError: a weight, a count or the number of steps is no finite number, or a change is from what was not sent.
+        ValueError: a weight, a count or the number of steps is no finite number.
     """
     header, tensors = _unpacked(data)
-    moved = set(header.get("moved", []))
-    if moved and (task is None or not moved <= task.received.keys() & header["weights"].keys()):
-        raise ValueError(f"changes of {', '.join(sorted(map(str, moved)))} from what was not sent")
-    sent = {name: task.received[name] for name in moved} if task is not None else {}
-    for name, origin in sent.items():
-        if name not in tensors or tensors[name].shape != origin.shape:
-            raise ValueError(f"a change of {name} from what has another shape")
     weights = {name: _number(weight) for name, weight in header["weights"].items()}
     counts = {name: Count(_number(number), bool(of)) for name, (number, of) in header["counts"].items()}
-    weighted = {n: Weighted(t, weights[n], sent.get(n)) if n in weights else t for n, t in tensors.items()}
-    report: Report = {**weighted, **counts}
+    report: Report = {n: Weighted(t, weights[n]) if n in weights else t for n, t in tensors.items()} | counts
     return Answer(report, Private(), int(_number(header["steps"])))
 
 

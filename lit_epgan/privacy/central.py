@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from lit_epgan.engine.aggregation import Total
+from lit_epgan.engine.algorithm import Algorithm
+from lit_epgan.engine.client import Client
 from lit_epgan.engine.collectives import all_reduce, gather_objects, rank
 from lit_epgan.engine.mechanisms import Mechanism, Plan, flat_norm
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
+from lit_epgan.engine.runner import WEIGHT
 from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
-from lit_epgan.engine.seat import WEIGHT
-from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.book import EVERYONE, Account, Budget
@@ -85,19 +86,19 @@ class CentralNoise(Mechanism):
 
     # The client -------------------------------------------------------------------------------------------------------
 
-    def around(self, works: list[Work], client: Client, algorithm: str, training: bool) -> list[Work]:
-        """The algorithm's works.
+    def around(self, client: Client, algorithm: Algorithm, training: bool) -> Client:
+        """The client as it is.
 
         Raises:
             UserError: whether a client has records that are looked at would leave without noise, in the number of those
                 who have.
         """
-        if any(work.selects for work in works):
+        if algorithm.selects(client.module):
             raise UserError(
-                f"{algorithm} looks at the records of one class, and how many clients have any would leave without "
-                "noise: give the clients data of that class alone, and set model.label to null"
+                f"{type(algorithm).__name__} looks at the records of one class, and how many clients have any would "
+                "leave without noise: give the clients data of that class alone, and set model.label to null"
             )
-        return works
+        return client
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
         """The report, clipped to a norm of ``bound``; all zeros where it is not finite. Weights are 1."""

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from lit_epgan.engine.aggregation import Total
+from lit_epgan.engine.algorithm import Algorithm
+from lit_epgan.engine.client import Client
 from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
-from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.central import CentralNoise
 from lit_epgan.randomness import secure_normal
@@ -71,10 +72,10 @@ class DistributedNoise(CentralNoise):
         deviation = self._planned.noise_multiplier * self.bound / math.sqrt(self._shares)
         return {HONEST: torch.tensor([deviation], dtype=torch.float64)}
 
-    def around(self, works: list[Work], client: Client, algorithm: str, training: bool) -> list[Work]:
+    def around(self, client: Client, algorithm: Algorithm, training: bool) -> Client:
         """As for ``CentralNoise``; how many clients there are is remembered."""
         self._clients = client.clients
-        return super().around(works, client, algorithm, training)
+        return super().around(client, algorithm, training)
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
         """The clipped report with the client's share of the noise, in float64.

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.batches import mapped, rows, stand_in, stands_in
 from lit_epgan.privacy.clipped_gradients import ClippedGradients
@@ -17,7 +16,7 @@ from lit_epgan.privacy.refusals import HOOK, Held, refuse_layers_that_mix, refus
 Normal = Callable[[int], Tensor]
 
 
-class NoisySteps(Work):
+class NoisySteps:
     """Puts, in every local step, DP-SGD's gradient in the place of the records'.
 
         g = (sum_i g_i min(1, C / ||g_i||) + N(0, (z C)^2 I)) / b,    b the expected number of records, public
@@ -29,7 +28,8 @@ class NoisySteps(Work):
     that an algorithm has put together, rows of others beside the client's own have their gradient as it is.
 
     Args:
-        client: who works.
+        module: the client's.
+        algorithm: its name, for messages.
         bound: C.
         deviation: z C.
         expected: b.
@@ -39,29 +39,36 @@ class NoisySteps(Work):
     """
 
     def __init__(
-        self, client: Client, bound: float, deviation: float, expected: int, normal: Normal, at_once: int, check: bool
+        self,
+        module: nn.Module,
+        algorithm: str,
+        bound: float,
+        deviation: float,
+        expected: int,
+        normal: Normal,
+        at_once: int,
+        check: bool,
     ) -> None:
-        super().__init__(client, {})
+        self.module, self.algorithm = module, algorithm
         self.bound, self.deviation, self.expected, self.at_once = bound, deviation, expected, at_once
         self.normal, self.check = normal, check
-        self._automatic: bool = getattr(client.module, "automatic_optimization", True)
-        self._own = client.module.__dict__.get("training_step")
-        self._installed = self._asked = False
+        self._automatic: bool = getattr(module, "automatic_optimization", True)
+        self._own = module.__dict__.get("training_step")
+        self._asked = False
         self._records: Any = None
         self._looked_at: nn.Module | None = None
         self._clipped: ClippedGradients | None = None
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         """Take the place of the module's loss.
 
         Raises:
             UserError: the module has none to take.
         """
-        module = self.client.module
+        module = self.module
         step = getattr(module, "training_step", None)
         if step is None:
             raise UserError(f"RecordNoise trains a module with a training_step, and {type(module).__name__} has none")
-        self._installed = True
         if not self._automatic:
             refuse_without_hook(module)
             setattr(module, HOOK, self._over_records)
@@ -84,13 +91,10 @@ class NoisySteps(Work):
         self._stand_in = stand_in(batch, self.expected)
         return self._stand_in
 
-    def leave(self) -> None:
+    def __exit__(self, *_: Any) -> None:
         """The module has its own loss again."""
         self._records = None
-        if not self._installed:
-            return
-        self._installed = False
-        module = self.client.module
+        module = self.module
         if not self._automatic:
             setattr(module, HOOK, None)
         elif self._own is None:
@@ -127,7 +131,7 @@ class NoisySteps(Work):
         return own if others is None else own + loss(others)
 
     def _look_at(self, network: nn.Module) -> None:
-        name = next((n for n, part in self.client.module.named_modules() if part is network), "")
+        name = next((n for n, part in self.module.named_modules() if part is network), "")
         refuse_layers_that_mix(network, name)
         self._looked_at, self._held, self._clipped = network, Held(network), None
 

@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 
+from lit_epgan.engine.algorithm import Algorithm
+from lit_epgan.engine.client import Client, StepHooks
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
 from lit_epgan.engine.mechanisms import LocalPlan, Mechanism, Plan
-from lit_epgan.engine.work import Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.book import Budget
@@ -143,34 +145,44 @@ class RecordNoise(Mechanism):
 
     # At the client ----------------------------------------------------------------------------------------------------
 
-    def around(self, works: list[Work], client: Client, algorithm: str, training: bool) -> list[Work]:
-        """The same works around steps of DP-SGD; the client's records are to be had in no other way.
+    def around(self, client: Client, algorithm: Algorithm, training: bool) -> Client:
+        """The client with steps of DP-SGD; its records are to be had in no other way.
 
         Raises:
-            UserError: a work's loss is not the module's own, and may look at records; later, one reads them.
+            UserError: later, where the algorithm reads the records.
         """
+        name = type(algorithm).__name__
 
         def refuse() -> NoReturn:
             raise UserError(
-                f"{algorithm} looks at a client's records outside its local steps, which the noise on gradients does "
+                f"{name} looks at a client's records outside its local steps, which the noise on gradients does "
                 "not cover: take FedAvg, FedProx, SCAFFOLD (control: path) or ExpectationPropagation"
             )
 
-        client.data = client.gradient = client.loss = refuse
+        client = replace(client, data=refuse, gradient=refuse, loss=refuse)
         if not training:
-            return works
-        if any(type(work).overrides("extra_loss") for work in works):
-            raise UserError(
-                f"{algorithm} adds a term of its own to a client's loss, which is no record's: take FedAvg, FedProx, "
-                "SCAFFOLD (control: path) or ExpectationPropagation"
-            )
+            return client
         assert self._local is not None, "begin comes first"
         self._pay(client.round)
         expected = min(self._local.batch_size, self._local.records[client.index])
         deviation = self._planned[client.name].noise_multiplier * self.bound
         check, self._checked = not self._checked, True
-        steps = NoisySteps(client, self.bound, deviation, expected, self._normal(client), self.at_once, check)
-        return [steps, *works]
+        steps = NoisySteps(
+            client.module, name, self.bound, deviation, expected, self._normal(client), self.at_once, check
+        )
+        return client.told(batch=steps.batch, within=lambda: steps)
+
+    def check_steps(self, hooks: StepHooks, algorithm: Algorithm) -> None:
+        """Refuse a loss that is no record's.
+
+        Raises:
+            UserError: the algorithm adds a term to the module's own loss, which may look at records.
+        """
+        if hooks.loss:
+            raise UserError(
+                f"{type(algorithm).__name__} adds a term of its own to a client's loss, which is no record's: take "
+                "FedAvg, FedProx, SCAFFOLD (control: path) or ExpectationPropagation"
+            )
 
     def _pay(self, round_: int) -> None:
         """Write this rank's steps of a round to the ledger, before the first of them."""

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, Listener
 from threading import Thread
 from typing import NamedTuple, TypeVar
 
-from lit_epgan.engine.jobs import Answer
+from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.wire import decode_answer, encode_task
 from lit_epgan.remote.agreement import disagreement
@@ -110,7 +110,7 @@ class RemoteClients:
         return self.gather(
             tasks,
             lambda k: Note(Kind.TASK, encode_task(tasks[k])),
-            lambda k, note: decode_answer(answer_to(tasks[k], note), tasks[k]),
+            lambda k, note: decode_answer(answer_to(tasks[k], note)),
         )
 
     def gather(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from lit_epgan.engine.jobs import Answer
+from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.messages import Count, Report, Task, is_finite
 from lit_epgan.errors import UserError
 from lit_epgan.remote.identity import Identity

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.private import PrivateStates
+from lit_epgan.engine.runner import Answer
 from lit_epgan.remote.server import RemoteServer
 
 

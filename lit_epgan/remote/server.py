@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Task
+from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import decode_task, encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.remote.gate import Gate
@@ -104,7 +104,7 @@ class RemoteServer:
         """Send what comes of a task; what the client keeps stays here."""
         self.gate.passes(task, answer.report)
         if self._masking is None:
-            self._send(answered(task, encode_answer(answer, task)))
+            self._send(answered(task, encode_answer(answer)))
         else:
             self._answer_masked(self._masking, task, answer)
 

@@ -3,7 +3,7 @@
 from multiprocessing.connection import Connection
 
 from lit_epgan.engine.collectives import from_first, rank
-from lit_epgan.engine.jobs import Answer
+from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.messages import Task
 from lit_epgan.remote.notes import Kind
 from lit_epgan.remote.server import RemoteServer

@@ -1,8 +1,24 @@
 """How many records all clients hold together, for algorithms whose server sums over everybody and asks a few."""
 
-from lit_epgan.engine import Count, Report, Server, Total, scalar
+from torch import Tensor
+
+from lit_epgan.engine import Message, Server, merged, scalar
 
 KNOWN, WEIGHT = "known", "known_weight"
+
+
+class Counted(Message):
+    """A report by which a client presents itself, once.
+
+    Attributes:
+        change: theta_k - theta (d,).
+        new: whether the client has not done so before.
+        new_records: n_k of one that has not.
+    """
+
+    change: Tensor = merged("mean")
+    new: float = merged("count")
+    new_records: float = merged("records")
 
 
 def begin_counting(server: Server) -> None:
@@ -11,21 +27,11 @@ def begin_counting(server: Server) -> None:
         server.state.setdefault(name, scalar(0))
 
 
-def presented(weight: float, is_new: bool) -> Report:
-    """The entries of a report by which a client presents itself, once.
-
-    Args:
-        weight: n_k.
-        is_new: whether it has not done so before.
-    """
-    return {KNOWN: Count(is_new), WEIGHT: Count(weight * is_new, True)}
-
-
-def count(server: Server, total: Total) -> None:
+def count(server: Server, report: Counted) -> None:
     """Take in who has presented themselves."""
-    for name in (KNOWN, WEIGHT):
+    for name, new in ((KNOWN, report.new), (WEIGHT, report.new_records)):
         known = server.state[name]
-        server.state[name] = known + total[name].to(known.device)
+        server.state[name] = known + new.to(known.device)  # type: ignore[union-attr]
 
 
 def all_records(server: Server) -> float:

@@ -1,14 +1,13 @@
 """APFL: every client mixes a model of its own with the server's, by a share that it learns."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_epgan.engine import Broadcast, Client, Work, scalar
+from lit_epgan.engine import Client, scalar
 from lit_epgan.errors import UserError
-from lit_epgan.federated.drift.personal import Personal, PersonalModels
+from lit_epgan.federated.drift.personal import PersonalModel, PersonalModels
 
 SHARE = "share"
 
@@ -42,9 +41,9 @@ class APFL(PersonalModels):
             raise UserError(f"APFL's share is {share}; it must lie in [0, 1]")
         self.share, self.adaptive = share, adaptive
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """FedAvg's steps, and the own model's."""
-        return [Mixed(self, client, received)]
+    def model_of(self, client: Client, theta: Tensor) -> PersonalModel:
+        """The client's own model within the mixture."""
+        return _Mixed(client, theta, self)
 
     def personal(self, state: Mapping[str, Tensor], server: Tensor) -> Tensor:
         """The mixture (d,) of the client's own model and the server's."""
@@ -55,29 +54,28 @@ class APFL(PersonalModels):
         return float(state[SHARE]) if SHARE in state else self.share
 
 
-class Mixed(Personal):
-    """A client's steps, and those of its own model within the mixture."""
+class _Mixed(PersonalModel):
+    """A client's own model within the mixture, and its share."""
 
-    def __init__(self, settings: APFL, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings = settings
-        self._share = settings.share_of(client.state)
+    def __init__(self, client: Client, theta: Tensor, settings: APFL) -> None:
+        super().__init__(client, theta)
+        self._settings, self._share = settings, settings.share_of(client.state)
 
-    def step(self, batch: Any) -> None:
+    def step(self) -> None:
         """v_k and, at first, a_k."""
-        settings, share = self.settings, self._share
+        settings, share = self._settings, self._share
         apart = self.own - self.before
-        found = self.gradient(mixture(self.own, self.before, share), batch)
+        found = self.gradient(mixture(self.own, self.before, share), self.batch)
         self.own -= settings.lr * share * found
         if settings.adaptive and self.client.step == 1:
             moved = share - settings.lr * float(torch.dot(found, apart))
             self._share = min(max(moved, 0.0), 1.0)
 
-    def end(self) -> None:
+    def save(self) -> None:
         """Keep v_k, and a_k where it has moved."""
-        super().end()
+        super().save()
         state = self.client.state
-        if self._share != self.settings.share_of(state):
+        if self._share != self._settings.share_of(state):
             state[SHARE] = scalar(self._share)
 
 

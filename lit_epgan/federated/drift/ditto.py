@@ -1,10 +1,10 @@
 """Ditto: every client keeps a model of its own, near the server's."""
 
-from typing import Any
+from torch import Tensor
 
-from lit_epgan.engine import Broadcast, Client, Work
+from lit_epgan.engine import Client
 from lit_epgan.errors import UserError
-from lit_epgan.federated.drift.personal import Personal, PersonalModels
+from lit_epgan.federated.drift.personal import PersonalModel, PersonalModels
 
 
 class Ditto(PersonalModels):
@@ -33,19 +33,19 @@ class Ditto(PersonalModels):
             raise UserError(f"Ditto's lam is {lam}; it must be 0 (every client for itself) or more")
         self.lam = lam
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """FedAvg's steps, and the personal model's."""
-        return [Pulled(self, client, received)]
+    def model_of(self, client: Client, theta: Tensor) -> PersonalModel:
+        """The personal model, pulled to the server's."""
+        return _Pulled(client, theta, self)
 
 
-class Pulled(Personal):
-    """A client's steps, and those of its personal model, which is pulled to the server's."""
+class _Pulled(PersonalModel):
+    """A personal model that is pulled to the server's."""
 
-    def __init__(self, settings: Ditto, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings = settings
+    def __init__(self, client: Client, theta: Tensor, settings: Ditto) -> None:
+        super().__init__(client, theta)
+        self._settings = settings
 
-    def step(self, batch: Any) -> None:
+    def step(self) -> None:
         """v_k <- v_k - lr (grad L_k(v_k) + lam (v_k - theta))."""
-        drift = self.own - self.start()
-        self.own -= self.settings.lr * (self.gradient(self.own, batch) + self.settings.lam * drift)
+        drift = self.own - self.theta
+        self.own -= self._settings.lr * (self.gradient(self.own, self.batch) + self._settings.lam * drift)

@@ -2,20 +2,9 @@
 
 import torch
 
-from lit_epgan.engine import (
-    Algorithm,
-    Broadcast,
-    Client,
-    Exchange,
-    OptimizedParameters,
-    Report,
-    Rounds,
-    Server,
-    Training,
-    Work,
-)
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters, Server
 from lit_epgan.errors import UserError
-from lit_epgan.federated.drift.all_records import all_records, begin_counting, count, presented
+from lit_epgan.federated.drift.all_records import Counted, all_records, begin_counting, count
 from lit_epgan.federated.drift.fedprox import pull
 
 SLOPE = "slope"  # g_k; the server's is sum_k n_k g_k
@@ -55,41 +44,28 @@ class FedDyn(Algorithm):
         server.state.setdefault(SLOPE, torch.zeros_like(server.parameters))
         begin_counting(server)
 
-    def round(self, server: Server) -> Rounds:
-        """theta out, the changes back."""
-        total = yield Exchange({"parameters": server.parameters})
-        count(server, total)
+    Report = Counted
+
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """Steps down the changed loss: g <- g - g_k + alpha (theta_k - theta); then g_k, of a client that has moved."""
+        theta, own = sent["parameters"], client.state.get(SLOPE)
+
+        def regularise(part: OptimizedParameters) -> None:
+            pull(part, theta, self.alpha)
+            parameters, gradients = part.with_gradient()
+            if gradients and own is not None:
+                torch._foreach_sub_(gradients, part.flat.views(own, parameters))
+
+        client.fit(theta, gradient=regularise)
+        moved = bool(client.change.any())
+        if moved:
+            client.state[SLOPE] = (0 if own is None else own) - self.alpha * client.change
+        new = moved and own is None
+        return self.Report(change=client.change, new=new, new_records=client.records * new)
+
+    def merge(self, server: Server, report: Counted) -> None:
+        """h <- h - alpha sum_S p_k (theta_k - theta);  theta <- mean_S theta_k - h / alpha."""
+        count(server, report)
         slopes = server.state[SLOPE]
-        slopes -= self.alpha * total["parameters"]
-        server.parameters += total.mean("parameters") - slopes / (self.alpha * all_records(server))
-
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The steps down the changed loss."""
-        return [Regularised(client, received, self.alpha)]
-
-
-class Regularised(Training):
-    """A client's steps down its loss, less <g_k, theta>, with the proximal term."""
-
-    def __init__(self, client: Client, received: Broadcast, alpha: float) -> None:
-        super().__init__(client, received)
-        self.alpha = alpha
-        self._is_new = False
-
-    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
-        """g <- g - g_k + alpha (theta_k - theta)."""
-        pull(optimized, self.start(), self.alpha)
-        parameters, gradients = optimized.with_gradient()
-        if gradients and SLOPE in self.client.state:
-            torch._foreach_sub_(gradients, optimized.flat.views(self.client.state[SLOPE], parameters))
-
-    def end(self) -> None:
-        """g_k, of a client that has moved."""
-        state, change = self.client.state, self.change()
-        if change.any():
-            self._is_new = SLOPE not in state
-            state[SLOPE] = state.get(SLOPE, 0) - self.alpha * change
-
-    def report(self) -> Report:
-        """The change of theta_k, weighted by n_k; whether the client has a g_k for the first time."""
-        return {**super().report(), **presented(self.client.weight, self._is_new)}
+        slopes -= self.alpha * report.change * report.weight
+        server.parameters += report.change - slopes / (self.alpha * all_records(server))

@@ -3,21 +3,9 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from lit_epgan.engine import (
-    Algorithm,
-    Broadcast,
-    Client,
-    Count,
-    Exchange,
-    OptimizedParameters,
-    Report,
-    Rounds,
-    Server,
-    Training,
-    Weighted,
-    Work,
-)
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters, Server, merged
 from lit_epgan.errors import UserError
 
 
@@ -46,50 +34,49 @@ class FedNova(Algorithm):
         UserError: the module has several optimizers, or clients keep their momentum (the paper starts it afresh).
     """
 
-    def round(self, server: Server) -> Rounds:
-        """theta out, normalised changes back."""
-        total = yield Exchange({"parameters": server.parameters})
-        server.parameters += total.mean("normaliser") * total.mean("direction")
+    class Report(Message):
+        """What leaves a client.
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """Counted steps."""
-        return [Normalised(client, received)]
+        Attributes:
+            direction: (theta_k - theta) / ||a_k|| (d,).
+            norm: n_k ||a_k||.
+        """
 
+        direction: Tensor = merged("mean")
+        norm: float = merged("records")
 
-class Normalised(Training):
-    """A client's steps, and the sum of the weights that its gradients have in its change."""
-
-    def begin(self) -> None:
-        """Nothing counted yet."""
-        name, optimized = type(self.client.module).__name__, self.client.optimized
-        if len(optimized) != 1:
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """Local steps, and the sum ||a_k|| of the weights that their gradients have in the client's change."""
+        name = type(client.module).__name__
+        if len(client.optimized) != 1:
             raise UserError(
-                f"FedNova counts the steps of one optimizer, and {name} has {len(optimized)}: take FedAvg, or FedDyn"
+                f"FedNova counts the steps of one optimizer, and {name} has {len(client.optimized)}: take FedAvg, or "
+                "FedDyn"
             )
-        if any("momentum_buffer" in state for state in optimized[0].optimizer.state.values()):
+        if any("momentum_buffer" in state for state in client.optimized[0].optimizer.state.values()):
             raise UserError("FedNova starts momentum afresh in every round: set optimizer_state to reset")
-        self._buffer = self._norm = 0.0
+        momentum = norm = 0.0
 
-    def after_step(self, optimized: OptimizedParameters) -> None:
-        """||a|| <- ||a|| + the weight of all that this step has added."""
-        optimizer = optimized.optimizer
-        kinds = {_momentum(group) for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD)}
-        if len(kinds) > 1:
-            raise UserError("FedNova needs one momentum, and the optimizer's groups have several: give them the same")
-        rho, dampening, nesterov = kinds.pop() if kinds else (0.0, 0.0, False)
-        self._buffer = rho * self._buffer + (1 - dampening if self._buffer else 1)
-        weight = self._buffer if rho and not nesterov else 1 + rho * self._buffer
-        self._norm += weight * (optimizer.param_groups[0]["lr"] / optimized.lr if optimized.lr else 1.0)
+        def count(part: OptimizedParameters) -> None:
+            nonlocal momentum, norm
+            optimizer = part.optimizer
+            kinds = {_momentum(group) for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD)}
+            if len(kinds) > 1:
+                raise UserError(
+                    "FedNova needs one momentum, and the optimizer's groups have several: give them the same"
+                )
+            rho, dampening, nesterov = kinds.pop() if kinds else (0.0, 0.0, False)
+            momentum = rho * momentum + (1 - dampening if momentum else 1)
+            weight = momentum if rho and not nesterov else 1 + rho * momentum
+            norm += weight * (optimizer.param_groups[0]["lr"] / part.lr if part.lr else 1.0)
 
-    def report(self) -> Report:
-        """The change over ||a||, and ||a||, both weighted by n_k."""
-        weight, change = self.client.weight, self.change()
-        direction = change / self._norm if self._norm else change
-        return {
-            "direction": Weighted(direction, weight),
-            "normaliser": Count(weight * self._norm, True),
-            "weight": Count(weight, True),
-        }
+        client.fit(sent["parameters"], after_step=count)
+        direction = client.change / norm if norm else client.change
+        return self.Report(direction=direction, norm=client.records * norm)
+
+    def merge(self, server: Server, report: "FedNova.Report") -> None:
+        """theta <- theta + (sum_k p_k ||a_k||) sum_k p_k (theta_k - theta) / ||a_k||."""
+        server.parameters += report.norm / report.weight * report.direction
 
 
 def _momentum(group: dict[str, Any]) -> tuple[float, float, bool]:

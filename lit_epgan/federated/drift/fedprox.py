@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lit_epgan.engine import Algorithm, Broadcast, Client, OptimizedParameters, Training, Work
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters
 from lit_epgan.errors import UserError
 
 
@@ -24,22 +24,11 @@ class FedProx(Algorithm):
             raise UserError(f"FedProx's mu is {mu}; it must be 0 (FedAvg) or more")
         self.mu = mu
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The proximal steps."""
-        return [Proximal(client, received, self.mu)]
-
-
-class Proximal(Training):
-    """A client's steps, each with the gradient of the proximal term."""
-
-    def __init__(self, client: Client, received: Broadcast, mu: float) -> None:
-        super().__init__(client, received)
-        self.mu = mu
-
-    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
-        """g <- g + mu (theta - theta_server)."""
-        if self.mu != 0:
-            pull(optimized, self.start(), self.mu)
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """Local steps, each with the gradient mu (theta - theta_server) of the proximal term."""
+        theta = sent["parameters"]
+        client.fit(theta, gradient=(lambda part: pull(part, theta, self.mu)) if self.mu else None)
+        return self.Report(change=client.change)
 
 
 def pull(optimized: OptimizedParameters, centre: Tensor, strength: float) -> None:

@@ -3,7 +3,20 @@
 import torch
 from torch import Tensor
 
-from lit_epgan.engine import Algorithm, Chains, Exchange, Rounds, Sampler, Server, Stack, stages
+from lit_epgan.engine import (
+    Algorithm,
+    Broadcast,
+    Chains,
+    Client,
+    Exchange,
+    Message,
+    Rounds,
+    Sampler,
+    Server,
+    merged,
+    scalar,
+    stages,
+)
 from lit_epgan.errors import UserError
 
 
@@ -30,6 +43,17 @@ class FedSeq(Algorithm):
         UserError: a length below one.
     """
 
+    class Report(Message):
+        """What leaves a client.
+
+        Attributes:
+            change: theta_k (d,) less what the client was sent.
+            records: n_k (1,).
+        """
+
+        change: Tensor = merged("stack")
+        records: Tensor = merged("stack")
+
     def __init__(self, length: int = 4) -> None:
         if length < 1:
             raise UserError(f"FedSeq's length is {length}; a chain has at least one client (1 is FedAvg)")
@@ -38,6 +62,11 @@ class FedSeq(Algorithm):
     def sampler(self, sampler: Sampler) -> Sampler:
         """The federation's cohort, dealt into chains."""
         return Chains(self.length, sampler)
+
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """The module's own steps from where the client before has ended."""
+        client.fit(sent["parameters"])
+        return self.Report(change=client.change, records=scalar(client.records))
 
     def round(self, server: Server) -> Rounds:
         """An exchange for each place in the chains; what has come so far of a chain is what its next client gets."""
@@ -50,11 +79,10 @@ class FedSeq(Algorithm):
 
         places = stages(server.chains)
         for place, clients in enumerate(places):
-            alone = {"parameters": Stack(), "weight": Stack()}
-            total = yield Exchange(sent, to=clients, combine=alone, merge=place == len(places) - 1)
-            for k, change in total.each.get("parameters", {}).items():
+            report = yield Exchange(sent, to=clients, merge=place == len(places) - 1)
+            for k, change in report.change.items():
                 models[chain_of[k]] = models[chain_of[k]] + change
-                records[chain_of[k]] += float(total.each["weight"][k])
+                records[chain_of[k]] += float(report.records[k])
         ends = [(model.double() - server.parameters) * n for model, n in zip(models, records, strict=True)]
         if sum(records):
             server.parameters += torch.stack(ends).sum(0) / sum(records)

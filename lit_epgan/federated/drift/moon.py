@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.hooks import RemovableHandle
 
-from lit_epgan.engine import Algorithm, Broadcast, Client, Training, Work
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message
 from lit_epgan.errors import UserError
 from lit_epgan.precision import at_least_single
 
@@ -57,47 +56,42 @@ class MOON(Algorithm):
                 f"from: choose one of {', '.join(known)}"
             )
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The contrasted steps."""
-        return [Contrasted(self, client, received)]
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """Local steps with the contrast of the client's representations, once there is an earlier one."""
+        theta = sent["parameters"]
+        if self.mu == 0 or "previous" not in client.state:
+            client.fit(theta)
+        else:
+            with _Contrast(self, client, theta) as contrasted:
+                client.fit(theta, loss=contrasted.loss)
+        client.state["previous"] = client.parameters.clone()
+        return self.Report(change=client.change)
 
 
-class Contrasted(Training):
-    """A client's steps with the contrast of its representations."""
+class _Contrast:
+    """Within, the submodule is watched, and ``loss`` is mu times the contrast of what a step's pass gave."""
 
-    def __init__(self, settings: MOON, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings = settings
+    def __init__(self, settings: MOON, client: Client, theta: Tensor) -> None:
+        self._settings, self._flat = settings, client.flat
+        self._network = client.module.get_submodule(settings.representation)
+        self._server, self._previous = self._tensors(theta), self._tensors(client.state["previous"])
         self._caught: tuple[tuple[Any, ...], dict[str, Any], Tensor] | None = None
-        self._handle: RemovableHandle | None = None
 
-    def begin(self) -> None:
-        """Watch the submodule, where there is an earlier representation to compare with."""
-        if self.settings.mu == 0 or "previous" not in self.client.state:
-            return
-        self._server = self._tensors(self.received["parameters"])
-        self._previous = self._tensors(self.client.state["previous"])
+    def __enter__(self) -> "_Contrast":
         self._handle = self._network.register_forward_hook(self._catch, with_kwargs=True)
+        return self
 
-    def extra_loss(self) -> Tensor | None:
-        """mu times the contrast of what the step's pass gave."""
+    def __exit__(self, *_: Any) -> None:
+        self._handle.remove()
+
+    def loss(self) -> Tensor | None:
+        """mu times the contrast."""
         if self._caught is None:
             return None
         (inputs, named, now), self._caught = self._caught, None
         with torch.no_grad(), self._autocast:  # as the module's own pass
             server, previous = (self._evaluate(each, inputs, named) for each in (self._server, self._previous))
-        return self.settings.mu * contrast(now, server, previous, self.settings.temperature)
-
-    def end(self) -> None:
-        """Keep the parameters for the next round."""
-        self.leave()
-        self.client.state["previous"] = self.client.parameters.clone()
-
-    def leave(self) -> None:
-        """Watch no more."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = None
+        return self._settings.mu * contrast(now, server, previous, self._settings.temperature)
 
     def _catch(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
         device = output.device.type
@@ -112,13 +106,9 @@ class Contrasted(Training):
         self._caught = caught  # this pass went through the hook, too
         return output
 
-    @property
-    def _network(self) -> nn.Module:
-        return self.client.module.get_submodule(self.settings.representation)
-
     def _tensors(self, vector: Tensor) -> dict[str, Tensor]:
         """The submodule's parameters in a flat vector, and copies of its buffers, by their names in it."""
-        prefix = self.settings.representation + "."
-        named = self.client.flat.as_dict(vector)
+        prefix = self._settings.representation + "."
+        named = self._flat.as_dict(vector)
         parameters = {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
         return parameters | {name: buffer.clone() for name, buffer in self._network.named_buffers()}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine import Algorithm, Training
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message
 from lit_epgan.errors import UserError
 from lit_epgan.networks.modes import silent
 
@@ -42,6 +42,19 @@ class PersonalModels(Algorithm):
                 f"{type(module).__name__} returns none: take FedAvg, or automatic optimization"
             )
 
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """FedAvg's steps, after each of them one of the personal model on the same batch."""
+        client.data()  # a mechanism that hides records in the local steps alone refuses to give them beside those
+        model = self.model_of(client, sent["parameters"])
+        client.fit(sent["parameters"], batch=model.keep, after_local_step=model.step)
+        if client.step:
+            model.save()
+        return self.Report(change=client.change)
+
+    @abstractmethod
+    def model_of(self, client: Client, theta: Tensor) -> "PersonalModel":
+        """A client's personal model; ``theta``: the server's parameters (d,)."""
+
     def personal(self, state: Mapping[str, Tensor], server: Tensor) -> Tensor:
         """The parameters (d,) that a client is to be evaluated with; before its first step they are the server's.
 
@@ -52,40 +65,36 @@ class PersonalModels(Algorithm):
         return state.get(OWN, server)
 
 
-class Personal(Training):
-    """A client's steps, after each of them one of its personal model on the same batch.
+class PersonalModel:
+    """A client's personal model in one round.
+
+    Args:
+        client: whose it is.
+        theta: the server's parameters (d,).
 
     Attributes:
         own: v_k (d,).
         before: theta_k (d,) before the client's step.
     """
 
-    def begin(self) -> None:
-        """Take up the personal model."""
-        client = self.client
-        client.data()  # a mechanism that hides records in the local steps alone refuses to give them beside those
-        self.own = client.state[OWN] if OWN in client.state else self.start().clone()
+    def __init__(self, client: Client, theta: Tensor) -> None:
+        self.client, self.theta = client, theta
+        self.own = client.state[OWN] if OWN in client.state else theta.clone()
         self._found = {name: buffer.clone() for name, buffer in client.module.named_buffers()}
         self._buffers = self._found | buffers_of(client.state)
 
-    def batch(self, batch: Any) -> Any:
+    def keep(self, batch: Any) -> Any:
         """Keep the batch, and where the client is: the module may yet skip it."""
-        self._batch, self.before = batch, self.client.parameters.clone()
+        self.batch, self.before = batch, self.client.parameters.clone()
         return batch
 
-    def after_local_step(self) -> None:
-        """The personal model's step."""
-        self.step(self._batch)
-
     @abstractmethod
-    def step(self, batch: Any) -> None:
-        """Move ``own`` by a batch."""
+    def step(self) -> None:
+        """Move ``own`` by the batch that was kept."""
 
-    def end(self) -> None:
-        """Keep the personal model, if it has been trained, and those of its buffers that are not the server's."""
+    def save(self) -> None:
+        """Keep the personal model, and those of its buffers that are not the server's."""
         state = self.client.state
-        if not self.client.step:
-            return
         state[OWN] = self.own
         for name, buffer in self._buffers.items():
             kept = f"{OWN}.{name}"

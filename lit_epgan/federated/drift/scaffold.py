@@ -3,22 +3,11 @@
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from lit_epgan.engine import (
-    Algorithm,
-    Broadcast,
-    Client,
-    Exchange,
-    OptimizedParameters,
-    Report,
-    Rounds,
-    Server,
-    Training,
-    Weighted,
-    Work,
-)
+from lit_epgan.engine import Algorithm, Broadcast, Client, OptimizedParameters, Server, merged
 from lit_epgan.errors import UserError
-from lit_epgan.federated.drift.all_records import all_records, begin_counting, count, presented
+from lit_epgan.federated.drift.all_records import Counted, all_records, begin_counting, count
 
 Control = Literal["path", "gradient"]
 
@@ -49,6 +38,15 @@ class SCAFFOLD(Algorithm):
             no one loss.
     """
 
+    class Report(Counted):
+        """What leaves a client; beside theta_k's change and its presentation,
+
+        Attributes:
+            control: c_k+ - c_k (d,).
+        """
+
+        control: Tensor = merged("mean")
+
     def __init__(self, control: Control = "path", lr: float = 1.0) -> None:
         if control not in ("path", "gradient") or not lr > 0:
             raise UserError(f"SCAFFOLD's control and lr are {control!r} and {lr}; give path or gradient, and lr > 0")
@@ -60,60 +58,39 @@ class SCAFFOLD(Algorithm):
         server.state.setdefault("control", torch.zeros_like(server.parameters))
         begin_counting(server)
 
-    def round(self, server: Server) -> Rounds:
-        """theta and c out, their changes back."""
-        control = server.state["control"]
-        total = yield Exchange({"parameters": server.parameters, "control": control})
-        server.parameters += self.lr * total.mean("parameters")
-        before = all_records(server)
-        count(server, total)
+    def broadcast(self, server: Server) -> Broadcast:
+        """theta and c."""
+        return {"parameters": server.parameters, "control": server.state["control"]}
+
+    def train(self, client: Client, sent: Broadcast) -> "SCAFFOLD.Report":
+        """Steps with g <- g + c - c_k; the path's gradients are summed up on the way, and their means are c_k+."""
+        theta, path = sent["parameters"], self.control == "path"
+        new = "control" not in client.state
+        own = client.state.setdefault("control", torch.zeros_like(theta))
+        correction = sent["control"] - own
+        renewed = torch.zeros_like(own) if path else client.gradient()
+        steps = [0] * len(client.optimized)
+
+        def correct(part: OptimizedParameters) -> None:
+            parameters, gradients = part.with_gradient()
+            if not gradients:
+                return
+            if path:
+                torch._foreach_add_(part.flat.views(renewed, parameters), gradients)
+                steps[client.optimized.index(part)] += 1
+            torch._foreach_add_(gradients, part.flat.views(correction, parameters))
+
+        client.fit(theta, gradient=correct)
+        for part, taken in zip(client.optimized, steps, strict=True) if path else ():
+            for where in part.slices:
+                renewed[where] = renewed[where] / taken if taken else own[where]
+        client.state["control"] = renewed
+        return self.Report(change=client.change, control=renewed - own, new=new, new_records=client.records * new)
+
+    def merge(self, server: Server, report: "SCAFFOLD.Report") -> None:
+        """theta <- theta + lr mean (theta_k - theta);  c <- c + sum_S n_k (c_k+ - c_k) / sum_all n."""
+        server.parameters += self.lr * report.change
+        control, before = server.state["control"], all_records(server)
+        count(server, report)
         after = all_records(server)
-        control.mul_(before / after).add_((total["control"] / after).to(control.dtype))
-
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The corrected steps."""
-        return [Controlled(client, received, self.control)]
-
-
-class Controlled(Training):
-    """A client's steps, corrected by c - c_k; its report has the change of c_k beside that of theta."""
-
-    def __init__(self, client: Client, received: Broadcast, control: Control) -> None:
-        super().__init__(client, received)
-        self.control = control
-
-    def begin(self) -> None:
-        """The correction of this round."""
-        client = self.client
-        self._is_new = "control" not in client.state
-        own = client.state.setdefault("control", torch.zeros_like(self.start()))
-        self._correction = self.received["control"] - own
-        self._renewed = client.gradient() if self.control == "gradient" else torch.zeros_like(own)
-        self._steps = [0] * len(client.optimized)
-
-    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
-        """g <- g + c - c_k; the path's gradients are summed up on the way."""
-        parameters, gradients = optimized.with_gradient()
-        if not gradients:
-            return
-        if self.control == "path":
-            torch._foreach_add_(optimized.flat.views(self._renewed, parameters), gradients)
-            self._steps[self.client.optimized.index(optimized)] += 1
-        torch._foreach_add_(gradients, optimized.flat.views(self._correction, parameters))
-
-    def end(self) -> None:
-        """c_k+."""
-        if self.control == "path":
-            for optimized, steps in zip(self.client.optimized, self._steps, strict=True):
-                for part in optimized.slices:
-                    if steps:
-                        self._renewed[part] /= steps
-                    else:
-                        self._renewed[part] = self.client.state["control"][part]
-        self._change = self._renewed - self.client.state["control"]
-        self.client.state["control"] = self._renewed
-
-    def report(self) -> Report:
-        """The changes of theta_k and c_k, weighted by n_k; whether this is the client's first report."""
-        weight = self.client.weight
-        return {**super().report(), "control": Weighted(self._change, weight), **presented(weight, self._is_new)}
+        control.mul_(before / after).add_((report.control * report.weight / after).to(control.dtype))

@@ -1,0 +1,507 @@
+"""What one process holds of a federation: all of it, the server, or one client; and how a round is run there."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from lit_epgan import tensor_file
+from lit_epgan.atomic import write_text
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.elsewhere import place as take_place
+from lit_epgan.engine import (
+    Answer,
+    ClientRunner,
+    Federation,
+    Mechanism,
+    OptimizedParameters,
+    Round,
+    Sampler,
+    StepHooks,
+    Task,
+)
+from lit_epgan.engine.aggregation import MASKS, refuse_single_reports
+from lit_epgan.engine.collectives import mean_of, rank, ranks
+from lit_epgan.engine.private import Private
+from lit_epgan.engine.rounds import run_round
+from lit_epgan.engine.wire import encode_task
+from lit_epgan.errors import UserError
+from lit_epgan.listing import few
+from lit_epgan.remote.agreement import agreed
+from lit_epgan.remote.clients import RemoteClients
+from lit_epgan.remote.contributions import Contribution, Contributions
+from lit_epgan.remote.gate import Gate
+from lit_epgan.remote.link import Place, place
+from lit_epgan.remote.notes import Kind, Note, answer_to
+from lit_epgan.remote.operator_page import PAGE, operator_page
+from lit_epgan.remote.policy import Policy
+from lit_epgan.remote.round import RemoteRound
+from lit_epgan.remote.server import RemoteServer
+from lit_epgan.remote.shapes import Shapes
+from lit_epgan.remote.shared_link import ListeningServer, SharedLink
+from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault
+from lit_epgan.runs.yaml_files import load_yaml
+
+if TYPE_CHECKING:
+    from lit_epgan.remote.masking import Masking  # needs a library of the extra ``flare``
+    from lit_epgan.remote.summing import MaskedSum
+
+STARTING = 120.0  # seconds that a server may take to start
+CONTRIBUTIONS = "contributions.csv"  # in the server's folder: who contributed when
+SENT = "sent.csv"  # in an institution's folder: what has left it
+Answers = Callable[[Any], Iterable[tuple[int, Answer]]]
+Look = Callable[[int], str | None]
+Parts = dict[str, Contribution]
+
+
+class Alone:
+    """One job holds the server and all clients."""
+
+    holds_server = holds_clients = True
+
+    def sampler(self, sampler: Sampler) -> Sampler:
+        """What draws this process's clients."""
+        return sampler
+
+    def begin(self, federation: Federation, runner: ClientRunner, trainer: Trainer) -> None:
+        """Before the first round."""
+
+    def round(self, federation: Federation, number: int) -> Any:
+        """A round that begins."""
+        return Round(federation, number)
+
+    def run(self, round_: Any, answers: Answers, look: Look) -> None:
+        """The whole round.
+
+        Args:
+            round_: as ``round`` gave it.
+            answers: of this process's clients.
+            look: looks for the cause in a client's data, where its update is not finite.
+        """
+        run_round(round_, answers, look)
+
+    def weigh(self, loss: Tensor) -> None:
+        """A loss () is about to be differentiated: let it count by this process's part of the batch."""
+
+    def go_back(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """Let a checkpoint that is about to be gone on from be an earlier one, where others have no later one."""
+
+    def check(self, algorithm: str, mechanism: Mechanism | None) -> None:
+        """Refuse a training that this end does not allow, before it begins."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether another process has ended the fit."""
+        return False
+
+    def end(self) -> None:
+        """The fit is over."""
+
+
+class AtServer(Alone):
+    """The server's process: its clients are processes of their own.
+
+    One that is lost is left out of the round, and of those that follow until it calls again.
+    """
+
+    holds_clients = False
+
+    def __init__(self, where: Place, folder: Path, settings: Mapping[str, str]) -> None:
+        self._where, self._folder, self._listener = where, folder, where.listener()
+        self._settings, self._least = agreed(settings), where.terms.least
+        self._federation: Federation
+        self._clients: RemoteClients | None = None
+        self._rounds: int | None = None
+        self._contributions = Contributions(folder / CONTRIBUTIONS)
+
+    def begin(self, federation: Federation, runner: ClientRunner, trainer: Trainer) -> None:
+        """Wait until all clients are there, or have been waited for."""
+        terms = self._where.terms
+        self._federation, self._rounds = federation, trainer.max_epochs
+        self._clients = clients = RemoteClients(
+            self._listener, federation.names, terms.patience, terms.largest, self._settings
+        )
+        clients.meet(federation.active, terms.gather)
+        missing = [federation.names[k] for k in federation.active if k not in clients.present]
+        if missing:
+            rank_zero_warn(f"{few(missing)} did not call within {terms.gather:g} seconds; the federation begins")
+
+    def run(self, round_: Round, answers: Answers, look: Look) -> None:
+        """Ask everybody, take in what comes, and write down who contributed."""
+        clients, names = self._clients, self._federation.names
+        assert clients is not None
+        self._take_in(clients)
+        cohort, parts = self._federation.server.cohort, {name: Contribution() for name in names}
+        clients.begin(round_.number, cohort, self._federation.algorithm.trains(round_.number))
+        while round_.exchange is not None:
+            for k in list(round_.asked):
+                parts[names[k]].asked = True
+            self._exchange(round_, clients, parts)
+            self._check(round_.number, clients)
+            if round_.exchange is not None:  # the round is not void
+                round_.close()
+        clients.over(round_.number, round_.dropped)
+        for k, name in enumerate(names):
+            parts[name].counted = parts[name].asked and k not in round_.dropped
+        self._contributions.note(round_.number, parts)
+        self._show()
+
+    def _exchange(self, round_: Round, clients: RemoteClients, parts: Parts) -> None:
+        """Ask everybody who is to be asked, and take in what they answer."""
+        names = self._federation.names
+        held = {k: self._federation.private.take_up(names[k]) for k in round_.asked}
+        tasks = {k: round_.task(k, own.delivered) for k, own in held.items()}
+        answers = list(clients.ask(tasks))  # all of them, for most of them say which shapes are right
+        sent = next(iter(tasks.values())).received if tasks else {}
+        shapes = Shapes([answer.report for _, answer in answers if answer is not None], sent)
+        for k, answer in answers:
+            part = parts[names[k]]
+            if answer is not None and (misfit := shapes.misfit(answer.report)):
+                clients.lose(k, misfit)
+                answer = None
+            if answer is None:
+                part.why = clients.why(k)
+                round_.leave_out(k, part.why)
+                continue
+            heard = clients.heard[k]
+            part.seconds, part.bytes = part.seconds + heard.seconds, part.bytes + heard.bytes
+            answer.private.delivered = held[k].delivered
+            round_.receive(k, answer)
+            if k in round_.dropped:
+                part.why = "its update is not finite"
+
+    def _take_in(self, clients: RemoteClients) -> None:
+        """Those who have called since the last round know nothing of what they were sent before."""
+        for k in clients.meet():
+            kept = self._federation.private.clients.get(self._federation.names[k])
+            if kept is not None:
+                kept.delivered = {}
+
+    def _check(self, number: int, clients: RemoteClients) -> None:
+        here = len(clients.present)
+        if here < self._least:
+            lost = "; ".join(f"{self._federation.names[k]}: {why}" for k, why in clients.lost.items())
+            raise UserError(
+                f"round {number}: {here} institutions are left of at least {self._least} ({lost}). "
+                "Start them again, and go on with --ckpt_path last"
+            )
+
+    def _show(self, over: bool = False) -> None:
+        """Write the operator's page anew."""
+        write_text(
+            self._folder / PAGE,
+            operator_page(self._folder / CONTRIBUTIONS, self._folder.resolve().name, self._rounds, over),
+        )
+
+    def end(self) -> None:
+        """Let the institutions go."""
+        if self._clients is not None:
+            self._clients.end()
+            self._show(over=True)
+
+
+class AtSecureServer(AtServer):
+    """A server that gets the sum of an exchange's answers, and no answer by itself.
+
+    A client that is lost while it works is left out, as without masks. One that is lost after it was ready, and before
+    its masked answer is here, makes the round void: the others have masked for it, too.
+    """
+
+    def begin(self, federation: Federation, runner: ClientRunner, trainer: Trainer) -> None:
+        """Refuse what masks do not admit, then wait for the clients.
+
+        Raises:
+            UserError: a round has fewer clients than a sum must have, or the aggregator looks at single reports.
+        """
+        from lit_epgan.remote.masking import LEAST  # needs a library of the extra ``flare``
+
+        super().begin(federation, runner, trainer)
+        _check_cohort(federation.sampler, len(federation.active), LEAST)
+        refuse_single_reports(federation.algorithm, {}, federation.aggregator, MASKS)
+        federation.secure = True
+        self._least = max(self._least, LEAST)
+
+    def _exchange(self, round_: Round, clients: RemoteClients, parts: Parts) -> None:
+        """Ask who is ready, and those for masked answers."""
+        from lit_epgan.remote.masking import LEAST
+        from lit_epgan.remote.summing import MaskedSum
+
+        names, summed = self._federation.names, MaskedSum(self._where.terms.largest)
+        held = {k: self._federation.private.take_up(names[k]) for k in round_.asked}
+        tasks = {k: round_.task(k, own.delivered) for k, own in held.items()}
+        self._get_ready(round_, clients, tasks, summed, parts)
+        members = {k: task for k, task in tasks.items() if names[k] in summed.members}
+        if not members:
+            return  # the round, when it is closed, says so
+        if len(members) < LEAST:
+            missing = f"; {_why(parts)}" if _why(parts) else ""
+            self._void(round_, f"{len(members)} institutions are ready, of at least {LEAST}{missing}", parts)
+        elif lost := self._collect(round_, clients, members, summed, parts):
+            self._void(round_, f"{few(lost)} got lost when the others had masked for it", parts)
+        else:
+            kept = {k: Private(delivered=held[k].delivered) for k in members}
+            round_.receive_sum(kept, *summed.total())
+
+    def _get_ready(
+        self, round_: Round, clients: RemoteClients, tasks: dict[int, Task], summed: "MaskedSum", parts: Parts
+    ) -> None:
+        """Let everybody do its work; those that are lost meanwhile, or have nothing to be masked, are left out."""
+        names = self._federation.names
+
+        def taken(k: int, note: Note) -> str:
+            return summed.take(names[k], answer_to(tasks[k], note, Kind.READY))
+
+        for k, trouble in clients.gather(tasks, lambda k: Note(Kind.TASK, encode_task(tasks[k])), taken):
+            self._heard(clients, k, parts)
+            if trouble != "":
+                self._leave_out(round_, k, clients.why(k) if trouble is None else trouble, parts)
+
+    def _collect(
+        self, round_: Round, clients: RemoteClients, members: dict[int, Task], summed: "MaskedSum", parts: Parts
+    ) -> list[str]:
+        """Add the members' masked answers; the names of those whose answers do not come."""
+        told, lost = Note(Kind.SET, summed.told()), []
+        for k, words in clients.gather(
+            members, lambda k: told, lambda k, note: summed.words(answer_to(members[k], note))
+        ):
+            self._heard(clients, k, parts)
+            if words is None:
+                self._leave_out(round_, k, clients.why(k), parts)
+                lost.append(self._federation.names[k])
+            else:
+                summed.add(words)
+        return lost
+
+    def _heard(self, clients: RemoteClients, k: int, parts: Parts) -> None:
+        heard = clients.heard.pop(k, None)
+        if heard is not None:
+            part = parts[self._federation.names[k]]
+            part.seconds, part.bytes = part.seconds + heard.seconds, part.bytes + heard.bytes
+
+    def _leave_out(self, round_: Round, k: int, why: str, parts: Parts) -> None:
+        parts[self._federation.names[k]].why = why
+        round_.leave_out(k, why)
+
+    @staticmethod
+    def _void(round_: Round, why: str, parts: Parts) -> None:
+        round_.void(why)
+        for part in parts.values():
+            if part.asked and not part.why:
+                part.why = "the round is void"
+
+
+class AtInstitution(Alone):
+    """An institution's process: one client works here, when the server asks it."""
+
+    holds_server = False
+
+    def __init__(
+        self, where: Place, names: Sequence[str], folder: Path, policy: str | None, settings: Mapping[str, str]
+    ) -> None:
+        if where.name not in names:
+            raise UserError(f"the institution {where.name!r} is none of the federation's clients: {', '.join(names)}")
+        gate = Gate(_policy(policy), folder / SENT, where.terms.dry)
+        client, masking = list(names).index(where.name), _masking(where, names, gate.policy)
+        self.shared = SharedClient()
+        link = where.called(STARTING) if rank() == 0 else None
+        if ranks() > 1:
+            kind, shared = RemoteServer if rank() == 0 else ListeningServer, SharedLink(link)
+            self._server = kind(shared, where.name, client, gate, agreed(settings), masking)
+        else:
+            assert link is not None
+            self._server = RemoteServer(link, where.name, client, gate, agreed(settings), masking)
+
+    def sampler(self, sampler: Sampler) -> Sampler:
+        """Whoever draws the cohorts, this process has one client."""
+        return AskedByServer(self._server)
+
+    def begin(self, federation: Federation, runner: ClientRunner, trainer: Trainer) -> None:
+        """Several ranks train the one client together."""
+        if ranks() > 1:
+            runner.around = self.shared.hooks
+
+    def weigh(self, loss: Tensor) -> None:
+        """Where several ranks train the client, by this rank's rows."""
+        if ranks() > 1:
+            self.shared.weigh(loss)
+
+    def round(self, federation: Federation, number: int) -> Any:
+        """The server's round, as far as it concerns this client."""
+        return RemoteRound(self._server, federation.private, number)
+
+    def go_back(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """An institution that is ahead of the server, which has lost a round, goes on from the checkpoint before.
+
+        Args:
+            checkpoint: what stands in the last one; what stands in the one before takes its place.
+            path: of the last one.
+        """
+        round_, before = self._server.first(), path.with_name(PREVIOUS)
+        if self.ended or checkpoint["epoch"] <= round_ or path.name != LAST or fault(before) is not None:
+            return
+        earlier = tensor_file.load(before)
+        if earlier["epoch"] <= round_:
+            rank_zero_warn(f"{path} is of a later round than {round_}, the server's: {before} is gone on from")
+            checkpoint.clear()
+            checkpoint.update(earlier)
+
+    def check(self, algorithm: str, mechanism: Mechanism | None) -> None:
+        """Refuse what the institution's policy does not allow, and noise that several ranks would add.
+
+        Raises:
+            UserError: naming the rule.
+        """
+        if mechanism is not None and mechanism.by_record and ranks() > 1:
+            raise UserError(
+                f"{type(mechanism).__name__} protects records on one rank, and trainer.devices is {ranks()} at this "
+                "institution: set it to 1"
+            )
+        name = None if mechanism is None else type(mechanism).__name__
+        own = None if mechanism is None else mechanism.own_epsilon()
+        self._server.gate.policy.check_plan(algorithm, name, own)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server has said that there are no more rounds."""
+        return self._server.ended
+
+    def end(self) -> None:
+        """The server knows: it has counted the rounds, or will miss this institution."""
+        self._server.link.close()
+
+
+def _policy(path: str | None) -> Policy:
+    """The policy in a file; without one everything is allowed."""
+    if path is None:
+        return Policy()
+    try:
+        return Policy.of(load_yaml(Path(path)), path)
+    except OSError as error:
+        raise UserError(f"the policy {path} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _masking(where: Place, names: Sequence[str], policy: Policy) -> "Masking | None":
+    """What masks an institution's answers; None where the federation's terms ask for none.
+
+    Raises:
+        UserError: the policy asks for it, or the certificate cannot be used.
+    """
+    policy.check_secure(where.terms.secure)
+    if not where.terms.secure:
+        return None
+    from lit_epgan.remote.identity import Identity
+    from lit_epgan.remote.masking import LEAST, Masking
+
+    folder = where.certificates
+    identity = Identity.of_folder(Path(folder), where.name) if folder else None
+    return Masking(where.name, names, identity, policy.cohort or LEAST)
+
+
+def this_end(
+    datamodule: FederatedDataModule, folder: Path, policy: str | None = None, settings: Mapping[str, str] | None = None
+) -> Alone:
+    """This process's end of the federation.
+
+    Args:
+        datamodule: set up; with data of its own, it takes its place among the clients.
+        folder: the run's.
+        policy: an institution's, a file.
+        settings: which both ends must have alike, values by keys.
+
+    Raises:
+        UserError: the data are not those of one client, or the policy is none.
+    """
+    where = place()
+    if where is None:
+        return Alone()
+    if where.terms.names:
+        take_place(datamodule, where.terms.names, where.name or None)
+    if where.role == "server":
+        return (AtSecureServer if where.terms.secure else AtServer)(where, folder, settings or {})
+    return AtInstitution(where, datamodule.client_names, folder, policy, settings or {})
+
+
+class AskedByServer(Sampler):
+    """The one client of an institution, in every round."""
+
+    def __init__(self, server: RemoteServer) -> None:
+        self._server = server
+
+    def draw(self, clients: Sequence[int], seed: int, round_: int) -> list[list[int]]:
+        """This client."""
+        return [[self._server.client]]
+
+    def rate(self, clients: int) -> float:
+        """1: whoever is drawn less often pays for no less."""
+        return 1.0
+
+
+class SharedClient:
+    """One client that several ranks train: each has a part of every batch, and gradients are averaged.
+
+    A batch's loss must be a mean over its rows, as under distributed data parallel training. Ranks draw the same
+    random numbers: noise on parameters is alike everywhere, and so is the noise that a generator starts from.
+
+    Attributes:
+        factor: of this rank's loss, so that the mean over ranks is the batch's.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    @property
+    def hooks(self) -> StepHooks:
+        """What the client's steps are told."""
+        return StepHooks.of(batch=self.part, gradient=self.average)
+
+    def part(self, batch: Any) -> Any:
+        """This rank's rows of a batch; all of them where there are fewer rows than ranks.
+
+        Args:
+            batch: any nesting of tensors whose first dimension counts rows.
+        """
+        rows = rows_of(batch)
+        own = len(range(rank(), rows, ranks()))
+        if rows < ranks():
+            self.factor = 1.0
+            return batch
+        self.factor = own * ranks() / rows
+        return apply_to_collection(
+            batch, Tensor, lambda tensor: tensor[rank() :: ranks()] if tensor.dim() and len(tensor) == rows else tensor
+        )
+
+    def weigh(self, loss: Tensor) -> None:
+        """Let the loss's gradient count by this rank's rows."""
+        if self.factor != 1.0 and loss.requires_grad:
+            loss.register_hook(lambda gradient: gradient * self.factor)
+
+    def average(self, optimized: OptimizedParameters) -> None:
+        """Average the gradients of an optimizer's parameters over ranks."""
+        parameters = [p for group in optimized.optimizer.param_groups for p in group["params"]]
+        mean_of([p.grad for p in parameters if p.grad is not None])
+
+
+def rows_of(batch: Any) -> int:
+    """The first dimension of a batch's first tensor."""
+    found: list[int] = []
+    apply_to_collection(batch, Tensor, lambda tensor: found.append(len(tensor) if tensor.dim() else 1))
+    return found[0] if found else 0
+
+
+def _why(parts: Parts) -> str:
+    """Who is left out, and why."""
+    return few([f"{name}: {part.why}" for name, part in parts.items() if part.why], between="; ")
+
+
+def _check_cohort(sampler: Sampler, clients: int, least: int) -> None:
+    expected = sampler.rate(clients) * clients
+    if expected < least:
+        raise UserError(
+            f"secure aggregation sums the reports of at least {least} institutions, and a round has {expected:g}: the "
+            "fewer there are, the more each sum shows of them; take more (data.clients_per_round), or leave secure "
+            "aggregation out"
+        )
