@@ -124,8 +124,9 @@ class Message:
         Args:
             records: n_k.
         """
-        weight = records if self.weight is None else self.weight
-        found: dict[str, Term] = {"weight": Count(weight, True)}
+        weight, found = records if self.weight is None else self.weight, dict[str, Term]()
+        if self.weight is not None or any(each.metadata["kind"] == "mean" for each in self._kinds.values()):
+            found["weight"] = Count(weight, True)  # nothing else tells how many records there are
         for name, each in self._kinds.items():
             value, kind = getattr(self, name), each.metadata["kind"]
             if value is None:

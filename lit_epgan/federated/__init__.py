@@ -1,8 +1,7 @@
 """Federated algorithms."""
 
-import importlib
 import contextlib
-
+import importlib
 
 _ALL = {
     "ConjugateEP": "lit_epgan.federated.bayesian.conjugate_ep",

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine import Broadcast, Client, Exchange, Report, Rounds, Server, Stack, Work
+from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged
 from lit_epgan.errors import UserError
-from lit_epgan.federated.fedavg_gan import Discriminating, DiscriminatorPart, FedAvgGAN
+from lit_epgan.federated.fedavg_gan import DiscriminatorPart, FedAvgGAN, taking_turns
 from lit_epgan.networks.forgiving import ForgiverFirst
 
 PREFIX = "discriminator."
@@ -36,6 +36,15 @@ class F2A(FedAvgGAN):
     Raises:
         UserError: if an argument is out of its range, or the module offers no ``turns``.
     """
+
+    class Report(Message):
+        """What leaves a client.
+
+        Attributes:
+            discriminator: its own discriminator's change, which the server sees by itself.
+        """
+
+        discriminator: Tensor = merged("stack")
 
     def __init__(
         self,
@@ -66,19 +75,24 @@ class F2A(FedAvgGAN):
     def round(self, server: Server) -> Rounds:
         """The generator out, the discriminators' changes back, one by one; then the generator's training."""
         part, state = DiscriminatorPart(server.flat, server.module), server.state
-        total = yield Exchange(
+        report = yield Exchange(
             {"generator": part.rest(server.parameters), "discriminator": state["discriminator"]},
             kept={"discriminator": 0},
-            combine={"discriminator": Stack()},
         )
-        for k, change in total.each["discriminator"].items():
+        for k, change in report.discriminator.items():
             known = state.get(f"discriminator.{k}", state["discriminator"])
             state[f"discriminator.{k}"] = known + change.to(known.dtype)
         self._forgive(server, part)
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The client's own discriminator's training."""
-        return [OwnDiscriminator(client, received)]
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """The client's own discriminator goes on from its last round, beside the server's generator."""
+        part = DiscriminatorPart(client.flat, client.module)
+        before = client.state.get("discriminator", sent["discriminator"])
+        with taking_turns(client.module, "discriminator"):
+            client.fit(part.joined(before, sent["generator"]))
+        change = part.read(client.parameters) - before
+        client.state["discriminator"] = before + change  # as the server adds it up
+        return self.Report(discriminator=change)
 
     def _forgive(self, server: Server, part: DiscriminatorPart) -> None:
         discriminator: nn.Module = server.module.discriminator  # type: ignore[assignment]
@@ -110,24 +124,3 @@ class F2A(FedAvgGAN):
                 forgiveness -= self.lr * (forgiveness.grad + self.penalty * forgiveness)
                 forgiveness.clamp_(min=0.0)
             forgiveness.grad = None
-
-
-class OwnDiscriminator(Discriminating):
-    """A client's own discriminator, which goes on from its last round."""
-
-    def start(self) -> Tensor:
-        """The server's generator beside the own discriminator, or the one that every client begins with."""
-        part = DiscriminatorPart(self.client.flat, self.client.module)
-        own = self.client.state.get("discriminator", self.received["discriminator"])
-        return part.joined(own, self.received["generator"])
-
-    def end(self) -> None:
-        """Keep the discriminator, as a copy."""
-        own = self.part.read(self.client.parameters)
-        before = self.client.state.get("discriminator", self.received["discriminator"])
-        self._change = own - before
-        self.client.state["discriminator"] = before + self._change  # as the server adds it up
-
-    def report(self) -> Report:
-        """How the discriminator changed."""
-        return {"discriminator": self._change}

@@ -1,6 +1,7 @@
 """Discriminators federated, the generator trained on the server."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -9,16 +10,11 @@ from lit_epgan.engine import (
     Algorithm,
     Broadcast,
     Client,
-    Count,
-    Exchange,
     FlatParameters,
-    Report,
-    Rounds,
+    Message,
     Server,
-    Training,
-    Weighted,
-    Work,
     check_server_training,
+    merged,
 )
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
@@ -50,6 +46,15 @@ class FedAvgGAN(Algorithm):
 
     on_server = ("generator", "average")  # a client's generator trains nobody: its statistics are of no use
 
+    class Report(Message):
+        """What leaves a client.
+
+        Attributes:
+            discriminator: its discriminator's change.
+        """
+
+        discriminator: Tensor = merged("mean")
+
     def __init__(self, server_steps: int = 6, batch_size: int = 32) -> None:
         check_server_training(self, server_steps, batch_size)
         self.server_steps = server_steps
@@ -72,24 +77,22 @@ class FedAvgGAN(Algorithm):
         """Between rounds, too, the module trains the discriminator alone: so it logs no generator's loss."""
         server.module.turns = ("discriminator",)  # type: ignore[assignment]
 
-    def round(self, server: Server) -> Rounds:
-        """The discriminators' mean, then the generator's training."""
-        total = yield Exchange({"parameters": server.parameters})
-        part = DiscriminatorPart(server.flat, server.module)
-        part.write(server.parameters, part.read(server.parameters) + total.mean("discriminator"))
-        self.train_generator(server, self.batches(server))
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """The discriminator's steps."""
+        with taking_turns(client.module, "discriminator"):
+            client.fit(sent["parameters"])
+        return self.Report(discriminator=DiscriminatorPart(client.flat, client.module).read(client.change))
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The discriminator's training."""
-        return [Discriminating(client, received)]
+    def merge(self, server: Server, report: "FedAvgGAN.Report") -> None:
+        """The discriminators' mean, then the generator's training."""
+        part = DiscriminatorPart(server.flat, server.module)
+        part.write(server.parameters, part.read(server.parameters) + report.discriminator)
+        self.train_generator(server, self.batches(server))
 
     def train_generator(self, server: Server, batches: Iterable[list[Tensor]]) -> None:
         """One step on each batch against the server's discriminator."""
-        server.module.turns = ("generator",)  # type: ignore[assignment]
-        try:
+        with taking_turns(server.module, "generator"):
             server.train(batches)
-        finally:
-            server.module.turns = ("discriminator",)  # type: ignore[assignment]
 
     def batches(self, server: Server) -> Iterator[list[Tensor]]:
         """A generator's step looks at no record: rows of zeros (batch_size, ...) say how many samples to make."""
@@ -99,26 +102,15 @@ class FedAvgGAN(Algorithm):
             yield [empty]
 
 
-class Discriminating(Training):
-    """A client's discriminator steps; it reports the discriminator's change alone."""
-
-    def __init__(self, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self._found = client.module.turns
-
-    def begin(self) -> None:
-        """It is the discriminator's turn only."""
-        self.client.module.turns = ("discriminator",)  # type: ignore[assignment]
-        self.part = DiscriminatorPart(self.client.flat, self.client.module)
-
-    def report(self) -> Report:
-        """The discriminator's change, weighted by n_k."""
-        weight = self.client.weight
-        return {"discriminator": Weighted(self.part.read(self.change()), weight), "weight": Count(weight, True)}
-
-    def leave(self) -> None:
-        """The networks take turns as before."""
-        self.client.module.turns = self._found
+@contextmanager
+def taking_turns(module: nn.Module, *turns: str) -> Iterator[None]:
+    """Within, a module's training step trains these networks alone."""
+    found = module.turns
+    module.turns = turns  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module.turns = found
 
 
 class DiscriminatorPart:

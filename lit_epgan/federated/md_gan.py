@@ -1,14 +1,15 @@
 """A generator on the server, a discriminator at each client, and between them samples and gradients of samples."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Stack, Weighted, Work
+from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged
 from lit_epgan.errors import UserError
-from lit_epgan.federated.fedavg_gan import Discriminating, DiscriminatorPart, FedAvgGAN
+from lit_epgan.federated.fedavg_gan import DiscriminatorPart, FedAvgGAN, taking_turns
 from lit_epgan.randomness import generator_for
 
 
@@ -38,6 +39,17 @@ class MDGAN(FedAvgGAN):
         UserError: an argument below 1; a module that lacks what is needed, is compiled, has labels, or has a prior with
             a loss of its own, which would ask the discriminator about samples.
     """
+
+    class Report(Message):
+        """What leaves a client.
+
+        Attributes:
+            feedback: F_k (n, *data_shape).
+            handed_on: in a swap's round the discriminator's change, which the server sees by itself.
+        """
+
+        feedback: Tensor = merged("mean")
+        handed_on: Tensor | None = merged("stack", default=None)
 
     def __init__(self, batch_size: int = 32, swap_every: int | None = None) -> None:
         super().__init__(1, batch_size)
@@ -77,19 +89,33 @@ class MDGAN(FedAvgGAN):
             samples = {"shown": generator(shown), "judged": generator(judged)}
         last = self.swap_every is not None and (server.round + 1) % self.swap_every == 0
         first = DiscriminatorPart(server.flat, server.module).read(server.parameters)  # a round leaves it as it is
-        total = yield Exchange(
+        report = yield Exchange(
             lambda k: {**samples, **self._own(server, k, first), "hand_on": torch.tensor(last)},
             kept={"discriminator": int(server.state["swaps"])},
-            combine={} if self.swap_every is None else {"handed_on": Stack()},
+            answers=(self.Report if self.swap_every is not None else _Feedbacks,),
         )
-        if "feedback" in total:
-            self._step(server, judged, total.mean("feedback").to(server.parameters))
+        if report.feedback is not None:
+            self._step(server, judged, report.feedback.to(server.parameters))
         if last:
-            self._swap(server, first, total.each.get("handed_on", {}))
+            self._swap(server, first, report.handed_on)
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The own discriminator's training, and its feedback."""
-        return [Judging(client, received)]
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """The own discriminator's steps against the server's samples; then how these should change."""
+        module, part = client.module, DiscriminatorPart(client.flat, client.module)
+        handed, swap = sent["discriminator"], sent["swap"]
+        swapped = int(client.state.get("swap", swap)) != int(swap)
+        own = handed if swapped else client.state.get("discriminator", handed)
+        shown, judged = sent["shown"], sent["judged"].clone().requires_grad_()
+        with taking_turns(module, "discriminator"):
+            with generating(module, lambda noise: shown[torch.arange(len(noise), device=shown.device) % len(shown)]):
+                client.fit(part.joined(own, torch.zeros_like(part.rest(client.parameters))))
+            with generating(module, lambda noise: judged), torch.enable_grad():
+                (feedback,) = torch.autograd.grad(module.player_loss("generator", [judged]), judged)  # type: ignore[operator]
+        client.state["discriminator"] = part.read(client.parameters)
+        client.state["swap"] = swap.clone()
+        if not sent["hand_on"]:
+            return self.Report(feedback=feedback)
+        return self.Report(feedback=feedback, handed_on=client.state["discriminator"] - handed)
 
     def _noise(self, server: Server, name: str) -> Tensor:
         """Noise (n, latent_dim), as many rows for each of several generators."""
@@ -130,48 +156,21 @@ class MDGAN(FedAvgGAN):
             server.state[f"swap.{taker}"] = server.state["swaps"].clone()
 
 
-class Judging(Discriminating):
-    """A client's own discriminator, against the server's samples; it reports how the samples should change."""
+class _Feedbacks(Message):
+    """MDGAN's report where no discriminator is handed on: it sums."""
 
-    def start(self) -> Tensor:
-        """The own discriminator, or the one that was handed on to it; its generator is never asked."""
-        part = DiscriminatorPart(self.client.flat, self.client.module)
-        handed, swap = self.received["discriminator"], self.received["swap"]
-        swapped = int(self.client.state.get("swap", swap)) != int(swap)
-        own = handed if swapped else self.client.state.get("discriminator", handed)
-        return part.joined(own, torch.zeros_like(part.rest(self.client.parameters)))
+    feedback: Tensor = merged("mean")
 
-    def begin(self) -> None:
-        """The server's samples are what the generator makes."""
-        super().begin()
-        shown = self.received["shown"]
-        self._generates(lambda noise: shown[torch.arange(len(noise), device=shown.device) % len(shown)])
 
-    def end(self) -> None:
-        """Work out the gradient; keep the discriminator."""
-        judged = self.received["judged"].clone().requires_grad_()
-        self._generates(lambda noise: judged)
-        module: Any = self.client.module
-        with torch.enable_grad():
-            (self._feedback,) = torch.autograd.grad(module.player_loss("generator", [judged]), judged)
-        self.client.state["discriminator"] = self.part.read(self.client.parameters)
-        self.client.state["swap"] = self.received["swap"].clone()
-
-    def report(self) -> Report:
-        """The gradient (n, *data_shape) with the weight n_k; in a swap's round the discriminator's change."""
-        weight = self.client.weight
-        report: dict[str, Any] = {"feedback": Weighted(self._feedback, weight), "weight": Count(weight, True)}
-        if self.received["hand_on"]:
-            report["handed_on"] = self.client.state["discriminator"] - self.received["discriminator"]
-        return report
-
-    def leave(self) -> None:
-        """The generator makes its own samples again."""
-        super().leave()
-        self.client.module.generator.__dict__.pop("forward", None)
-
-    def _generates(self, forward: Any) -> None:
-        self.client.module.generator.__dict__["forward"] = forward
+@contextmanager
+def generating(module: nn.Module, samples: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within, a module's generator makes these samples, whatever the module calls it for."""
+    generator: nn.Module = module.generator  # type: ignore[assignment]
+    generator.__dict__["forward"] = samples
+    try:
+        yield
+    finally:
+        del generator.__dict__["forward"]
 
 
 class _Feedback(torch.autograd.Function):

@@ -6,20 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine import (
-    Algorithm,
-    Broadcast,
-    Client,
-    Exchange,
-    Report,
-    Rounds,
-    Server,
-    Work,
-    check_server_training,
-)
+from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, check_server_training
 from lit_epgan.errors import UserError
 from lit_epgan.federated.asked_once import AskedOnce
 from lit_epgan.federated.function_space.embedding_release import EmbeddingRelease
+from lit_epgan.federated.function_space.release_units import Release
 from lit_epgan.networks.average import ParameterAverage
 
 
@@ -87,16 +78,16 @@ class EmbeddingOnServer(AskedOnce):
     def round(self, server: Server) -> Rounds:
         """The releases, once; then the server's own training."""
         if server.round == 0:
-            total = yield Exchange({}, question="release", training=False)
-            self.release.add(server, total)
+            releases = yield Exchange({}, question="released", training=False, answers=(Release,))
+            self.release.add(server, releases)
         else:
-            self.train(server)
+            self.train_server(server)
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The release."""
-        return [Releasing(client, received, self.release)]
+    def released(self, client: Client, sent: Broadcast) -> Message:
+        """A client's one release."""
+        return self.release.report(client)
 
-    def train(self, server: Server) -> None:
+    def train_server(self, server: Server) -> None:
         """A round's work on the server."""
         server.train(self._batches(server))
 
@@ -109,18 +100,6 @@ class EmbeddingOnServer(AskedOnce):
         for _ in range(self.server_steps):
             rows = torch.randint(len(points), (self.batch_size,))
             yield [points[rows.to(points.device)]]
-
-
-class Releasing(Work):
-    """A client's one release."""
-
-    def __init__(self, client: Client, received: Broadcast, release: EmbeddingRelease) -> None:
-        super().__init__(client, received)
-        self.release = release
-
-    def report(self) -> Report:
-        """A record's unit: count and sums (1 + D,), with noise; a user's: the mean embedding (D,)."""
-        return self.release.report(self.client)
 
 
 class MatchedEmbedding(EmbeddingOnServer):
@@ -169,7 +148,7 @@ class MatchedEmbedding(EmbeddingOnServer):
             )
         super().build(module, seed)
 
-    def train(self, server: Server) -> None:
+    def train_server(self, server: Server) -> None:
         """The generator's steps down the discrepancy."""
         with server.holding():
             self._match(server)

@@ -22,9 +22,9 @@ from lit_epgan.embedding import (
 )
 from lit_epgan.embedding.factor import SENSITIVITY
 from lit_epgan.embedding.feature_maps import FlatFeatures
-from lit_epgan.engine import Broadcast, Client, Report, Server, Total, scalar
+from lit_epgan.engine import Broadcast, Client, Server, scalar
 from lit_epgan.errors import UserError
-from lit_epgan.federated.function_space.release_units import TOTAL, Unit, unit_of
+from lit_epgan.federated.function_space.release_units import TOTAL, Release, Unit, unit_of
 from lit_epgan.federated.function_space.shared_features import SharedFeatures
 from lit_epgan.federated.sample_shape import sample_shape
 from lit_epgan.randomness import generator_for
@@ -191,13 +191,13 @@ class EmbeddingRelease:
         phi = self._released_phi.to(self._like.device)
         return self.unit.of(client, lambda: EmbeddingFactor.of(client.data(), phi, self._like))
 
-    def report(self, client: Client) -> Report:
+    def report(self, client: Client) -> Release:
         """The client's release as it is sent."""
         return self.unit.report(self.of(client))
 
-    def add(self, server: Server, total: Total) -> None:
-        """Take an exchange's releases into the server's total, and herd points to it, from where they are."""
-        released = self.unit.take_from(total)
+    def add(self, server: Server, releases: Release) -> None:
+        """Take the clients' releases into the server's total, and herd points to it, from where they are."""
+        released = self.unit.sum_of(releases)
         server.state[TOTAL] = released + server.state.get(TOTAL, 0)
         server.state[VERSION] = server.state.get(VERSION, scalar(0)) + 1
         start = server.state[CODES] if CODES in server.state else self._start()

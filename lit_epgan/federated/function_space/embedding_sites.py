@@ -1,5 +1,6 @@
 """Expectation propagation in function space by messages that sum: a client's site is its data's mean embedding."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -7,22 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.embedding import EmbeddingFactor, SimplexWeights
-from lit_epgan.engine import (
-    Algorithm,
-    Around,
-    Broadcast,
-    Client,
-    Exchange,
-    Report,
-    Rounds,
-    Server,
-    Total,
-    Work,
-    passing,
-)
+from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.embedding_release import VERSION, EmbeddingRelease
-from lit_epgan.federated.function_space.release_units import MEMBERS, TOTAL
+from lit_epgan.federated.function_space.release_units import TOTAL, Release
 from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
 
 WEIGHTS, WEIGHTS_OF, SENT = "embedding.weights", "embedding.weights_of", "embedding.sent"
@@ -108,75 +97,59 @@ class EmbeddingSites(Around):
         def out(exchange: Exchange) -> Exchange:
             if not exchange.training:
                 return exchange
-            return replace(exchange, sent=lambda k: {**exchange.sent_to(k), **known}, kept={**exchange.kept, **kept})
+            return replace(
+                exchange,
+                sent=lambda k: {**exchange.sent_to(k), **known},
+                kept={**exchange.kept, **kept},
+                answers=(*exchange.answers, Release),
+            )
 
-        def back(exchange: Exchange, total: Total) -> None:
-            if TOTAL in total:
-                released.append(Total({n: total.sums.pop(n) for n in (TOTAL, MEMBERS) if n in total}))
+        def back(exchange: Exchange, report: Message) -> None:
+            if (own := report.part(Release)).embedding is not None:
+                released.append(own)
 
-        released: list[Total] = []
+        released: list[Release] = []
         yield from passing(super().round(server), out, back)
         for each in released:
             self.release.add(server, each)
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The points in the minibatch, and the release, after the inner algorithm's work."""
-        inner = super().works(question, client, received)
-        return [*inner, EmbeddingWork(self, client, received)] if question == "train" else inner
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """The inner algorithm's steps, on own rows and points weighed to the client's cavity; the release, once."""
+        self.release.take(client, sent)
+        cavity = self.cavity(client, sent)
+        batch = None if cavity is None else self._tilted(client, sent, cavity)
+        report = self.inner.train(client if batch is None else client.told(batch=batch), sent)
+        if SENT in client.state or client.round < self.release_round:
+            return report
+        client.state[SENT] = torch.ones(1)
+        return report.beside(self.release.report(client))  # the same again if the round in which it is sent is lost
+
+    def cavity(self, client: Client, sent: Broadcast) -> EmbeddingFactor | None:
+        """The product of the other clients' sites; None if there are none yet."""
+        if TOTAL not in sent:
+            return None
+        total = self.release.total(sent)
+        cavity = total / EmbeddingFactor(self.release.of(client)) if SENT in client.state else total
+        return cavity if float(cavity.count) >= 0.5 else None  # counts may be noisy
+
+    def _tilted(self, client: Client, sent: Broadcast, cavity: EmbeddingFactor) -> Callable[[Any], Any]:
+        """From a client's batch to own rows and points, with the rows' weights."""
+        points: Tensor = client.remember("points", lambda: self.release.herded(sent))
+        of = client.state.get(WEIGHTS_OF)
+        if of is None or not torch.equal(of, sent[VERSION]):  # the points or the total have changed
+            simplex = client.remember("simplex", lambda: SimplexWeights(self.release.phi(points)))
+            client.state[WEIGHTS] = simplex(cavity.mean.to(points)).cpu()
+            client.state[WEIGHTS_OF] = sent[VERSION].clone()
+
+        def batch(own_batch: Any) -> Any:
+            own, rows = row_counts(len(batch_rows(own_batch)), self.own_rows, self.other_rows)
+            drawn = torch.multinomial(client.state[WEIGHTS], rows, replacement=True)
+            counts = self.release.unit.weight(client)  # n_k of all records, or 1 of all users
+            replay = points[drawn.to(points.device)]
+            return tilted_batch(own_batch, own, replay, counts / (counts + float(cavity.count)))
+
+        return batch
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``herded``: the points alone, of one message of each client and no round."""
         return super().samples(server, n, start) | self.release.samples(server, n, start)
-
-
-class EmbeddingWork(Work):
-    """A client's minibatches of own rows and points weighed to its cavity; its release, once."""
-
-    def __init__(self, settings: EmbeddingSites, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings, self.release = settings, settings.release
-
-    def cavity(self) -> EmbeddingFactor | None:
-        """The product of the other clients' sites; None if there are none yet."""
-        if TOTAL not in self.received:
-            return None
-        total, client = self.release.total(self.received), self.client
-        cavity = total / EmbeddingFactor(self.release.of(client)) if SENT in client.state else total
-        return cavity if float(cavity.count) >= 0.5 else None  # counts may be noisy
-
-    def begin(self) -> None:
-        """The weights of the points, anew when these or the total have changed."""
-        client, received = self.client, self.received
-        self.release.take(client, received)
-        cavity = self.cavity()
-        self._others = 0.0 if cavity is None else float(cavity.count)
-        if cavity is None:
-            return
-        self._points: Tensor = client.remember("points", lambda: self.release.herded(received))
-        of = client.state.get(WEIGHTS_OF)
-        if of is None or not torch.equal(of, received[VERSION]):
-            simplex = client.remember("simplex", lambda: SimplexWeights(self.release.phi(self._points)))
-            client.state[WEIGHTS] = simplex(cavity.mean.to(self._points)).cpu()
-            client.state[WEIGHTS_OF] = received[VERSION].clone()
-
-    def batch(self, batch: Any) -> Any:
-        """Own rows and points, with the rows' weights."""
-        if not self._others:
-            return batch
-        settings, client = self.settings, self.client
-        own, rows = row_counts(len(batch_rows(batch)), settings.own_rows, settings.other_rows)
-        drawn = torch.multinomial(client.state[WEIGHTS], rows, replacement=True)
-        replay = self._points[drawn.to(self._points.device)]
-        return tilted_batch(batch, own, replay, self._share())
-
-    def _share(self) -> float:
-        """The client's share of all records, n_k / n, or of all users, 1 / n."""
-        own = self.release.unit.weight(self.client)
-        return own / (own + self._others)
-
-    def report(self) -> Report:
-        """The release, once; the same again if the round in which it was sent did not count."""
-        if SENT in self.client.state or self.client.round < self.settings.release_round:
-            return {}
-        self.client.state[SENT] = torch.ones(1)
-        return self.release.report(self.client)

@@ -1,5 +1,6 @@
 """Expectation propagation in function space: a client's site is a generator of its own data."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +12,13 @@ from lit_epgan.engine import (
     Around,
     Broadcast,
     Client,
-    Count,
     Exchange,
-    Report,
+    Message,
     Rounds,
     Server,
-    Stack,
-    Total,
-    Work,
+    merged,
     passing,
+    scalar,
 )
 from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.site_samples import Samples, SiteTensors, drawn, joined
@@ -62,6 +61,17 @@ class GeneratorSites(Around):
     Raises:
         UserError: if an argument is out of its range, or the module offers no such submodule or no ``sample``.
     """
+
+    class Site(Message):
+        """What leaves a client beside the inner algorithm's report, where its site has changed.
+
+        Attributes:
+            site: the site's change.
+            site_records: n_k (1,).
+        """
+
+        site: Tensor | None = merged("stack", default=None)
+        site_records: Tensor | None = merged("stack", default=None)
 
     def __init__(
         self,
@@ -116,21 +126,67 @@ class GeneratorSites(Around):
                 exchange,
                 sent=lambda k: exchange.sent_to(k) | _sent(state, self.seen_by(k, sites)),
                 kept={**exchange.kept, **({} if self.refine else _versions(sites))},
-                combine={**exchange.combine, "site": Stack(), "records": Stack()},
+                answers=(*exchange.answers, self.Site),
             )
 
-        def back(exchange: Exchange, total: Total) -> None:
-            for k, change in total.each.pop("site", {}).items():
+        def back(exchange: Exchange, report: Message) -> None:
+            if not exchange.training:
+                return
+            own = report.part(self.Site)
+            for k, change in own.site.items():
                 state[f"{SITE}{k}"] = state.get(f"{SITE}{k}", initial) + change
-            for k, records in total.each.pop("records", {}).items():
-                state[f"{RECORDS}{k}"] = records.to(server.parameters)
+                state[f"{RECORDS}{k}"] = own.site_records[k].to(server.parameters)
 
         yield from passing(super().round(server), out, back)
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The site's work after the inner algorithm's, which rests while the site is refined."""
-        inner = super().works(question, client, received)
-        return [*inner, SiteWork(self, client, received, inner)] if question == "train" else inner
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """Alone without a site or without others; else the own site's refinement, and the training on tilted batches."""
+        tensors, before = SiteTensors(client.module, self.generator), None
+        others = sorted(int(name.removeprefix(SITE)) for name in sent if name.startswith(SITE))
+        if not others or "site" not in client.state:
+            start = tensors.read()
+            report = self.inner.train(client, sent)
+            return report.beside(self._kept(client, tensors, start))
+        batch = self._tilted(client, sent, tensors, others)
+        refinement = int(self.refine * client.steps) if client.steps is not None else 0
+        if refinement:  # a site knows nothing of the others
+            before = client.state["site"]
+            client.flat.load(client.state["parameters"])
+            tensors.load(before)
+            client.fit(client.parameters.clone(), steps=refinement)
+            site = self._kept(client, tensors, before)
+        report = self.inner.train(client.told(batch=batch), sent)
+        return report.beside(site) if refinement else report
+
+    def _tilted(
+        self, client: Client, sent: Broadcast, tensors: "SiteTensors", others: list[int]
+    ) -> Callable[[Any], Any]:
+        """From a client's batch to own rows and samples of the others' sites, with the rows' weights."""
+        pool = self.pool_of(1 + len(others))
+
+        def pool_of(k: int) -> Samples:  # the same for everyone
+            words = (client.seed, client.round, k, "pool")
+            return client.remember(f"pool {k}", lambda: tensors.draw(sent[f"{SITE}{k}"], pool, *words))
+
+        pools = joined([pool_of(k) for k in others])
+        records = torch.cat([sent[f"{RECORDS}{k}"] for k in others]).cpu()
+
+        def batch(own_batch: Any) -> Any:
+            own, rows = row_counts(len(batch_rows(own_batch)), self.own_rows, self.other_rows)
+            replay, labels = drawn(pools, records, rows)
+            return tilted_batch(
+                own_batch, own, replay, client.records / (client.records + float(records.sum())), labels
+            )
+
+        return batch
+
+    def _kept(self, client: Client, tensors: "SiteTensors", before: Tensor) -> Message:
+        """The site that the module holds is the client's; how it has changed."""
+        change = tensors.read() - before
+        client.state["site"] = before + change  # as the server adds it up
+        if self.refine:
+            client.state["parameters"] = client.parameters.clone()
+        return self.Site(site=change, site_records=scalar(client.records))
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``union``: the sites' own samples, in proportion to the clients' records."""
@@ -147,79 +203,6 @@ class GeneratorSites(Around):
             if c
         ]
         return further | {"union": torch.cat(drawn_)}
-
-
-class SiteWork(Work):
-    """A client's own site, and its minibatches of own rows and samples of the others' sites."""
-
-    def __init__(self, settings: GeneratorSites, client: Client, received: Broadcast, inner: list[Work]) -> None:
-        super().__init__(client, received)
-        self.settings, self.inner = settings, inner
-        self.tensors = SiteTensors(client.module, settings.generator)
-
-    def begin(self) -> None:
-        """Alone without a site or without others; else their pools, and the own site if it is to be refined."""
-        client, received = self.client, self.received
-        others = sorted(int(name.removeprefix(SITE)) for name in received if name.startswith(SITE))
-        self._changed, self._before = False, self.tensors.read()
-        self._alone = not others or "site" not in client.state
-        if not self._alone:
-            pool = self.settings.pool_of(1 + len(others))
-            self._others = joined([self._pool(k, pool) for k in others])
-            self._others_records = torch.cat([received[f"{RECORDS}{k}"] for k in others]).cpu()
-        self._refining = not self._alone and self._refinement() > 0
-        if self._refining:
-            self._before = client.state["site"]
-            client.flat.load(client.state["parameters"])
-            self.tensors.load(self._before)
-            self._rest(True)
-
-    def batch(self, batch: Any) -> Any:
-        """Once the site is refined, the training from the server's parameters starts; then the tilted minibatch."""
-        if self._refining and self.client.step == self._refinement():
-            self._keep_site()
-            self._refining = False
-            self._rest(False)
-            self.client.restart()
-        return batch if self._alone or self._refining else self._tilted_batch(batch)
-
-    def end(self) -> None:
-        """What a client that trained alone has learnt is its site."""
-        if self._alone:
-            self._keep_site()
-
-    def report(self) -> Report:
-        """The site's change, where there is any, and the client's records."""
-        if not self._changed:
-            return {}
-        return {"site": self._change, "records": Count(self.client.weight, True)}
-
-    def _rest(self, rests: bool) -> None:
-        for work in self.inner:  # a site knows nothing of the others
-            work.rests = rests
-
-    def _pool(self, k: int, pool: int) -> Samples:
-        """So many samples of site k, the same for everyone: made once for all clients of a seat."""
-        client, site = self.client, self.received[f"{SITE}{k}"]
-        words = (client.seed, client.round, k, "pool")
-        return client.remember(f"pool {k}", lambda: self.tensors.draw(site, pool, *words))
-
-    def _tilted_batch(self, batch: Any) -> Any:
-        """Own rows and samples of the other sites, with the rows' weights."""
-        records, settings, weight = self._others_records, self.settings, self.client.weight
-        own, rows = row_counts(len(batch_rows(batch)), settings.own_rows, settings.other_rows)
-        replay, labels = drawn(self._others, records, rows)
-        return tilted_batch(batch, own, replay, weight / (weight + float(records.sum())), labels)
-
-    def _refinement(self) -> int:
-        """Steps that refine the site."""
-        return int(self.settings.refine * self.client.steps) if self.client.steps is not None else 0
-
-    def _keep_site(self) -> None:
-        self._changed, self._change = True, self.tensors.read() - self._before
-        self.client.state["site"] = self._before + self._change  # as the server adds it up
-        if self.settings.refine:
-            self.client.state["parameters"] = self.client.parameters.clone()
 
 
 def known_sites(server: Server) -> list[int]:

@@ -8,11 +8,23 @@ from torch import Tensor
 
 from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
 from lit_epgan.embedding.factor import clipped
-from lit_epgan.engine import Client, Count, Report, Total
+from lit_epgan.engine import Client, Message, merged
 from lit_epgan.errors import UserError
 
 Unit = Literal["record", "user"]
-TOTAL, OWN, MEMBERS = "embedding", "embedding", "embedding.members"
+TOTAL, OWN = "embedding", "embedding"
+
+
+class Release(Message):
+    """A client's release as it is sent.
+
+    Attributes:
+        embedding: of single records their count and sums (1 + D,), of a user the embedding (D,).
+        members: 1 of a user.
+    """
+
+    embedding: Tensor | None = merged("sum", default=None)
+    members: float | None = merged("records", default=None)
 
 
 class RecordUnit:
@@ -31,17 +43,18 @@ class RecordUnit:
             client.released[OWN] = factor().released(self.mechanism, client.seed, client.index).statistics
         return client.released[OWN]
 
-    def report(self, released: Tensor) -> Report:
+    def report(self, released: Tensor) -> Release:
         """What is sent of a release (1 + D,): all of it."""
-        return {TOTAL: released}
+        return Release(embedding=released)
 
-    def take_from(self, total: Total) -> Tensor:
-        """The sum (1 + D,) of the releases in an exchange's total, which is left without them."""
-        return total.sums.pop(TOTAL)
+    def sum_of(self, releases: Release) -> Tensor:
+        """The sum (1 + D,) of the clients' releases."""
+        assert releases.embedding is not None
+        return releases.embedding
 
     def weight(self, client: Client) -> float:
         """What the client counts in the sum: n_k."""
-        return client.weight
+        return client.records
 
 
 class UserUnit:
@@ -56,14 +69,15 @@ class UserUnit:
         mean = clipped(factor().mean)
         return torch.cat([mean.new_ones(1), mean])
 
-    def report(self, released: Tensor) -> Report:
+    def report(self, released: Tensor) -> Release:
         """What is sent of a release (1 + D,): the embedding (D,), and that it is one user's."""
-        return {TOTAL: released[1:], MEMBERS: Count(1.0, True)}
+        return Release(embedding=released[1:], members=1.0)
 
-    def take_from(self, total: Total) -> Tensor:
-        """The sum (1 + D,) of the releases in an exchange's total, which is left without them."""
-        embedding = total.sums.pop(TOTAL)
-        return torch.cat([total.sums.pop(MEMBERS).to(embedding), embedding])
+    def sum_of(self, releases: Release) -> Tensor:
+        """The sum (1 + D,) of the clients' releases."""
+        embedding, members = releases.embedding, releases.members
+        assert embedding is not None
+        return torch.cat([members.to(embedding), embedding])  # type: ignore[union-attr]
 
     def weight(self, client: Client) -> float:
         """What the client counts in the sum: 1."""

@@ -3,15 +3,14 @@
 from collections.abc import Generator
 
 import torch
-from torch import Tensor
 
-from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Total, Weighted, Work
-from lit_epgan.federated.likelihood_free.gradient_free import WEIGHT, GradientFree, mean_answer, selects, summaries
+from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server
+from lit_epgan.federated.likelihood_free.gradient_free import Answers, GradientFree, mean_answer, summaries
 from lit_epgan.likelihood_free.inference import Stage
 from lit_epgan.likelihood_free.questions import Answer, Asking, Question
 
 OWN, COUNT = "inference.own", "inference.count"
-ROOT, SIMULATED, DISCREPANCY = "root", "simulated", "discrepancy"
+ROOT, SIMULATED = "root", "simulated"
 
 
 class DiscrepancySearch(GradientFree):
@@ -51,44 +50,25 @@ class DiscrepancySearch(GradientFree):
         asking = inference.start(generator) if stage is None else inference.step(stage, generator)
         self.keep(server, (yield from self._exchanged(server, asking)))
 
-    def _exchanged(self, server: Server, asking: Asking[Stage]) -> Generator[Exchange, Total, Stage]:
+    def _exchanged(self, server: Server, asking: Asking[Stage]) -> Generator[Exchange, Answers, Stage]:
         """Inference whose questions go to the cohort."""
         try:
             question = next(asking)
             while True:
-                total = yield self.asks(server, "discrepancy", {ROOT: question.root, SIMULATED: question.simulated})
-                question = asking.send(Answer(mean_answer(total, DISCREPANCY), float(total[WEIGHT])))
+                answers = yield self.asks(server, "discrepancy", {ROOT: question.root, SIMULATED: question.simulated})
+                question = asking.send(Answer(mean_answer(answers), float(answers.weight)))  # type: ignore[arg-type]
         except StopIteration as end:
             return end.value
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The discrepancies; before ``from_round`` the inner algorithm's work."""
-        if question != "discrepancy":
-            return super().works(question, client, received)
-        return [Discrepancies(self, client, received)]
-
-
-class Discrepancies(Work):
-    """A client's answer: how far each simulated data set is from its records."""
-
-    def __init__(self, settings: DiscrepancySearch, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings, self.selects = settings, selects(client)
-
-    def report(self) -> Report:
-        """``discrepancy`` (m,) with the weight n_k, and ``weight``; n_k counts the records that are looked at."""
-        mean, count = self._own()
-        discrepancies = Question(self.received[ROOT].cpu(), self.received[SIMULATED].cpu()).discrepancies(mean)
-        return {DISCREPANCY: Weighted(discrepancies, count), WEIGHT: Count(count, True)}
-
     @torch.no_grad()
-    def _own(self) -> tuple[Tensor, float]:
-        """The mean embedding (D,) of the client's records, and their number; made once, since the summary is fixed."""
-        state, phi = self.client.state, self.settings.inference.phi
-        if OWN not in state:
+    def discrepancy(self, client: Client, sent: Broadcast) -> Message:
+        """How far each simulated data set is from the client's records; n_k counts those that are looked at."""
+        state, phi = client.state, self.inference.phi
+        if OWN not in state:  # made once, since the summary is fixed
             total, count = torch.zeros(phi.size, dtype=torch.float64), 0
-            for x in summaries(self.client):
+            for x in summaries(client):
                 total += phi(x.to(phi.omega)).double().sum(0)
                 count += len(x)
             state[OWN], state[COUNT] = total / max(count, 1), torch.tensor([float(count)], dtype=torch.float64)
-        return state[OWN], float(state[COUNT])
+        question = Question(sent[ROOT].cpu(), sent[SIMULATED].cpu())
+        return Answers(numbers=question.discrepancies(state[OWN]), weight=float(state[COUNT]))

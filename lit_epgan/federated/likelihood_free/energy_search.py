@@ -4,16 +4,16 @@ from collections.abc import Generator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Total, Weighted, Work, scalar
+from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, scalar
 from lit_epgan.errors import UserError
-from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, mean_answer, selects, summaries
+from lit_epgan.federated.likelihood_free.gradient_free import Answers, GradientFree, mean_answer, summaries
 from lit_epgan.likelihood_free.energy import energy_distance, sliced_energy, unit_directions
 from lit_epgan.likelihood_free.tolerance_search import Comparing, ToleranceSearch, Tolerated
 from lit_epgan.randomness import generator_for
 
-SIMULATED, DISTANCE = "simulated", "distance"
+SIMULATED = "simulated"
 HELD = {name: f"energy.{name}" for name in ("theta", "distance", "rate", "step")}
 
 
@@ -79,40 +79,24 @@ class EnergySearch(GradientFree):
         (where,) = server.flat.named("particles")
         server.parameters[where] = at.theta.flatten().to(server.parameters)
 
-    def _exchanged(self, server: Server, comparing: Comparing) -> Generator[Exchange, Total, Tolerated]:
+    def _exchanged(self, server: Server, comparing: Comparing) -> Generator[Exchange, Answers, Tolerated]:
         """A search whose questions go to the cohort."""
         try:
             simulated = next(comparing)
             while True:
-                total = yield self.asks(server, DISTANCE, {SIMULATED: simulated})
-                simulated = comparing.send(mean_answer(total, DISTANCE))
+                answers = yield self.asks(server, "distances", {SIMULATED: simulated})
+                simulated = comparing.send(mean_answer(answers))
         except StopIteration as end:
             return end.value
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The distances; before ``from_round`` the inner algorithm's work."""
-        if question != DISTANCE:
-            return super().works(question, client, received)
-        return [Distances(self, client, received)]
-
-
-class Distances(Work):
-    """A client's answer: how far each simulated data set is from its records."""
-
-    def __init__(self, settings: EnergySearch, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings, self.selects = settings, selects(client)
-
     @torch.no_grad()
-    def report(self) -> Report:
-        """``distance`` (m,) with the weight n_k, and ``weight``."""
-        records = torch.cat(list(summaries(self.client)))
-        return {DISTANCE: Weighted(self._distances(records), len(records)), "weight": Count(len(records), True)}
-
-    def _distances(self, records: Tensor) -> Tensor:
-        simulated, settings = self.received[SIMULATED].cpu(), self.settings
+    def distances(self, client: Client, sent: Broadcast) -> Message:
+        """How far each simulated data set is from the client's records."""
+        records, simulated = torch.cat(list(summaries(client))), sent[SIMULATED].cpu()
         if not len(records):  # none of the class
-            return torch.zeros(len(simulated), dtype=torch.float64)
-        if settings.distance == "energy":
-            return energy_distance(simulated, records)
-        return sliced_energy(simulated, records, settings.along)
+            found = torch.zeros(len(simulated), dtype=torch.float64)
+        elif self.distance == "energy":
+            found = energy_distance(simulated, records)
+        else:
+            found = sliced_energy(simulated, records, self.along)
+        return Answers(numbers=found, weight=len(records))

@@ -6,17 +6,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Rounds, Server, Total
+from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, merged
 from lit_epgan.errors import UserError
 from lit_epgan.likelihood_free import Simulator
 from lit_epgan.likelihood_free.inference import Inference, Stage
 from lit_epgan.randomness import derive_seed, generator_for
 
-PREFIX, WEIGHT = "inference.", "weight"
+PREFIX = "inference."
 NOBODY = (
     "no client of the round has answered for any record: each was left out, or has none of the class that the module's "
     "label names"
 )
+
+
+class Answers(Message):
+    """One number for each simulated data set, weighted by how many records were looked at.
+
+    Attributes:
+        numbers: (m,).
+    """
+
+    numbers: Tensor = merged("mean")
 
 
 class GradientFree(Around):
@@ -57,6 +67,10 @@ class GradientFree(Around):
         self.inference = Inference.of(simulator, derive_seed(seed, "features"), len(particles), **self._settings)
         return super().build(module, seed)
 
+    def selects(self, module: nn.Module) -> bool:
+        """Whether the module is a model of one class, so that other records are not looked at."""
+        return getattr(module, "label", None) is not None or super().selects(module)
+
     def trains(self, round_: int) -> bool:
         """Before ``from_round``, as the inner algorithm."""
         return round_ < self.from_round and super().trains(round_)
@@ -81,12 +95,12 @@ class GradientFree(Around):
         """One round of inference."""
         raise NotImplementedError
 
-    def asks(self, server: Server, question: str, sent: Broadcast, **options: Any) -> Exchange:
+    def asks(self, server: Server, question: str, sent: Broadcast, answer: type[Message] = Answers) -> Exchange:
         """A question without training. What was trained to summarise records goes with it, once to each client."""
         if not self.from_round:
-            return Exchange(sent, question, training=False, **options)
-        trained = {"parameters": server.parameters, **sent}
-        return Exchange(trained, question, training=False, kept={"parameters": self.from_round}, **options)
+            return Exchange(sent, question, training=False, answers=(answer,))
+        trained, kept = {"parameters": server.parameters, **sent}, {"parameters": self.from_round}
+        return Exchange(trained, question, training=False, answers=(answer,), kept=kept)
 
     def stage(self, server: Server) -> Stage | None:
         """Where inference is; None before its first generation."""
@@ -105,20 +119,15 @@ class GradientFree(Around):
         return generator_for(server.seed, "inference", server.round)
 
 
-def mean_answer(total: Total, name: str) -> Tensor:
+def mean_answer(answers: Answers) -> Tensor:
     """The mean of the clients' answers, by their numbers of records.
 
     Raises:
         UserError: nobody has answered for any record.
     """
-    if WEIGHT not in total or not float(total[WEIGHT]):
+    if answers.weight is None or not float(answers.weight):
         raise UserError(NOBODY)
-    return total.mean(name).cpu()
-
-
-def selects(client: Client) -> bool:
-    """Whether the module is a model of one class, so that other records are not looked at."""
-    return getattr(client.module, "label", None) is not None
+    return answers.numbers.cpu()
 
 
 @torch.no_grad()

@@ -4,14 +4,15 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Stack, Work, scalar
+from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.likelihood_free.gradient_free import NOBODY, GradientFree, summaries
 from lit_epgan.likelihood_free.rejection import Accepted, distances, proposals
 
 THETA, DISTANCES = "rejection.theta", "rejection.distances"
-POINTS, ANSWERS, RECORDS = "points", "distances", "records"
+POINTS = "points"
 
 
 class PublishedRejection(GradientFree):
@@ -34,6 +35,15 @@ class PublishedRejection(GradientFree):
     Raises:
         UserError: there is no iteration, or the module holds no particles of a simulator.
     """
+
+    class Own(Message):
+        """A client's answer, which the server sees by itself.
+
+        Attributes:
+            numbers: the squared distances (n_k,) in the records' order; or how many records there are (1,).
+        """
+
+        numbers: Tensor = merged("stack")
 
     def __init__(self, iterations: int = 1, **settings: Any) -> None:
         if iterations < 1:
@@ -58,49 +68,40 @@ class PublishedRejection(GradientFree):
         """``iterations`` comparisons of as many points as there are records."""
         generator, simulator = self.generator(server), self.inference.search.statistics.simulator
         kept = self.inference.search.particles
-        counted = yield self.asks(server, "records", {}, combine={RECORDS: Stack()})
-        sizes = {k: int(n) for k, n in counted.each.get(RECORDS, {}).items() if int(n)}
+        counted = yield self.asks(server, "records", {}, self.Own)
+        sizes = {k: int(n) for k, n in counted.numbers.items() if int(n)}
         if not sizes:
             raise UserError(NOBODY)
         accepted = self._accepted(server, simulator.size)
         for _ in range(self.iterations):
             theta, points = proposals(simulator, sum(sizes.values()), generator)
             parts = dict(zip(sizes, points.split(list(sizes.values())), strict=True))
-            total = yield Exchange(
+            answers = yield Exchange(
                 lambda k, parts=parts: {POINTS: parts[k]},  # type: ignore[misc]
                 question="distances",
                 training=False,
                 to=list(sizes),
-                combine={ANSWERS: Stack()},
+                answers=(self.Own,),
             )
             own = dict(zip(sizes, theta.split(list(sizes.values())), strict=True))
-            for k, answer in total.each.get(ANSWERS, {}).items():
+            for k, answer in answers.numbers.items():
                 accepted = accepted.with_more(own[k], answer.cpu(), kept)
         server.state |= {THETA: accepted.theta, DISTANCES: accepted.distances}
         if len(accepted.theta) == kept:
             (where,) = server.flat.named("particles")
             server.parameters[where] = accepted.theta.flatten().to(server.parameters)
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The number of records, or the distances."""
-        if question not in ("records", "distances"):
-            return super().works(question, client, received)
-        return [Distances(client, received)]
+    @torch.no_grad()
+    def records(self, client: Client, sent: Broadcast) -> Message:
+        """How many records the client has."""
+        return self.Own(numbers=scalar(len(torch.cat(list(summaries(client))))))
+
+    @torch.no_grad()
+    def distances(self, client: Client, sent: Broadcast) -> Message:
+        """The client's records against as many points."""
+        return self.Own(numbers=distances(sent[POINTS].cpu(), torch.cat(list(summaries(client)))))
 
     @staticmethod
     def _accepted(server: Server, size: int) -> Accepted:
         nothing = torch.zeros(0, size, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
         return Accepted(server.state.get(THETA, nothing[0]).cpu(), server.state.get(DISTANCES, nothing[1]).cpu())
-
-
-class Distances(Work):
-    """A client's records against as many points, in the records' order."""
-
-    @torch.no_grad()
-    def report(self) -> Report:
-        """``distances`` (n_k,), or the number of records."""
-        records = torch.cat(list(summaries(self.client)))
-        weight = Count(len(records), True)
-        if POINTS not in self.received:
-            return {RECORDS: scalar(len(records)), "weight": weight}
-        return {ANSWERS: distances(self.received[POINTS].cpu(), records), "weight": weight}

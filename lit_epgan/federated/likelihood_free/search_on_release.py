@@ -8,10 +8,10 @@ from torch import Tensor
 
 from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
 from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
-from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Report, Rounds, Server, Work, scalar
+from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.asked_once import AskedOnce
-from lit_epgan.federated.function_space.release_units import TOTAL, RecordUnit
+from lit_epgan.federated.function_space.release_units import TOTAL, RecordUnit, Release
 from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
 from lit_epgan.likelihood_free.inference import FOUND
 from lit_epgan.likelihood_free.questions import answered
@@ -74,9 +74,9 @@ class SearchOnRelease(AskedOnce, GradientFree):
     def generation(self, server: Server) -> Rounds:
         """The releases, once; then the server's own work."""
         if server.round == 0:
-            total = yield Exchange({}, question="release", training=False)
+            releases = yield Exchange({}, question="release", training=False, answers=(Release,))
             server.state[CLIENTS] = scalar(len(server.cohort))
-            server.state[TOTAL] = self.unit.take_from(total)
+            server.state[TOTAL] = self.unit.sum_of(releases)
             return
         released = EmbeddingFactor(server.state[TOTAL].cpu())
         records = float(released.count.clamp_min(1))
@@ -89,9 +89,12 @@ class SearchOnRelease(AskedOnce, GradientFree):
                 stage = answered(self.inference.step(stage, generator), released.mean, records, *noise)
         self.keep(server, stage)
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The release."""
-        return [Releasing(self, client, received)]
+    @torch.no_grad()
+    def release(self, client: Client, sent: Broadcast) -> Message:
+        """A client's one release: count and sums (1 + D,), with noise."""
+        phi = copy.deepcopy(self.inference.phi).double()  # rounding must not add to the sensitivity
+        like = torch.empty(0, dtype=torch.float64)
+        return self.unit.report(self.unit.of(client, lambda: EmbeddingFactor.of(summaries(client), phi, like)))
 
 
 def noise_of(released: EmbeddingFactor, noise_multiplier: float, clients: int) -> tuple[Tensor, float]:
@@ -113,20 +116,3 @@ def noise_of(released: EmbeddingFactor, noise_multiplier: float, clients: int) -
     each = clients * (noise_multiplier * SENSITIVITY) ** 2 / float(released.count.clamp_min(1))
     scaled = each / COUNT_WEIGHT**2
     return each * torch.eye(len(mean), dtype=mean.dtype) + scaled * torch.outer(mean, mean), scaled
-
-
-class Releasing(Work):
-    """A client's one release."""
-
-    def __init__(self, settings: SearchOnRelease, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings = settings
-
-    @torch.no_grad()
-    def report(self) -> Report:
-        """Count and sums (1 + D,), with noise."""
-        settings, client = self.settings, self.client
-        phi = copy.deepcopy(settings.inference.phi).double()  # rounding must not add to the sensitivity
-        like = torch.empty(0, dtype=torch.float64)
-        released = settings.unit.of(client, lambda: EmbeddingFactor.of(summaries(client), phi, like))
-        return settings.unit.report(released)
