@@ -1,6 +1,5 @@
 """Federated algorithms."""
 
-import contextlib
 import importlib
 
 _ALL = {

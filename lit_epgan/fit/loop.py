@@ -35,9 +35,12 @@ class RoundLoop(_TrainingEpochLoop):
     @classmethod
     def of(cls, trainer: Trainer) -> "RoundLoop":
         """The trainer's loop, which is replaced where it is another."""
-        if not isinstance(trainer.fit_loop.epoch_loop, cls):
-            trainer.fit_loop.epoch_loop = cls(trainer)
-        loop: RoundLoop = trainer.fit_loop.epoch_loop  # type: ignore[assignment]
+        found = trainer.fit_loop.epoch_loop
+        if isinstance(found, cls):
+            return found
+        loop = cls(trainer)
+        loop.val_loop = found.val_loop  # which knows its data by now
+        trainer.fit_loop.epoch_loop = loop
         return loop
 
     def run(self, data_fetcher: Any) -> None:

@@ -140,7 +140,7 @@ class GeneratorSites(Around):
         yield from passing(super().round(server), out, back)
 
     def train(self, client: Client, sent: Broadcast) -> Message:
-        """Alone without a site or without others; else the own site's refinement, and the training on tilted batches."""
+        """Alone without a site or others; else the own site's refinement, then training on tilted batches."""
         tensors, before = SiteTensors(client.module, self.generator), None
         others = sorted(int(name.removeprefix(SITE)) for name in sent if name.startswith(SITE))
         if not others or "site" not in client.state:
