@@ -18,15 +18,16 @@ from lit_epgan.embedding import GaussianMechanism
 from lit_epgan.embedding.factor import SENSITIVITY
 from lit_epgan.federated.function_space.generator_sites import SITE, known_sites
 from lit_epgan.federated.function_space.site_samples import SiteTensors
-from lit_epgan.metrics.membership import (
+from lit_epgan.metrics.memorisation import (
     auc,
     by_inner_product,
     by_least_squares,
     by_nearest,
     by_search,
+    copying_score,
+    nearer_to_training,
     true_positive_rate,
 )
-from lit_epgan.metrics.memorisation import copying_score, nearer_to_training
 from lit_epgan.networks.average import frozen_copy
 from lit_epgan.randomness import generator_for
 from lit_epgan.runs.config_files import resolve_configs

@@ -20,12 +20,9 @@ from torch import Tensor, nn
 
 from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.inspection import Ask, ImageView, Misclassified, Selection, UsersByAccuracy
-from lit_epgan.inspection.detectors import Detection, compare
-from lit_epgan.inspection.features import ImageFeatures
-from lit_epgan.inspection.image_release import ImageRelease
-from lit_epgan.inspection.primary import Primary, trained
-from lit_epgan.inspection.records import Records
-from lit_epgan.inspection.statistics import joint
+from lit_epgan.inspection.image_view import Detection, ImageRelease, compare
+from lit_epgan.inspection.release import ImageFeatures, joint
+from lit_epgan.inspection.user_records import Primary, Records, trained
 from lit_epgan.modules import Classifier
 from lit_epgan.networks import MLPBackbone
 from lit_epgan.privacy import Ledger, Queries, Releases, noise_multiplier_for

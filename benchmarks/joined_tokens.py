@@ -27,7 +27,7 @@ from lit_epgan.datamodules.token_sequences import TokenSequences
 from lit_epgan.engine.plain_loop import PlainFederation
 from lit_epgan.engine.samplers import FixedSize
 from lit_epgan.federated import FedAvgM
-from lit_epgan.inspection.words import is_joined, joined_share, words_outside
+from lit_epgan.inspection.words_view import is_joined, joined_share, words_outside
 from lit_epgan.modules import LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork
 from lit_epgan.privacy import CentralNoise, Releases, spent

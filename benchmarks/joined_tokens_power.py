@@ -22,7 +22,7 @@ from side_by_side import markdown, options, publish
 from lit_epgan.datamodules.docstrings import docstrings
 from lit_epgan.datamodules.text import with_joined
 from lit_epgan.errors import UserError
-from lit_epgan.inspection.words import is_joined, words_outside
+from lit_epgan.inspection.words_view import is_joined, words_outside
 from lit_epgan.privacy import HeavyHitters, Ledger, Queries, TrieHH
 from lit_epgan.privacy.trie_hh import fewest_users
 from lit_epgan.randomness import generator_for

@@ -38,7 +38,7 @@ from side_by_side import markdown, options, publish
 from torch import Tensor
 
 from lit_epgan.metrics import FeatureExtractor, feature_extractor
-from lit_epgan.metrics.generative import FeatureStatistics, frechet_distance
+from lit_epgan.metrics.image_scores import FeatureStatistics, frechet_distance
 
 TUNED_AT = 2.0
 FIRST_TUNING_SEED = 100

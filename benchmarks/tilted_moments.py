@@ -12,8 +12,13 @@ import torch
 from side_by_side import interleaved, markdown, options, publish
 from torch import Tensor
 
-from lit_epgan.inference.elementwise import in_chunks
-from lit_epgan.inference.tilted import PROBITS, tilted_moments, tilted_moments_printed, tilted_moments_quadrature
+from lit_epgan.inference.tilted import (
+    PROBITS,
+    in_chunks,
+    tilted_moments,
+    tilted_moments_printed,
+    tilted_moments_quadrature,
+)
 
 BOUND = 5e-4
 QUADRATURE = "quadrature, 100 points"

@@ -9,7 +9,7 @@ from torch import Tensor
 from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation, sample_sets
 from lit_epgan.callbacks.toy_metrics import discriminator_map, mixture_of
-from lit_epgan.metrics.toy import HALF_WIDTH, SIDE, density_error, grid, kernel_density, unit_range
+from lit_epgan.metrics.toy_scores import HALF_WIDTH, SIDE, density_error, grid, kernel_density, unit_range
 from lit_epgan.text import mathtext
 
 INK = "#333333"

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation, data_dir, prefixed, sample_parts
 from lit_epgan.errors import MissingFileError, UserError
 from lit_epgan.metrics import ExtractorName, FeatureExtractor, feature_extractor
-from lit_epgan.metrics.scores import Reference, Scores, reference
+from lit_epgan.metrics.image_scores import ImageScores, Reference, reference
 from lit_epgan.randomness import isolated
 
 Split = Literal["train", "val", "test"]
@@ -101,7 +101,7 @@ class GenerativeMetrics(RoundEvaluation):
             return
         extractor = self._extractor.to(pl_module.device)
         self._look_at_real(extractor, trainer)
-        scores: dict[str, Scores] = {}
+        scores: dict[str, ImageScores] = {}
         for part in sample_parts(trainer, pl_module, self.samples, "generative metrics", self.each_generator):
             for name, images in part.items():
                 if not images.isfinite().all():
@@ -109,7 +109,7 @@ class GenerativeMetrics(RoundEvaluation):
                         f"GenerativeMetrics cannot score {name or 'the samples'}: pixels are no finite numbers: the "
                         "training has diverged; lower the learning rate."
                     )
-                scores.setdefault(name, Scores(extractor, self.samples)).add(images)
+                scores.setdefault(name, ImageScores(extractor, self.samples)).add(images)
         for prefix, each in scores.items():
             named = each.of_samples()
             for split, real in self._real.items():

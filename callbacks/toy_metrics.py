@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation, prefixed, sample_sets
 from lit_epgan.errors import UserError
-from lit_epgan.metrics.toy import d_mse, density_error, grid, mode_coverage
+from lit_epgan.metrics.toy_scores import d_mse, density_error, grid, mode_coverage
 from lit_epgan.networks.modes import evaluating
 
 

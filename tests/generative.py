@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from torch_fidelity.metric_fid import fid_features_to_statistics
 
-from lit_epgan.metrics.features import FeatureExtractor
-from lit_epgan.metrics.generative import FeatureStatistics
+from lit_epgan.metrics.feature_extractors import FeatureExtractor
+from lit_epgan.metrics.image_scores import FeatureStatistics
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from lit_epgan.metrics.inception import Inception
+from lit_epgan.metrics.pretrained_extractors import Inception
 
 
 def stand_in(weights: Path) -> Inception:

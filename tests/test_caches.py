@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from lit_epgan import cache_faults, tensor_file
-from lit_epgan.metrics import digits_classifier as digits
-from lit_epgan.metrics import image_classifier, scores
+from lit_epgan.metrics import image_classifiers, image_scores
 from lit_epgan.metrics.cache import cache_folder, load_tensors, save_tensors
-from lit_epgan.metrics.scores import Reference, reference
+from lit_epgan.metrics.image_scores import Reference, reference
 from tests.traps import Trap, flipped
 
 TENSORS = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}
@@ -39,7 +38,7 @@ def assert_found_or_equal(file: Path) -> None:
 
 def test_cached_features_with_a_changed_byte_are_made_again(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    extractor, images = digits.DigitsClassifier().eval(), torch.rand(8, 1, 8, 8)
+    extractor, images = image_classifiers.DigitsClassifier().eval(), torch.rand(8, 1, 8, 8)
 
     def seen() -> Reference:
         return reference(extractor, lambda: iter(images.split(5)))
@@ -57,14 +56,16 @@ def test_cached_features_with_a_changed_byte_are_made_again(cache: Path, caplog:
 
 
 def test_a_cached_classifier_with_a_changed_byte_is_trained_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits.DigitsClassifier, "least_accuracy", -1)
+    monkeypatch.setattr(image_classifiers.DigitsClassifier, "least_accuracy", -1)
     trained: list[int] = []
-    monkeypatch.setattr(image_classifier, "train", lambda *_: trained.append(1) or digits.DigitsClassifier())
-    digits.digits_classifier()
+    monkeypatch.setattr(
+        image_classifiers, "train", lambda *_: trained.append(1) or image_classifiers.DigitsClassifier()
+    )
+    image_classifiers.digits_classifier()
     (file,) = cache.iterdir()
     assert_found_or_equal(file)
-    digits.digits_classifier()
-    digits.digits_classifier()
+    image_classifiers.digits_classifier()
+    image_classifiers.digits_classifier()
     assert trained == [1, 1]
     assert sorted(path.name for path in cache.iterdir()) == [file.name, f"{file.name}.damaged"]
 
@@ -134,5 +135,5 @@ def test_two_processes_that_keep_the_same_do_not_write_to_one_file(
 
 def test_features_for_which_there_is_no_room_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    extractor = digits.DigitsClassifier().eval()
-    assert scores.reference(extractor, lambda: iter([torch.rand(4, 1, 8, 8)])).features.shape == (4, 64)
+    extractor = image_classifiers.DigitsClassifier().eval()
+    assert image_scores.reference(extractor, lambda: iter([torch.rand(4, 1, 8, 8)])).features.shape == (4, 64)

@@ -16,7 +16,7 @@ from lit_epgan.command.cli import main
 from lit_epgan.datamodules.image_files import read_split
 from lit_epgan.datamodules.images import SHAPES
 from lit_epgan.metrics import feature_extractor
-from lit_epgan.metrics.features import FeatureExtractor
+from lit_epgan.metrics.feature_extractors import FeatureExtractor
 from lit_epgan.runs.config_files import config_folders, with_bases
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command

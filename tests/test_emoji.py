@@ -15,7 +15,7 @@ from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.emoji_package import CATEGORIES, read_emoji, split_by_emoji
 from lit_epgan.errors import MissingFileError, UserError
 from lit_epgan.metrics import feature_extractor
-from lit_epgan.metrics.emoji_classifier import EmojiClassifier
+from lit_epgan.metrics.image_classifiers import EmojiClassifier
 from tests.emoji_tree import EACH, TONES, picture, png, published, write_emoji, write_package
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.special import log_ndtr
 
-from lit_epgan.inference import GaussianFactor, Sites, TiedSites, damped, sweep
+from lit_epgan.inference import GaussianFactor, Sites, damped
+from tests.tied_sites import TiedSites, sweep
 
 GRID = torch.linspace(-24, 24, 24_001, dtype=torch.float64)
 Likelihood = Callable[[Tensor], Tensor]  # theta -> log likelihood of one client

@@ -13,11 +13,12 @@ from lit_epgan.callbacks import FederationCallback
 from lit_epgan.command.cli import main
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, LaplaceSites, SampleMoments, SiteRule
-from lit_epgan.inference import SGHMC, GaussianFactor, Sites, TiedSites
+from lit_epgan.inference import SGHMC, GaussianFactor, Sites
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.test_algorithms import Invariant, Quadratic, quadratics
 from tests.test_federation import assert_same
+from tests.tied_sites import TiedSites
 
 TARGETS, RECORDS = [(1.0, 0.2), (-3.0, 2.0), (0.5, -4.0), (2.0, 2.0)], [2, 5, 3, 6]
 
@@ -168,7 +169,7 @@ def local_site(k: int, theta: Tensor, fisher: Tensor, cavity: GaussianFactor, ot
 
 
 def reference(kind: type, cohorts: list[list[int]], damping: float, p0: float) -> Tensor:
-    """Rounds of EP by the library's ``Sites`` or ``TiedSites``; where sites are tied, Fisher starts anew."""
+    """Rounds of EP by the book, with ``Sites`` or ``TiedSites``; where sites are tied, Fisher starts anew."""
     zeros = torch.zeros(2, dtype=torch.float64)
     q = kind(GaussianFactor(zeros + p0, zeros), len(TARGETS))
     theta, fisher, seen, s, mean_n, count = zeros, {}, set(), None, 0.0, 0.0
@@ -201,7 +202,7 @@ def reference(kind: type, cohorts: list[list[int]], damping: float, p0: float) -
 @pytest.mark.parametrize("kind", [Sites, TiedSites])
 @pytest.mark.parametrize("damping", [1.0, 0.3])
 @pytest.mark.parametrize(("cohort", "p0"), [(None, 0.0), (2, 0.7), (3, 0.0), (1, 0.2)])
-def test_federated_ep_is_the_librarys(kind: type, damping: float, cohort: int | None, p0: float) -> None:
+def test_federated_ep_is_the_books(kind: type, damping: float, cohort: int | None, p0: float) -> None:
     data = quadratics(TARGETS, RECORDS, local_steps=3, clients_per_round=cohort)
     sites = LaplaceSites(fisher_decay=DECAY, clip=CLIP)
     algorithm = ExpectationPropagation(SCALE, p0, sites, damping, tied=kind is TiedSites)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from lit_epgan.inference import (
     GaussianFactor,
-    mixture_log_density,
     tilted_moments,
     tilted_moments_printed,
     tilted_moments_quadrature,
 )
 from tests.federations import fit
+from tests.mixtures import mixture_log_density
 from tests.test_algorithms import Quadratic, quadratics
 from tests.test_gaussian import conjugate_site
 from tests.test_tilted_quadrature import draws

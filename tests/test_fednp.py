@@ -17,7 +17,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedNP
 from lit_epgan.federated.bayesian.fednp import NeuralPrior, Q, kl_from_standard_normal
 from lit_epgan.inference.gaussian import GaussianFactor
-from lit_epgan.inference.tilted_quadrature import tilted_moments_quadrature
+from lit_epgan.inference.tilted import tilted_moments_quadrature
 from tests.federations import federation, fit
 from tests.plain_federation import federated
 

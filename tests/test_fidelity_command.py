@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-from lit_epgan.metrics.scores import Scores, reference
+from lit_epgan.metrics.image_scores import ImageScores, reference
 from tests.inception_weights import stand_in
 from tests.processes import run_words
 
@@ -73,13 +73,13 @@ def test_is_and_fid_are_the_commands(weights: Path, tmp_path: Path, monkeypatch:
 
     extractor = stand_in(weights)
     against = reference(extractor, lambda: iter((real.float() / 127.5 - 1).split(16)))
-    scores = Scores(extractor, len(generated))
+    scores = ImageScores(extractor, len(generated))
     for part in (generated.float() / 127.5 - 1).split(7):
         scores.add(part)
     found = scores.of_samples() | scores.against(against)
     assert found["is"] == pytest.approx(expected["inception_score_mean"], rel=1e-3)
     assert found["fid"] == pytest.approx(expected["frechet_inception_distance"], rel=1e-3)
 
-    same = Scores(extractor, len(real))
+    same = ImageScores(extractor, len(real))
     same.add(real.float() / 127.5 - 1)
     assert same.against(against)["fid"] == pytest.approx(0, abs=1e-6)

@@ -15,7 +15,7 @@ from lit_epgan.callbacks.toy_metrics import ToyMetrics
 from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.metrics import feature_extractor
-from lit_epgan.metrics.generative import class_coverage, confident_counts, frechet_distance
+from lit_epgan.metrics.image_scores import class_coverage, confident_counts, frechet_distance
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.randomness import generator_for

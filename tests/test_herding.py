@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.embedding import LowFrequencies, Points, RandomFourierFeatures, SimplexWeights, herd, project_to_simplex
-from lit_epgan.metrics.toy import density_error, grid, mode_coverage
+from lit_epgan.metrics.toy_scores import density_error, grid, mode_coverage
 from tests.test_embedding import rows, stream
 
 

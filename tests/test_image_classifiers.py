@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from lit_epgan.errors import MissingFileError, UserError
-from lit_epgan.metrics import digits_classifier as digits
-from lit_epgan.metrics import feature_extractor, image_classifier, inception
+from lit_epgan.metrics import feature_extractor, image_classifiers
 from lit_epgan.metrics.cache import cache_folder
-from lit_epgan.metrics.fashion_classifier import FashionClassifier
-from lit_epgan.metrics.features import FeatureExtractor
-from lit_epgan.metrics.generative import class_coverage, confident_counts, frechet_distance
+from lit_epgan.metrics.feature_extractors import FeatureExtractor
+from lit_epgan.metrics.image_classifiers import FashionClassifier
+from lit_epgan.metrics.image_scores import class_coverage, confident_counts, frechet_distance
+from lit_epgan.metrics.pretrained_extractors import Inception
 from tests.fashion_tree import write_fashion
 from tests.generative import feature_statistics
 
@@ -29,14 +29,14 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        yield digits.digits_classifier()
+        yield image_classifiers.digits_classifier()
 
 
 def test_digits_split_is_the_data_modules() -> None:
     """Metrics may not import data modules: the two readings of one rule must agree, row by row."""
     from lit_epgan.datamodules.images import ImageDataModule
 
-    data = digits.digits_split()
+    data = image_classifiers.digits_split()
     datamodule = ImageDataModule("digits", partition="iid", clients=1)
     datamodule.setup()
     train: Any = datamodule.data.train
@@ -57,7 +57,7 @@ def _sorted(images: Tensor) -> Tensor:
 
 @pytest.mark.slow
 def test_digits_classifier_recognises_digits_and_scales_its_features(classifier: FeatureExtractor) -> None:
-    data = digits.digits_split()
+    data = image_classifiers.digits_split()
     images, test_images, test_labels = data.train, data.test, data.test_labels
     found, logits = classifier.extract(test_images)
     assert (logits.argmax(1) == test_labels).double().mean() > 0.98
@@ -68,7 +68,7 @@ def test_digits_classifier_recognises_digits_and_scales_its_features(classifier:
 
 
 def test_distance_orders_what_is_missing(classifier: FeatureExtractor) -> None:
-    data = digits.digits_split()
+    data = image_classifiers.digits_split()
     images, labels = data.train, data.train_labels
     real = classifier.extract(data.test)[0]
     kept = [images, images[labels != 8], images[labels > 2], images[labels > 4], images[labels == 0]]
@@ -79,7 +79,7 @@ def test_distance_orders_what_is_missing(classifier: FeatureExtractor) -> None:
 
 def test_two_halves_of_real_data_are_nearest(classifier: FeatureExtractor) -> None:
     """By Frechet distance, against the second half spoiled a little in ways that samples are; the same half has 0."""
-    data = digits.digits_split()
+    data = image_classifiers.digits_split()
     images, labels = torch.cat([data.train, data.test]), torch.cat([data.train_labels, data.test_labels])
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     first, second = order.chunk(2)
@@ -105,21 +105,21 @@ def test_classifier_is_cached_and_disturbs_no_stream(
 ) -> None:
     """A second classifier comes from the file; a torn file is set aside and made anew, to the same bits."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(digits.DigitsClassifier, "epochs", 4)
-    monkeypatch.setattr(digits.DigitsClassifier, "least_accuracy", -1)
+    monkeypatch.setattr(image_classifiers.DigitsClassifier, "epochs", 4)
+    monkeypatch.setattr(image_classifiers.DigitsClassifier, "least_accuracy", -1)
     streams = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
     with torch.inference_mode():
-        first = digits.digits_classifier().state_dict()
+        first = image_classifiers.digits_classifier().state_dict()
     assert torch.equal(torch.get_rng_state(), streams[0])
     assert np.array_equal(np.random.get_state()[1], streams[1])  # type: ignore[index]
     (file,) = cache_folder().iterdir()
     trained: list[int] = []
-    train = image_classifier.train
-    monkeypatch.setattr(image_classifier, "train", lambda *args: trained.append(1) or train(*args))
-    second = digits.digits_classifier().state_dict()
+    train = image_classifiers.train
+    monkeypatch.setattr(image_classifiers, "train", lambda *args: trained.append(1) or train(*args))
+    second = image_classifiers.digits_classifier().state_dict()
     assert not trained
     os.truncate(file, 1000)
-    third = digits.digits_classifier().state_dict()
+    third = image_classifiers.digits_classifier().state_dict()
     assert trained == [1]
     assert all(torch.equal(first[n], second[n]) and torch.equal(first[n], third[n]) for n in first)
     assert sorted(path.name for path in cache_folder().iterdir()) == [file.name, f"{file.name}.damaged"]
@@ -127,17 +127,17 @@ def test_classifier_is_cached_and_disturbs_no_stream(
 
 def test_a_weak_classifier_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(image_classifier, "train", lambda *_: digits.DigitsClassifier())
+    monkeypatch.setattr(image_classifiers, "train", lambda *_: image_classifiers.DigitsClassifier())
     with pytest.raises(UserError, match="recognises only"):
-        digits.digits_classifier()
+        image_classifiers.digits_classifier()
 
 
 def test_an_unwritable_cache_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(digits.DigitsClassifier, "epochs", 1)
-    monkeypatch.setattr(digits.DigitsClassifier, "least_accuracy", -1)
-    assert digits.digits_classifier().extract(torch.zeros(3, 1, 8, 8))[1].shape == (3, 10)
+    monkeypatch.setattr(image_classifiers.DigitsClassifier, "epochs", 1)
+    monkeypatch.setattr(image_classifiers.DigitsClassifier, "least_accuracy", -1)
+    assert image_classifiers.digits_classifier().extract(torch.zeros(3, 1, 8, 8))[1].shape == (3, 10)
 
 
 def test_digits_extractor_refuses_other_images(classifier: FeatureExtractor) -> None:
@@ -149,9 +149,7 @@ def test_digits_extractor_refuses_other_images(classifier: FeatureExtractor) -> 
 
 def test_names_carry_the_extractor(classifier: FeatureExtractor) -> None:
     assert classifier.metric("fid") == "fid_digits"
-    names = [
-        inception.Inception.metric(inception.Inception.__new__(inception.Inception), n) for n in ("fid", "classes")
-    ]
+    names = [Inception.metric(Inception.__new__(Inception), n) for n in ("fid", "classes")]
     assert names == ["fid", "classes_inception"]
 
 
@@ -164,7 +162,7 @@ def test_fashion_classifier_is_trained_on_the_data_folder(tmp_path: Path, monkey
     features, logits = first.extract(torch.rand(3, 1, 28, 28))
     assert features.shape == (3, 64)
     assert logits.shape == (3, 10)
-    monkeypatch.setattr(image_classifier, "train", None)
+    monkeypatch.setattr(image_classifiers, "train", None)
     again = feature_extractor("fashion", str(tmp_path)).state_dict()
     assert all(torch.equal(value, again[name]) for name, value in first.state_dict().items())
 

@@ -53,7 +53,7 @@ def test_an_inspection_from_the_command_to_the_page(folder, capsys):
     assert "low accuracy, high accuracy (at most 0.4, at least 0.5)" in account.what
     released = tensor_file.load(folder / "released.pt")["released"]
     assert released.shape == (2 * (1 + 2 + 32),)
-    assert main([*INSPECT, "--price.epsilon", "8", "--selection", "lit_epgan.inspection.Everyone"]) == 0
+    assert main([*INSPECT, "--price.epsilon", "8", "--selection", "lit_epgan.inspection.AllExamples"]) == 0
     assert (folder / "1-index.html").read_text() == html
     assert torch.equal(tensor_file.load(folder / "1-released.pt")["released"], released)
     total = Ledger(folder / "privacy.jsonl").read().total()

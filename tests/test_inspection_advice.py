@@ -2,10 +2,8 @@
 
 import pytest
 
-from lit_epgan.inspection.advice import look_next
-from lit_epgan.inspection.detectors import PUBLIC, Detection
-from lit_epgan.inspection.intervals import Interval, difference
-from lit_epgan.inspection.statistics import image_statistics
+from lit_epgan.inspection.image_view import PUBLIC, Detection, look_next
+from lit_epgan.inspection.release import Interval, difference, image_statistics
 
 MEAN, BORDER = image_statistics(0.1)
 RATE = 0.001

@@ -15,10 +15,9 @@ from lit_epgan.engine import FixedSize
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvgGAN
 from lit_epgan.inspection import Ask, FederatedGAN, Findings, Inspection, Panel, Price, Slice, Users, View
-from lit_epgan.inspection.federated_gan import turn_loss
-from lit_epgan.inspection.group_generators import add_generators
-from lit_epgan.inspection.page import page
-from lit_epgan.inspection.selected import selected_images
+from lit_epgan.inspection.federated_generator import add_generators
+from lit_epgan.inspection.group_models import selected_images, turn_loss
+from lit_epgan.inspection.inspection import page
 from lit_epgan.modules import GAN, GaussianPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, Ledger, Releases, spent
@@ -369,7 +368,7 @@ def test_the_config_runs_and_shows_its_samples(tmp_path: Any, monkeypatch: Any, 
     monkeypatch.chdir(tmp_path)
     small = ["--data.clients", "60", "--data.images", "8", "--data.held_out_writers", "12", "--epochs", "2"]
     small += ["--view.frequencies", "16", "--view.points", "9", "--view.steps", "3", "--price.epsilon", "8"]
-    small += ["--generator.rounds", "2", "--generator.users", "60", "--selection", "lit_epgan.inspection.Everyone"]
+    small += ["--generator.rounds", "2", "--generator.users", "60", "--selection", "lit_epgan.inspection.AllExamples"]
     assert main(["inspect", "--config", "inspect_digits_gan.yaml", *small]) == 0
     assert "This inspection will have cost (" in capsys.readouterr().err
     html = (tmp_path / "runs" / "inspect_digits_gan" / "index.html").read_text()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lit_epgan.inspection.intervals import Interval, critical, difference, ratio
+from lit_epgan.inspection.release import Interval, critical, difference, ratio
 
 Q = 2.0
 

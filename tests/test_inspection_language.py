@@ -30,8 +30,8 @@ from lit_epgan.inspection import (
     Users,
     View,
 )
-from lit_epgan.inspection.page import page
-from lit_epgan.inspection.selected import selected_words
+from lit_epgan.inspection.group_models import selected_words
+from lit_epgan.inspection.inspection import page
 from lit_epgan.modules import GAN, LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork, MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, Ledger, Releases, spent

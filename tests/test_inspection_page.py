@@ -8,7 +8,7 @@ import torch
 
 from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.inspection import Ask, Check, Findings, ImageView, Inspection, Panel
-from lit_epgan.inspection.page import drawn, page, uri, verdict
+from lit_epgan.inspection.inspection import drawn, page, uri, verdict
 from lit_epgan.privacy import Ledger, Queries
 
 CHECK = Check("a - b", "+0.10 against +0.20", -0.1, -0.3, 0.2, 0.1, 0.4, False, "a note")

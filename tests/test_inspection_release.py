@@ -7,12 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_epgan.inspection.detectors import PUBLIC, compare, enough, rate_of_each
-from lit_epgan.inspection.features import ImageFeatures
-from lit_epgan.inspection.intervals import critical
-from lit_epgan.inspection.records import Records
-from lit_epgan.inspection.release import Group, Layout
-from lit_epgan.inspection.statistics import bright_border, image_statistics, joint, mean_pixel
+from lit_epgan.inspection.image_view import PUBLIC, compare, enough, rate_of_each
+from lit_epgan.inspection.release import (
+    Group,
+    ImageFeatures,
+    Layout,
+    bright_border,
+    critical,
+    image_statistics,
+    joint,
+    mean_pixel,
+)
+from lit_epgan.inspection.user_records import Records
 
 STATISTICS = image_statistics(0.1)
 FEATURES = ImageFeatures.of((1, 4, 4), 8)

@@ -6,8 +6,8 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.errors import UserError
 from lit_epgan.inspection import (
+    AllExamples,
     Ask,
-    Everyone,
     Misclassified,
     Slice,
     UnknownLabels,
@@ -16,9 +16,9 @@ from lit_epgan.inspection import (
     UsersByAccuracy,
     Where,
 )
-from lit_epgan.inspection.features import ImageFeatures
-from lit_epgan.inspection.records import Records, blocks
+from lit_epgan.inspection.release import ImageFeatures
 from lit_epgan.inspection.selections import accuracy
+from lit_epgan.inspection.user_records import Records, blocks
 from lit_epgan.privacy import Ledger, Queries
 
 LABELS = torch.tensor([0, 1, 2, 3, 0, 0, -1, 2])
@@ -32,7 +32,7 @@ def selected(selection, records=RECORDS):
 
 
 def test_the_rules_by_hand():
-    assert selected(Everyone()) == [list(range(8))]
+    assert selected(AllExamples()) == [list(range(8))]
     assert selected(Misclassified()) == [[3, 4, 5, 6], [0, 1, 2, 7]]
     assert selected(UnknownLabels(3)) == [[3]]
     assert selected(Slice([0, 3])) == [[0, 3, 4, 5], [1, 2, 6, 7]]

@@ -1,9 +1,8 @@
-"""Words outside a vocabulary: their order, their places, and the share of those shown that are joined."""
+"""Words outside a vocabulary: their order, and the share of those shown that are joined."""
 
 import pytest
-import torch
 
-from lit_epgan.inspection.words import JoinedShare, joined_share, share_outside, words_outside
+from lit_epgan.inspection.words_view import JoinedShare, joined_share, words_outside
 
 SENTENCES = [["the", "b", "a"], ["b a", "the"], ["b a", "b"], ["c"]]
 
@@ -13,12 +12,6 @@ def test_words_outside_a_vocabulary_come_by_their_number() -> None:
     assert words_outside(SENTENCES, {"the"}, position=0) == ["b a", "b a", "c"]
     assert words_outside(SENTENCES, {"the"}, position=2) == ["a"]
     assert words_outside([], {"the"}) == []
-
-
-def test_their_share_by_place_has_a_norm_of_at_most_one() -> None:
-    share = share_outside(SENTENCES, {"the"}, 4)
-    torch.testing.assert_close(2 * share, torch.tensor([3 / 4, 2 / 3, 1, 0]).double())
-    assert float(share_outside([["x", "y"]], set(), 2).norm()) == pytest.approx(1)
 
 
 def test_the_share_of_joined_words_has_its_interval() -> None:

@@ -10,9 +10,8 @@ from lit_epgan.command.cli import main
 from lit_epgan.datamodules import DocstringsDataModule
 from lit_epgan.datamodules.text import Text
 from lit_epgan.errors import UserError
-from lit_epgan.inspection import Ask, Everyone, Misclassified, OutsideVocabulary, Selection, Slice, Users, WordsView
-from lit_epgan.inspection.shown_words import Shown, look_next
-from lit_epgan.inspection.text import given, weighed, word_records
+from lit_epgan.inspection import AllExamples, Ask, Misclassified, OutsideVocabulary, Selection, Slice, Users, WordsView
+from lit_epgan.inspection.words_view import Shown, given, look_next, weighed, word_records
 from lit_epgan.privacy import HeavyHitters, Ledger, Queries, spent
 from lit_epgan.symbols import WordSymbols
 
@@ -57,7 +56,7 @@ def test_a_user_gives_the_groups_words_in_turn() -> None:
     assert given(own, OutsideVocabulary(first=0)) == [(0, "b"), (0, "a"), (0, "c"), (0, "d")]
     assert given(own, OutsideVocabulary(at_least=4)) == [(1, "b"), (1, "a"), (1, "d")]
     assert given(text("the.is"), rule) == given(text(), rule) == []
-    assert given(text("the.is.b"), Everyone()) == [(0, "b"), (0, "is"), (0, "the")]
+    assert given(text("the.is.b"), AllExamples()) == [(0, "b"), (0, "is"), (0, "the")]
     assert given(text("the.is.b"), Slice([0])) == [(0, "the"), (1, "b"), (1, "is")]
 
 

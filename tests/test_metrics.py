@@ -14,12 +14,16 @@ from torchmetrics.image.inception import InceptionScore as TorchmetricsInception
 
 from lit_epgan.errors import UserError
 from lit_epgan.metrics import feature_extractor
-from lit_epgan.metrics.features import FeatureExtractor, to_bytes
-from lit_epgan.metrics.generative import class_coverage, confident_counts, frechet_distance
-from lit_epgan.metrics.lite0 import Lite0, Lite0Blocks
-from lit_epgan.metrics.pixels import Pixels
-from lit_epgan.metrics.scores import Scores, reference
-from lit_epgan.metrics.streaming import InceptionScore
+from lit_epgan.metrics.feature_extractors import FeatureExtractor, Pixels
+from lit_epgan.metrics.image_scores import (
+    ImageScores,
+    InceptionScore,
+    class_coverage,
+    confident_counts,
+    frechet_distance,
+    reference,
+)
+from lit_epgan.metrics.pretrained_extractors import Lite0, Lite0Blocks, to_bytes
 from tests.generative import feature_statistics
 from tests.inception_weights import stand_in
 
@@ -232,7 +236,7 @@ def test_unknown_extractor_lists_those_there_are() -> None:
 
 def test_pixels_are_their_own_features_and_have_no_inception_score() -> None:
     real, drawn = torch.rand(50, 1, 4, 4) * 2 - 1, torch.rand(60, 1, 4, 4)
-    scores = Scores(Pixels(), 60)
+    scores = ImageScores(Pixels(), 60)
     scores.add(drawn)
     expected = distance(drawn.flatten(1).double(), real.flatten(1).double())
     assert scores.of_samples() == {}

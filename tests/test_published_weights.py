@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from lit_epgan.errors import UserError
-from lit_epgan.metrics import inception, lite0
-from lit_epgan.metrics.inception import Inception
-from lit_epgan.metrics.lite0 import Lite0
-from lit_epgan.metrics.published_weights import published_weights
+from lit_epgan.metrics import pretrained_extractors
+from lit_epgan.metrics.pretrained_extractors import Inception, Lite0, published_weights
 from tests.inception_weights import stand_in
 from tests.traps import Trap
 
@@ -67,17 +65,17 @@ def test_what_is_loaded_is_what_was_checked(tmp_path: Path, zipped: bool, monkey
 
 
 def test_lite0s_are_known_by_their_digest(trap: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lite0, "weights_file", lambda: trap)
+    monkeypatch.setattr(pretrained_extractors, "weights_file", lambda: trap)
     with pytest.raises(UserError, match="is not EfficientNet-Lite0's weights file"):
         Lite0()
     assert not marker.exists()
 
 
 def test_the_published_digests_are_whole_and_those_of_the_files_names() -> None:
-    for module, name in ((inception, "6726825d"), (lite0, "57934424")):
-        assert len(bytes.fromhex(module.SHA256)) == 32
-        assert module.SHA256.startswith(name)
-        assert name in module.WEIGHTS
+    for extractor, name in ((Inception, "6726825d"), (Lite0, "57934424")):
+        assert len(bytes.fromhex(extractor.sha256)) == 32
+        assert extractor.sha256.startswith(name)
+        assert name in extractor.file
 
 
 def test_the_network_unpickles_no_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

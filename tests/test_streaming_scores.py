@@ -9,10 +9,9 @@ from torch_fidelity.metric_isc import isc_features_to_metric
 
 from lit_epgan.callbacks.round_evaluation import sample_parts
 from lit_epgan.errors import UserError
-from lit_epgan.metrics import scores as module
-from lit_epgan.metrics.features import FeatureExtractor
-from lit_epgan.metrics.scores import Scores
-from lit_epgan.metrics.streaming import FeatureMoments, InceptionScore, RandomRows
+from lit_epgan.metrics import image_scores as module
+from lit_epgan.metrics.feature_extractors import FeatureExtractor
+from lit_epgan.metrics.image_scores import FeatureMoments, ImageScores, InceptionScore, RandomRows
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 
@@ -88,7 +87,7 @@ def test_parts_do_not_change_the_scores_and_are_not_kept(
     assert len(real.features) == 80
     found = []
     for size in (200, 33):
-        scores = Scores(Plain(), 200)
+        scores = ImageScores(Plain(), 200)
         for part in images.split(size):
             scores.add(part)
         assert sum(len(kept) for kept in scores._features._kept) == 80

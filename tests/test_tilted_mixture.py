@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 import lit_epgan.inference.tilted_mixture
-from lit_epgan.inference import GaussianFactor, mixture_log_density, responsibilities
+from lit_epgan.inference import GaussianFactor, responsibilities
 from lit_epgan.inference.tilted import tilted_moments, tilted_moments_printed
 from lit_epgan.inference.tilted_mixture import Moments, TiltedMixture, tilted_sites
+from tests.mixtures import mixture_log_density
 
 D = 40
 CLOSED_FORM = [partial(tilted_moments, terms=1), partial(tilted_moments, terms=3)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_epgan.errors import UserError
 from lit_epgan.inference import tilted_moments, tilted_moments_printed, tilted_moments_quadrature
-from lit_epgan.inference.elementwise import in_chunks
+from lit_epgan.inference.tilted import in_chunks
 from tests.test_tilted import columns, integrate, tensors
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_epgan.metrics.toy import axis, d_mse, density_error, grid, kernel_density, mode_coverage, unit_range
+from lit_epgan.metrics.toy_scores import axis, d_mse, density_error, grid, kernel_density, mode_coverage, unit_range
 
 MEANS = torch.tensor([[-3.0, 3.0], [3.0, 3.0], [-3.0, -3.0], [3.0, -3.0]])
 VARIANCES = torch.full((4,), 0.4)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from lit_epgan.engine import Broadcast, Client, Report, Work
 from lit_epgan.federated import TiltedExpectationPropagation
 from lit_epgan.federated.bayesian.tilted_ep import TiltedPrior
-from lit_epgan.inference import GaussianFactor, gumbel_softmax, mixture_log_density
+from lit_epgan.inference import GaussianFactor, gumbel_softmax
 from lit_epgan.inference.tilted import tilted_moments
 from lit_epgan.randomness import generator_for
 from tests.federations import SIZES, client_sets
+from tests.mixtures import mixture_log_density
 from tests.modules import TwoOptimizers
 from tests.plain_loop import PlainLoop
 from tests.test_federation import plain_cohort

@@ -14,8 +14,7 @@ from lit_epgan.atomic import write_text
 from lit_epgan.command.parser_messages import parse_error
 from lit_epgan.command.placing import say
 from lit_epgan.errors import UserError
-from lit_epgan.inspection.inspection import Inspection, paid
-from lit_epgan.inspection.page import page, verdict
+from lit_epgan.inspection.inspection import Inspection, page, paid, verdict
 from lit_epgan.inspection.view import Findings
 from lit_epgan.randomness import isolated, seed_on_host
 from lit_epgan.runs.config_files import resolve_configs

@@ -1,4 +1,12 @@
-"""Diagonal Gaussian factors in natural parameters, where a product is a sum."""
+"""Gaussian factors in natural parameters, where a product is a sum, and expectation propagation's sites of them.
+
+q(theta) = p0(theta) prod_k g_k(theta), with a factor g_k, the site, for each client's likelihood. Minka 2001,
+"Expectation propagation for approximate Bayesian inference"; EP-GAN, section 3. One step for client k:
+
+    cavity    q / g_k
+    tilted    cavity x likelihood of client k, replaced by the Gaussian of the same moments: the caller's part
+    new site  g_k <- g_k^(1-d) (tilted / cavity)^d = g_k (tilted / q)^d,    0 < d <= 1 the damping
+"""
 
 from dataclasses import dataclass
 from typing import Self
@@ -89,3 +97,117 @@ class GaussianFactor:
                 f"{bad} of {self.precision.numel()} precisions are not positive: an improper factor has no moments; "
                 "multiply it with the prior or the other sites first"
             )
+
+
+@dataclass(frozen=True)
+class FullGaussianFactor(GaussianFactor):
+    """exp(-1/2 theta' precision theta + precision_mean' theta), up to a constant.
+
+    Products, quotients and powers are those of its natural parameters, as for diagonal factors.
+
+    Attributes:
+        precision: symmetric, (d, d).
+        precision_mean: precision times mean, (d,).
+    """
+
+    @classmethod
+    def from_moments(cls, mean: Tensor, covariance: Tensor) -> Self:
+        """The factor N(mean, covariance); (d,) and positive definite (d, d)."""
+        precision = torch.linalg.inv(covariance)
+        return cls(precision, precision @ mean)
+
+    @classmethod
+    def uniform(cls, like: Tensor) -> Self:
+        """The factor 1 of parameters ``like`` (d,), which changes no product."""
+        return cls(like.new_zeros(len(like), len(like)), torch.zeros_like(like))
+
+    @property
+    def is_proper(self) -> bool:
+        """Whether the precision matrix is positive definite."""
+        return bool(torch.linalg.cholesky_ex(self.precision).info == 0)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean (d,).
+
+        Raises:
+            ImproperFactorError: if the precision is not positive definite.
+        """
+        self._check_proper()
+        return torch.linalg.solve(self.precision, self.precision_mean)
+
+    @property
+    def covariance(self) -> Tensor:
+        """The covariance (d, d).
+
+        Raises:
+            ImproperFactorError: if the precision is not positive definite.
+        """
+        self._check_proper()
+        return torch.linalg.inv(self.precision)
+
+    @property
+    def variance(self) -> Tensor:
+        """The marginal variances (d,).
+
+        Raises:
+            ImproperFactorError: if the precision is not positive definite.
+        """
+        return self.covariance.diagonal()
+
+    def _check_proper(self) -> None:
+        if not self.is_proper:
+            raise ImproperFactorError(
+                f"a precision of {len(self.precision)} x {len(self.precision)} is not positive definite: an improper "
+                "factor has no moments; multiply it with the prior or the other sites first"
+            )
+
+
+def damped(old: GaussianFactor, new: GaussianFactor, damping: float) -> GaussianFactor:
+    """old^(1-d) new^d: the whole way to ``new`` at d = 1. Fixed points are those of the undamped update."""
+    return old ** (1 - damping) * new**damping
+
+
+class Sites:
+    """q = p0 prod_k g_k with a site for every client; they begin uniform, so q begins as p0.
+
+    Args:
+        prior: p0, tensors of any shape (...).
+        clients: K; the sites are one stacked pair of tensors (K, ...).
+    """
+
+    def __init__(self, prior: GaussianFactor, clients: int) -> None:
+        self.clients = clients
+        self.posterior = prior
+        self.factors = GaussianFactor.uniform(torch.stack([prior.precision] * clients))
+
+    def site(self, k: int) -> GaussianFactor:
+        """g_k."""
+        return GaussianFactor(self.factors.precision[k], self.factors.precision_mean[k])
+
+    def cavity(self, k: int) -> GaussianFactor:
+        """q / g_k."""
+        return self.posterior / self.site(k)
+
+    @property
+    def cavities(self) -> GaussianFactor:
+        """All clients' cavities (K, ...)."""
+        return self.posterior / self.factors
+
+    def update(self, k: int, tilted: GaussianFactor, damping: float = 1.0) -> None:
+        """Put client k's new site into q."""
+        step = self._step(tilted, damping)
+        self.posterior = self.posterior * step
+        self.factors.precision[k] += step.precision
+        self.factors.precision_mean[k] += step.precision_mean
+
+    def update_all(self, tilted: GaussianFactor, damping: float = 1.0) -> None:
+        """Parallel EP: all clients' tilted distributions (K, ...), formed with the same q, at once."""
+        step = self._step(tilted, damping)
+        self.posterior = self.posterior * GaussianFactor(step.precision.sum(0), step.precision_mean.sum(0))
+        self.factors = self.factors * step
+
+    def _step(self, tilted: GaussianFactor, damping: float) -> GaussianFactor:
+        """(tilted / q)^d."""
+        whole = tilted / self.posterior
+        return whole if damping == 1 else whole**damping

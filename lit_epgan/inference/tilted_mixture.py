@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from lit_epgan.inference.gaussian import GaussianFactor
-from lit_epgan.inference.mixture import responsibilities
 
 # (mean, variance, f) -> (log Z, mean, variance) of N(mean, variance) sigma(f theta), in every coordinate
 Moments = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -119,3 +118,31 @@ class TiltedMixture:
             log_density = -0.5 * ((theta[sample] - mean).square() / variance + variance.log())
             (slopes,) = torch.autograd.grad(log_density.sum(), each)
         return every * torch.where(good, slopes, 0).sum(1)
+
+
+def responsibilities(log_weights: Tensor, log_z: Tensor) -> Tensor:
+    """r_j = pi_j Z_j / sum_i pi_i Z_i, (..., J).
+
+    With Z_j = N(theta; m_j, s_j) they are the components' shares in the density at theta; with the normalisers of the
+    tilted components, the weights of the tilted mixture.
+
+    Args:
+        log_weights: log pi (..., J), up to a constant.
+        log_z: log Z (..., J).
+    """
+    return torch.softmax(log_weights + log_z, -1)
+
+
+def gumbel_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Logarithms of a relaxed draw of one component from softmax(logits), differentiable with respect to the logits.
+
+    log softmax((logits + g) / tau), g_j ~ Gumbel(0, 1) from torch's global stream: the draw is a vertex of the simplex
+    as tau -> 0, and its centre as tau -> infinity. In logarithms, because a density needs those and small weights
+    underflow. Jang, Gu and Poole 2016, "Categorical reparameterization with Gumbel-softmax", equation 2.
+
+    Args:
+        logits: (..., J).
+        temperature: tau, positive.
+    """
+    gumbel = -torch.empty_like(logits).exponential_().log()
+    return torch.log_softmax((logits + gumbel) / temperature, -1)

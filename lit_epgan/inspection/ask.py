@@ -12,8 +12,6 @@ from lit_epgan.privacy.heavy_hitters import HeavyHitters
 from lit_epgan.privacy.queries import Queries
 from lit_epgan.privacy.releases import Releases
 
-Words = Sequence[tuple[int, str]]  # the group's number, and a word
-
 
 @dataclass(frozen=True)
 class Ask:
@@ -73,12 +71,10 @@ class Ask:
         """
         return HeavyHitters(words, self.noise_multiplier, self.delta)
 
-    def shown(self, users: Iterable[Words], words: int) -> dict[tuple[int, str], float]:
+    def shown(self, users: Iterable[Sequence[tuple[int, str]]], words: int) -> dict[tuple[int, str], float]:
         """The words that many users give, with their noised counts, the greatest first; it is asked for once.
 
-        Args:
-            users: what each user gives, what it would rather give first.
-            words: of each user, at most.
+        Of what each user gives, (number of the group, word), the first ``words`` count, at most.
 
         Raises:
             UserError: the budget would be passed, or there is no user.

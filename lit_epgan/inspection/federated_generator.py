@@ -2,8 +2,10 @@
 
 import copy
 import math
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -14,13 +16,19 @@ from torch.utils.data import Dataset
 
 from lit_epgan.engine import Algorithm, Everyone, FixedSize, PlainFederation
 from lit_epgan.errors import UserError
-from lit_epgan.inspection.view import Panel, Users
+from lit_epgan.inspection.ask import Ask
+from lit_epgan.inspection.release import membership
+from lit_epgan.inspection.selections import Selection
+from lit_epgan.inspection.user_records import Records
+from lit_epgan.inspection.view import Findings, Panel, Users
 from lit_epgan.privacy.accountant import noise_multiplier_for
 from lit_epgan.privacy.central import CentralNoise
 from lit_epgan.privacy.releases import Relation, Releases
 from lit_epgan.privacy.secret_cohorts import SecretCohorts
 from lit_epgan.privacy.settings import check_settings
-from lit_epgan.randomness import generator_for, isolated
+from lit_epgan.randomness import derive_seed, generator_for, isolated
+
+LARGE = 20.0  # epsilons that protect nobody
 
 
 class FederatedGenerator(ABC):
@@ -44,24 +52,16 @@ class FederatedGenerator(ABC):
         batch_size: of a user's steps.
         samples: that are made of each group.
 
-    Attributes:
-        kind: what the module is, in a sentence.
-        reported: what of it the users send.
-        method: how it is trained.
-        server: a sentence on what the server does beside it.
-        reading: a sentence on how its samples are to be read.
-        skips_refused: whether a group of which the view refuses to show anything has none.
-
     Raises:
         UserError: a number is out of its range.
     """
 
-    kind: ClassVar[str]
-    reported: ClassVar[str]
-    method: ClassVar[str]
-    server: ClassVar[str]
-    reading: ClassVar[str]
-    skips_refused: ClassVar[bool]
+    kind: ClassVar[str]  # what the module is, in a sentence
+    reported: ClassVar[str]  # what of it the users send
+    method: ClassVar[str]  # how it is trained
+    server: ClassVar[str]  # a sentence on what the server does beside it
+    reading: ClassVar[str]  # a sentence on how its samples are to be read
+    skips_refused: ClassVar[bool]  # whether a group of which the view refuses to show anything has none
 
     def __init__(
         self,
@@ -69,10 +69,11 @@ class FederatedGenerator(ABC):
         algorithm: Algorithm,
         rounds: int,
         bound: float,
-        noise_multiplier: float | None,
-        target_epsilon: float | None,
-        users_per_round: int | None,
-        users: int | None,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        users_per_round: int | None = None,
+        users: int | None = None,
+        *,
         local_steps: int,
         batch_size: int,
         samples: int,
@@ -104,21 +105,22 @@ class FederatedGenerator(ABC):
     def loss(self, module: nn.Module, batch: Any) -> Tensor:
         """The loss () of a step; ``nothing`` of a batch without a row."""
 
-    @abstractmethod
     def optimizer(self, module: Any) -> torch.optim.Optimizer:
         """Of the module's parameters; its first step must not move one without a gradient, or with one of zeros."""
+        optimizer: torch.optim.Optimizer = module.configure_optimizers()
+        return optimizer
 
-    @abstractmethod
     def numbers(self) -> int:
         """How many numbers a report has."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
 
     @abstractmethod
     def shown(self, panel: Panel, module: Any) -> Panel:
         """The group's panel with what its module makes."""
 
-    @abstractmethod
     def kept(self, module: Any) -> dict[str, Tensor]:
         """The state that makes the samples, for a file."""
+        return dict(module.state_dict())
 
     def releases(self, delta: float, relation: Relation) -> Releases:
         """What all rounds of all groups release together; z is found for ``target_epsilon`` where that is given."""
@@ -155,15 +157,6 @@ class FederatedGenerator(ABC):
                 secret.
             noise_seed: repeats the noise, for studies.
         """
-        with isolated():
-            federation = self.federation(held, deviation, seed, noise_seed)
-            federation.run(self.rounds)
-        return federation.module
-
-    def federation(
-        self, held: Sequence[Any], deviation: float, seed: int, noise_seed: int | None = None
-    ) -> PlainFederation:
-        """The group's federation before its first round; see ``train``."""
         module = copy.deepcopy(self.module)
 
         def batches(user: int, round_: int) -> Iterator[Any]:
@@ -173,17 +166,20 @@ class FederatedGenerator(ABC):
             return (self.batch(own, some) for some in islice(rows, self.local_steps))
 
         sampler = Everyone() if self.users_per_round is None else SecretCohorts(FixedSize(self.users_per_round), seed)
-        return PlainFederation(
-            self.algorithm,
-            module,
-            self.loss,
-            lambda _: self.optimizer(module),
-            batches,
-            [1.0] * len(held),  # not the true number: it tells who is in the group
-            seed,
-            sampler,
-            CentralNoise(self.bound, deviation, noise_seed=noise_seed),
-        )
+        with isolated():
+            federation = PlainFederation(
+                self.algorithm,
+                module,
+                self.loss,
+                lambda _: self.optimizer(module),
+                batches,
+                [1.0] * len(held),  # not the true number: it tells who is in the group
+                seed,
+                sampler,
+                CentralNoise(self.bound, deviation, noise_seed=noise_seed),
+            )
+            federation.run(self.rounds)
+        return federation.module
 
     def lasting(self, length: float) -> float:
         """How long the noise of all rounds together is, where each round's has this ``noise_length``.
@@ -201,3 +197,89 @@ def nothing(network: nn.Module) -> Tensor:
     """0 (), whose gradients are zeros: the loss of a user that has nothing to tell."""
     total: Tensor = sum(parameter.sum() for parameter in network.parameters()) * torch.zeros(())
     return total
+
+
+def add_generators(
+    settings: FederatedGenerator,
+    users: Users,
+    ask: Ask,
+    look: Callable[[], Findings],
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Findings:
+    """What ``look`` finds, and beside it what a generator makes for each group, but for those that it may skip.
+
+    The generators' rounds are announced in the ledger before anything is asked, and paid for, all of them, before the
+    first. ``look`` asks what the view asks, by ``ask``, whose ``rounds`` are the generators'. ``say`` takes a sentence
+    on what is being done.
+
+    Raises:
+        UserError: the budget would be passed.
+    """
+    assert ask.rounds is not None
+    deviation = ask.rounds.noise_multiplier * math.sqrt(users.selection.together)  # a user may be in several groups
+    known, trained = ask.queries.noise_seed, {}
+    with ask.queries.account(ask.rounds, f"{ask.what}, {settings.kind}s", ask.group) as release:
+        findings = look()
+        refused = {panel.title for panel in findings.panels if panel.refused and settings.skips_refused}
+        names = [name for name in users.selection.groups if name not in refused]
+        if not names:
+            findings.released.append(
+                f"No {settings.kind}: no group is large enough. Its rounds are not charged in the ledger."
+            )
+            return findings
+        release(ask.rounds.count)  # all of them, whatever happens to this process
+        # cohorts are secret
+        seed = secrets.randbits(63) if known is None else derive_seed(known, f"{settings.kind}s")
+        held = settings.selected(users, seed)
+        for name in names:
+            say(f"Training the {settings.kind} of the group “{name}”: {settings.rounds} rounds.")
+            noise_seed = None if known is None else derive_seed(known, name)
+            trained[name] = settings.train(held[name], deviation, seed, noise_seed)
+    length = settings.noise_length(deviation, len(users.private))
+    notes = ["the noise hides what users teach: expect nothing to be seen"] if settings.lasting(length) > 1 else []
+    for place, panel in enumerate(findings.panels):
+        if panel.title in trained:
+            shown = settings.shown(panel, trained[panel.title])
+            findings.panels[place] = replace(shown, made=[*shown.made, *notes])
+    findings.kept["generators"] = {name: settings.kept(module) for name, module in trained.items()}
+    findings.released[-1:-1] = _told(
+        settings, ask, users, deviation, length
+    )  # before the sentence that says: nothing else
+    findings.reading += f" {settings.reading}"
+    return findings
+
+
+def _told(settings: FederatedGenerator, ask: Ask, users: Users, deviation: float, length: float) -> list[str]:
+    """What the generators' rounds have released, and under which guarantee, in sentences."""
+    assert ask.rounds is not None
+    t, kind, part = users.selection.together, settings.kind, settings.reported
+    asked = settings.users_per_round or len(users.private)
+    price, lasting = ask.queries.price(ask.rounds), settings.lasting(length)
+    groups = "one group at most" if t == 1 else f"{t} groups at most"
+    return [
+        f"For each group the {part}s of {settings.rounds} rounds of {settings.method}: in a round {asked} of "
+        f"{len(users.private)} users are asked, the same ones for all groups. A user trains a group's {part} on "
+        "the selected examples of that group alone, and reports zeros outside of it.",
+        f"Each report is clipped to {settings.bound:g}, and noise of standard deviation "
+        f"{deviation * settings.bound:.3g} is added to every number of the sum, which is divided by {asked}. "
+        f"{settings.server}",
+        f"A user is in {groups}, so the groups share one price: the {kind}s by themselves cost "
+        f"{price}; the sum by itself {ask.queries.price(ask.releases)}."
+        + (f" Such an epsilon protects nobody: these {kind}s are a simulation." if price.epsilon > LARGE else ""),
+        f"In each round the noise is {length:.2g} times as long as the sum of all reports can be."
+        + (f" All rounds add up, and their noise is {lasting:.2g} times as long." if settings.rounds > 1 else ""),
+    ]
+
+
+def examples_taken(users: Iterable[Records], selection: Selection, seed: int) -> Iterator[tuple[Records, Tensor]]:
+    """The records block by block, and which are taken for which group, bool (n, groups).
+
+    An example of weight w is taken with probability w. A user in more groups than ``Selection.together`` counts in the
+    first ones only.
+    """
+    for number, records in enumerate(users):
+        weights = selection.weights(records).double().clamp(0, 1)
+        _, inside = membership(records, weights, selection.at_least)
+        inside &= inside.cumsum(1) <= selection.together
+        drawn = torch.rand(weights.shape, generator=generator_for(seed, "examples", number), dtype=torch.float64)
+        yield records, (drawn < weights) & inside[records.user]

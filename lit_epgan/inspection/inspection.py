@@ -1,26 +1,31 @@
-"""An inspection from its settings to its findings: the price first, then the data."""
+"""An inspection from its settings to its page: the price first, then the data."""
 
-from collections.abc import Callable, Mapping
+import base64
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from lightning.pytorch import LightningModule
 from torch.utils.data import ConcatDataset, Dataset
 
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
-from lit_epgan.inspection.federated_generator import FederatedGenerator
-from lit_epgan.inspection.group_generators import add_generators
-from lit_epgan.inspection.primary import Primary, loaded, trained
-from lit_epgan.inspection.records import Records
-from lit_epgan.inspection.selections import Everyone, Selection
-from lit_epgan.inspection.view import Findings, Users, View
+from lit_epgan.inspection.federated_generator import FederatedGenerator, add_generators
+from lit_epgan.inspection.selections import AllExamples, Selection
+from lit_epgan.inspection.user_records import Primary, Records, loaded, trained
+from lit_epgan.inspection.view import Check, Findings, Users, View
 from lit_epgan.privacy.accountant import MOVES, Spent, noise_multiplier_for
 from lit_epgan.privacy.book import EVERYONE
 from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.queries import Queries
-from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.privacy.releases import RELATIONS, Relation, Releases
+
+WIDTH = 100.0  # of an interval's picture
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class Inspection:
     @property
     def rule(self) -> Selection:
         """The selection, or the one of everything."""
-        return self.selection or Everyone()
+        return self.selection or AllExamples()
 
     def ask(self, name: str, folder: Path) -> Ask:
         """The question that the inspection may ask; the noise follows from its price.
@@ -142,3 +147,66 @@ class Inspection:
 def paid(ask: Ask) -> tuple[Spent, Spent]:
     """What the inspection has cost, and what the ledger has of its users in all."""
     return ask.price, ask.queries.ledger.read().spent(ask.group)
+
+
+def page(inspection: Inspection, findings: Findings, ask: Ask, command: str) -> str:
+    """The page's HTML; ``command`` repeats the inspection, at the same price."""
+    environment = Environment(
+        loader=PackageLoader("lit_epgan.inspection", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    cost, total = paid(ask)
+    budget = ask.queries.ledger.read().budget
+    html = environment.get_template("inspection.html").render(
+        inspection=inspection,
+        findings=findings,
+        verdict=verdict(findings.checks),
+        drawn=[drawn(check) for check in findings.checks],
+        pictures=[panel.picture and uri(panel.picture) for panel in findings.panels],
+        samples=[panel.samples and uri(panel.samples) for panel in findings.panels],
+        cost=cost,
+        total=total,
+        relation=RELATIONS[cost.relation],
+        left=None if budget.epsilon is None else max(0.0, budget.epsilon - total.epsilon),
+        accounts=list(ask.queries.ledger.read().accounts.values()),
+        ledger=ask.queries.ledger.path,
+        seeded=ask.queries.noise_seed is not None,
+        command=command,
+        facts=[
+            ("epsilon", f"{cost.epsilon:.3g}"),
+            ("delta", f"{cost.delta:g}"),
+            ("unit", "a user"),
+            ("noise multiplier", f"{ask.noise_multiplier:.3g}"),
+            ("selection", str(inspection.rule)),
+            ("written", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")),
+            ("with", f"Python {platform.python_version()}, PyTorch {torch.__version__}"),
+        ],
+    )
+    return html.encode(errors="backslashreplace").decode()  # a path may hold bytes that are not UTF-8
+
+
+def verdict(checks: Sequence[Check]) -> str:
+    """The detectors' answer in a few words."""
+    alarms = sum(check.alarm for check in checks)
+    if not checks:
+        return "Nothing could be compared"
+    if not alarms:
+        return f"No alarm from {len(checks)} detectors"
+    return f"{alarms} of {len(checks)} detectors raise an alarm"
+
+
+def drawn(check: Check) -> dict[str, float]:
+    """Where an interval, its estimate and the band of tolerance stand, from 0 to ``WIDTH``."""
+
+    def place(value: float) -> float:
+        return round(WIDTH / 2 * (1 + max(-1.0, min(1.0, value / check.scale))), 2)
+
+    ends = {"low": check.low, "high": check.high, "estimate": check.estimate}
+    return {name: place(value) for name, value in ends.items()} | {
+        "band_low": place(-check.tolerance),
+        "band_high": place(check.tolerance),
+    }
+
+
+def uri(picture: bytes) -> str:
+    """A PNG as a data URI."""
+    return "data:image/png;base64," + base64.b64encode(picture).decode()

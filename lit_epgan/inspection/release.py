@@ -1,16 +1,196 @@
-"""The one release: what each user gives of every group, and what a noised sum of it says of a group."""
+"""The one release: what each user gives of every group, and what a noised sum of it says of a group.
+
+An interval knows the noise of the sum and nothing else: the users are those that were asked.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_epgan.inspection.intervals import Interval, ratio
-from lit_epgan.inspection.records import Records
+from lit_epgan.embedding import (
+    LowFrequencies,
+    PublicDirections,
+    RandomFourierFeatures,
+    feature_map,
+    herd,
+    median_distance,
+)
+from lit_epgan.errors import UserError
+from lit_epgan.inspection.user_records import Records
+from lit_epgan.randomness import generator_for
 
 COUNT, STATISTICS, EMBEDDING = 0.2, 0.3, 0.5  # shares of a user's squared norm
+UNIT_ROWS = 150  # random images whose distances set the bandwidth
+CHUNK = 2048  # images in the network at a time
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its limits; both infinite where the noise leaves nothing to say."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.estimate:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+
+    def scaled(self, factor: float, offset: float = 0.0) -> "Interval":
+        """Of offset + factor x, factor > 0."""
+        return Interval(*(offset + factor * each for each in (self.estimate, self.low, self.high)))
+
+    def outside(self, tolerance: float) -> bool:
+        """Whether every value of it is further from 0 than ``tolerance``."""
+        return self.low > tolerance or self.high < -tolerance
+
+
+def critical(false_alarms: float) -> float:
+    """q with P(|N(0, 1)| > q) = ``false_alarms``."""
+    return NormalDist().inv_cdf(1 - false_alarms / 2)
+
+
+def ratio(total: float, count: float, sd_total: float, sd_count: float, q: float) -> Interval:
+    """T / n, where total ~ N(T, sd_total^2) and count ~ N(n, sd_count^2) are independent (Fieller 1954): exact.
+
+    The limits are the values R with (total - R count)^2 <= q^2 (sd_total^2 + R^2 sd_count^2).
+    """
+    a = count**2 - (q * sd_count) ** 2
+    if count <= 0 or a <= 0:
+        return Interval(total / count if count > 0 else 0.0, -math.inf, math.inf)
+    middle = total * count / a
+    spread = math.sqrt(max(0.0, middle**2 - (total**2 - (q * sd_total) ** 2) / a))
+    return Interval(total / count, middle - spread, middle + spread)
+
+
+def difference(first: Interval, second: Interval) -> Interval:
+    """first - second of independent estimates, by their own limits (Zou and Donner 2008, equation 3): nearly exact."""
+    estimate = first.estimate - second.estimate
+    low = estimate - math.hypot(first.estimate - first.low, second.high - second.estimate)
+    high = estimate + math.hypot(first.high - first.estimate, second.estimate - second.low)
+    return Interval(estimate, low, high)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A number of an image.
+
+    Attributes:
+        name, title: for files, and for people.
+        of: images (n, channels, height, width) in [-1, 1] -> (n,).
+        low, high: its range; what lies outside is clamped.
+        tolerance: differences between groups that are nobody's fault.
+    """
+
+    name: str
+    title: str
+    of: Callable[[Tensor], Tensor]
+    low: float
+    high: float
+    tolerance: float
+
+    @property
+    def half(self) -> float:
+        return (self.high - self.low) / 2
+
+    @property
+    def centre(self) -> float:
+        return (self.high + self.low) / 2
+
+    def unit(self, images: Tensor) -> Tensor:
+        """In units of half the range, from -1 to 1, (n,); what is not finite counts as 0."""
+        return ((self.of(images) - self.centre) / self.half).clamp(-1, 1).nan_to_num(0.0)
+
+
+def mean_pixel(images: Tensor) -> Tensor:
+    """The mean over an image's pixels (n,)."""
+    return images.flatten(1).mean(1)
+
+
+def bright_border(images: Tensor) -> Tensor:
+    """The share of the outermost pixels that are above 0, (n,)."""
+    bright = (images > 0).to(images)
+    inner = bright[..., 1:-1, 1:-1].flatten(1)
+    whole = bright.flatten(1)
+    return (whole.sum(1) - inner.sum(1)) / (whole.shape[1] - inner.shape[1])
+
+
+def image_statistics(tolerance: float) -> list[Statistic]:
+    """Those that the detectors compare."""
+    return [
+        Statistic("mean_pixel", "mean pixel", mean_pixel, -1.0, 1.0, tolerance),
+        Statistic("bright_border", "share of border pixels that are bright", bright_border, 0.0, 1.0, tolerance),
+    ]
+
+
+def joint(statistics: Sequence[Statistic], images: Tensor) -> Tensor:
+    """All of them in their units, (n, statistics), shrunk to a norm of at most 1: only blank images come near it."""
+    rows = torch.stack([each.unit(images) for each in statistics], 1)
+    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(1)
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """Random Fourier features over an untrained convolutional network; they know nothing of the data but its shape.
+
+    Attributes:
+        phi: images (n, *shape) -> (n, D) of norm 1.
+        shape: (channels, height, width).
+        frequencies: D / 2.
+    """
+
+    phi: nn.Module
+    shape: tuple[int, ...]
+    frequencies: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], frequencies: int) -> "ImageFeatures":
+        """Those for images of this shape (channels, height, width); their random weights are public.
+
+        Raises:
+            UserError: these are no images.
+        """
+        if len(shape) != 3:
+            raise UserError(
+                f"the view shows images (channels, height, width), and a record has the shape {tuple(shape)}"
+            )
+        network = feature_map(None, shape, generator_for(0, "inspection", "network"))
+        code = LowFrequencies(shape)
+        with torch.no_grad():
+            seen = network(code(code.start(UNIT_ROWS, generator_for(0, "inspection", "unit"))))
+        generator = generator_for(0, "inspection", "frequencies")
+        fourier = RandomFourierFeatures(seen.shape[1], frequencies, [median_distance(seen)], generator)
+        return cls(nn.Sequential(network, fourier).float().requires_grad_(False), tuple(shape), frequencies)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features (n, D); zeros of an image that is not finite."""
+        return torch.cat([self.phi(some.float()) for some in images.split(CHUNK)]).nan_to_num(0.0, 0.0, 0.0)
+
+    def points(self, mean: Tensor, n: int, steps: int, public: Tensor | None) -> Tensor:
+        """n images (n, *shape) whose mean features come near ``mean`` (D,), after so many steps of herding.
+
+        They lie in the directions of the public images; without any, they are made of low frequencies.
+        """
+        code = (LowFrequencies(self.shape) if public is None else PublicDirections(public)).float()
+        start = code.start(n, generator_for(0, "inspection", "start"))
+        generator = generator_for(0, "inspection", "herding")
+        codes = herd(self.phi, mean.float(), code, start, steps, generator=generator)
+        with torch.no_grad():
+            images: Tensor = code(codes)
+        return images
+
+
+def mean_norm(features: Tensor, together: int) -> float:
+    """The norm that nine in ten means of ``together`` public features (n, D) stay within; their order is random."""
+    whole = len(features) // together * together
+    if not whole:
+        return 1.0
+    means = features[:whole].unflatten(0, (-1, together)).mean(1)
+    return float(torch.linalg.vector_norm(means, dim=1).quantile(0.9))
 
 
 @dataclass(frozen=True)
@@ -27,8 +207,7 @@ class Layout:
     2.2 z sqrt(together) users, and each statistic's sum one of 1.8 z sqrt(together).
 
     Attributes:
-        groups: their number.
-        statistics, embedding: the numbers of entries.
+        groups, statistics, embedding: how many groups there are, and entries of each kind in a group.
         together: see above.
         bound: r, public: the norm that the mean embeddings of most users stay within.
     """
@@ -56,7 +235,7 @@ class Layout:
         Args:
             records: of the users.
             weights: (n, groups) in [0, 1].
-            at_least: the weight of records that makes a user one of a group's.
+            at_least: ``Selection``'s.
             described: (n, statistics + embedding), of every record.
         """
         weights = weights.double().clamp(0, 1)
@@ -82,13 +261,7 @@ class Layout:
 
 
 def membership(records: Records, weights: Tensor, at_least: float) -> tuple[Tensor, Tensor]:
-    """The weight (users, groups) of each user's records, and whether it makes the user one of a group's.
-
-    Args:
-        records: of the users.
-        weights: (n, groups) in [0, 1].
-        at_least: the weight that does.
-    """
+    """The sums (users, groups) of each user's weights (n, groups), and whether they make the user one of a group's."""
     mass = records.sums(weights)
     return mass, (mass >= at_least) & (mass > 0)
 

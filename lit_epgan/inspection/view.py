@@ -1,22 +1,19 @@
 """What is released of users' data, and what a page shows of it: one class for each kind of data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_epgan.inspection.ask import Ask
-from lit_epgan.inspection.records import Records, blocks
 from lit_epgan.inspection.selections import Selection
+from lit_epgan.inspection.user_records import Records, blocks
 
-
-class Predicts(Protocol):
-    """A primary model: labels of records."""
-
-    def __call__(self, records: Records) -> Tensor: ...
+PUBLIC = "public data"
+POWER = 1.645  # standard deviations by which an alarm is missed once in twenty times
 
 
 @dataclass(frozen=True)
@@ -27,13 +24,13 @@ class Users:
         private: each user's records, by name. Whatever is taken from them leaves through an ``Ask``.
         public: records of the same kind that anybody may see.
         selection: what of the records is looked at.
-        primary: the model that selections ask.
+        primary: the model that selections ask, records -> labels (n,).
     """
 
     private: Mapping[str, Dataset]
     public: Dataset | None
     selection: Selection
-    primary: Predicts | None = None
+    primary: Callable[[Records], Tensor] | None = None
 
     def records(self) -> Iterator[Records]:
         """The private records, block by block, with the primary model's labels."""
@@ -115,13 +112,9 @@ class Findings:
 
 
 class View(ABC):
-    """One kind of data.
+    """One kind of data."""
 
-    Attributes:
-        delta_share: the share of the inspection's delta that a selection of words takes (``Ask.shown``); else 0.
-    """
-
-    delta_share: float = 0.0
+    delta_share: float = 0.0  # the share of the inspection's delta that a selection of words takes (``Ask.shown``)
 
     @abstractmethod
     def look(self, users: Users, ask: Ask) -> Findings:

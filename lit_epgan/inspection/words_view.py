@@ -1,16 +1,77 @@
 """Words: those that many users of a group hold, by one selection for all groups, and whether they are joined."""
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
+from scipy.stats import binomtest
+from torch.utils.data import Dataset
 
 from lit_epgan.datamodules.text import Text
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
-from lit_epgan.inspection.detectors import PUBLIC
-from lit_epgan.inspection.selections import Selection
-from lit_epgan.inspection.shown_words import Shown, look_next, told, visible
-from lit_epgan.inspection.text import as_text, by_weight, given, weighed, word_records
-from lit_epgan.inspection.view import Findings, Panel, Users, View
-from lit_epgan.inspection.words import is_joined, joined_share
+from lit_epgan.inspection.selections import OUTSIDE, Selection
+from lit_epgan.inspection.user_records import Records
+from lit_epgan.inspection.view import POWER, PUBLIC, Check, Findings, Panel, Users, View
+from lit_epgan.privacy.heavy_hitters import HeavyHitters
+
+ALONE = 1.0  # the most that one user adds to a word's count
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A group's words.
+
+    Attributes:
+        name: of the group.
+        words: those shown, with their noised counts, the greatest first.
+        hitters: how they were selected.
+    """
+
+    name: str
+    words: Mapping[str, float]
+    hitters: HeavyHitters
+
+    @property
+    def joined(self) -> list[str]:
+        """Those that hold a space."""
+        return [word for word in self.words if is_joined(word)]
+
+    @property
+    def detectable(self) -> float:
+        """The count that would have been shown with a probability of 95 %."""
+        return self.hitters.threshold + POWER * self.hitters.noise_multiplier
+
+    def any_joined(self) -> Check:
+        """Whether a word with a space is shown at all: then more than one user holds it, but at the selection's delta.
+
+        The interval is as wide as the threshold is above what one user can add. So it lies outside the band, from 0
+        to that, where the word is shown.
+        """
+        margin = self.hitters.threshold - ALONE
+        if self.joined:
+            first = self.joined[0]
+            count = self.words[first]
+            sides = f"“{visible(first)}” has a count of {count:.1f}, and is shown above {self.hitters.threshold:.1f}"
+            low, high = count - margin, count + margin
+        else:
+            sides, count, low, high = "none is shown", 0.0, 0.0, self.detectable
+        title, scale = f"a word with a space is shown: {self.name}", 1.1 * max(high, self.detectable)
+        note = (
+            f"false alarms at most {self.hitters.delta:.2g} where one user has such words, none where nobody has; "
+            f"found with 95 % from a count of {self.detectable:.1f} on"
+        )
+        return Check(title, sides, count, low, high, ALONE, scale, bool(self.joined), note)
+
+    def share_joined(self, tolerance: float, false_alarms: float) -> Check:
+        """The share of the shown words that hold a space; its interval is Clopper and Pearson's."""
+        share = joined_share(self.words, 1 - false_alarms)
+        title = f"share of the shown words that hold a space: {self.name}"
+        note = f"false alarms at most {false_alarms:.2%}; words are taken as drawn one by one"
+        interval, alarm = (share.share, share.low, share.high), share.low > tolerance
+        return Check(title, f"{share.joined} of {share.shown}", *interval, tolerance, 1.0, alarm, note)
 
 
 class WordsView(View):
@@ -38,12 +99,11 @@ class WordsView(View):
         self.words, self.listed, self.false_alarms, self.tolerance = words, listed, false_alarms, tolerance
 
     def look(self, users: Users, ask: Ask) -> Findings:
-        """One selection, and what it tells."""
         rule = users.selection
         if rule.asks_primary:
             raise UserError(
                 f"{rule.task} asks what a model gets right, and the view of words asks no model: choose "
-                "lit_epgan.inspection.OutsideVocabulary, Slice, Where or Everyone as selection"
+                "lit_epgan.inspection.OutsideVocabulary, Slice, Where or AllExamples as selection"
             )
         texts = [as_text(each) for each in users.private.values()]
         public = None if users.public is None else as_text(users.public)
@@ -59,10 +119,20 @@ class WordsView(View):
         checks += [
             group.share_joined(self.tolerance, self.false_alarms / len(groups)) for group in groups if group.words
         ]
+        released = [
+            f"Of each user at most {hitters.words} different words, of all groups together, each with a weight of 1/√k "
+            "where the user gives k; they were summed by group and word.",
+            f"Noise of standard deviation {hitters.noise_multiplier:.3g} on every count, where one user moves all "
+            f"counts by at most 1 together. Words with a count above {hitters.threshold:.1f} are shown with it.",
+            "That a word is shown tells that somebody holds it. Of words that one user alone holds any is shown with a "
+            f"probability of at most {hitters.delta:.2g}: that is part of the delta below which epsilon is stated.",
+            f"Selected on the users' side: {rule}.",
+            "Nothing else: no sentence, and no word or count below the threshold.",
+        ]
         return Findings(
             panels=panels if public is None else [*panels, self._public(public, rule)],
             checks=checks,
-            released=told(hitters, str(rule)),
+            released=released,
             look_next=look_next(groups),
             rates=f"Of words that one user alone holds any is shown at a rate of at most {hitters.delta:.2g}, and a "
             "word that nobody holds is never shown. Where each word shown held a space with a probability of "
@@ -98,3 +168,153 @@ class WordsView(View):
     def _listed(self, title: str, rows: list[tuple[str, str]], lines: list[str]) -> Panel:
         more = [f"and {len(rows) - self.listed} more"] if len(rows) > self.listed else []
         return Panel(title, [*more, *lines], words=rows[: self.listed])
+
+
+def look_next(groups: Sequence[Shown]) -> list[str]:
+    """Sentences, the most pressing one first."""
+    found = [_joined(group) for group in groups if group.joined]
+    for group in groups:
+        if sound := [word for word in group.words if word not in group.joined]:
+            found.append(
+                f"Many users hold {_few(sound)} ({group.name}). Look whether the vocabulary should have what it lacks "
+                "of them, and whether these are words of your users or something that is made on the way."
+            )
+    if not any(group.joined for group in groups):
+        found.append(
+            "No joined word is shown. One with a count of "
+            f"{max(group.detectable for group in groups):.1f} would have been, with a probability of 95 %. A fault of "
+            "fewer sentences, or one that makes ever other words, may be there: ask more users, or spend more epsilon."
+        )
+    else:
+        found.append(
+            "Once the fault is mended, run the inspection again: the joined words must be gone. It costs the same "
+            "again, in the same ledger."
+        )
+    return found
+
+
+def visible(word: str) -> str:
+    """The word with its spaces to be seen."""
+    return word.replace(" ", "␣")
+
+
+def _joined(group: Shown) -> str:
+    return (
+        f"Words with a space are shown: {_few(group.joined)} ({group.name}). What splits a sentence into words "
+        "never leaves one: two words have been joined before they reach the model. Look at how text is split on those "
+        "users' devices or versions, and at what treats the words of this place otherwise than the rest."
+    )
+
+
+def _few(words: Sequence[str]) -> str:
+    named = ", ".join(f"“{visible(word)}”" for word in words[:3])
+    return f"{named} and {len(words) - 3} more" if len(words) > 3 else named
+
+
+def as_text(dataset: Dataset) -> Text:
+    """The data set, if it is text.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if not isinstance(dataset, Text):
+        raise UserError(
+            f"the view shows words, and a user's data are a {type(dataset).__name__}: give a data module of text, as "
+            "lit_epgan.datamodules.DocstringsDataModule"
+        )
+    return dataset
+
+
+def word_records(text: Text) -> Records:
+    """A record for each word: its number in the vocabulary, -1 outside, twice, as x and as label; its place from 0."""
+    numbers = [number for sentence in text.sentences for number in text.vocabulary.encode(sentence)]
+    places = [place for sentence in text.sentences for place in range(len(sentence))]
+    number, place = (torch.tensor(each, dtype=torch.int64) for each in (numbers, places))
+    number = number.masked_fill(number == text.vocabulary.unknown, OUTSIDE)
+    return Records((number, number, place), torch.zeros_like(number), 1)
+
+
+def weighed(text: Text, selection: Selection) -> list[Counter[str]]:
+    """Of each group the user's words with the sums of their weights; none of a group that the user is not in."""
+    words = [word for sentence in text.sentences for word in sentence]
+    found = []
+    for column in selection.weights(word_records(text)).double().nan_to_num(0.0).clamp(0, 1).unbind(1):
+        counts: Counter[str] = Counter()
+        if float(column.sum()) >= selection.at_least:
+            for k in column.nonzero().flatten().tolist():
+                counts[words[k]] += float(column[k])  # type: ignore[assignment]  # of weights, not of integers
+        found.append(counts)
+    return found
+
+
+def given(text: Text, selection: Selection) -> list[tuple[int, str]]:
+    """What the user would give, (group, word): every group's first word, then every group's second, and so on."""
+    ranked = [by_weight(counts) for counts in weighed(text, selection)]
+    return [(k, word) for row in zip_longest(*ranked) for k, word in enumerate(row) if word is not None]
+
+
+def by_weight(counts: Counter[str]) -> list[str]:
+    """The words, those of the greatest weight first, in alphabetical order where it is the same."""
+    return sorted(counts, key=lambda word: (-counts[word], word))
+
+
+def words_outside(
+    sentences: Iterable[Sequence[str]], vocabulary: Collection[str], position: int | None = None
+) -> list[str]:
+    """One user's words that are not in the public vocabulary, each as often as it occurs, the most frequent first.
+
+    Args:
+        sentences: the user's.
+        vocabulary: a set, or something else that is quickly asked.
+        position: only words at this place of a sentence, from 0; None for all.
+    """
+    found = (word for sentence in sentences for k, word in enumerate(sentence) if position in (None, k))
+    counts = Counter(word for word in found if word not in vocabulary)
+    return [word for word in by_weight(counts) for _ in range(counts[word])]
+
+
+def is_joined(word: str) -> bool:
+    """Whether a token holds a space, which the tokens of a sound preparation never do."""
+    return " " in word.strip()
+
+
+@dataclass(frozen=True)
+class JoinedShare:
+    """How many of the words that were shown are joined.
+
+    Attributes:
+        joined, shown: their numbers.
+        low, high: Clopper and Pearson's interval of the share, in [0, 1].
+        level: of the interval.
+    """
+
+    joined: int
+    shown: int
+    low: float
+    high: float
+    level: float
+
+    @property
+    def share(self) -> float:
+        """In [0, 1]; 0 where nothing was shown."""
+        return self.joined / self.shown if self.shown else 0.0
+
+    @property
+    def percent(self) -> str:
+        """The share with its interval."""
+        share, low, high = (f"{100 * value:.0f}" for value in (self.share, self.low, self.high))
+        return f"{share} % ({100 * self.level:.4g} %: {low} to {high} %)"
+
+    def __str__(self) -> str:
+        if not self.shown:
+            return "no word was shown"
+        return f"{self.joined} of {self.shown} words shown are joined: {self.percent}"
+
+
+def joined_share(shown: Collection[str], level: float = 0.95) -> JoinedShare:
+    """Of words that were shown, by heavy hitters or by a model: how many are joined, with an interval of ``level``."""
+    joined = sum(map(is_joined, shown))
+    if not shown:
+        return JoinedShare(0, 0, 0.0, 1.0, level)
+    interval = binomtest(joined, len(shown)).proportion_ci(level, "exact")
+    return JoinedShare(joined, len(shown), float(interval.low), float(interval.high), level)

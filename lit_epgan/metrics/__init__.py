@@ -3,9 +3,9 @@
 from typing import Literal
 
 from lit_epgan.errors import UserError
-from lit_epgan.metrics.features import FeatureExtractor
-from lit_epgan.metrics.lite0 import Lite0, Lite0Blocks
-from lit_epgan.metrics.pixels import Pixels
+from lit_epgan.metrics.feature_extractors import FeatureExtractor, Pixels
+from lit_epgan.metrics.image_classifiers import digits_classifier, emoji_classifier, fashion_classifier
+from lit_epgan.metrics.pretrained_extractors import Inception, Lite0, Lite0Blocks
 
 ExtractorName = Literal["digits", "fashion", "emoji", "inception", "lite0", "pixels"]
 
@@ -21,20 +21,12 @@ def feature_extractor(name: str, data_dir: str = "data") -> FeatureExtractor:
         UserError: there is none of that name, or it lacks a file or a package; the message says what to do.
     """
     if name == "digits":
-        from lit_epgan.metrics.digits_classifier import digits_classifier
-
         return digits_classifier()
     if name == "fashion":
-        from lit_epgan.metrics.fashion_classifier import fashion_classifier
-
         return fashion_classifier(data_dir)
     if name == "emoji":
-        from lit_epgan.metrics.emoji_classifier import emoji_classifier
-
         return emoji_classifier(data_dir)
     if name == "inception":
-        from lit_epgan.metrics.inception import Inception
-
         return Inception()
     if name == "lite0":
         return Lite0()

@@ -6,8 +6,7 @@ from torch import Tensor
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Report, Rounds, Server, Work
 from lit_epgan.errors import UserError
 from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
-from lit_epgan.inference.full_gaussian import FullGaussianFactor
-from lit_epgan.inference.gaussian import GaussianFactor, ImproperFactorError
+from lit_epgan.inference.gaussian import FullGaussianFactor, GaussianFactor, ImproperFactorError
 
 Q = GaussianSites("conjugate.", FullGaussianFactor)
 LARGEST = 1000  # parameters: a precision matrix of 8 MB, and as many passes over a client's records

@@ -21,8 +21,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
 from lit_epgan.federated.bayesian.laplace import LaplaceSites
 from lit_epgan.federated.bayesian.site_rule import SiteRule
-from lit_epgan.inference.ep import damped
-from lit_epgan.inference.gaussian import GaussianFactor
+from lit_epgan.inference.gaussian import GaussianFactor, damped
 
 NORMALISERS = ("normaliser", "mean_records", "cohort")
 Q = GaussianSites()

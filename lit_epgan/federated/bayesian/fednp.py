@@ -14,8 +14,7 @@ from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
 from lit_epgan.federated.features import Features
 from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.inference.gaussian import GaussianFactor
-from lit_epgan.inference.tilted import tilted_moments
-from lit_epgan.inference.tilted_quadrature import tilted_moments_quadrature
+from lit_epgan.inference.tilted import tilted_moments, tilted_moments_quadrature
 from lit_epgan.networks.natural_parameter import NaturalParameterNetwork
 
 Q = GaussianSites("latent.")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.inference.mixture import gumbel_softmax
+from lit_epgan.inference.tilted_mixture import gumbel_softmax
 
 
 class Tilt(nn.Module):

