@@ -1,9 +1,7 @@
-"""How the rows of one table go to sites, and how a site splits, thins or loses them.
+"""How the rows of one table go to sites, and how a site splits or thins them.
 
 Every function depends on its arguments alone: rows come as int64 tensors of indices, and randomness from the generator.
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -80,15 +78,6 @@ def thinned(labels: Tensor, ratio: float, generator: torch.Generator) -> Tensor:
     elif len(classes) > 1:
         classes[0] = classes[0][: max(1, round(common / ratio))]
     return torch.cat(classes)
-
-
-def depleted(labels: Tensor, shares: Sequence[float], generator: torch.Generator) -> Tensor:
-    """Rows that remain when of class c the share ``shares[c]`` is kept at random, and at least one row."""
-    classes = _shuffled_classes(labels, generator)
-    present = labels.unique().tolist()
-    return torch.cat(
-        [rows[: max(1, round(shares[label] * len(rows)))] for label, rows in zip(present, classes, strict=True)]
-    )
 
 
 def _shuffled_classes(labels: Tensor, generator: torch.Generator) -> list[Tensor]:

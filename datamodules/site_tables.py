@@ -28,7 +28,7 @@ class SiteTables(FederatedDataModule):
     variance: aggregates to which no noise is added, and which say much where a site has few rows. Give ``location``
     and ``scale`` where a guarantee of privacy is to cover everything that leaves a site: public numbers reveal nothing.
 
-    Subclasses override ``read``, and ``training`` where a site trains on fewer rows than it has.
+    Subclasses override ``read``.
 
     Args:
         features: names of the columns to use; by default all.
@@ -75,10 +75,6 @@ class SiteTables(FederatedDataModule):
         """Every site's rows; sets ``columns`` and ``label_names``."""
         raise NotImplementedError
 
-    def training(self, site: int, table: SiteRows) -> SiteRows:
-        """What a site, by its number, trains on; by default all of its training rows."""
-        return table
-
     def load(self) -> ClientData:
         """Every site's training and test data: float32 tensors (n, d) and int64 tensors (n,).
 
@@ -88,7 +84,7 @@ class SiteTables(FederatedDataModule):
         tables = self._selected(self.read())
         check_numbers(tables, self.columns)
         splits = {name: self._split(name, table) for name, table in tables.items()}
-        train = {name: self.training(k, kept) for k, (name, (kept, _)) in enumerate(splits.items())}
+        train = {name: kept for name, (kept, _) in splits.items()}
         check_sites(train, self.columns, self.label_names, self.doubtful)
         location, scale = self._scaling(train)
         self.observed = {name: table.observed for name, table in train.items()}
