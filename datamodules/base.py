@@ -12,7 +12,8 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch.utils.data import DataLoader, Dataset
 
 from lit_epgan.datamodules.client_data import ClientData
-from lit_epgan.datamodules.clients import Client, client_of
+from lit_epgan.datamodules.clients import DataClient as Client
+from lit_epgan.datamodules.clients import client_of
 from lit_epgan.datamodules.hardship import Hardship
 from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader, training_batches
 from lit_epgan.engine.samplers import Everyone, FixedSize, Sampler, stages

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
 
-from lit_epgan.datamodules.clients import Client, tell_epoch
-from lit_epgan.datamodules.unreadable import readable
+from lit_epgan.datamodules.clients import DataClient as Client
+from lit_epgan.datamodules.clients import readable, tell_epoch
 from lit_epgan.errors import UserError
 
 

@@ -12,11 +12,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from lit_epgan.datamodules import BreastCancerDataModule, ClientData
-from lit_epgan.datamodules.dealt_table import DealtTable
-from lit_epgan.datamodules.pooled_scaling import pooled_location, pooled_scale
-from lit_epgan.datamodules.site_rows import SiteRows
-from lit_epgan.datamodules.site_splits import alike, shifted, stratified, thinned
-from lit_epgan.datamodules.site_tables import SiteTables
+from lit_epgan.datamodules.client_tables import ClientRows, ClientTables, pooled_location, pooled_scale, stratified
+from lit_epgan.datamodules.dealt_table import DealtTable, alike, shifted, thinned
 from lit_epgan.errors import UserError
 
 
@@ -203,14 +200,14 @@ def test_the_sites_are_clients_of_a_round() -> None:
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
-class Given(SiteTables):
+class Given(ClientTables):
     """Sites with the tables that a test gives them."""
 
-    def __init__(self, tables: dict[str, SiteRows], **options: Any) -> None:
+    def __init__(self, tables: dict[str, ClientRows], **options: Any) -> None:
         super().__init__(batch_size=4, **options)
         self.tables = tables
 
-    def read(self) -> dict[str, SiteRows]:
+    def read(self) -> dict[str, ClientRows]:
         self.columns, self.label_names = ["age", "dose"], ["well", "ill"]
         return self.tables
 
@@ -220,16 +217,16 @@ def given(spoil: Any = None, **options: Any) -> Given:
     tables = {}
     for k, name in enumerate(("mill", "dale")):
         features = torch.randn(12, 2, dtype=torch.float64, generator=generator(k))
-        tables[name] = SiteRows.complete(features, torch.tensor([0, 1]).repeat(6))
+        tables[name] = ClientRows.complete(features, torch.tensor([0, 1]).repeat(6))
     if spoil is not None:
         tables["dale"] = spoil(tables["dale"])
     return Given(tables, **options)
 
 
-def with_value(rows: SiteRows, row: Any, column: int, value: float) -> SiteRows:
+def with_value(rows: ClientRows, row: Any, column: int, value: float) -> ClientRows:
     features = rows.features.clone()
     features[row, column] = value
-    return SiteRows(features, rows.labels, rows.observed)
+    return ClientRows(features, rows.labels, rows.observed)
 
 
 BAD = {
@@ -282,9 +279,9 @@ def test_a_constant_column_that_is_not_used_does_no_harm() -> None:
 class Small(DealtTable):
     """Six rows of one column."""
 
-    def whole(self) -> SiteRows:
+    def whole(self) -> ClientRows:
         self.columns, self.label_names = ["age"], ["a", "b"]
-        return SiteRows.complete(torch.arange(6.0).double()[:, None], torch.tensor([0, 1]).repeat(3))
+        return ClientRows.complete(torch.arange(6.0).double()[:, None], torch.tensor([0, 1]).repeat(3))
 
 
 @pytest.mark.parametrize(
