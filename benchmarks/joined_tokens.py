@@ -21,9 +21,7 @@ import torch
 from side_by_side import markdown, options, publish
 
 from lit_epgan.datamodules.clients import index_batches
-from lit_epgan.datamodules.docstrings import docstrings
-from lit_epgan.datamodules.text import with_joined
-from lit_epgan.datamodules.token_sequences import TokenSequences
+from lit_epgan.datamodules.text import TokenSequences, docstrings, with_joined
 from lit_epgan.engine.plain_loop import PlainFederation
 from lit_epgan.engine.samplers import FixedSize
 from lit_epgan.federated import FedAvgM

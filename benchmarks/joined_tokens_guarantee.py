@@ -26,7 +26,7 @@ from detection import bound, least, power, surely, told
 from joined_tokens import COHORT, MADE, trained
 from side_by_side import markdown, options, publish
 
-from lit_epgan.datamodules.docstrings import docstrings
+from lit_epgan.datamodules.text import docstrings
 from lit_epgan.privacy import Releases, noise_multiplier_for
 
 DELTA = 1e-5

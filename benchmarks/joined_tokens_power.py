@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from side_by_side import markdown, options, publish
 
-from lit_epgan.datamodules.docstrings import docstrings
-from lit_epgan.datamodules.text import with_joined
+from lit_epgan.datamodules.text import docstrings, with_joined
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.words_view import is_joined, words_outside
 from lit_epgan.privacy import HeavyHitters, Ledger, Queries, TrieHH

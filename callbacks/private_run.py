@@ -8,8 +8,7 @@ from lit_epgan.callbacks.boosted_classifiers import BoostedClassifiers
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.partition_report import PartitionReport
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.datamodules.clients import DatasetClient
-from lit_epgan.datamodules.coins import CoinBatches
+from lit_epgan.datamodules.clients import CoinBatches, DatasetClient
 from lit_epgan.datamodules.elsewhere import Away
 from lit_epgan.engine.mechanisms import LocalPlan
 from lit_epgan.engine.module_state import ModuleState

@@ -1,25 +1,19 @@
 """LightningDataModules whose training loader yields a round's clients one after another."""
 
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.datamodules.breast_cancer import BreastCancerDataModule
 from lit_epgan.datamodules.client_data import ClientData
-from lit_epgan.datamodules.docstrings import DocstringsDataModule
+from lit_epgan.datamodules.dealt_table import BreastCancerDataModule
 from lit_epgan.datamodules.elsewhere import Elsewhere
-from lit_epgan.datamodules.federated_emnist import FederatedEMNISTDataModule
+from lit_epgan.datamodules.emnist import FederatedEMNISTDataModule, LeafDataModule
 from lit_epgan.datamodules.folder import FolderDataModule
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.datamodules.institutions import Institutions
-from lit_epgan.datamodules.leaf import LeafDataModule
-from lit_epgan.datamodules.physionet2012 import PhysioNet2012DataModule
-from lit_epgan.datamodules.polynomial import PolynomialDataModule
 from lit_epgan.datamodules.sites import SitesDataModule
 from lit_epgan.datamodules.speech import SpeechDataModule
-from lit_epgan.datamodules.stack_overflow import StackOverflowDataModule
 from lit_epgan.datamodules.table import TableDataModule
+from lit_epgan.datamodules.text import DocstringsDataModule, StackOverflowDataModule
 from lit_epgan.datamodules.tiny_imagenet import TinyImageNetDataModule
-from lit_epgan.datamodules.toy import ToyDataModule
-from lit_epgan.datamodules.vehicle import VehicleDataModule
-from lit_epgan.datamodules.wine import WineDataModule
+from lit_epgan.datamodules.toy import PolynomialDataModule, ToyDataModule
 from lit_epgan.datamodules.writers import WritersDataModule
 
 __all__ = [
@@ -33,7 +27,6 @@ __all__ = [
     "ImageDataModule",
     "Institutions",
     "LeafDataModule",
-    "PhysioNet2012DataModule",
     "PolynomialDataModule",
     "SitesDataModule",
     "SpeechDataModule",
@@ -41,7 +34,5 @@ __all__ = [
     "TableDataModule",
     "TinyImageNetDataModule",
     "ToyDataModule",
-    "VehicleDataModule",
-    "WineDataModule",
     "WritersDataModule",
 ]

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch.utils.data import DataLoader, Dataset
 
 from lit_epgan.datamodules.client_data import ClientData
-from lit_epgan.datamodules.clients import Client, client_of
+from lit_epgan.datamodules.clients import DataClient, client_of
 from lit_epgan.datamodules.hardship import Hardship
 from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader, training_batches
 from lit_epgan.engine.samplers import Everyone, FixedSize, Sampler, stages
@@ -90,7 +90,7 @@ class FederatedDataModule(LightningDataModule):
         )  # the batch that a client trains on in place of its own
         self.sampler: Sampler = Everyone() if clients_per_round is None else FixedSize(clients_per_round)
         self._trains: Callable[[int], bool] = lambda round_: True
-        self.clients: list[Client] = []
+        self.clients: list[DataClient] = []
         self.client_names: list[str] = []
         self.numbers_own_classes = False  # whether class 0, 1, ... are those found in these very data
         self._data: ClientData | None = None
@@ -156,7 +156,7 @@ class FederatedDataModule(LightningDataModule):
             self.clients, self.client_names = self._clients()
             self._check()
 
-    def _clients(self) -> tuple[list[Client], list[str]]:
+    def _clients(self) -> tuple[list[DataClient], list[str]]:
         train = self.data.train
         clients = [
             client_of(name, dataset, self.batch_size, self.collate_fn, self.num_workers)

@@ -59,3 +59,8 @@ def by_name(clients: Mapping[Any, T]) -> Mapping[str, T]:
         twice = next(name for name in written if written.count(name) > 1)
         raise UserError(f"two clients have the name {twice!r}, once as a number: give each a name of its own")
     return named
+
+
+def numbers_first(label: str) -> tuple[int, int, str]:
+    """A key to sort names by: 2 before 10, and numbers before words."""
+    return (0, int(label), label) if label.isdecimal() else (1, 0, label)

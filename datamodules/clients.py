@@ -1,5 +1,6 @@
-"""One client's training data: where its batches of a round come from."""
+"""One client's training data: where its batches of a round come from, and how their records are drawn."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lit_epgan.errors import UserError
-from lit_epgan.randomness import HostStream, derive_seed, generator_for
+from lit_epgan.listing import few
+from lit_epgan.randomness import HostStream, derive_seed, generator_for, secure_uniform
 
 
 class BatchDataset(Dataset[Any]):
@@ -23,7 +25,7 @@ class BatchDataset(Dataset[Any]):
         raise NotImplementedError
 
 
-class Client(Protocol):
+class DataClient(Protocol):
     """What a round needs of a client: its number of records (None: unknown), of steps, and the batches themselves."""
 
     records: int | None
@@ -89,7 +91,6 @@ class DatasetClient:
 
     @property
     def has_batches(self) -> bool:
-        """Whether there is anything to train on."""
         return self.records != 0
 
     def steps(self, local_steps: int | None, local_epochs: int) -> int:
@@ -169,8 +170,7 @@ class LoaderClient:
         return islice(self._epochs(None, passes, *stream), local_steps)
 
     def culprits(self, number: int, local_steps: int | None, local_epochs: int, *stream: int | str) -> list[int]:
-        """None: the loader does not say which records its batches are made of."""
-        return []
+        return []  # the loader does not say which records its batches are made of
 
     def _loader(self) -> Any:
         return one_loader(self._make_loader(), "training")
@@ -273,7 +273,7 @@ def _fetch(tensors: Sequence[Tensor], indices: list[int]) -> list[Tensor]:
 
 def client_of(
     name: str, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int
-) -> Client:
+) -> DataClient:
     """The client that holds ``dataset``.
 
     Raises:
@@ -289,3 +289,100 @@ def client_of(
             "give a torch Dataset with __len__ and __getitem__, or an IterableDataset"
         )
     return DatasetClient(dataset, batch_size, collate_fn, num_workers)
+
+
+def readable(
+    client: DataClient, name: str, local_steps: int | None, local_epochs: int, *stream: int | str
+) -> Iterator[Any]:
+    """The client's batches, as its ``batches`` gives them.
+
+    Args:
+        client: whose they are.
+        name: the client's.
+        local_steps, local_epochs: how many batches are asked for.
+        stream: names the random stream that they are drawn from.
+
+    Raises:
+        UserError: its data set, its collate function or its loader raised; that exception is the cause.
+    """
+    number = 0
+    try:
+        for batch in client.batches(local_steps, local_epochs, *stream):
+            yield batch
+            number += 1
+    except UserError:
+        raise
+    except Exception as error:  # whatever a data set raises
+        ended = "exited unexpectedly" in str(error)  # a loader's worker: what ended it might end this process too
+        records = [] if ended else client.culprits(number, local_steps, local_epochs, *stream)
+        raise UserError(
+            f"client {name!r}: {_what(records)} cannot be read: {_summary(error)}. Mend the data, or leave them out."
+        ) from error
+
+
+def _what(records: list[int]) -> str:
+    if not records:
+        return "a batch"
+    return f"record {records[0]}" if len(records) == 1 else f"a batch of the records {few(list(map(str, records)))}"
+
+
+def _summary(error: Exception) -> str:
+    """The exception in a line; one of a loader's worker ends with the original one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if "Original Traceback" in str(error):
+        return lines[-1].rstrip(".")
+    return ": ".join([type(error).__name__, *lines[:1]]).rstrip(".")
+
+
+class CoinBatches:
+    """Poisson sampling: in every step each record is drawn with probability batch_size / records; a batch may be empty.
+
+    A client that has no more records than a batch gives all of them in every step.
+
+    Args:
+        seed: repeats the coins, for studies alone; None: they come from the operating system's secure source, so that
+            nobody who knows the run's seed knows who was drawn.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+
+    def __call__(
+        self, records: int, batch_size: int, steps: int | None, epochs: int, *stream: int | str
+    ) -> Iterator[list[int]]:
+        """``steps`` batches of indices, or as many as ``epochs`` passes have.
+
+        Args:
+            records: of the client.
+            batch_size: the expected number of a batch's.
+            steps: how many batches; None where passes are counted.
+            epochs: passes.
+            stream: names the random stream, where coins repeat.
+        """
+        uniform: Callable[[int], Tensor] = secure_uniform
+        if self.seed is not None:
+            uniform = partial(_repeated, generator_for(self.seed, *stream, "coins"))
+        for _ in range(epochs * -(-records // batch_size) if steps is None else steps):
+            yield list(range(records)) if records <= batch_size else _drawn(records, batch_size / records, uniform)
+
+
+def _drawn(records: int, rate: float, uniform: Callable[[int], Tensor]) -> list[int]:
+    """The records whose coins say yes.
+
+    Between two of them is a geometric number of others, by the inverse of its distribution function: the price is that
+    of the records drawn, however many there are. Devroye 1986, "Non-uniform random variate generation", X.2.
+    """
+    expected, scale = records * rate, 1 / math.log1p(-rate)
+    enough = math.ceil(expected + 3 * math.sqrt(expected)) + 1  # mostly
+    drawn, record = list[int](), -1
+    while True:
+        for u in uniform(enough).tolist():
+            record += 1 + int(math.log(u) * scale)
+            if record >= records:
+                return drawn
+            drawn.append(record)
+
+
+def _repeated(generator: torch.Generator, n: int) -> Tensor:
+    """n numbers (n,) uniform in (0, 1]."""
+    return 1 - torch.rand(n, generator=generator, dtype=torch.float64)

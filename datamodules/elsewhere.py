@@ -1,4 +1,4 @@
-"""Clients whose data lie elsewhere: what the server, or one site among several, knows of the others."""
+"""Clients whose data lie elsewhere: what the server, or one client among several, knows of the others."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
-from lit_epgan.datamodules.clients import Client
+from lit_epgan.datamodules.clients import DataClient
 from lit_epgan.datamodules.rounds import PlainLoader
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
@@ -21,7 +21,6 @@ class Away:
     has_batches = True
 
     def steps(self, local_steps: int | None, local_epochs: int) -> int | None:
-        """Unknown."""
         return None
 
     def batches(self, local_steps: int | None, local_epochs: int, *stream: int | str) -> Iterator[Any]:
@@ -29,12 +28,11 @@ class Away:
         yield torch.zeros(0)
 
     def culprits(self, number: int, local_steps: int | None, local_epochs: int, *stream: int | str) -> list[int]:
-        """Nothing is read here."""
         return []
 
 
 class Elsewhere(FederatedDataModule):
-    """The server's data module in a federation of sites: all clients' data are elsewhere.
+    """The server's data module: all clients' data are elsewhere.
 
     Args:
         held_out: a data module whose validation and test data the server itself evaluates, if it has any.
@@ -46,12 +44,10 @@ class Elsewhere(FederatedDataModule):
         self.held_out = held_out
 
     def prepare_data(self) -> None:
-        """That of the held-out data."""
         if self.held_out is not None:
             self.held_out.prepare_data()
 
     def load(self) -> ClientData:
-        """Nothing."""
         return ClientData({})
 
     def setup(self, stage: str | None = None) -> None:
@@ -74,21 +70,21 @@ class Elsewhere(FederatedDataModule):
 
 
 def place(datamodule: FederatedDataModule, names: Sequence[str], own: str | None) -> None:
-    """Let a data module stand for one of several sites, or for none of them.
+    """Let a data module stand for one of several clients, or for none of them.
 
     A data module that holds just these clients is left as it is.
 
     Args:
         datamodule: set up.
-        names: all sites'.
-        own: the site whose data these are; None where there are none, as at the server.
+        names: all clients'.
+        own: the client whose data these are; None where there are none, as at the server.
 
     Raises:
-        UserError: a site's data are those of several clients, or their classes have numbers of their own.
+        UserError: the data of one client are those of several, or their classes have numbers of their own.
     """
     if list(names) == datamodule.client_names:
         return
-    clients: list[Client] = [Away() for _ in names]
+    clients: list[DataClient] = [Away() for _ in names]
     if own is not None:
         if len(datamodule.clients) != 1:
             raise UserError(

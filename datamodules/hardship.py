@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset, batch_fetcher
 from lit_epgan.errors import UserError
@@ -19,7 +20,7 @@ class Hardship:
     """What is done to the clients' training data; held-out data stay as they are. Which records is drawn from the seed.
 
     Attributes:
-        most_records: of a client; the others are left out. Makes weak sites.
+        most_records: of a client; the others are left out. Makes weak clients.
         size_power: a > 0 leaves the client of rank r, from 1, n r^-a of its n records, at least one; ranks are drawn.
             So sizes follow a power law where clients held equally many.
         wrong_labels: by client, the share of its records whose label is another one of the federation's.
@@ -52,12 +53,11 @@ class Hardship:
             name: mistaken(labels[name], share, classes, generator_for(seed, name, "wrong labels"))
             for name, share in self.wrong_labels.items()
         }
-        train = {name: some_rows(data.train[name], kept[name], wrong.get(name)) for name in names}
+        train = {name: subset(data.train[name], kept[name], wrong.get(name)) for name in names}
         return ClientData(train, data.val, data.test, {**labels, **wrong} or None)
 
     def _check(self, data: ClientData) -> None:
-        if self.most_records is not None and self.most_records < 1:
-            raise UserError(f"data.hardship.most_records is {self.most_records}; it must be at least 1")
+        at_least(1, "data.hardship", most_records=self.most_records)
         if self.size_power is not None and not self.size_power > 0:
             raise UserError(f"data.hardship.size_power is {self.size_power}; it must be above 0")
         unknown = [name for name in self.wrong_labels if name not in data.train]
@@ -90,7 +90,7 @@ def mistaken(labels: Tensor, share: float, classes: Tensor, generator: torch.Gen
     return found
 
 
-class Rows(Dataset[Any]):
+class RecordSubset(Dataset[Any]):
     """Some records of a data set, maybe with other labels.
 
     Args:
@@ -111,7 +111,7 @@ class Rows(Dataset[Any]):
         return item if self.labels is None else [item[0], self.labels[index], *item[2:]]
 
 
-class BatchRows(Rows, BatchDataset):
+class BatchSubset(RecordSubset, BatchDataset):
     """The same of a data set that reads a whole batch at a time."""
 
     def fetch(self, indices: list[int]) -> Any:
@@ -122,6 +122,6 @@ class BatchRows(Rows, BatchDataset):
         return batch if self.labels is None else [batch[0], self.labels[indices], *batch[2:]]
 
 
-def some_rows(dataset: Dataset, rows: Tensor, labels: Tensor | None = None) -> Rows:
+def subset(dataset: Dataset, rows: Tensor, labels: Tensor | None = None) -> RecordSubset:
     """Some records of a data set, which read whole batches if the data set does."""
-    return (Rows if batch_fetcher(dataset) is None else BatchRows)(dataset, rows, labels)
+    return (RecordSubset if batch_fetcher(dataset) is None else BatchSubset)(dataset, rows, labels)

@@ -7,12 +7,14 @@ not even a file of the right sum can run code. Fashion-MNIST's are plain arrays.
 
 import gzip
 import hashlib
+import io
 import os
 import pickle
 import shutil
 import tarfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +23,6 @@ from torchvision.datasets import CIFAR10, CIFAR100, FashionMNIST
 from torchvision.datasets.mnist import read_image_file, read_label_file
 from torchvision.datasets.utils import check_integrity, download_url
 
-from lit_epgan.datamodules.plain_pickle import read_plain_pickle
 from lit_epgan.errors import UserError
 
 SOURCES: dict[str, type[CIFAR10] | type[FashionMNIST]] = {
@@ -35,6 +36,7 @@ UNREADABLE = (
     *(RuntimeError, ValueError, TypeError, AssertionError, LookupError, EOFError, AttributeError),
     *(pickle.UnpicklingError, MemoryError, OSError),
 )
+_empty_array: Any = np.empty(0).__reduce__()[0]  # what a pickled array begins with, whatever numpy's version calls it
 
 
 def read_split(name: str, data_dir: str | Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
@@ -63,7 +65,7 @@ def read_split(name: str, data_dir: str | Path, train: bool, download: bool) -> 
         pixels, labels = _cifar(source, folder, train) if issubclass(source, CIFAR10) else _fashion(folder, train)
     except UNREADABLE as error:
         raise UserError(
-            f"The files in {folder} are damaged ({_brief(error)}): delete that folder, then place them anew or {FETCH} "
+            f"The files in {folder} are damaged ({brief(error)}): delete that folder, then place them anew or {FETCH} "
             "them."
         ) from error
     if len(pixels) != len(labels):
@@ -105,7 +107,7 @@ def _obtain_cifar(source: type[CIFAR10], root: Path, download: bool) -> None:
         with tarfile.open(archive) as packed:
             packed.extractall(root, filter="data")  # nothing outside of the folder, no devices, no links that lead out
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{archive} cannot be unpacked in {root} ({_brief(error)}): place it anew.") from error
+        raise UserError(f"{archive} cannot be unpacked in {root} ({brief(error)}): place it anew.") from error
     wrong = [file for file, md5 in members if not check_integrity(folder / file, md5)]
     if wrong:
         raise UserError(f"{_listed(wrong)} in {archive} differs from the published file (by its MD5): place it anew.")
@@ -152,14 +154,14 @@ def _gunzip(path: Path) -> None:
     except (OSError, EOFError, zlib.error) as error:
         partial.unlink(missing_ok=True)
         raise UserError(
-            f"{path} cannot be unpacked ({_brief(error)}): delete it, then place it anew or {FETCH} it."
+            f"{path} cannot be unpacked ({brief(error)}): delete it, then place it anew or {FETCH} it."
         ) from error
     partial.replace(target)
 
 
 def _not_fetched(source: type, files: list[str], folder: Path, error: Exception) -> UserError:
     return UserError(
-        f"{source.__name__} could not be downloaded to {folder} ({_brief(error)}): "
+        f"{source.__name__} could not be downloaded to {folder} ({brief(error)}): "
         f"place {_listed(files)} there by hand and leave --data.download out."
     )
 
@@ -168,5 +170,38 @@ def _listed(files: list[str]) -> str:
     return files[0] if len(files) == 1 else f"{', '.join(files[:-1])} and {files[-1]}"
 
 
-def _brief(error: Exception) -> str:
+def brief(error: Exception) -> str:
+    """An exception's last line, or its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+
+
+def read_plain_pickle(content: bytes) -> Any:
+    """What a pickle holds; text of Python 2 is read as Latin-1.
+
+    Raises:
+        pickle.UnpicklingError: it asks for anything but arrays and plain values.
+    """
+    return _PlainUnpickler(io.BytesIO(content), encoding="latin1").load()
+
+
+def _as_bytes(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes in Python 2's protocol."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes are written in {encoding!r}")
+    return text.encode("latin1")
+
+
+_KNOWN: dict[str, Any] = {
+    "numpy.ndarray": np.ndarray,
+    "numpy.dtype": np.dtype,
+    "numpy.core.multiarray._reconstruct": _empty_array,
+    "numpy._core.multiarray._reconstruct": _empty_array,
+    "_codecs.encode": _as_bytes,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in _KNOWN:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")
+        return _KNOWN[f"{module}.{name}"]

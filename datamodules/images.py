@@ -1,5 +1,6 @@
 """Digits, Fashion-MNIST, CIFAR-10, CIFAR-100 and emoji as federations, under a partition of choice."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -8,19 +9,31 @@ from torch import Tensor
 
 from lit_epgan.class_splits import Split, split_by_class
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.datamodules.cifar100_superclasses import superclass_of
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.datamodules.image_files import read_split
-from lit_epgan.datamodules.partition import PartitionKind, hold_out, partition, refuse_empty
+from lit_epgan.datamodules.partition import PartitionKind, hold_out, named, partition, refuse_empty
 from lit_epgan.emoji_package import VENDORS, Vendor, read_emoji, split_by_emoji
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
 ImageSetName = Literal["digits", "fashion_mnist", "cifar10", "cifar100", "emoji"]
-
 SHAPES = {"digits": (1, 8, 8), "fashion_mnist": (1, 28, 28)}
 SHAPES |= dict.fromkeys(("cifar10", "cifar100", "emoji"), (3, 32, 32))
+# The superclass of class 0 (apple), 1 (aquarium fish), ..., 99 (worm), both in alphabetical order; torchvision's reader
+# leaves the superclasses out.
+SUPERCLASS = (
+    (4, 1, 14, 8, 0, 6, 7, 7, 18, 3),
+    (3, 14, 9, 18, 7, 11, 3, 9, 7, 11),
+    (6, 11, 5, 10, 7, 6, 13, 15, 3, 15),
+    (0, 11, 1, 10, 12, 14, 16, 9, 11, 5),
+    (5, 19, 8, 8, 15, 13, 14, 17, 18, 10),
+    (16, 4, 17, 4, 2, 0, 17, 4, 18, 17),
+    (10, 3, 2, 12, 12, 16, 12, 1, 9, 19),
+    (2, 10, 0, 1, 16, 12, 9, 13, 15, 13),
+    (16, 19, 2, 4, 6, 19, 5, 5, 8, 19),
+    (18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
+)
 
 
 class ImageRecords(BatchDataset):
@@ -80,8 +93,7 @@ class ImageDataModule(FederatedDataModule):
         val_fraction: share of each client's images that it holds out as its own validation data.
         vendor: who drew the emoji: ``google``, ``twitter`` or ``both``.
         skin_tones: whether emoji of people are there in six skin tones or in one.
-        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
-            ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
+        federated: settings of ``FederatedDataModule``.
 
     Attributes:
         shape: (C, H, W) of an image.
@@ -111,16 +123,10 @@ class ImageDataModule(FederatedDataModule):
                 f"The split {split!r} is one of digits and emoji: {dataset}'s authors have split their images; use "
                 "fixed."
             )
-        self.dataset = dataset
-        self.data_dir = data_dir
-        self.download = download
-        self.partition = partition
-        self.clients_wanted = clients
-        self.beta = beta
-        self.split_seed = split_seed
+        self.dataset, self.data_dir, self.download = dataset, data_dir, download
+        self.partition, self.clients_wanted, self.beta = partition, clients, beta
+        self.partition_by_seed, self.split_seed, self.val_fraction = partition_by_seed, split_seed, val_fraction
         self.split: Split = split
-        self.partition_by_seed = partition_by_seed
-        self.val_fraction = val_fraction
         self.vendor: Vendor = vendor
         self.skin_tones = skin_tones
         self.shape: tuple[int, int, int] = SHAPES[dataset]
@@ -139,18 +145,18 @@ class ImageDataModule(FederatedDataModule):
         (pixels, labels), (test_pixels, test_labels), levels, groups = self._splits()
         own = [self.seed] if self.partition_by_seed else []
         generator = generator_for(self.split_seed, *own, "partition")
-        parts = partition(labels, self.partition, self.clients_wanted, generator, self.beta, groups)
-        names = [f"client-{k:0{len(str(len(parts) - 1))}d}" for k in range(len(parts))]
-        held = [
-            hold_out(part, self.val_fraction, generator_for(self.split_seed, name, "validation"))
-            for name, part in zip(names, parts, strict=True)
-        ]
-        train = {name: kept for name, (kept, _) in zip(names, held, strict=True)}
-        val = {name: out for name, (_, out) in zip(names, held, strict=True) if len(out)}
+        parts = named(partition(labels, self.partition, self.clients_wanted, generator, self.beta, groups))
+        split = {
+            name: hold_out(part, self.val_fraction, generator_for(self.split_seed, name, "validation"))
+            for name, part in parts.items()
+        }
+        train = {name: kept for name, (kept, _) in split.items()}
         refuse_empty(train, self.partition)
-        known = torch.isin(test_labels, labels[torch.cat(parts)])
+        known = torch.isin(test_labels, labels[torch.cat(list(parts.values()))])
         test = ImageRecords(test_pixels, test_labels, torch.nonzero(known).flatten(), levels)
-        held_by_clients = {name: ImageRecords(pixels, labels, rows, levels) for name, rows in val.items()}
+        held_by_clients = {
+            name: ImageRecords(pixels, labels, out, levels) for name, (_, out) in split.items() if len(out)
+        }
         return ClientData(
             train={name: ImageRecords(pixels, labels, rows, levels) for name, rows in train.items()},
             val=held_by_clients or test,  # generative metrics are taken each round; nothing is chosen by them
@@ -189,3 +195,24 @@ def digits_splits(
     labels = torch.from_numpy(digits.target.astype(np.int64))
     train, test = split_by_class(labels, seed, split, own_seed)
     return (pixels[train], labels[train]), (pixels[test], labels[test])
+
+
+def superclass_of(labels: Tensor) -> Tensor:
+    """The superclass, 0 .. 19, of every label 0 .. 99; int64 tensors (n,)."""
+    return torch.tensor(SUPERCLASS).flatten()[labels]
+
+
+def check_inverted(share: float) -> None:
+    """Refuse what is no share of the users.
+
+    Raises:
+        UserError: ``share`` is not between 0 and 1.
+    """
+    if not 0 <= share <= 1:
+        raise UserError(f"data.inverted is {share}; it is a share of the users, from 0 to 1")
+
+
+def inverted_users(names: Sequence[str], share: float, seed: int) -> set[str]:
+    """The ``share`` of the users whose pixels are inverted, drawn at random from ``seed`` (Augenstein et al. 2020)."""
+    order = torch.randperm(len(names), generator=generator_for(seed, "inverted")).tolist()
+    return {names[k] for k in order[: round(share * len(names))]}

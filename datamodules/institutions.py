@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData, by_name
-from lit_epgan.datamodules.clients import Client, LoaderClient, one_loader
+from lit_epgan.datamodules.clients import DataClient, LoaderClient, one_loader
 from lit_epgan.datamodules.rounds import ValidationLoader
 
 
@@ -28,13 +28,11 @@ class Institutions(FederatedDataModule):
         self._held_out_owners: deque[int] = deque()
 
     def prepare_data(self) -> None:
-        """Every institution's own."""
         for datamodule in self._list:
             datamodule.prepare_data()
 
     def load(self) -> ClientData:
-        """Nothing: the institutions' data modules have the data."""
-        return ClientData({})
+        return ClientData({})  # the institutions' data modules have the data
 
     def setup(self, stage: str | None = None) -> None:
         """Every institution's own, then the clients."""
@@ -45,8 +43,8 @@ class Institutions(FederatedDataModule):
         if stage in (None, "fit"):  # for another stage there may be nothing to train on
             super().setup(stage)
 
-    def _clients(self) -> tuple[list[Client], list[str]]:
-        clients: list[Client] = [LoaderClient(datamodule.train_dataloader) for datamodule in self._list]
+    def _clients(self) -> tuple[list[DataClient], list[str]]:
+        clients: list[DataClient] = [LoaderClient(datamodule.train_dataloader) for datamodule in self._list]
         return clients, list(self.datamodules)
 
     def val_dataloader(self) -> Any:
@@ -73,11 +71,9 @@ class Institutions(FederatedDataModule):
     # As in training with the institution's data module alone: its own hook where it has one, else the module's.
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """The owner's hook, or the module's."""
         return self._hook("on_before_batch_transfer", batch, dataloader_idx)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """The owner's hook, or the module's."""
         return self._hook("transfer_batch_to_device", batch, device, dataloader_idx)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

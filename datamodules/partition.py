@@ -1,4 +1,4 @@
-"""Who holds what: from labels and a generator to one index tensor per client.
+"""Who holds what: from labels and a generator to one index tensor per client; and which users take part.
 
 Every kind is a pure function of its arguments: the same generator state gives the same clients, and the global random
 streams are left alone. No record is given out twice.
@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.errors import UserError
+from lit_epgan.randomness import generator_for
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PartitionKind = Literal["iid", "one_class", "dirichlet", "natural"]
-
 DIRICHLET_DRAWS = 1000
 
 
@@ -60,6 +61,12 @@ def partition(
         raise UserError(f"There is no partition {kind!r}: choose one of iid, one_class, dirichlet, natural.")
     refuse_empty({str(k): part for k, part in enumerate(parts)}, kind)
     return parts
+
+
+def named(parts: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The clients' names, numbers of as many digits, with their parts."""
+    digits = len(str(len(parts) - 1))
+    return {f"client-{k:0{digits}d}": part for k, part in enumerate(parts)}
 
 
 def iid(labels: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:
@@ -188,3 +195,34 @@ def partition_table(labels: Mapping[str, Tensor]) -> "pd.DataFrame":
     counts = [torch.bincount(column, minlength=len(classes)).tolist() for column in columns.values()]
     index = pd.Index(list(labels), name="client")
     return pd.DataFrame(counts, index=index, columns=pd.Index(classes.tolist(), name="class"), dtype="int64")
+
+
+def check_dealing(clients: int | None, held_out: float) -> None:
+    """Refuse to deal nobody, or to hold out everybody.
+
+    Args:
+        clients: how many users are to take part; None for all that are left.
+        held_out: share of all users who take part in nothing.
+
+    Raises:
+        UserError: ``clients`` is below 1, or ``held_out`` is not in [0, 1).
+    """
+    at_least(1, "data", clients=clients)
+    if not 0 <= held_out < 1:
+        raise UserError(f"data.held_out is {held_out}; it is a share of the users, from 0 to below 1")
+
+
+def deal(names: list[str], held_out: float, clients: int | None, seed: int) -> tuple[list[str], list[str]]:
+    """The names of those who take part, in their order, and of those held out.
+
+    Raises:
+        UserError: there are not as many users as are to take part.
+    """
+    order = [names[k] for k in torch.randperm(len(names), generator=generator_for(seed, "users")).tolist()]
+    cut = round(held_out * len(names))
+    others, left = order[:cut], order[cut:]
+    if clients is not None and clients > len(left):
+        raise UserError(
+            f"data.clients is {clients}, but only {len(left)} users are left of {len(names)}: ask for fewer"
+        )
+    return sorted(left[:clients]), sorted(others)

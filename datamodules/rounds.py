@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from lit_epgan.datamodules.clients import Client, tell_epoch
-from lit_epgan.datamodules.unreadable import readable
+from lit_epgan.datamodules.clients import DataClient, readable, tell_epoch
 from lit_epgan.errors import UserError
 
 
@@ -25,7 +24,7 @@ class Mark(NamedTuple):
 class Rounds(Protocol):
     """What the loader must know of the federation; FederatedDataModule does."""
 
-    clients: list[Client]
+    clients: list[DataClient]
     client_names: list[str]
     local_epochs: int
     max_local_steps: int | None

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset
@@ -89,8 +90,7 @@ class SpeechDataModule(FederatedDataModule):
             default nothing is masked. They depend on (seed, round, client) alone.
         cache_dir: by default the user's cache.
         workers: processes that speak and compute features.
-        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
-            ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
+        federated: settings of ``FederatedDataModule``.
 
     Attributes:
         pdfs: number of HMM states.
@@ -131,10 +131,8 @@ class SpeechDataModule(FederatedDataModule):
         for name, given, known in (("partition", partition, PARTITIONS), ("on_error", on_error, ("refuse", "skip"))):
             if given not in known:
                 raise UserError(f"data.{name} is {given!r}; it must be one of {', '.join(known)}.")
-        for name, value, least in (("grammar", grammar, 1), ("iterations", iterations, FEWEST),
-                                   ("gaussians", gaussians, 1), ("workers", workers, 1)):  # fmt: skip
-            if value < least:
-                raise UserError(f"data.{name} is {value}; it must be at least {least}")
+        at_least(1, "data", grammar=grammar, gaussians=gaussians, workers=workers)
+        at_least(FEWEST, "data", iterations=iterations)
         for pair in tags:
             check_tag(pair)
         self.manifest, self.chime5, self.outside, self.tags = manifest, chime5, outside, tags

@@ -10,9 +10,8 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.csv_table import read_csv_table
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.datamodules.client_data import ClientData
-from lit_epgan.datamodules.dealing import check_dealing, deal
-from lit_epgan.datamodules.label_order import numbers_first
+from lit_epgan.datamodules.client_data import ClientData, numbers_first
+from lit_epgan.datamodules.partition import check_dealing, deal
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 
@@ -34,8 +33,7 @@ class TableDataModule(FederatedDataModule):
         clients: how many users take part, drawn at random; by default all.
         held_out: share of all users who take part in nothing, and whose rows are the validation and test data.
         split_seed: decides who is held out and who takes part.
-        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``max_local_steps``, ``clients_per_round``,
-            ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
+        federated: settings of ``FederatedDataModule``.
 
     Attributes:
         label_names: the name of label 0, 1, ..., known once the data are loaded.

@@ -1,19 +1,67 @@
-"""Text by user as a federation: sentences of words for a word model, single words for a character model."""
+"""Text by user as a federation: sentences of words for a word model, single words for a character model.
 
+The text is the documentation of Python's standard library, which everybody has, or Stack Overflow's.
+"""
+
+import ast
+import re
+import sysconfig
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
-from lit_epgan.datamodules.token_sequences import TokenSequences
+from lit_epgan.datamodules.clients import BatchDataset
+from lit_epgan.datamodules.tff_files import TFFFile
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 from lit_epgan.symbols import ByteSymbols, WordSymbols, most_frequent
 
 Sentence = Sequence[str]  # tokens
 LEVELS = ("words", "characters")
+LEFT_OUT = {"site-packages", "test", "tests"}  # folders
+FEWEST = 3  # words of a sentence
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+TOKENS = "tokens"  # the feature that has a sentence, its tokens separated by spaces
+
+
+class TokenSequences(BatchDataset):
+    """Sequences, each between the symbols that begin and end it, cut after ``longest`` symbols between them.
+
+    A batch is as long as its longest sequence. The end is repeated up to there, where the mask is False.
+
+    Args:
+        sequences: lists of numbers.
+        begin, end: the two symbols.
+        longest: symbols of a sequence that are kept; the end of one that was cut is left out.
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]], begin: int, end: int, longest: int) -> None:
+        rows = [[begin, *sequence[:longest], *([end] if len(sequence) <= longest else [])] for sequence in sequences]
+        self.lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        width = int(self.lengths.max()) if rows else 0
+        filled = [row + [end] * (width - len(row)) for row in rows]
+        self.symbols = torch.tensor(filled, dtype=torch.int64).view(len(rows), width)
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """One sequence, int64 (T,), and its mask, bool (T,), T the data set's longest."""
+        symbols = self.symbols[index]
+        return symbols, torch.arange(len(symbols)) < self.lengths[index]
+
+    def fetch(self, indices: list[int]) -> list[Tensor]:
+        """A batch at once: [symbols, int64 (b, T), mask, bool (b, T)], T the batch's longest."""
+        lengths = self.lengths[indices]
+        longest = int(lengths.max())
+        return [self.symbols[indices, :longest], torch.arange(longest) < lengths[:, None]]
 
 
 class Text(TokenSequences):
@@ -49,8 +97,7 @@ class TextDataModule(FederatedDataModule):
         longest: words of a sentence, or bytes of a word, that are kept.
         joined: share of the clients' sentences whose first two tokens are joined; of those held out none are.
         split_seed: decides who is held out, who trains, and which sentences are joined.
-        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``clients_per_round``, ``num_workers`` and
-            ``seed`` of FederatedDataModule.
+        federated: settings of ``FederatedDataModule``.
 
     Attributes:
         symbols: what the numbers mean; known once the data are loaded.
@@ -74,10 +121,7 @@ class TextDataModule(FederatedDataModule):
         super().__init__(**federated)
         if level not in LEVELS:
             raise UserError(f"data.level is {level!r}; it must be one of {', '.join(LEVELS)}")
-        for name, value in (("clients", clients), ("held_out_users", held_out_users), ("vocabulary", vocabulary),
-                            ("longest", longest)):  # fmt: skip
-            if value is not None and value < 1:
-                raise UserError(f"data.{name} is {value}; it must be at least 1")
+        at_least(1, "data", clients=clients, held_out_users=held_out_users, vocabulary=vocabulary, longest=longest)
         if not 0 <= joined <= 1:
             raise UserError(f"data.joined is {joined}; it is a share of the sentences, from 0 to 1")
         self.level, self.clients_wanted, self.held_out_users = level, clients, held_out_users
@@ -96,9 +140,7 @@ class TextDataModule(FederatedDataModule):
             UserError: there are fewer users than are asked for.
         """
         everybody = self.users()
-        wanted = (
-            self.clients_wanted if self.clients_wanted is not None else max(1, len(everybody) - self.held_out_users)
-        )
+        wanted = self.clients_wanted or max(1, len(everybody) - self.held_out_users)
         if wanted + self.held_out_users > len(everybody):
             raise UserError(
                 f"{wanted} clients and {self.held_out_users} held-out users are more than the {len(everybody)} users "
@@ -110,14 +152,14 @@ class TextDataModule(FederatedDataModule):
         chosen = sorted(names[k] for k in order[self.held_out_users : self.held_out_users + wanted])
         public = [sentence for name in held_out for sentence in everybody[name]]
         words = WordSymbols(most_frequent(public, self.vocabulary))
-        self.sentences = {name: self._with_fault(name, everybody[name]) for name in chosen}
+        self.sentences = {
+            name: with_joined(everybody[name], self.joined, generator_for(self.split_seed, name, "joined"))
+            for name in chosen
+        }
         self.symbols = words if self.level == "words" else ByteSymbols()
         evaluated = self._sequences(public, words)
         train = {name: self._sequences(own, words) for name, own in self.sentences.items()}
         return ClientData(train=train, val=evaluated, test=evaluated)
-
-    def _with_fault(self, name: str, sentences: Sequence[Sentence]) -> list[Sentence]:
-        return with_joined(sentences, self.joined, generator_for(self.split_seed, name, "joined"))
 
     def _sequences(self, sentences: Sequence[Sentence], words: WordSymbols) -> Text:
         symbols = self.symbols
@@ -138,3 +180,105 @@ def with_joined(sentences: Sequence[Sentence], share: float, generator: torch.Ge
 def joined(sentence: Sentence) -> Sentence:
     """The sentence, its first two tokens joined by a space."""
     return sentence if len(sentence) < 2 else [f"{sentence[0]} {sentence[1]}", *sentence[2:]]
+
+
+class DocstringsDataModule(TextDataModule):
+    """The documentation strings of the standard library of the Python that runs: every module is a user.
+
+    The modules are read as text and never imported. How many users and sentences there are depends on the Python:
+    3.11.7 has 705 users with 22,327 sentences and 398,496 tokens, half of the users 9 sentences or fewer.
+
+    Args:
+        library: another folder of Python files, a user each, in the standard library's place.
+        text: settings of ``TextDataModule`` and of ``FederatedDataModule``.
+    """
+
+    def __init__(self, library: str | None = None, **text: Any) -> None:
+        super().__init__(**text)
+        self.library = library
+
+    def users(self) -> Mapping[str, Sequence[Sentence]]:
+        """Every module's sentences, by its path in the library.
+
+        Raises:
+            UserError: there are none, as where a Python came without its library's source.
+        """
+        return docstrings(Path(self.library or sysconfig.get_paths()["stdlib"]).expanduser())
+
+
+@cache
+def docstrings(library: Path) -> dict[str, list[Sentence]]:
+    """Sentences of the documentation strings below a folder, by the file's path in it, as lower-case tokens.
+
+    A sentence ends at its full stop, question or exclamation mark, or at an empty line, and has at least 3 words. A
+    token is a word of letters and apostrophes, or any other character.
+
+    Raises:
+        UserError: there are none.
+    """
+    users = {}
+    for path in sorted(library.rglob("*.py")):
+        if not LEFT_OUT & set(path.relative_to(library).parts) and (found := sentences(_read(path))):
+            users[path.relative_to(library).as_posix()] = found
+    if not users:
+        raise UserError(f"there is no documented Python file below {library}: give another folder as data.library")
+    return users
+
+
+def sentences(source: str) -> list[Sentence]:
+    """The sentences of the documentation strings of Python source; none where it cannot be parsed."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):  # files that test the parser, and null bytes
+        return []
+    texts = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, DOCUMENTED)]
+    parts = [part for text in texts for part in re.split(r"(?<=[.!?])\s+|\n\s*\n", text)]
+    return [tokens(part) for part in parts if len(part.split()) >= FEWEST]
+
+
+def tokens(sentence: str) -> Sentence:
+    """Lower-case words of letters and apostrophes, and every other character that is no space."""
+    return re.findall(r"[a-z']+|[^\sa-z]", sentence.lower())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+class StackOverflowDataModule(TextDataModule):
+    """Questions and answers of users, a sentence an example (Augenstein et al. 2020, appendix B.1).
+
+    There are 342,477 users with 136 million sentences. So a number of users is drawn, and of each the first sentences
+    are read. Those held out are drawn from the same file.
+
+    Args:
+        path: ``stackoverflow_train.h5`` (needs the extra ``hdf5``) or ``stackoverflow.sqlite``, unpacked.
+        clients: how many users train.
+        sentences_per_user: that are read, at most.
+        text: settings of ``TextDataModule`` and of ``FederatedDataModule``.
+
+    Raises:
+        UserError: a number is below 1.
+    """
+
+    def __init__(self, path: str, clients: int = 1000, sentences_per_user: int = 100, **text: Any) -> None:
+        super().__init__(clients=clients, **text)
+        at_least(1, "data", sentences_per_user=sentences_per_user)
+        self.path, self.sentences_per_user = path, sentences_per_user
+
+    def users(self) -> Mapping[str, Sequence[Sentence]]:
+        """The sentences of as many users as are needed, drawn from the file.
+
+        Raises:
+            UserError: there is no such file, it is not laid out so, or h5py is needed and missing.
+        """
+        file = TFFFile(self.path)
+        names = file.clients()
+        order = torch.randperm(len(names), generator=generator_for(self.split_seed, "users")).tolist()
+        wanted = (self.clients_wanted or 0) + self.held_out_users
+        chosen = [names[k] for k in order[:wanted]]
+        texts = file.texts(chosen, TOKENS, self.sentences_per_user)
+        return {name: [text.split() for text in own] for name, own in texts.items()}

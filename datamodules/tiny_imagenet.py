@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.folder import ImageFiles
-from lit_epgan.datamodules.partition import PartitionKind, partition
+from lit_epgan.datamodules.partition import PartitionKind, named, partition
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
@@ -33,8 +34,7 @@ class TinyImageNetDataModule(FederatedDataModule):
         cache: keep what was read: 12 kB an image at 64 x 64.
         download: of no effect, since the archive is placed by hand; taken so that one command line fits every
             configuration.
-        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
-            ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
+        federated: settings of ``FederatedDataModule``.
 
     Attributes:
         shape: (3, image_size, image_size).
@@ -54,15 +54,11 @@ class TinyImageNetDataModule(FederatedDataModule):
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
-        if image_size < 1:
-            raise UserError(f"data.image_size is {image_size}; it must be at least 1")
+        at_least(1, "data", image_size=image_size)
         self.folder = Path(data_dir).expanduser() / FOLDER
         self.shape = (3, image_size, image_size)
-        self.partition = partition
-        self.clients_wanted = clients
-        self.beta = beta
-        self.split_seed = split_seed
-        self.cache = cache
+        self.partition, self.clients_wanted, self.beta = partition, clients, beta
+        self.split_seed, self.cache = split_seed, cache
         self.label_names: list[str] = []
 
     def load(self) -> ClientData:
@@ -73,8 +69,7 @@ class TinyImageNetDataModule(FederatedDataModule):
         """
         paths, labels = self._train()
         generator = generator_for(self.split_seed, "partition")
-        parts = partition(labels, self.partition, self.clients_wanted, generator, self.beta)
-        rows = {f"client-{k:0{len(str(len(parts) - 1))}d}": part for k, part in enumerate(parts)}
+        rows = named(partition(labels, self.partition, self.clients_wanted, generator, self.beta))
         evaluation = self._files(*self._val())
         train = {name: self._files([paths[i] for i in part], labels[part]) for name, part in rows.items()}
         return ClientData(train, evaluation, evaluation, {name: labels[part] for name, part in rows.items()})

@@ -1,4 +1,4 @@
-"""Gaussians in the plane as a federation: the EP-GAN paper's four, the GRAFFL paper's three, or K on a ring."""
+"""Toys: Gaussians in the plane (the EP-GAN paper's four, the GRAFFL paper's three, K on a ring), FedNP's parabola."""
 
 import math
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.partition import partition
@@ -16,6 +17,7 @@ from lit_epgan.randomness import generator_for
 
 FOUR_CENTRES = ((-3.0, 3.0), (3.0, 3.0), (-3.0, -3.0), (3.0, -3.0))
 THREE_CENTRES = ((-9.0, 3.0), (0.0, -9.0), (8.0, 3.0))
+INTERVALS = ((-7.0, -5.0, 30), (-2.0, 2.0, 20), (4.0, 8.0, 50))  # from, to, points
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,7 @@ class ToyDataModule(FederatedDataModule):
         data_seed: decides variances, points and partition; null takes ``seed``, so that each seed has its own.
         data_dir, download: of no effect, since the points are computed; taken so that one command line fits every
             configuration.
-        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``warmup_steps``, ``clients_per_round``,
-            ``num_workers``, ``seed`` and ``collate_fn`` of FederatedDataModule.
+        federated: settings of ``FederatedDataModule``.
 
     Attributes:
         mixture: the true distribution of all clients' data together.
@@ -87,18 +88,17 @@ class ToyDataModule(FederatedDataModule):
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
-        for name, count in (("components", components), ("points", points), ("test_points", test_points)):
-            if count < 1:
-                raise UserError(f"data.{name} is {count}; it must be at least 1")
-        self.points = points
-        self.test_points = test_points
-        self.partition = partition
-        self.beta = beta
+        at_least(1, "data", components=components, points=points, test_points=test_points)
+        self.points, self.test_points, self.partition, self.beta = points, test_points, partition, beta
         self.data_seed = self.seed if data_seed is None else data_seed
         self.shape = (2,)
         means = _centres(layout, components, radius)
         if partition == "one_class" and clients is not None:
-            _refuse_too_many(clients, len(means))
+            if not 1 <= clients <= len(means):
+                raise UserError(
+                    f"One Gaussian per client makes between 1 and {len(means)} clients, not {clients}: "
+                    f"set --data.clients to at most {len(means)}, or choose another --data.partition."
+                )
             means = means[:clients]
         low, high = variances if variances is not None else _default_variances(layout, components, radius)
         if not 0 < low <= high:
@@ -106,20 +106,6 @@ class ToyDataModule(FederatedDataModule):
         drawn = low + (high - low) * torch.rand(len(means), generator=generator_for(self.data_seed, "variances"))
         self.mixture = GaussianMixture2d(means, drawn)
         self.clients_wanted = 1 if partition == "pooled" else clients if clients is not None else len(means)
-
-    @property
-    def centres(self) -> Tensor:
-        """Centres of the Gaussians (K, 2)."""
-        return self.mixture.means
-
-    @property
-    def variances(self) -> Tensor:
-        """Variances of the Gaussians (K,)."""
-        return self.mixture.variances
-
-    def density(self, points: Tensor) -> Tensor:
-        """The true density (n,) of all clients' data together at points (n, 2)."""
-        return self.mixture.density(points)
 
     def load(self) -> ClientData:
         """Draw the points and deal them out.
@@ -162,9 +148,56 @@ def _default_variances(layout: str, components: int, radius: float) -> tuple[flo
     return 0.6 * high, high
 
 
-def _refuse_too_many(clients: int, components: int) -> None:
-    if not 1 <= clients <= components:
-        raise UserError(
-            f"One Gaussian per client makes between 1 and {components} clients, not {clients}: "
-            f"set --data.clients to at most {components}, or choose another --data.partition."
-        )
+class PolynomialDataModule(FederatedDataModule):
+    """y = -x^2 + 2x + 4 + N(0, noise_variance), three clients with an interval of evenly spaced x each.
+
+    FedNP (AAAI 2023), appendix D.2 and its published script: 30 points on [-7, -5], 20 on [-2, 2], 50 on [4, 8]; the
+    error is taken on all of them, as no part is held out.
+
+    Args:
+        noise_variance: of y.
+        partition: ``intervals``; ``iid``: the same points and client sizes, dealt out at random; ``pooled``: one client
+            holds all points.
+        clients: how many of the three; the points of the others do not exist.
+        data_seed: decides noise and the random deal; null takes ``seed``, so that each seed has its own.
+        data_dir, download: of no effect, since the points are computed; taken so that one command line fits every
+            configuration.
+        federated: settings of ``FederatedDataModule``.
+
+    Raises:
+        UserError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        noise_variance: float = 25.0,
+        partition: Literal["intervals", "iid", "pooled"] = "intervals",
+        clients: int = 3,
+        data_seed: int | None = 0,
+        data_dir: str = "data",
+        download: bool = False,
+        **federated: Any,
+    ) -> None:
+        super().__init__(**federated)
+        at_least(0, "data", noise_variance=noise_variance)
+        if not 1 <= clients <= len(INTERVALS):
+            raise UserError(f"The polynomial toy has between 1 and {len(INTERVALS)} clients, not {clients}.")
+        if partition not in ("intervals", "iid", "pooled"):
+            raise UserError(f"There is no partition {partition!r} here: choose intervals, iid or pooled.")
+        self.noise_variance, self.partition, self.clients_wanted = noise_variance, partition, clients
+        self.data_seed = self.seed if data_seed is None else data_seed
+
+    def load(self) -> ClientData:
+        """Draw the noise and deal the points out: x and y, float tensors (n, 1)."""
+        intervals = INTERVALS[: self.clients_wanted]
+        x = torch.cat([torch.linspace(low, high, n) for low, high, n in intervals])[:, None]
+        noise = torch.randn(x.shape, generator=generator_for(self.data_seed, "noise"))
+        y = -x.square() + 2 * x + 4 + self.noise_variance**0.5 * noise
+        sizes = [n for *_, n in intervals]
+        order = torch.arange(len(x))
+        if self.partition == "iid":
+            order = torch.randperm(len(x), generator=generator_for(self.data_seed, "partition"))
+        parts = order.split(sizes if self.partition != "pooled" else len(x))
+        every = TensorDataset(x, y)
+        train = {f"client-{k}": TensorDataset(x[part], y[part]) for k, part in enumerate(parts)}
+        return ClientData(train=train, val=every, test=every)

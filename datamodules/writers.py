@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
-from lit_epgan.datamodules.images import digits_splits
-from lit_epgan.datamodules.inversion import check_inverted, inverted_users
+from lit_epgan.datamodules.images import check_inverted, digits_splits, inverted_users
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
@@ -34,8 +34,7 @@ class WritersDataModule(FederatedDataModule):
         val_fraction: share of the training split that the held-out writers draw their validation images from; with 0
             the test images are the validation images, too.
         split_seed: decides who writes what, by which hand, and whose pixels are inverted.
-        federated: ``batch_size``, ``local_steps``, ``local_epochs``, ``clients_per_round``, ``num_workers``, ``seed``
-            and ``collate_fn`` of FederatedDataModule.
+        federated: settings of ``FederatedDataModule``.
 
     Attributes:
         shape: (C, H, W) of an image.
@@ -57,18 +56,12 @@ class WritersDataModule(FederatedDataModule):
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
-        if min(clients, images, held_out_writers) < 1:
-            raise UserError(
-                f"data.clients, data.images and data.held_out_writers are {clients}, {images} and {held_out_writers}; "
-                "each must be at least 1"
-            )
+        at_least(1, "data", clients=clients, images=images, held_out_writers=held_out_writers)
         if not 0 <= val_fraction < 1:
             raise UserError(f"data.val_fraction is {val_fraction}; it is a share of the training images, below 1")
         check_inverted(inverted)
         self.clients_wanted, self.images, self.held_out_writers = clients, images, held_out_writers
-        self.inverted = inverted
-        self.val_fraction = val_fraction
-        self.split_seed = split_seed
+        self.inverted, self.val_fraction, self.split_seed = inverted, val_fraction, split_seed
 
     def load(self) -> ClientData:
         """Let everybody write: images, float tensors (n, 1, 8, 8) in [-1, 1], and labels, int64 tensors (n,)."""

@@ -8,7 +8,7 @@ def at_least(least: float, owner: object, **values: float | None) -> None:
 
     Args:
         least: the bound.
-        owner: whose arguments they are; the message names its class.
+        owner: whose arguments they are; the message names its class, or says ``data.`` where the owner is that word.
         values: by name.
 
     Raises:
@@ -16,4 +16,5 @@ def at_least(least: float, owner: object, **values: float | None) -> None:
     """
     for name, value in values.items():
         if value is not None and not value >= least:
-            raise UserError(f"{type(owner).__name__}'s {name} is {value}; it must be at least {least}.")
+            whose = f"{owner}." if isinstance(owner, str) else f"{type(owner).__name__}'s "
+            raise UserError(f"{whose}{name} is {value}; it must be at least {least}.")

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from lit_epgan.datamodules.clients import DatasetClient, emptied
-from lit_epgan.datamodules.coins import CoinBatches
+from lit_epgan.datamodules.clients import CoinBatches, DatasetClient, emptied
 from lit_epgan.randomness import secure_uniform
 
 

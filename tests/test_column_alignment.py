@@ -13,15 +13,16 @@ import torch
 from lit_epgan.datamodules import SitesDataModule
 from lit_epgan.datamodules.alignment import (
     column_hash,
+    conversion_between,
     different_categories,
     different_units,
     hashed,
     hashed_columns,
     normalised,
     offer,
+    split_unit,
     without_unit,
 )
-from lit_epgan.datamodules.units import conversion_between, split_unit
 from lit_epgan.errors import UserError
 
 SALT = bytes(range(32))

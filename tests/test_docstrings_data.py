@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from lit_epgan.datamodules import DocstringsDataModule
-from lit_epgan.datamodules.docstrings import docstrings, sentences
-from lit_epgan.datamodules.text import joined
+from lit_epgan.datamodules.text import docstrings, joined, sentences
 from lit_epgan.errors import UserError
 from lit_epgan.symbols import ByteSymbols, WordSymbols
 
@@ -146,7 +145,7 @@ def test_a_sentence_of_one_token_cannot_be_joined() -> None:
 
 
 def test_padding_repeats_the_end_and_is_masked() -> None:
-    from lit_epgan.datamodules.token_sequences import TokenSequences
+    from lit_epgan.datamodules.text import TokenSequences
 
     own = TokenSequences([[0], [0, 1, 2], []], 5, 6, 3)
     symbols, mask = own.fetch([0, 2])

@@ -126,4 +126,4 @@ def test_four_gaussians_are_covered_by_points_herded_to_their_embedding(noise: f
     covered = mode_coverage(code(codes), toy.mixture.means, toy.mixture.variances)
     assert covered.coverage > (0.95 if not noise else 0.92)
     assert covered.weakest > 0.2
-    assert density_error(code(codes), toy.density(grid())) < 0.004  # the truth's own samples .0006
+    assert density_error(code(codes), toy.mixture.density(grid())) < 0.004  # the truth's own samples .0006

@@ -15,8 +15,7 @@ from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10
 
 from lit_epgan.datamodules import image_files
-from lit_epgan.datamodules.cifar100_superclasses import superclass_of
-from lit_epgan.datamodules.images import ImageDataModule, digits_splits
+from lit_epgan.datamodules.images import ImageDataModule, digits_splits, superclass_of
 from lit_epgan.errors import UserError
 from tests.cifar_tree import write_cifar
 from tests.fashion_tree import write_fashion

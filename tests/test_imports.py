@@ -119,7 +119,6 @@ def test_rooms_import_one_way() -> None:
         "lit_epgan.datamodules.base",
         "lit_epgan.datamodules.text",
         "lit_epgan.callbacks.pictures",
-        "lit_epgan.datamodules.token_sequences",
         "lit_epgan.federated.fedavg_gan",
         "lit_epgan.federated.drift.server_optimizers",
         "lit_epgan.modules",

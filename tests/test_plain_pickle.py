@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from torchvision.datasets import CIFAR10
 
-from lit_epgan.datamodules.image_files import read_split
-from lit_epgan.datamodules.plain_pickle import read_plain_pickle
+from lit_epgan.datamodules.image_files import read_plain_pickle, read_split
 from lit_epgan.errors import UserError
 from tests.cifar_tree import write_cifar
 from tests.traps import Trap

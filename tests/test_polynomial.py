@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks.curve_fit import CurveFit
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.datamodules.polynomial import PolynomialDataModule
+from lit_epgan.datamodules.toy import PolynomialDataModule
 from lit_epgan.engine import Algorithm, Rounds, Server
 from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, ConjugateEP, FedAvg, FedNP

@@ -11,12 +11,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from lit_epgan.datamodules import BreastCancerDataModule, ClientData, WineDataModule
-from lit_epgan.datamodules.dealt_table import DealtTable
-from lit_epgan.datamodules.pooled_scaling import pooled_location, pooled_scale
-from lit_epgan.datamodules.site_rows import SiteRows
-from lit_epgan.datamodules.site_splits import alike, depleted, shifted, stratified, thinned
-from lit_epgan.datamodules.site_tables import SiteTables
+from lit_epgan.datamodules import BreastCancerDataModule, ClientData
+from lit_epgan.datamodules.client_tables import ClientRows, ClientTables, pooled_location, pooled_scale, stratified
+from lit_epgan.datamodules.dealt_table import DealtTable, alike, shifted, thinned
 from lit_epgan.errors import UserError
 
 
@@ -82,12 +79,6 @@ def test_classes_are_thinned_to_a_ratio(ratio: float, left: list[int]) -> None:
 
 def test_a_single_class_is_not_thinned() -> None:
     assert len(thinned(torch.zeros(7, dtype=torch.int64), 5, generator())) == 7
-
-
-def test_a_depleted_site_keeps_shares_and_at_least_a_row_of_each_class() -> None:
-    labels = torch.tensor([0] * 20 + [2] * 20 + [3] * 20)
-    rows = depleted(labels, [0.5, 1, 0.01, 0], generator())
-    assert counts(labels[rows]) == [10, 0, 1, 1]
 
 
 # Scaling --------------------------------------------------------------------------------------------------------------
@@ -197,20 +188,6 @@ def test_without_a_ratio_all_rows_are_dealt() -> None:
     assert np.bincount(joined(tensors(data, "train"))[1]).tolist() == [357, 212]
 
 
-def test_the_last_sites_have_lost_wines_of_one_grower() -> None:
-    data = WineDataModule(batch_size=4).load()
-    left = [counts(y)[2] for _, y in tensors(data, "train").values()]
-    assert left == [6, 6, 6, 1, 1, 1]  # 8 wines a site, of which round(.3 8) = 2 are for testing
-    assert [counts(y)[2] for _, y in tensors(data, "test").values()] == [2] * 6
-
-
-def test_a_single_share_holds_for_every_class() -> None:
-    data = WineDataModule(batch_size=4, kept=0.5, losing=1, doubtful="warn").load()
-    *_, (_, whole), (_, half) = tensors(data, "train").values()
-    assert counts(half) == [round(n / 2) for n in (6, 8, 6)]
-    assert counts(whole) == [7, 8, 6]
-
-
 def test_the_sites_are_clients_of_a_round() -> None:
     module = BreastCancerDataModule(batch_size=16)
     module.setup("fit")
@@ -223,14 +200,14 @@ def test_the_sites_are_clients_of_a_round() -> None:
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
-class Given(SiteTables):
+class Given(ClientTables):
     """Sites with the tables that a test gives them."""
 
-    def __init__(self, tables: dict[str, SiteRows], **options: Any) -> None:
+    def __init__(self, tables: dict[str, ClientRows], **options: Any) -> None:
         super().__init__(batch_size=4, **options)
         self.tables = tables
 
-    def read(self) -> dict[str, SiteRows]:
+    def read(self) -> dict[str, ClientRows]:
         self.columns, self.label_names = ["age", "dose"], ["well", "ill"]
         return self.tables
 
@@ -240,16 +217,16 @@ def given(spoil: Any = None, **options: Any) -> Given:
     tables = {}
     for k, name in enumerate(("mill", "dale")):
         features = torch.randn(12, 2, dtype=torch.float64, generator=generator(k))
-        tables[name] = SiteRows.complete(features, torch.tensor([0, 1]).repeat(6))
+        tables[name] = ClientRows.complete(features, torch.tensor([0, 1]).repeat(6))
     if spoil is not None:
         tables["dale"] = spoil(tables["dale"])
     return Given(tables, **options)
 
 
-def with_value(rows: SiteRows, row: Any, column: int, value: float) -> SiteRows:
+def with_value(rows: ClientRows, row: Any, column: int, value: float) -> ClientRows:
     features = rows.features.clone()
     features[row, column] = value
-    return SiteRows(features, rows.labels, rows.observed)
+    return ClientRows(features, rows.labels, rows.observed)
 
 
 BAD = {
@@ -302,9 +279,9 @@ def test_a_constant_column_that_is_not_used_does_no_harm() -> None:
 class Small(DealtTable):
     """Six rows of one column."""
 
-    def whole(self) -> SiteRows:
+    def whole(self) -> ClientRows:
         self.columns, self.label_names = ["age"], ["a", "b"]
-        return SiteRows.complete(torch.arange(6.0).double()[:, None], torch.tensor([0, 1]).repeat(3))
+        return ClientRows.complete(torch.arange(6.0).double()[:, None], torch.tensor([0, 1]).repeat(3))
 
 
 @pytest.mark.parametrize(
@@ -323,11 +300,6 @@ class Small(DealtTable):
         (lambda: BreastCancerDataModule(partition="dirichlet", beta=-1).load(), "--data.beta to a greater positive"),
         (lambda: Small(sites=7, ratio=None).load(), "data.sites is 7, but there are only 6 rows"),
         (lambda: Small(partition="shifted", ratio=None).load(), "needs at least two columns"),
-        (lambda: WineDataModule(losing=7), "data.losing is 7"),
-        (lambda: WineDataModule(sites=0, losing=0), "data.sites is 0"),
-        (lambda: WineDataModule(kept=1.5), "data.kept is 1.5"),
-        (lambda: WineDataModule(kept=[0.1, 0.1]).load(), "data.kept has 2 shares for 3 classes"),
-        (lambda: WineDataModule(sites=200).load(), "only 178 wines"),
     ],
 )
 def test_wrong_settings_are_one_sentence(make: Any, words: str) -> None:

@@ -35,14 +35,14 @@ def test_density_agrees_with_torchs_mixture() -> None:
 @pytest.mark.parametrize("options", [{}, {"layout": "ring"}, {"layout": "ring", "components": 3}, {"clients": 2}])
 def test_density_integrates_to_one(options: dict[str, Any]) -> None:
     points, area = grid(8.0, 200)
-    assert float(loaded(**options).density(points).sum() * area) == pytest.approx(1, abs=1e-4)
+    assert float(loaded(**options).mixture.density(points).sum() * area) == pytest.approx(1, abs=1e-4)
 
 
 def test_the_papers_four_gaussians() -> None:
     datamodule = ToyDataModule()
-    assert datamodule.centres.tolist() == [[-3, 3], [3, 3], [-3, -3], [3, -3]]
+    assert datamodule.mixture.means.tolist() == [[-3, 3], [3, 3], [-3, -3], [3, -3]]
     assert datamodule.shape == (2,)
-    many = torch.cat([ToyDataModule(data_seed=seed).variances for seed in range(200)])
+    many = torch.cat([ToyDataModule(data_seed=seed).mixture.variances for seed in range(200)])
     assert 0.3 <= many.min() < 0.305
     assert 0.495 < many.max() <= 0.5
     assert many.mean() == pytest.approx(0.4, abs=0.008)  # four standard errors of 800 uniform draws
@@ -51,21 +51,21 @@ def test_the_papers_four_gaussians() -> None:
 @pytest.mark.parametrize("options", [{}, {"layout": "ring", "components": 6}])
 def test_a_client_holds_its_own_gaussian(options: dict[str, Any]) -> None:
     datamodule = loaded(points=4000, **options)
-    assert len(datamodule.data.train) == len(datamodule.centres)
+    assert len(datamodule.data.train) == len(datamodule.mixture.means)
     for k, dataset in enumerate(datamodule.data.train.values()):
         x, component = dataset.tensors
         assert component.tolist() == [k] * 4000
-        deviation = datamodule.variances[k].sqrt()
-        assert torch.allclose(x.mean(0), datamodule.centres[k], atol=float(4 * deviation / 4000**0.5))
-        assert torch.allclose(x.var(0), datamodule.variances[k].expand(2), rtol=4 * (2 / 4000) ** 0.5)
+        deviation = datamodule.mixture.variances[k].sqrt()
+        assert torch.allclose(x.mean(0), datamodule.mixture.means[k], atol=float(4 * deviation / 4000**0.5))
+        assert torch.allclose(x.var(0), datamodule.mixture.variances[k].expand(2), rtol=4 * (2 / 4000) ** 0.5)
 
 
 def test_a_crowded_ring_keeps_its_gaussians_apart() -> None:
     for components in (2, 8, 25):
         datamodule = ToyDataModule(layout="ring", components=components, radius=4)
-        assert torch.allclose(datamodule.centres.norm(dim=1), torch.tensor(4.0))
-        distances = torch.cdist(datamodule.centres, datamodule.centres) + 100 * torch.eye(components)
-        assert distances.min() >= 7.99 * datamodule.variances.max().sqrt()
+        assert torch.allclose(datamodule.mixture.means.norm(dim=1), torch.tensor(4.0))
+        distances = torch.cdist(datamodule.mixture.means, datamodule.mixture.means) + 100 * torch.eye(components)
+        assert distances.min() >= 7.99 * datamodule.mixture.variances.max().sqrt()
 
 
 def test_iid_clients_see_every_gaussian_and_pooled_is_one_client() -> None:
@@ -86,7 +86,7 @@ def test_partitions_deal_out_the_same_points() -> None:
 
 def test_fewer_clients_leave_gaussians_out_of_the_truth_and_of_the_test_points() -> None:
     datamodule = loaded(clients=2)
-    assert len(datamodule.mixture.means) == len(datamodule.variances) == 2
+    assert len(datamodule.mixture.means) == len(datamodule.mixture.variances) == 2
     assert datamodule.data.test.tensors[1].unique().tolist() == [0, 1]
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from lit_epgan.datamodules.text import Text
-from lit_epgan.datamodules.token_sequences import TokenSequences
+from lit_epgan.datamodules.text import Text, TokenSequences
 from lit_epgan.errors import UserError
 from lit_epgan.federated.drift.server_optimizers import FedAvgM
 from lit_epgan.federated.fedavg_gan import FedAvgGAN
