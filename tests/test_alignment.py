@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_epgan.speech.alignment import AlignedClient, flat_start, train_mixtures, training_graphs
+from lit_epgan.speech.gmm import AlignedClient, flat_start, train_mixtures, training_graphs
 from lit_epgan.speech.hmm import PDFS, phone_models
 from lit_epgan.speech.lexicon import lexicon
 from lit_epgan.speech.packages import speech_package

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from lit_epgan.speech.graph import grammar
+from lit_epgan.speech.decoding import grammar
 from lit_epgan.speech.lexicon import lexicon
 
 ORDER = 3

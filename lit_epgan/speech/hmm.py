@@ -1,16 +1,11 @@
-"""Hidden Markov models: Kaldi's phone models, and forward and Viterbi over any small graph.
-
-The corpus is aligned and decoded by Kaldi; ``forward`` and ``viterbi`` say in plain sight what it computes.
-"""
+"""Hidden Markov models of phones, as Kaldi has them."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lit_epgan.speech.lexicon import PHONES
 from lit_epgan.speech.packages import speech_package
@@ -65,36 +60,3 @@ def phone_models() -> PhoneModels:
     )
     tree = khg.monophone_context_dependency(topology.phones, topology.get_phone_to_num_pdf_classes())
     return PhoneModels(tree, khg.TransitionModel(tree, topology))
-
-
-def forward(initial: Tensor, transition: Tensor, emission: Tensor, final: Tensor) -> Tensor:
-    """log p(x) = log sum over paths s of pi(s_1) prod_t a(s_t, s_t+1) prod_t b_t(s_t) e(s_T), Rabiner 1989, eq. 19-21.
-
-    Args:
-        initial: log pi, (states,).
-        transition: log a, (states, states), from row to column.
-        emission: log b, (frames, states).
-        final: log e, (states,): of ending there.
-
-    Returns:
-        scalar tensor.
-    """
-    alpha = initial + emission[0]
-    for frame in emission[1:]:
-        alpha = torch.logsumexp(alpha[:, None] + transition, 0) + frame
-    return torch.logsumexp(alpha + final, 0)
-
-
-def viterbi(initial: Tensor, transition: Tensor, emission: Tensor, final: Tensor) -> tuple[Tensor, list[int]]:
-    """The log probability of the best path and its states (Rabiner 1989, eq. 32-35); arguments as ``forward``'s."""
-    delta = initial + emission[0]
-    back = []
-    for frame in emission[1:]:
-        best, source = (delta[:, None] + transition).max(0)
-        back.append(source)
-        delta = best + frame
-    score, last = (delta + final).max(0)
-    path = [int(last)]
-    for source in reversed(back):
-        path.append(int(source[path[-1]]))
-    return score, path[::-1]
