@@ -18,8 +18,7 @@ from lit_epgan.speech.corpora import TAGS, Corpus, OnError, check_tag, chime5, f
 from lit_epgan.speech.decoding import Decoder
 from lit_epgan.speech.frames import CHUNK, FUTURE, INPUTS, SpectralMasking, chunk_starts, padded, with_future
 from lit_epgan.speech.gmm import FEWEST
-from lit_epgan.speech.hmm import PDFS
-from lit_epgan.speech.lexicon import PHONES
+from lit_epgan.speech.phones import PDFS, PHONES
 from lit_epgan.speech.preparation import UNALIGNED, Prepared, Utterance, prepare
 from lit_epgan.speech.sessions import Split, plan_sessions
 from lit_epgan.speech.stages import Stages

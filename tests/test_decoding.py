@@ -5,8 +5,7 @@ import pytest
 
 from lit_epgan.speech.decoding import Decoder, decoding_graph, log_prior
 from lit_epgan.speech.gmm import aligned, training_graphs
-from lit_epgan.speech.hmm import PDFS, phone_models
-from lit_epgan.speech.lexicon import UNKNOWN_WORD, lexicon
+from lit_epgan.speech.phones import PDFS, UNKNOWN_WORD, lexicon, phone_models
 
 TEXTS = ["turn it on", "turn it off", "two cats turn", "blorf it on", "to turn it on", "to turn it off"]
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from lit_epgan.speech.gmm import aligned, training_graphs
-from lit_epgan.speech.hmm import PDFS, SELF_LOOP_SCALE, phone_models
-from lit_epgan.speech.lexicon import lexicon
+from lit_epgan.speech.phones import PDFS, SELF_LOOP_SCALE, lexicon, phone_models
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -15,7 +15,7 @@ import pytest
 import soundfile
 
 from lit_epgan.speech.corpora import Recording, from_manifest, write_manifest
-from lit_epgan.speech.lexicon import PHONES, SILENCE, cmudict
+from lit_epgan.speech.phones import PHONES, SILENCE, cmudict
 from lit_epgan.speech.preparation import UNALIGNED, prepare
 from lit_epgan.speech.sessions import plan_sessions
 from lit_epgan.speech.stages import Stages

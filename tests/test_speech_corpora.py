@@ -20,7 +20,7 @@ from lit_epgan.speech.corpora import (
     readable,
     write_manifest,
 )
-from lit_epgan.speech.lexicon import cmudict
+from lit_epgan.speech.phones import cmudict
 from lit_epgan.speech.sessions import (
     FAMILIES,
     MAIN_TOPIC,

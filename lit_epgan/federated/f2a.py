@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lit_epgan.engine import Broadcast, Client, Exchange, Report, Rounds, Server, Stack, Work
 from lit_epgan.errors import UserError
 from lit_epgan.federated.fedavg_gan import Discriminating, DiscriminatorPart, FedAvgGAN
-from lit_epgan.networks.forgiving import ForgiverFirst
+from lit_epgan.networks.ensembles import ForgiverFirst
 
 PREFIX = "discriminator."
 

@@ -94,15 +94,10 @@ class Recording:
 
 
 def read_manifest(path: Path, outside: bool = False, tags: Sequence[str] = TAGS) -> list[Recording]:
-    """The recordings of a CSV file.
+    """The recordings of a CSV file, which may name audio ``outside`` of its folder or not.
 
     Its first row names the columns session, speaker, text, audio (relative to the manifest's folder) and seconds, and
     if wanted split (train, dev or eval; by default train) and start (seconds into the file, by default 0).
-
-    Args:
-        path: the file.
-        outside: whether it may name audio outside of its folder.
-        tags: see ``plain_words``.
 
     Raises:
         UserError: names the first mistake and its line.
@@ -219,12 +214,7 @@ class Corpus:
 
 
 def from_manifest(path: Path, outside: bool = False, tags: Sequence[str] = TAGS) -> Corpus:
-    """A user's own corpus; the grammar is that of its training sessions.
-
-    Args:
-        path: the manifest.
-        outside: whether it may name audio outside of its folder.
-        tags: pairs of brackets within which there are no words.
+    """A user's own corpus, see ``read_manifest``; the grammar is that of its training sessions.
 
     Raises:
         UserError: names the first mistake in the manifest.

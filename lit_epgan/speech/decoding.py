@@ -15,9 +15,8 @@ from lit_epgan.errors import UserError
 from lit_epgan.randomness import derive_seed
 from lit_epgan.speech.frames import Frames
 from lit_epgan.speech.gmm import Mixtures
-from lit_epgan.speech.hmm import SELF_LOOP_SCALE, PhoneModels
-from lit_epgan.speech.lexicon import Lexicon
 from lit_epgan.speech.packages import silenced, speech_package
+from lit_epgan.speech.phones import SELF_LOOP_SCALE, Lexicon, PhoneModels
 
 ORDER = 3
 

@@ -44,12 +44,7 @@ def cepstra(mel: Frames) -> Frames:
 
 
 def normalise(utterances: Sequence[Frames], speakers: Sequence[str]) -> list[Frames]:
-    """Each speaker's frames with mean zero and variance one in every column.
-
-    Args:
-        utterances: float arrays (frames, columns).
-        speakers: of each utterance.
-    """
+    """Utterances (frames, columns) with mean zero and variance one in every column, speaker by speaker."""
     moments = {}
     for speaker in set(speakers):
         own = np.concatenate([x for x, s in zip(utterances, speakers, strict=True) if s == speaker])
@@ -119,14 +114,7 @@ class SpectralMasking:
 
 
 def runs(shape: tuple[int, int], size: int, longest: int, generator: torch.Generator) -> Tensor:
-    """Where runs lie whose length is uniform on {0, ..., longest} and whose place is uniform: bool tensor (b, size).
-
-    Args:
-        shape: (b, runs of each), which may overlap.
-        size: of what they lie in.
-        longest: at most ``size``.
-        generator: CPU stream.
-    """
+    """Where runs of length U{0, ..., longest} lie, uniformly: bool (b, size) for ``shape`` (b, runs of each)."""
     lengths, places = torch.rand(2, *shape, 1, generator=generator, dtype=torch.float64)
     length = (lengths * (longest + 1)).floor()
     start = (places * (size - length + 1)).floor()

@@ -15,9 +15,8 @@ from torch import Tensor
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import derive_seed
 from lit_epgan.speech.frames import Frames
-from lit_epgan.speech.hmm import PDFS, SELF_LOOP_SCALE, PhoneModels
-from lit_epgan.speech.lexicon import Lexicon
 from lit_epgan.speech.packages import speech_package
+from lit_epgan.speech.phones import PDFS, SELF_LOOP_SCALE, Lexicon, PhoneModels
 
 PERTURBATION, POWER, LEAST_COUNT = 0.01, 0.2, 20.0  # as in Kaldi's recipes
 LEAST_OCCUPANCY, LEAST_VARIANCE, LEAST_WEIGHT = 3.0, 1e-3, 1e-5
@@ -33,10 +32,6 @@ def split_targets(occupancy: Sequence[float], wanted: int) -> list[int]:
 
     A mixture of which every Gaussian would have no more than 20 frames gets no further one, as in Kaldi; nor is there
     one to get when all are such.
-
-    Args:
-        occupancy: frames of each mixture.
-        wanted: in all mixtures together.
     """
     targets = [1] * len(occupancy)
     queue = [(-(frames**POWER), j) for j, frames in enumerate(occupancy)]
@@ -54,12 +49,8 @@ def split_targets(occupancy: Sequence[float], wanted: int) -> list[int]:
 def split(mixture: Any, target: int, rng: np.random.Generator) -> None:
     """Halve the heaviest Gaussian until there are so many; its halves' means lie .01 r s to either side, r ~ N(0, I).
 
-    Kaldi's own does this from a seed that is not ours to choose, and so no two alignments of a corpus would be alike.
-
-    Args:
-        mixture: Kaldi's; changed in place.
-        target: Gaussians wanted, not fewer than there are.
-        rng: what r is drawn from.
+    The mixture is Kaldi's, and is changed in place. Kaldi's own splitting takes a seed that is not ours to choose, and
+    so no two alignments of a corpus would be alike.
     """
     weights, means, inverse = (
         np.array(part, np.float64) for part in (mixture.weights, mixture.means, mixture.inv_vars)
@@ -140,12 +131,9 @@ class Mixtures:
     def statistics(
         self, utterances: list[Frames], alignments: list[list[int]], phones: PhoneModels
     ) -> MixtureStatistics:
-        """The E-step on one client's frames, given which transition each belongs to.
+        """The E-step on one client's cepstra (frames, D), given which transition of ``phones`` each frame belongs to.
 
-        Args:
-            utterances: cepstra (frames, D).
-            alignments: transitions (frames,) of each; an utterance without an alignment has none, and is left out.
-            phones: what the transitions are of.
+        An utterance without an alignment is left out.
         """
         kept = [(x, a) for x, a in zip(utterances, alignments, strict=True) if a]
         sizes = [self.model.num_gauss_in_pdf(j) for j in range(PDFS)]

@@ -19,9 +19,8 @@ from lit_epgan.speech.corpora import Corpus, OnError, Recording, readable
 from lit_epgan.speech.decoding import Decoder, WordErrors, decoding_graph, log_prior, word_errors
 from lit_epgan.speech.frames import Frames, cepstra, log_mel, normalise
 from lit_epgan.speech.gmm import AlignedClient, Mixtures, train_mixtures, training_graphs
-from lit_epgan.speech.hmm import PDFS, PhoneModels, phone_models
-from lit_epgan.speech.lexicon import Lexicon, lexicon
 from lit_epgan.speech.packages import speech_package
+from lit_epgan.speech.phones import PDFS, Lexicon, PhoneModels, lexicon, phone_models
 from lit_epgan.speech.sessions import Split
 from lit_epgan.speech.stages import Stages, digest_of_file, digest_of_result
 

@@ -112,13 +112,7 @@ FAMILIES = {"female": FEMALE.split(), "male": MALE.split()}
 
 
 def sentences(pool: Pool, mix: Sequence[float], *stream: int | str) -> Iterator[str]:
-    """Different sentences of a pool, without end as long as its topics last.
-
-    Args:
-        pool: whose sentences; no other pool has any of them.
-        mix: probabilities of the topics.
-        stream: names the randomness.
-    """
+    """Different sentences of a pool, without end as long as its topics, drawn by the probabilities ``mix``, last."""
     rng = np.random.default_rng(derive_seed(*stream))
     topics = list(TOPICS.values())
     seen: set[str] = set()

@@ -135,12 +135,7 @@ def harmonics(cycles: Samples, count: int, rng: np.random.Generator) -> Samples:
 def corpus(plans: list[SessionPlan], stages: Stages, workers: int = 1) -> list[Path]:
     """A folder with audio and ``manifest.csv`` for each session; those that are missing are spoken now.
 
-    The same plan is the same audio, whatever was spoken before it.
-
-    Args:
-        plans: the sessions.
-        stages: where they are kept.
-        workers: sessions that are spoken at a time.
+    The same plan is the same audio, whatever was spoken before it. ``workers`` sessions are spoken at a time.
     """
 
     def session(plan: SessionPlan) -> Path:
@@ -187,15 +182,7 @@ def _spoken(plan: SessionPlan) -> Iterator[tuple[str, str, Samples]]:
 
 
 def embedded(plans: list[SessionPlan], stages: Stages, grammar: int, workers: int, seed: int) -> Corpus:
-    """The corpus that espeak speaks.
-
-    Args:
-        plans: its sessions.
-        stages: where they are kept.
-        grammar: number of sentences of the grammar's text, from all topics alike.
-        workers: processes.
-        seed: of the grammar's text.
-    """
+    """The corpus that espeak speaks, with a text of ``grammar`` sentences, from all topics alike, for the grammar."""
     uniform = [1 / len(TOPICS)] * len(TOPICS)
     text = list(islice(sentences("language model", uniform, seed, "grammar"), grammar))
     recordings = [each for folder in corpus(plans, stages, workers) for each in read_manifest(folder / MANIFEST)]

@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Total, Weighted, Work
 from lit_epgan.federated.likelihood_free.gradient_free import WEIGHT, GradientFree, mean_answer, selects, summaries
 from lit_epgan.likelihood_free.inference import Stage
-from lit_epgan.likelihood_free.questions import Answer, Asking, Question
+from lit_epgan.likelihood_free.mean_embeddings import Asking, Question, SummedAnswer
 
 OWN, COUNT = "inference.own", "inference.count"
 ROOT, SIMULATED, DISCREPANCY = "root", "simulated", "discrepancy"
@@ -57,7 +57,7 @@ class DiscrepancySearch(GradientFree):
             question = next(asking)
             while True:
                 total = yield self.asks(server, "discrepancy", {ROOT: question.root, SIMULATED: question.simulated})
-                question = asking.send(Answer(mean_answer(total, DISCREPANCY), float(total[WEIGHT])))
+                question = asking.send(SummedAnswer(mean_answer(total, DISCREPANCY), float(total[WEIGHT])))
         except StopIteration as end:
             return end.value
 

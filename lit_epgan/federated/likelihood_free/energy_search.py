@@ -9,8 +9,14 @@ from torch import Tensor, nn
 from lit_epgan.engine import Broadcast, Client, Count, Exchange, Report, Rounds, Server, Total, Weighted, Work, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, mean_answer, selects, summaries
-from lit_epgan.likelihood_free.energy import energy_distance, sliced_energy, unit_directions
-from lit_epgan.likelihood_free.tolerance_search import Comparing, ToleranceSearch, Tolerated
+from lit_epgan.likelihood_free.abc_search import (
+    Comparing,
+    ToleranceSearch,
+    Tolerated,
+    energy_distance,
+    sliced_energy,
+    unit_directions,
+)
 from lit_epgan.randomness import generator_for
 
 SIMULATED, DISTANCE = "simulated", "distance"

@@ -1,21 +1,17 @@
-"""DCGANs: the convolutional networks of ProbGAN's published code and of the EP-GAN paper, by configuration.
+"""Convolutional GANs of images: DCGANs, as in EP-GAN and ProbGAN, and TF-GAN's networks for MNIST."""
 
-With the defaults these are ProbGAN's (one generator 3,448,576 parameters, ten of them 10,830,592; discriminator
-4,115,328 with one head, 4,139,904 with four).
-The EP-GAN paper (appendix F.3.2) counts four stride-2 deconvolutions and puts BatchNorm on every convolution:
-``upsamplings=4`` and ``norm_first=True``.
-"""
-
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
-from lit_epgan.networks.disjoint import DisjointLinear, DisjointNorm, check_blocks
+from lit_epgan.networks.ensembles import DisjointLinear, DisjointNorm, check_blocks
 from lit_epgan.networks.sizes import check_positive
 
 ImageNorm = Literal["batch", "group", "none"]
+SLOPE = 0.01  # of the MNIST networks' LeakyReLU
 
 
 class DCGANGenerator(nn.Module):
@@ -50,15 +46,8 @@ class DCGANGenerator(nn.Module):
         members: int = 1,
     ) -> None:
         super().__init__()
-        check_positive(
-            "a DCGAN",
-            image_size=image_size,
-            channels=channels,
-            latent_dim=latent_dim,
-            width=width,
-            upsamplings=upsamplings,
-            members=members,
-        )
+        check_positive("a DCGAN", image_size=image_size, channels=channels, latent_dim=latent_dim)
+        check_positive("a DCGAN", width=width, upsamplings=upsamplings, members=members)
         if image_size % 2**upsamplings:
             raise UserError(
                 f"{upsamplings} upsamplings cannot end at {image_size} pixels, which {2**upsamplings} does not divide: "
@@ -161,3 +150,122 @@ def _norm(norm: str, width: int, members: int = 1) -> list[nn.Module]:
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | DisjointLinear):
         nn.init.normal_(module.weight, std=0.02)
+
+
+class MNISTGenerator(nn.Module):
+    """Noise (n, latent_dim) -> images (n, channels, image_size, image_size) in (-1, 1).
+
+    Two dense layers; the second gives an image of a quarter of the side, which transposed convolutions (4x4, stride 2)
+    double twice; a convolution (4x4) and tanh end it. ReLU lies between.
+
+    Args:
+        image_size: side in pixels, a multiple of 4.
+        channels: colour channels.
+        latent_dim: dimension of the noise.
+        hidden: width of the first dense layer.
+        widths: channels of the small image, and after each transposed convolution.
+
+    Raises:
+        UserError: the side is no multiple of 4, there are not three widths, or a number is below one.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 28,
+        channels: int = 1,
+        latent_dim: int = 128,
+        hidden: int = 1024,
+        widths: Sequence[int] = (256, 64, 32),
+    ) -> None:
+        super().__init__()
+        _check_mnist(image_size, channels, hidden, widths, 3)
+        check_positive("an MNIST network", latent_dim=latent_dim)
+        self.latent_dim, self.data_shape = latent_dim, (channels, image_size, image_size)
+        small, middle, large = widths
+        side = image_size // 4
+        self.layers = nn.Sequential(
+            nn.Linear(latent_dim, hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, small * side**2),
+            nn.ReLU(inplace=True),
+            nn.Unflatten(1, (small, side, side)),
+            nn.ConvTranspose2d(small, middle, 4, stride=2, padding=1),
+            nn.ReLU(inplace=True),
+            nn.ConvTranspose2d(middle, large, 4, stride=2, padding=1),
+            nn.ReLU(inplace=True),
+            nn.ZeroPad2d((1, 2, 1, 2)),  # the side stays what it is, as even kernels cannot be centred
+            nn.Conv2d(large, channels, 4),
+            nn.Tanh(),
+        )
+        self.apply(_glorot)
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """Images (n, channels, image_size, image_size) of ``noise`` (n, latent_dim)."""
+        images: Tensor = self.layers(noise)
+        return images
+
+
+class MNISTDiscriminator(nn.Module):
+    """Images (n, channels, image_size, image_size) -> scores (n, heads).
+
+    Two convolutions (4x4, stride 2), then a dense layer; LeakyReLU(0.01) follows each. A last dense layer gives the
+    scores.
+
+    Args:
+        image_size: side in pixels, a multiple of 4.
+        channels: colour channels.
+        hidden: width of the dense layer.
+        widths: channels after each convolution.
+        heads: scores per image, one for each discriminator that shares all but the last layer.
+
+    Raises:
+        UserError: the side is no multiple of 4, there are not two widths, or a number is below one.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 28,
+        channels: int = 1,
+        hidden: int = 1024,
+        widths: Sequence[int] = (64, 128),
+        heads: int = 1,
+    ) -> None:
+        super().__init__()
+        _check_mnist(image_size, channels, hidden, widths, 2)
+        check_positive("an MNIST network", heads=heads)
+        first, second = widths
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, first, 4, stride=2, padding=1),
+            nn.LeakyReLU(SLOPE, inplace=True),
+            nn.Conv2d(first, second, 4, stride=2, padding=1),
+            nn.LeakyReLU(SLOPE, inplace=True),
+            nn.Flatten(),
+            nn.Linear(second * (image_size // 4) ** 2, hidden),
+            nn.LeakyReLU(SLOPE, inplace=True),
+            nn.Linear(hidden, heads),
+        )
+        self.apply(_glorot)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores (n, heads) of ``images`` (n, channels, image_size, image_size)."""
+        scores: Tensor = self.layers(images)
+        return scores
+
+
+def _check_mnist(image_size: int, channels: int, hidden: int, widths: Sequence[int], layers: int) -> None:
+    check_positive("an MNIST network", image_size=image_size, channels=channels, hidden=hidden)
+    if image_size % 4:
+        raise UserError(
+            f"image_size={image_size} cannot be: an MNIST network halves it twice, so give a multiple of 4."
+        )
+    if len(widths) != layers:
+        raise UserError(f"widths={list(widths)} cannot be: an MNIST network of this kind has {layers}.")
+    check_positive("an MNIST network", **{f"widths[{i}]": width for i, width in enumerate(widths)})
+
+
+def _glorot(module: nn.Module) -> None:
+    """Glorot's uniform weights and no biases, as TensorFlow begins."""
+    if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+        nn.init.xavier_uniform_(module.weight)
+        assert module.bias is not None
+        nn.init.zeros_(module.bias)
