@@ -17,20 +17,16 @@ from lit_epgan.engine import Federation, Mechanism, Sampler, Seat
 from lit_epgan.engine.collectives import rank, ranks
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
-from lit_epgan.remote.agreement import agreed
-from lit_epgan.remote.clients import RemoteClients
-from lit_epgan.remote.contributions import Contributions
-from lit_epgan.remote.gate import Gate
-from lit_epgan.remote.link import Place, place
-from lit_epgan.remote.operator_page import PAGE, operator_page
-from lit_epgan.remote.policy import Policy
-from lit_epgan.remote.server import RemoteServer
-from lit_epgan.remote.shared_link import ListeningServer, SharedLink
+from lit_epgan.remote.contributions import PAGE, Contributions, operator_page
+from lit_epgan.remote.policy import Policy, ReportFilter
+from lit_epgan.remote.protocol import Endpoint, endpoint
+from lit_epgan.remote.remote_clients import RemoteClients, agreed
+from lit_epgan.remote.remote_server import ListeningServer, RemoteServer, SharedLink
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault
 from lit_epgan.runs.yaml_files import load_yaml
 
 if TYPE_CHECKING:
-    from lit_epgan.remote.masking import Masking  # needs a library of the extra ``flare``
+    from lit_epgan.remote.secure_aggregation import Masking  # needs a library of the extra ``flare``
 
 STARTING = 120.0  # seconds that a server may take to start
 CONTRIBUTIONS = "contributions.csv"  # in the server's folder: who contributed when
@@ -70,7 +66,7 @@ class AtServer(Alone):
 
     holds_clients = False
 
-    def __init__(self, where: Place, folder: Path, settings: Mapping[str, str]) -> None:
+    def __init__(self, where: Endpoint, folder: Path, settings: Mapping[str, str]) -> None:
         self._where, self._folder, self._listener = where, folder, where.listener()
         self._settings = agreed(settings)
         self._clients: RemoteClients | None = None
@@ -120,19 +116,19 @@ class AtInstitution(Alone):
     holds_server = False
 
     def __init__(
-        self, where: Place, names: Sequence[str], folder: Path, policy: str | None, settings: Mapping[str, str]
+        self, where: Endpoint, names: Sequence[str], folder: Path, policy: str | None, settings: Mapping[str, str]
     ) -> None:
         if where.name not in names:
             raise UserError(f"the institution {where.name!r} is none of the federation's clients: {', '.join(names)}")
-        gate = Gate(_policy(policy), folder / SENT, where.terms.dry)
-        client, masking = list(names).index(where.name), _masking(where, names, gate.policy)
+        report_filter = ReportFilter(_policy(policy), folder / SENT, where.terms.dry)
+        client, masking = list(names).index(where.name), _masking(where, names, report_filter.policy)
         link = where.called(STARTING) if rank() == 0 else None
         if ranks() > 1:
             kind, shared = RemoteServer if rank() == 0 else ListeningServer, SharedLink(link)
-            self._server = kind(shared, where.name, client, gate, agreed(settings), masking)
+            self._server = kind(shared, where.name, client, report_filter, agreed(settings), masking)
         else:
             assert link is not None
-            self._server = RemoteServer(link, where.name, client, gate, agreed(settings), masking)
+            self._server = RemoteServer(link, where.name, client, report_filter, agreed(settings), masking)
 
     def federate(self, datamodule: FederatedDataModule, sampler: Sampler, trains: Callable[[int], bool]) -> None:
         """The server says when this client's batches are read."""
@@ -173,7 +169,7 @@ class AtInstitution(Alone):
             )
         name = None if mechanism is None else type(mechanism).__name__
         own = None if mechanism is None else mechanism.own_epsilon()
-        self._server.gate.policy.check_plan(algorithm, name, own)
+        self._server.report_filter.policy.check_plan(algorithm, name, own)
 
     @property
     def ended(self) -> bool:
@@ -195,7 +191,7 @@ def _policy(path: str | None) -> Policy:
         raise UserError(f"the policy {path} cannot be read: {str(error).splitlines()[0]}") from error
 
 
-def _masking(where: Place, names: Sequence[str], policy: Policy) -> "Masking | None":
+def _masking(where: Endpoint, names: Sequence[str], policy: Policy) -> "Masking | None":
     """What masks an institution's answers; None where the federation's terms ask for none.
 
     Raises:
@@ -204,8 +200,8 @@ def _masking(where: Place, names: Sequence[str], policy: Policy) -> "Masking | N
     policy.check_secure(where.terms.secure)
     if not where.terms.secure:
         return None
-    from lit_epgan.remote.identity import Identity
-    from lit_epgan.remote.masking import LEAST, Masking
+    from lit_epgan.remote.keys import Identity
+    from lit_epgan.remote.secure_aggregation import LEAST, Masking
 
     folder = where.certificates
     identity = Identity.of_folder(Path(folder), where.name) if folder else None
@@ -226,7 +222,7 @@ def this_end(
     Raises:
         UserError: the data are not those of one client, or the policy is none.
     """
-    where = place()
+    where = endpoint()
     if where is None:
         return Alone()
     if where.terms.names:

@@ -11,11 +11,9 @@ from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.rounds import Mark
 from lit_epgan.engine import Federation, OptimizedParameters, Round, Seat
 from lit_epgan.errors import UserError
-from lit_epgan.remote.clients import RemoteClients
 from lit_epgan.remote.contributions import Contribution, Contributions
-from lit_epgan.remote.round import RemoteRound
-from lit_epgan.remote.server import RemoteServer
-from lit_epgan.remote.shapes import Shapes
+from lit_epgan.remote.remote_clients import RemoteClients, Shapes
+from lit_epgan.remote.remote_server import RemoteRound, RemoteServer
 
 
 class ServerDriver(RoundDriver):

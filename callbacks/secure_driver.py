@@ -10,9 +10,8 @@ from lit_epgan.engine.wire import encode_task
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.remote.contributions import Contribution
-from lit_epgan.remote.masking import LEAST
-from lit_epgan.remote.notes import Kind, Note, answer_to
-from lit_epgan.remote.summing import MaskedSum
+from lit_epgan.remote.protocol import Kind, Message, answer_to
+from lit_epgan.remote.secure_aggregation import LEAST, MaskedSum
 
 Parts = dict[str, Contribution]
 
@@ -61,17 +60,17 @@ class SecureServerDriver(ServerDriver):
         """Let everybody do its work; those that are lost meanwhile, or have nothing to be masked, are left out."""
         names = self.federation.names
 
-        def taken(k: int, note: Note) -> str:
+        def taken(k: int, note: Message) -> str:
             return summed.take(names[k], answer_to(tasks[k], note, Kind.READY))
 
-        for k, trouble in self._clients.gather(tasks, lambda k: Note(Kind.TASK, encode_task(tasks[k])), taken):
+        for k, trouble in self._clients.gather(tasks, lambda k: Message(Kind.TASK, encode_task(tasks[k])), taken):
             self._heard(k, parts)
             if trouble != "":
                 self._leave_out(round_, k, self._clients.why(k) if trouble is None else trouble, parts)
 
     def _collect(self, round_: Round, members: dict[int, Task], summed: MaskedSum, parts: Parts) -> list[str]:
         """Add the members' masked answers; the names of those whose answers do not come."""
-        told, lost = Note(Kind.SET, summed.told()), []
+        told, lost = Message(Kind.SET, summed.told()), []
         for k, words in self._clients.gather(
             members, lambda k: told, lambda k, note: summed.words(answer_to(members[k], note))
         ):
