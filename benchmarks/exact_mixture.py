@@ -11,7 +11,7 @@ from chain_diagnostics import effective_sample_size, split_r_hat
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_epgan.likelihood_free.mixture import GaussianMixture
+from lit_epgan.likelihood_free.simulator import GaussianMixture
 
 Array = NDArray[np.float64]
 

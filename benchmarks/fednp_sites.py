@@ -21,7 +21,7 @@ from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.engine import Algorithm
 from lit_epgan.federated import FedAvg, FedNP
 from lit_epgan.inference import GaussianFactor, Sites, tilted_moments, tilted_moments_quadrature
-from lit_epgan.modules.classifier import Classifier
+from lit_epgan.modules.supervised import Classifier
 from lit_epgan.networks.mlp import MLPBackbone
 
 Moments = Callable[..., tuple[Tensor, ...]]

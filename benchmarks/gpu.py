@@ -21,7 +21,7 @@ from lit_epgan.engine import Algorithm
 from lit_epgan.federated import FedAvg, TiltedExpectationPropagation
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
-from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
+from lit_epgan.networks.image_gans import DCGANDiscriminator, DCGANGenerator
 
 FEATURES = "discriminator.layers.7"
 WARM = 5  # first steps of the watched round, untimed

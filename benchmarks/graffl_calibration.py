@@ -24,7 +24,7 @@ from lit_epgan.likelihood_free import GaussianMixture
 from lit_epgan.likelihood_free.amortised import AmortisedPosterior
 from lit_epgan.likelihood_free.calibration import coverage, ranks, uniformity
 from lit_epgan.likelihood_free.inference import FOUND, Inference
-from lit_epgan.likelihood_free.questions import answered, mean_embedding
+from lit_epgan.likelihood_free.mean_embeddings import answered, mean_embedding
 from lit_epgan.randomness import generator_for
 
 SITES, RECORDS, DELTA = 3, 240, 1e-5

@@ -17,10 +17,10 @@ from side_by_side import markdown, options, publish
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from lit_epgan.likelihood_free.calibration import classifier_accuracy
 from lit_epgan.likelihood_free.inference import FOUND, Inference
-from lit_epgan.likelihood_free.mixture import GaussianMixture
-from lit_epgan.likelihood_free.questions import answered, mean_embedding
-from lit_epgan.likelihood_free.two_sample import classifier_accuracy
+from lit_epgan.likelihood_free.mean_embeddings import answered, mean_embedding
+from lit_epgan.likelihood_free.simulator import GaussianMixture
 from lit_epgan.randomness import isolated
 
 TRUTH, SPREAD = 1.0, 1.5

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from side_by_side import markdown, options, publish
 
-from lit_epgan.flare.plan import QUIET
-from lit_epgan.remote.link import Place
+from lit_epgan.flare.fit import QUIET
+from lit_epgan.remote.protocol import Endpoint
 
 KILLED, AGAIN = ("client-1", "client-2"), "client-2"
 
 
-def started(folder: Path, where: Place, args: argparse.Namespace, *words: str) -> subprocess.Popen[bytes]:
+def started(folder: Path, where: Endpoint, args: argparse.Namespace, *words: str) -> subprocess.Popen[bytes]:
     """A fit as one end of the federation."""
     settings = {
         "--data.clients": args.institutions,
@@ -63,8 +63,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         key, address = secrets.token_hex(32), str(folder / "link")
-        server = started(folder, Place("server", address, key), args, "--trainer.logger", "false")
-        places = [Place("institution", address, key, f"client-{k}") for k in range(args.institutions)]
+        server = started(folder, Endpoint("server", address, key), args, "--trainer.logger", "false")
+        places = [Endpoint("institution", address, key, f"client-{k}") for k in range(args.institutions)]
         processes = {each.name: started(folder, each, args, *quiet) for each in places}
         begun = time.monotonic()
         try:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lit_epgan.federated import FedAvg
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
-from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
+from lit_epgan.networks.image_gans import DCGANDiscriminator, DCGANGenerator
 
 NOISE, NOISE_WEIGHT, HISTORY_EVERY = 0.141, 3e-2, 10  # the authors'
 

@@ -13,11 +13,11 @@ from side_by_side import markdown, options, publish
 
 from lit_epgan.callbacks.word_error_rate import log_posteriors
 from lit_epgan.datamodules.speech import SpeechDataModule
-from lit_epgan.modules.acoustic import AcousticModel, cross_entropy
-from lit_epgan.networks.acoustic import SRUAcousticNetwork
-from lit_epgan.speech.audio import read_audio
-from lit_epgan.speech.features import log_mel
-from lit_epgan.speech.word_errors import total, word_errors
+from lit_epgan.modules.acoustic_model import AcousticModel, cross_entropy
+from lit_epgan.networks.speech_networks import SRUAcousticNetwork
+from lit_epgan.speech.corpora import read_audio
+from lit_epgan.speech.decoding import total, word_errors
+from lit_epgan.speech.frames import log_mel
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -7,7 +7,7 @@ import torch
 from side_by_side import interleaved, markdown, options, publish
 from torch import nn
 
-from lit_epgan.networks.sru import SRU
+from lit_epgan.networks.speech_networks import SRU
 
 
 def main() -> None:

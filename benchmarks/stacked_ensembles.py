@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lit_epgan.federated import FedAvg
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
-from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
+from lit_epgan.networks.image_gans import DCGANDiscriminator, DCGANGenerator
 
 
 class LoopedGenerators(nn.Module):

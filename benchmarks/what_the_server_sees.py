@@ -48,9 +48,8 @@ from lit_epgan.likelihood_free import GaussianMixture
 from lit_epgan.modules import GAN, Classifier, Posterior
 from lit_epgan.networks import MLPBackbone, MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, DistributedNoise
-from lit_epgan.remote.layout import layout_of, numbers_in
-from lit_epgan.remote.masking import MASKED, Masking
-from lit_epgan.remote.notes import Kind, answered
+from lit_epgan.remote.protocol import Kind, answered
+from lit_epgan.remote.secure_aggregation import MASKED, Masking, layout_of, numbers_in
 
 CLIENTS = 4
 

@@ -15,10 +15,9 @@ from lit_epgan.atomic import replacing
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
 from lit_epgan.errors import UserError
 from lit_epgan.networks.modes import evaluating
-from lit_epgan.speech.features import padded, with_future
+from lit_epgan.speech.decoding import WordErrors, interval, total, word_errors
+from lit_epgan.speech.frames import mean_of_windows, padded, window_rows, windows, with_future
 from lit_epgan.speech.preparation import Prepared, Utterance
-from lit_epgan.speech.windows import mean_of_windows, window_rows, windows
-from lit_epgan.speech.word_errors import WordErrors, interval, total, word_errors
 from lit_epgan.text import csv_cell
 
 Last = Literal["nothing", "dev", "test"]

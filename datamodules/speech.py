@@ -15,18 +15,15 @@ from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.cache import cache_folder
 from lit_epgan.randomness import generator_for
-from lit_epgan.speech.alignment import FEWEST
-from lit_epgan.speech.audio import OnError
-from lit_epgan.speech.corpora import Corpus, chime5, embedded, from_manifest
+from lit_epgan.speech.corpora import TAGS, Corpus, OnError, check_tag, chime5, from_manifest
 from lit_epgan.speech.decoding import Decoder
-from lit_epgan.speech.features import CHUNK, FUTURE, INPUTS, chunk_starts, padded, with_future
-from lit_epgan.speech.hmm import PDFS
-from lit_epgan.speech.lexicon import PHONES
-from lit_epgan.speech.masking import SpectralMasking
+from lit_epgan.speech.frames import CHUNK, FUTURE, INPUTS, SpectralMasking, chunk_starts, padded, with_future
+from lit_epgan.speech.gmm import FEWEST
+from lit_epgan.speech.phones import PDFS, PHONES
 from lit_epgan.speech.preparation import UNALIGNED, Prepared, Utterance, prepare
 from lit_epgan.speech.sessions import Split, plan_sessions
 from lit_epgan.speech.stages import Stages
-from lit_epgan.speech.transcripts import TAGS, check_tag
+from lit_epgan.speech.synthesis import embedded
 
 PARTITIONS = ("sessions", "iid", "pooled")
 NAMED = 5  # utterances left out that a warning names
@@ -69,7 +66,7 @@ class SpeechDataModule(FederatedDataModule):
     what they came from.
 
     Args:
-        manifest: a user's own corpus, a CSV file, see ``lit_epgan.speech.manifest``.
+        manifest: a user's own corpus, a CSV file, see ``lit_epgan.speech.corpora.read_manifest``.
         chime5: CHiME-5's folder.
         train_sessions, dev_sessions, eval_sessions: of the embedded corpus; speakers and rooms are never the same.
         minutes: of all its training sessions together, at least.
@@ -86,7 +83,7 @@ class SpeechDataModule(FederatedDataModule):
             for manifests that you trust.
         tags: pairs of brackets: what stands within one in a manifest's text, such as <noise> or (laughs), is no word.
         on_error: audio that cannot be used is refused, or skipped with a warning that names it.
-        mask_bins, mask_frames, masks: of ``lit_epgan.speech.masking.SpectralMasking``, on what is trained on; by
+        mask_bins, mask_frames, masks: of ``lit_epgan.speech.frames.SpectralMasking``, on what is trained on; by
             default nothing is masked. They depend on (seed, round, client) alone.
         cache_dir: by default the user's cache.
         workers: processes that speak and compute features.

@@ -11,9 +11,9 @@ from lit_epgan.callbacks import FederationCallback, WordErrorRate
 from lit_epgan.datamodules import SpeechDataModule
 from lit_epgan.modules import AcousticModel
 from lit_epgan.networks import SRUAcousticNetwork
-from lit_epgan.speech.espeak import RATE, espeak
-from lit_epgan.speech.sentences import TOPICS, sentences
-from lit_epgan.speech.sessions import Speaker
+from lit_epgan.speech.frames import RATE
+from lit_epgan.speech.sessions import TOPICS, Speaker, sentences
+from lit_epgan.speech.synthesis import espeak
 
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
 FOLDER = Path("runs/speech")

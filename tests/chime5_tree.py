@@ -6,9 +6,9 @@ from itertools import islice
 import numpy as np
 import soundfile
 
-from lit_epgan.speech.espeak import RATE, espeak
-from lit_epgan.speech.sentences import TOPICS, sentences
-from lit_epgan.speech.sessions import plan_sessions
+from lit_epgan.speech.frames import RATE
+from lit_epgan.speech.sessions import TOPICS, plan_sessions, sentences
+from lit_epgan.speech.synthesis import espeak
 
 SESSIONS = {"train": ["S03", "S04"], "dev": ["S02"], "eval": ["S01"]}
 SENTENCES = {"train": 24, "dev": 8, "eval": 12}

@@ -14,14 +14,12 @@ from lit_epgan.callbacks.secure_driver import SecureServerDriver
 from lit_epgan.engine import Federation, Round
 from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.workplace import load_server
-from lit_epgan.remote.clients import RemoteClients
 from lit_epgan.remote.contributions import Contributions
-from lit_epgan.remote.gate import Gate
-from lit_epgan.remote.link import Place
-from lit_epgan.remote.masking import Masking
-from lit_epgan.remote.policy import Policy
-from lit_epgan.remote.round import RemoteRound
-from lit_epgan.remote.server import RemoteServer
+from lit_epgan.remote.policy import Policy, ReportFilter
+from lit_epgan.remote.protocol import Endpoint
+from lit_epgan.remote.remote_clients import RemoteClients
+from lit_epgan.remote.remote_server import RemoteRound, RemoteServer
+from lit_epgan.remote.secure_aggregation import Masking
 from tests.pipe_federations import half
 
 NAMES = [f"client-{k}" for k in range(4)]
@@ -48,7 +46,7 @@ class Institution(Thread):
         error: why it has ended early.
     """
 
-    def __init__(self, at: Place, name: str, k: int, masking: Masking, folder: Path) -> None:
+    def __init__(self, at: Endpoint, name: str, k: int, masking: Masking, folder: Path) -> None:
         super().__init__(daemon=True)
         self._at, self._k, self._masking, self._folder = at, k, masking, folder
         self._federation = half(name)
@@ -59,7 +57,7 @@ class Institution(Thread):
         federation, states, ended = self._federation, PrivateStates(), False
         while not ended and self.error is None:
             link: Any = Tapped(self._at.called(10.0), self.sent)
-            gate = Gate(Policy(), self._folder / f"{NAMES[self._k]}.csv")
+            gate = ReportFilter(Policy(), self._folder / f"{NAMES[self._k]}.csv")
             server = RemoteServer(link, NAMES[self._k], self._k, gate, masking=self._masking)
             try:
                 self._work(federation, server, states)
@@ -101,7 +99,7 @@ class Secure:
         maskings: Mapping[int, Callable[..., Masking]] | None = None,
         changes: Callable[[Federation], None] = lambda federation: None,
     ) -> None:
-        at = Place("server", str(folder / secrets.token_hex(4)), secrets.token_hex(16))
+        at = Endpoint("server", str(folder / secrets.token_hex(4)), secrets.token_hex(16))
         self.clients = RemoteClients(at.listener(), NAMES, 60.0, LARGEST)
         kinds = {k: (maskings or {}).get(k, Masking) for k in range(4)}
         self.institutions = [Institution(at, name, k, kinds[k](NAMES[k], NAMES), folder) for k in range(4)]

@@ -2,9 +2,9 @@
 
 import torch
 
-from lit_epgan.modules.speech_gan import SpeechGAN
+from lit_epgan.modules.acoustic_model import SpeechGAN
 from lit_epgan.networks import MLPGenerator, SRUDiscriminator
-from lit_epgan.networks.acoustic import SRUAcousticNetwork
+from lit_epgan.networks.speech_networks import SRUAcousticNetwork
 
 FRAMES, INPUTS, BOTTLENECK, STATES = 4, 5, 3, 2
 

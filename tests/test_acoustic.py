@@ -7,8 +7,8 @@ import torch
 
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
-from lit_epgan.modules.acoustic import AcousticModel, accuracy, check_states, cross_entropy
-from lit_epgan.networks.acoustic import SRUAcousticNetwork
+from lit_epgan.modules.acoustic_model import AcousticModel, accuracy, check_states, cross_entropy
+from lit_epgan.networks.speech_networks import SRUAcousticNetwork
 from tests.federations import fit
 
 

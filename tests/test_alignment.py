@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_epgan.speech.alignment import AlignedClient, flat_start, train_mixtures, training_graphs
-from lit_epgan.speech.hmm import PDFS, phone_models
-from lit_epgan.speech.lexicon import lexicon
+from lit_epgan.speech.gmm import AlignedClient, flat_start, train_mixtures, training_graphs
 from lit_epgan.speech.packages import speech_package
+from lit_epgan.speech.phones import PDFS, lexicon, phone_models
 
 TEXTS = ["one two", "three", "two one three", "three two", "one", "one three two"]
 

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from lit_epgan import tensor_file
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free import flow
-from lit_epgan.likelihood_free.amortised import AmortisedPosterior, Summary
+from lit_epgan.likelihood_free.amortised import AmortisedPosterior, Summary, draw_parameters, ordered
 from lit_epgan.likelihood_free.calibration import coverage, ranks, uniformity
-from lit_epgan.likelihood_free.ordering import ordered
 from lit_epgan.likelihood_free.simulator import Simulator
 
 RECORDS, NOISE = 4, 0.5
@@ -81,7 +79,7 @@ def test_of_exchangeable_means_one_order_is_learnt() -> None:
     """The summary is sorted, so both orders fit it alike; that which ascends is the closed posterior, folded."""
     posterior, v = trained(TwoMeans(exchangeable=True), lambda x, g: noisy_mean(x, g).sort(1).values, 300), VARIANCE
     s, sd = torch.tensor([-1.0, 1.5]), math.sqrt(v / (1 + v))
-    raw = flow.draw(posterior.estimator, s, 5000, generator(1))
+    raw = draw_parameters(posterior.estimator, s, 5000, generator(1))
     assert (raw[:, 0] <= raw[:, 1]).double().mean() > 0.95
     draws = posterior(s, 5000, generator(1))
     assert (draws[:, 0] <= draws[:, 1]).all()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from lit_epgan.networks import DCGANDiscriminator
-from lit_epgan.networks.batch_statistics import BatchStatistics, with_batch_statistics
+from lit_epgan.networks.ensembles import BatchStatistics, with_batch_statistics
 
 
 def discriminator() -> DCGANDiscriminator:

@@ -11,8 +11,18 @@ from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 
 from lit_epgan.errors import UserError
 from lit_epgan.likelihood_free import boosting
-from lit_epgan.likelihood_free.boosting import METHODS, Site, balanced, lacking
-from lit_epgan.likelihood_free.logistic import Logistic, area, averaged, cutoff, fitted, scores
+from lit_epgan.likelihood_free.boosting import (
+    METHODS,
+    Logistic,
+    Site,
+    area,
+    averaged,
+    balanced,
+    cutoff,
+    fitted,
+    lacking,
+    scores,
+)
 
 MEANS = np.array([[0.0, 0.0, 0.0], [1.5, 1.0, 0.0], [-1.0, 2.0, 1.0]])
 

@@ -15,7 +15,7 @@ from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.engine import Algorithm
 from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, FedAvg, FedNP
-from lit_epgan.modules.classifier import Classifier
+from lit_epgan.modules.supervised import Classifier
 from lit_epgan.networks.mlp import MLPBackbone
 from tests.federations import fit
 

@@ -10,7 +10,7 @@ import torch
 from lit_epgan.engine import Algorithm
 from lit_epgan.federated import ExpectationPropagation, FedAvg, TiltedExpectationPropagation
 from lit_epgan.modules.gan import GAN
-from lit_epgan.modules.manual_optimization import Rows
+from lit_epgan.modules.manual_optimization import Batch
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from tests.federations import federation, fit
@@ -85,7 +85,7 @@ def test_compiled_convolutions_agree() -> None:
         module = GAN(*networks, compiled=compiled, channels_last=True)
         torch.manual_seed(1)
         real = torch.randn(6, 1, 8, 8, dtype=torch.double).contiguous(memory_format=torch.channels_last)
-        loss = module._discriminator_loss(Rows(real), 0)
+        loss = module._discriminator_loss(Batch(real), 0)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in module.discriminator.parameters())])
         images = module._faster("generator")(torch.randn(6, 4, dtype=torch.double))

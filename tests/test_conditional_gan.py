@@ -13,9 +13,9 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites, FedAvg, FedAvgGAN, GeneratorSites
 from lit_epgan.federated.function_space.distilled_sites import DistilledSites
-from lit_epgan.modules.conditional_gan import ConditionalGAN
+from lit_epgan.modules.conditional import ConditionalGAN
 from lit_epgan.modules.gan import GAN
-from lit_epgan.modules.manual_optimization import Rows
+from lit_epgan.modules.manual_optimization import Batch
 from lit_epgan.modules.priors import GaussianPrior, HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from tests import federations
@@ -67,8 +67,8 @@ def test_rows_of_one_label_meet_a_plain_discriminator_of_that_label(objective: A
     last, own = (list(m.discriminator.parameters())[-2:] for m in (plain, module))
     state = dict(zip(plain.discriminator.state_dict(), module.discriminator.state_dict().values(), strict=True))
     plain.discriminator.load_state_dict({n: v[1:2] if len(v) == LABELS else v for n, v in state.items()})
-    rows = Rows(torch.randn(6, 1), torch.ones(6, dtype=torch.int64))
-    fake = Rows(torch.randn(6, 1), rows.labels)
+    rows = Batch(torch.randn(6, 1), torch.ones(6, dtype=torch.int64))
+    fake = Batch(torch.randn(6, 1), rows.labels)
     found = []
     for each in (module, plain):
         each._generated = lambda _: fake
@@ -85,7 +85,7 @@ def test_rows_of_one_label_meet_a_plain_discriminator_of_that_label(objective: A
 def test_a_steps_samples_have_the_batchs_labels_by_weight() -> None:
     module = ConditionalGAN(Told(), networks()[1], labels=LABELS, generated=4000)
     weight = torch.tensor([0.1, 0.2, 0.7])
-    fake = module._generated(Rows(torch.zeros(3, 1), torch.tensor([0, 2, 2]), weight))
+    fake = module._generated(Batch(torch.zeros(3, 1), torch.tensor([0, 2, 2]), weight))
     assert torch.equal(fake.x.detach().round().flatten().long(), fake.labels)
     shares = torch.bincount(fake.labels, minlength=LABELS) / 4000
     torch.testing.assert_close(shares, torch.tensor([0.1, 0.0, 0.9]), atol=0.02, rtol=0)
@@ -140,7 +140,7 @@ class Seeing(ConditionalGAN):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         progress = next(c for c in self.trainer.callbacks if isinstance(c, FederationCallback)).progress
-        self.seen.append((progress.round, int(progress.client[-1:] or -1), Rows(*batch)))
+        self.seen.append((progress.round, int(progress.client[-1:] or -1), Batch(*batch)))
         super().training_step(batch, batch_idx)
 
 

@@ -15,8 +15,8 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import DistilledSites, EmbeddingSites, GeneratorSites
 from lit_epgan.modules import CVAE
-from lit_epgan.modules.cvae import divergence
-from lit_epgan.modules.manual_optimization import Rows
+from lit_epgan.modules.conditional import divergence
+from lit_epgan.modules.manual_optimization import Batch
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import RecordNoise
 from tests import federations
@@ -71,7 +71,7 @@ def linear() -> tuple[CVAE, MultivariateNormal]:
 def test_the_bound_is_the_likelihood_where_the_posterior_is_exact_and_above_it_elsewhere() -> None:
     model, likelihood = linear()
     x = torch.tensor([[0.5, -1.0, 2.0]]).double()
-    rows = Rows(x.expand(200_000, 3), torch.ones(200_000, dtype=torch.int64))
+    rows = Batch(x.expand(200_000, 3), torch.ones(200_000, dtype=torch.int64))
     constant = 1.5 * math.log(2 * math.pi * 0.3)
     exact = -float(likelihood.log_prob(x))
     assert float(model.bound(rows).mean()) + constant == pytest.approx(exact, abs=0.01)
@@ -86,7 +86,7 @@ def test_a_label_moves_the_code_as_a_one_hot_entry_beside_the_last_layers_input(
     *below, last = model.encoder.layers  # type: ignore[misc]
     told = torch.cat([nn.Sequential(*below)(x), F.one_hot(labels, LABELS)], 1)
     expected = F.linear(told, torch.cat([last.weight, model.of_label.weight.T], 1), last.bias)
-    torch.testing.assert_close(torch.cat(model._code(Rows(x, labels)), 1), expected)
+    torch.testing.assert_close(torch.cat(model._code(Batch(x, labels)), 1), expected)
 
 
 def test_a_step_takes_the_weighted_mean_of_the_rows(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_step_takes_the_weighted_mean_of_the_rows(tmp_path: Path) -> None:
         losses.append(float(model.training_step((torch.tensor([[1.0], [2.0], [last]]), labels, weight), 0)))
     assert losses[0] == losses[1]
     torch.manual_seed(4)
-    each = model.bound(Rows(torch.tensor([[1.0], [2.0], [3.0]]), labels))
+    each = model.bound(Batch(torch.tensor([[1.0], [2.0], [3.0]]), labels))
     assert losses[0] == pytest.approx(float(each[:2].mean()))
 
 
@@ -182,7 +182,7 @@ def test_data_or_an_encoder_that_do_not_fit(model: CVAE, batch: Any, message: st
 def test_records_of_another_shape_than_the_decoders_are_refused(records: Tensor) -> None:
     """The data module does not say its shape; the difference would be broadcast."""
     with pytest.raises(UserError, match="shape"):
-        cvae(encoder_of=records[0].numel()).bound(Rows(records, torch.zeros(4, dtype=torch.long)))
+        cvae(encoder_of=records[0].numel()).bound(Batch(records, torch.zeros(4, dtype=torch.long)))
 
 
 def test_labels_of_a_later_client_are_looked_at() -> None:

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
-from lit_epgan.speech.alignment import aligned, training_graphs
-from lit_epgan.speech.decoding import Decoder, log_prior
-from lit_epgan.speech.graph import decoding_graph
-from lit_epgan.speech.hmm import PDFS, phone_models
-from lit_epgan.speech.lexicon import UNKNOWN_WORD, lexicon
+from lit_epgan.speech.decoding import Decoder, decoding_graph, log_prior
+from lit_epgan.speech.gmm import aligned, training_graphs
+from lit_epgan.speech.phones import PDFS, UNKNOWN_WORD, lexicon, phone_models
 
 TEXTS = ["turn it on", "turn it off", "two cats turn", "blorf it on", "to turn it on", "to turn it off"]
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.embedding import RandomFourierFeatures
-from lit_epgan.likelihood_free.questions import Answer, Question, answered, mean_embedding, statistic
+from lit_epgan.likelihood_free.mean_embeddings import Question, SummedAnswer, answered, mean_embedding, statistic
 from lit_epgan.randomness import generator_for
 
 G = generator_for("questions")
@@ -37,7 +37,7 @@ def test_sums_over_sites_are_the_pooled_discrepancies_and_a_constant() -> None:
 def test_what_the_sums_give_away_is_the_pooled_mean_under_the_metric() -> None:
     question = Question.of(R, MEANS)
     for asked in (question, Question(R, question.simulated[:4])):  # r + 1 of them are enough
-        found = statistic(asked, Answer(over_sites(asked), 35.0))
+        found = statistic(asked, SummedAnswer(over_sites(asked), 35.0))
         assert torch.allclose(found, R @ POOLED, atol=1e-8, rtol=0)
 
 

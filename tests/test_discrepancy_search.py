@@ -20,10 +20,8 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import DiscrepancySearch, EnergySearch, FedAvg, PublishedRejection
 from lit_epgan.likelihood_free import GaussianMixture
 from lit_epgan.likelihood_free.inference import FOUND, SEARCHING, Inference, Stage
-from lit_epgan.likelihood_free.questions import answered, mean_embedding
-from lit_epgan.likelihood_free.search import Particles, Search
-from lit_epgan.likelihood_free.statistics import Statistics, ridged, root
-from lit_epgan.likelihood_free.target import Target
+from lit_epgan.likelihood_free.mean_embeddings import Statistics, answered, mean_embedding, ridged, root
+from lit_epgan.likelihood_free.search import Particles, Search, Target
 from lit_epgan.modules import Posterior, PosteriorOfCodes, SuffiAE
 from lit_epgan.privacy import CentralNoise
 from lit_epgan.randomness import generator_for

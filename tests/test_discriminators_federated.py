@@ -23,7 +23,7 @@ from lit_epgan.federated.f2a import OwnDiscriminator
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
-from lit_epgan.networks.forgiving import ForgiverFirst
+from lit_epgan.networks.ensembles import ForgiverFirst
 from tests.federations import federation, fit
 from tests.modules import TwoOptimizers
 

@@ -8,7 +8,7 @@ from lit_epgan.datamodules import Elsewhere, FederatedDataModule
 from lit_epgan.datamodules.elsewhere import Away, place
 from lit_epgan.engine.samplers import Everyone
 from lit_epgan.errors import UserError
-from lit_epgan.remote.agreement import agreed, disagreement
+from lit_epgan.remote.remote_clients import agreed, disagreement
 
 
 def held(*names: str) -> FederatedDataModule:

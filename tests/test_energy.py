@@ -5,8 +5,13 @@ import torch
 from torch.distributions import Normal
 
 from lit_epgan.likelihood_free import Independent
-from lit_epgan.likelihood_free.energy import energy_distance, sliced_energy, unit_directions
-from lit_epgan.likelihood_free.tolerance_search import ToleranceSearch, compared
+from lit_epgan.likelihood_free.abc_search import (
+    ToleranceSearch,
+    compared,
+    energy_distance,
+    sliced_energy,
+    unit_directions,
+)
 from lit_epgan.randomness import generator_for
 
 G = generator_for("energy")
@@ -27,7 +32,7 @@ def test_the_energy_distance_is_that_of_all_pairs() -> None:
 
 def test_a_part_at_a_time_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = energy_distance(SIMULATED, RECORDS)
-    monkeypatch.setattr("lit_epgan.likelihood_free.energy.PAIRS", 1)
+    monkeypatch.setattr("lit_epgan.likelihood_free.abc_search.PAIRS", 1)
     assert torch.allclose(energy_distance(SIMULATED, RECORDS), whole)
 
 

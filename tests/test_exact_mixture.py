@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import gammaln, multigammaln
 
-from lit_epgan.likelihood_free.mixture import GaussianMixture
+from lit_epgan.likelihood_free.simulator import GaussianMixture
 from tests.processes import ROOT
 
 

@@ -10,8 +10,7 @@ import torch
 from lit_epgan.engine.messages import Count, Report, Task, Weighted
 from lit_epgan.errors import UserError
 from lit_epgan.privacy import CentralNoise, RecordNoise, Releases, spent
-from lit_epgan.remote.gate import Gate
-from lit_epgan.remote.policy import Policy
+from lit_epgan.remote.policy import Policy, ReportFilter
 from tests.test_record_noise import plan
 
 TASK = Task(1, 4, 2, "train", True, {})
@@ -23,7 +22,7 @@ REPORT: Report = {
 
 
 def test_a_report_is_listed_entry_by_entry(tmp_path: Path) -> None:
-    gate = Gate(Policy(), tmp_path / "institution" / "sent.csv")
+    gate = ReportFilter(Policy(), tmp_path / "institution" / "sent.csv")
     gate.passes(TASK, REPORT)
     gate.passes(TASK, {"weight": Count(2.0)})
     rows = list(csv.reader((tmp_path / "institution" / "sent.csv").open()))
@@ -38,12 +37,12 @@ def test_a_report_is_listed_entry_by_entry(tmp_path: Path) -> None:
 
 def test_a_dry_run_lists_and_sends_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing was sent"):
-        Gate(Policy(), tmp_path / "sent.csv", dry=True).passes(TASK, REPORT)
+        ReportFilter(Policy(), tmp_path / "sent.csv", dry=True).passes(TASK, REPORT)
     assert len((tmp_path / "sent.csv").read_text().splitlines()) == 4
 
 
 def test_what_may_not_leave_is_neither_listed_nor_sent(tmp_path: Path) -> None:
-    gate = Gate(Policy(entries=["param*", "weight"]), tmp_path / "sent.csv")
+    gate = ReportFilter(Policy(entries=["param*", "weight"]), tmp_path / "sent.csv")
     with pytest.raises(UserError, match=r"entries is \['param\*', 'weight'\], and 'networks' is none of them"):
         gate.passes(TASK, REPORT)
     assert not (tmp_path / "sent.csv").exists()

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import multivariate_normal
 
 from lit_epgan.speech.gmm import Mixtures
-from lit_epgan.speech.hmm import PDFS, phone_models
+from lit_epgan.speech.phones import PDFS, phone_models
 
 DIMENSION, FRAMES = 3, 120
 

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from lit_epgan.speech.graph import grammar
-from lit_epgan.speech.lexicon import lexicon
+from lit_epgan.speech.decoding import grammar
+from lit_epgan.speech.phones import lexicon
 
 ORDER = 3
 TEXTS = [

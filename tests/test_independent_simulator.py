@@ -12,7 +12,7 @@ from torch.distributions import Beta, Dirichlet, Gamma, MultivariateNormal, Norm
 from lit_epgan.errors import UserError
 from lit_epgan.likelihood_free import Independent
 from lit_epgan.likelihood_free.inference import FOUND, Inference
-from lit_epgan.likelihood_free.questions import answered, mean_embedding
+from lit_epgan.likelihood_free.mean_embeddings import answered, mean_embedding
 from lit_epgan.randomness import generator_for
 
 

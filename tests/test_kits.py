@@ -16,8 +16,8 @@ from PIL import Image
 
 from lit_epgan.command.cli import main
 from lit_epgan.errors import UserError
+from lit_epgan.flare.fit import VARIABLE, FitPlan
 from lit_epgan.flare.kits import Members, provision, sites_of, store_in
-from lit_epgan.flare.plan import VARIABLE, Plan
 from tests.processes import ROOT, environment
 from tests.same_weights import assert_same, last_checkpoint
 
@@ -112,16 +112,16 @@ def test_a_wrong_kit_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_what_a_process_does_is_told_on_its_own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(["--config", "a.yaml"], "/here", str(tmp_path), "fit.log", "east")
+    plan = FitPlan(["--config", "a.yaml"], "/here", str(tmp_path), "fit.log", "east")
     plan.write(tmp_path / "fits", "east")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "fits"))
-    assert Plan.read("east") == plan
+    assert FitPlan.read("east") == plan
     assert not plan.has_checkpoint
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
     assert plan.has_checkpoint
     with pytest.raises(UserError, match="was not started by"):
-        Plan.read("north")
+        FitPlan.read("north")
 
 
 # A federation by kits -------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import torch
 
 from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.labels import aligned, consistent
+from lit_epgan.likelihood_free.moves import aligned, consistent
 from lit_epgan.randomness import generator_for
 
 MIXTURE = GaussianMixture(3, 2)

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 from lit_epgan.command.cli import main
 from lit_epgan.modules import LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork
-from lit_epgan.networks.generation import log_probabilities, most_probable, sampled
+from lit_epgan.networks.language import most_probable, sampled
+from tests.language import log_probabilities
 
 SOURCE = 'def documented():\n    """Return the {k}th number of a list. Raise an error otherwise."""\n'
 CHEAP = ["--data.clients", "3", "--data.held_out_users", "2", "--data.vocabulary", "8", "--data.batch_size", "4"]

@@ -10,8 +10,8 @@ import torch
 
 from lit_epgan.errors import UserError
 from lit_epgan.networks import CIFGLanguageNetwork
-from lit_epgan.networks.generation import log_probabilities, most_probable, sampled
-from lit_epgan.networks.language import CIFGLayer
+from lit_epgan.networks.language import CIFGLayer, most_probable, sampled
+from tests.language import log_probabilities
 
 
 def seeded(seed: int = 0) -> torch.Generator:

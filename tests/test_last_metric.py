@@ -7,8 +7,7 @@ from torch.distributions import Normal
 
 from lit_epgan.embedding import RandomFourierFeatures
 from lit_epgan.likelihood_free import Independent, Statistics
-from lit_epgan.likelihood_free.correction import SEEN, Correction
-from lit_epgan.likelihood_free.refinement import Refinement
+from lit_epgan.likelihood_free.inference import SEEN, Correction, Refinement
 from lit_epgan.likelihood_free.search import Particles, Search
 from lit_epgan.randomness import generator_for
 

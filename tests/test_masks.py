@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lit_epgan.remote import masks
-from lit_epgan.remote.masks import add_pad, fixed_point, floating_point, largest, pad_key
+from lit_epgan.remote import keys
+from lit_epgan.remote.keys import Words, add_pad, pad_key
+from lit_epgan.remote.secure_aggregation import Numbers, fixed_point, floating_point, largest
 
 
-def words(*values: int) -> masks.Words:
+def words(*values: int) -> Words:
     return np.array([value % 2**64 for value in values], dtype=np.uint64)
 
 
-def masked(numbers: list[masks.Numbers]) -> list[masks.Words]:
+def masked(numbers: list[Numbers]) -> list[Words]:
     """Every client's fixed-point numbers, with the pads of all pairs."""
     rows = [fixed_point(each) for each in numbers]
     for j in range(len(rows)):
@@ -72,7 +73,7 @@ def test_a_long_pad_is_one_keystream(monkeypatch: pytest.MonkeyPatch) -> None:
     key = bytes(range(32))
     whole, parts = np.zeros(100, dtype=np.uint64), np.zeros(100, dtype=np.uint64)
     add_pad(whole, key, True)
-    monkeypatch.setattr(masks, "CHUNK", 16)
+    monkeypatch.setattr(keys, "CHUNK", 16)
     add_pad(parts, key, True)
     assert parts.tolist() == whole.tolist()
     assert len(set(whole.tolist())) == 100

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lit_epgan.errors import UserError
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.average import ParameterAverage, frozen_copy, recompute_batch_norm
-from lit_epgan.networks.disjoint import DisjointLinear, DisjointNorm, disjoint_names
+from lit_epgan.networks.ensembles import DisjointLinear, DisjointNorm, disjoint_names
 
 
 def count(module: nn.Module) -> int:

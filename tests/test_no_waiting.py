@@ -21,7 +21,7 @@ from lit_epgan.federated import (
     GeneratorSites,
     TiltedExpectationPropagation,
 )
-from lit_epgan.modules.acoustic import AcousticModel
+from lit_epgan.modules.acoustic_model import AcousticModel
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_epgan.likelihood_free.inference import FOUND, Inference
-from lit_epgan.likelihood_free.questions import Answer, Question
+from lit_epgan.likelihood_free.mean_embeddings import Question, SummedAnswer
 from lit_epgan.randomness import generator_for
 
 FILE = Path(__file__).parent.parent / "docs" / "own_simulator.py"
@@ -30,9 +30,9 @@ def test_an_epidemics_parameters_are_found_from_three_hospitals_discrepancies() 
     inference = Inference.of(simulator, 0, particles=100, frequencies=32)
     means = [inference.phi(x).double().mean(0) for x in hospitals]
 
-    def answer(question: Question) -> Answer:
+    def answer(question: Question) -> SummedAnswer:
         """What the hospitals' sums say: one number for each simulated data set."""
-        return Answer(sum(60 * question.discrepancies(mean) for mean in means) / 180, 180.0)
+        return SummedAnswer(sum(60 * question.discrepancies(mean) for mean in means) / 180, 180.0)
 
     asking = inference.run(generator)
     question = next(asking)

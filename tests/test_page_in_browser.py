@@ -13,8 +13,7 @@ from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.inspection import Ask, Check, Findings, ImageView, Inspection, Panel
 from lit_epgan.inspection.inspection import page as inspection_page
 from lit_epgan.privacy import Ledger, Queries
-from lit_epgan.remote.contributions import Contribution, Contributions
-from lit_epgan.remote.operator_page import operator_page
+from lit_epgan.remote.contributions import Contribution, Contributions, operator_page
 from lit_epgan.study.command import study
 from lit_epgan.study.plan import read_study
 from lit_epgan.study.run import runs_of

@@ -9,10 +9,18 @@ from scipy import stats
 from scipy.special import digamma, polygamma
 from torch import Tensor
 
-from lit_epgan.likelihood_free.labels import aligned, consistent
-from lit_epgan.likelihood_free.mixture import GaussianMixture
-from lit_epgan.likelihood_free.moves import SHORTEST, CrankNicolson, Differences, chains
-from lit_epgan.likelihood_free.tempering import effective_size, largest_step, resampled
+from lit_epgan.likelihood_free.moves import (
+    SHORTEST,
+    CrankNicolson,
+    Differences,
+    aligned,
+    chains,
+    consistent,
+    effective_size,
+    largest_step,
+    resampled,
+)
+from lit_epgan.likelihood_free.simulator import GaussianMixture
 from lit_epgan.randomness import generator_for
 
 

@@ -14,7 +14,7 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Broadcast, Client, Training, Work
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
-from lit_epgan.modules.classifier import Classifier
+from lit_epgan.modules.supervised import Classifier
 from lit_epgan.networks.resnet import ResNet18
 from lit_epgan.runs.config_files import find_config
 from tests.federations import SIZES, client_sets, federation, fit

@@ -16,8 +16,8 @@ from lit_epgan.datamodules.toy import PolynomialDataModule
 from lit_epgan.engine import Algorithm, Rounds, Server
 from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, ConjugateEP, FedAvg, FedNP
-from lit_epgan.modules.regression import Regression
-from lit_epgan.networks.polynomial import PolynomialFeatures
+from lit_epgan.modules.supervised import Regression
+from lit_epgan.networks.mlp import PolynomialFeatures
 from tests.federations import fit
 from tests.modules import Regression as TwoLayers
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
-from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Prior, UniformPrior
+from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Prior, Snapshots, UniformPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
-from lit_epgan.networks.snapshots import Snapshots
 from lit_epgan.objectives import OBJECTIVES, objective
 
 MEMBERS = 3

@@ -14,12 +14,12 @@ import pocketsphinx
 import pytest
 import soundfile
 
-from lit_epgan.speech.corpora import embedded, from_manifest
-from lit_epgan.speech.lexicon import PHONES, SILENCE, cmudict
-from lit_epgan.speech.manifest import Recording, write_manifest
+from lit_epgan.speech.corpora import Recording, from_manifest, write_manifest
+from lit_epgan.speech.phones import PHONES, SILENCE, cmudict
 from lit_epgan.speech.preparation import UNALIGNED, prepare
 from lit_epgan.speech.sessions import plan_sessions
 from lit_epgan.speech.stages import Stages
+from lit_epgan.speech.synthesis import embedded
 from tests.test_speech_oracles import NEAR, QUIET, phones_of
 
 DATA = Path("/usr/share/pocketsphinx/test/data")

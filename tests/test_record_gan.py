@@ -14,7 +14,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import F2A, MDGAN, ExpectationPropagation, FedAvg, FedAvgGAN, GeneratorSites
 from lit_epgan.modules import ConditionalGAN
 from lit_epgan.modules.gan import GAN
-from lit_epgan.modules.manual_optimization import Rows
+from lit_epgan.modules.manual_optimization import Batch
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.objectives import gradient_penalty, r1_penalty, scores_and_slopes, squared_gradient_norms
@@ -49,7 +49,7 @@ def test_cut_into_records_it_is_the_same_loss(options: dict[str, Any], weighted:
     """By one call for all rows, the loss and its gradient are those of the ordinary discriminator's step."""
     module = gan(**options)
     x = digits_like(1, 6)[0].tensors[0]
-    real = Rows(x, None, torch.softmax(torch.arange(6.0), 0) if weighted else None)
+    real = Batch(x, None, torch.softmax(torch.arange(6.0), 0) if weighted else None)
     losses = []
     for over_records in (None, lambda network, loss, batch: loss(batch)):
         module.over_records = over_records
@@ -94,12 +94,12 @@ def test_wgan_gps_penalty_is_the_same_from_its_parts() -> None:
     module = gan(objective="wgan-gp")
     module.over_records = lambda network, loss, batch: loss(batch)
     torch.manual_seed(2)
-    with_penalty = module._discriminator_loss(Rows(x), 0)
+    with_penalty = module._discriminator_loss(Batch(x), 0)
     torch.manual_seed(2)
     module.gp = 0.0
-    without = module._discriminator_loss(Rows(x), 0)
+    without = module._discriminator_loss(Batch(x), 0)
     torch.manual_seed(2)
-    fake = module._generated(Rows(x)).x
+    fake = module._generated(Batch(x)).x
     assert float(with_penalty - without) == pytest.approx(10 * float(gradient_penalty(module.discriminator, x, fake)))
     assert float(gradient_penalty(discriminator, x, fake)) > 0
 
@@ -111,7 +111,7 @@ def test_a_generator_sees_the_discriminator_alone() -> None:
     class Watched(GAN):
         held: Tensor | None = None
 
-        def _generator_turn(self, optimizer: Any, discriminator_optimizer: Any, real: Rows) -> None:
+        def _generator_turn(self, optimizer: Any, discriminator_optimizer: Any, real: Batch) -> None:
             # the same discriminator in both runs, whatever it has learnt
             seen[-1].append(vector(self.discriminator))
             with torch.no_grad():
@@ -182,7 +182,7 @@ def test_rows_of_other_sites_have_their_gradient_as_it_is() -> None:
         return values.mean() if weight is None else weight @ values
 
     parameters = list(network.parameters())
-    found = torch.autograd.grad(module.over_records(network, loss, Rows(*batch)), parameters)
+    found = torch.autograd.grad(module.over_records(network, loss, Batch(*batch)), parameters)
     own = torch.autograd.grad(network(records).square().mean(1).sum() * 0.3 / 8, parameters)
     others = torch.autograd.grad(network(replay).square().mean() * 0.7, parameters)
     torch.testing.assert_close(found, tuple(a + b for a, b in zip(own, others, strict=True)))

@@ -14,13 +14,24 @@ from lit_epgan.engine import PlainFederation, Task
 from lit_epgan.engine.private import Private
 from lit_epgan.federated import DiscrepancySearch, PublishedRejection
 from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.questions import Answer, Question, mean_embedding, statistic
-from lit_epgan.likelihood_free.rejection import record_from_distances
+from lit_epgan.likelihood_free.mean_embeddings import Question, SummedAnswer, mean_embedding, statistic
 from lit_epgan.modules import Posterior
 from lit_epgan.randomness import generator_for
 from tests.plain_federation import federated
 
 RECORDS = 3 * torch.randn(12, 2, generator=generator_for("records")) + torch.tensor([5.0, -1.0])
+
+
+def record_from_distances(points: Tensor, answers: Tensor) -> Tensor:
+    """The record x (d,) that points (m, d), m > d, are ``answers`` (m,) away from: how the published rule leaks.
+
+        ||x - g_i||^2 - ||g_i||^2 = -2 <g_i, x> + ||x||^2
+
+    is linear in x and ||x||^2, and the order of a client's records never changes.
+    """
+    rows = torch.cat([-2 * points, torch.ones_like(points[:, :1])], 1)
+    known = answers - points.square().sum(1)
+    return torch.linalg.lstsq(rows, known[:, None]).solution[:-1, 0]
 
 
 def holding(records: Tensor, algorithm: Any) -> PlainFederation:
@@ -102,7 +113,7 @@ def attacked(records: Tensor, algorithm: DiscrepancySearch, rounds: int = 4) -> 
         around = torch.randn(size + 2, size, generator=generator, dtype=torch.float64)
         question = Question(root, guess + 0.1**number * around)
         answer = ask("discrepancy", root=question.root, simulated=question.simulated)
-        guess = statistic(question, Answer(answer, float(len(records))))
+        guess = statistic(question, SummedAnswer(answer, float(len(records))))
     return guess
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from lit_epgan.engine.messages import Count, tensor_of
 from lit_epgan.engine.wire import decode_answer
-from lit_epgan.remote.link import Place
-from lit_epgan.remote.notes import VERSION, WORDS, Kind, Note
+from lit_epgan.remote.protocol import VERSION, WORDS, Endpoint, Kind, Frame
 from tests.processes import Started, command, model, run
 from tests.same_weights import assert_same
 
@@ -43,18 +42,18 @@ def started(folder: Path, *options: str, overheard: list[bytes] | None = None) -
     """Five processes: the server's, and one for each client; what the last client sends may be overheard."""
     folder.mkdir(exist_ok=True)
     key, address = secrets.token_hex(16), str(folder / f"{secrets.token_hex(4)}")
-    server = Started(command(folder / "server", *options), **Place("server", address, key).environment())
+    server = Started(command(folder / "server", *options), **Endpoint("server", address, key).environment())
     found = {"server": server}
     for name in NAMES:
-        where = Place("institution", address, key, name)
+        where = Endpoint("institution", address, key, name)
         if overheard is not None and name == NAMES[-1]:
-            where = Place("institution", address + "-tapped", key, name)
-            Thread(target=tap, args=(where, Place("server", address, key), overheard), daemon=True).start()
+            where = Endpoint("institution", address + "-tapped", key, name)
+            Thread(target=tap, args=(where, Endpoint("server", address, key), overheard), daemon=True).start()
         found[name] = Started(command(folder / name, *options), **where.environment())
     return found
 
 
-def tap(institution: Place, server: Place, overheard: list[bytes]) -> None:
+def tap(institution: Endpoint, server: Endpoint, overheard: list[bytes]) -> None:
     """Stands between an institution and the server, and keeps all that the institution sends."""
 
     def hand_on(source: Connection, target: Connection, keep: list[bytes]) -> None:
@@ -146,7 +145,7 @@ def test_nothing_but_its_name_and_reports_leaves_an_institution(tmp_path: Path) 
     """Every byte is looked at on its way. The list of what has left says the same, entry by entry."""
     overheard: list[bytes] = []
     ended(started(tmp_path / "several", "--module", "regression", "--algorithm", "ep", overheard=overheard))
-    hello, *answers = map(Note.read, overheard)
+    hello, *answers = map(Frame.read, overheard)
     assert (hello.kind, hello.about()) == (Kind.HELLO, {"name": NAMES[-1], "version": VERSION, "settings": {}})
     assert {note.kind for note in answers} == {Kind.ANSWER}
     found = []

@@ -18,35 +18,31 @@ from lit_epgan.engine.messages import Count, Task, Weighted, scalar
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import LENGTH, encode_answer
 from lit_epgan.errors import UserError
-from lit_epgan.remote.agreement import agreed
-from lit_epgan.remote.clients import RemoteClients
 from lit_epgan.remote.contributions import Contribution, Contributions
-from lit_epgan.remote.gate import Gate
-from lit_epgan.remote.link import Place
-from lit_epgan.remote.notes import VERSION, Kind, Note, answer_to, answered
-from lit_epgan.remote.policy import Policy
-from lit_epgan.remote.server import RemoteServer
-from lit_epgan.remote.shapes import Shapes
+from lit_epgan.remote.policy import Policy, ReportFilter
+from lit_epgan.remote.protocol import VERSION, Endpoint, Kind, Frame, answer_to, answered
+from lit_epgan.remote.remote_clients import RemoteClients, Shapes, agreed
+from lit_epgan.remote.remote_server import RemoteServer
 
 NAMES = ["a", "b", "c"]
 PATIENCE, LARGEST = 0.2, 10_000
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Place:
-    return Place("server", str(tmp_path / "s"), secrets.token_hex(16))
+def at(tmp_path: Path) -> Endpoint:
+    return Endpoint("server", str(tmp_path / "s"), secrets.token_hex(16))
 
 
 @pytest.fixture
-def clients(at: Place) -> Iterator[RemoteClients]:
+def clients(at: Endpoint) -> Iterator[RemoteClients]:
     found = RemoteClients(at.listener(), NAMES, PATIENCE, LARGEST)
     yield found
     found.end()
 
 
-def called(at: Place, name: str, version: Any = VERSION) -> Any:
+def called(at: Endpoint, name: str, version: Any = VERSION) -> Any:
     link = at.called()
-    link.send_bytes(Note.of(Kind.HELLO, name=name, version=version).written())
+    link.send_bytes(Frame.of(Kind.HELLO, name=name, version=version).written())
     return link
 
 
@@ -70,7 +66,7 @@ def saying(**instead: Any) -> bytes:
     return answered(task(0), len(words).to_bytes(LENGTH, "little") + words + body[end:]).written()
 
 
-def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at: Place, clients: RemoteClients) -> None:
+def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at: Endpoint, clients: RemoteClients) -> None:
     links = [called(at, name) for name in NAMES]
     assert clients.meet(range(3)) == {0, 1, 2}
     for k in (2, 0, 1):
@@ -90,7 +86,7 @@ def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at: Place, clie
         (None, "has not answered for 0.2 seconds"),
         (note(round_=2), "an answer to another question"),
         (note(exchange=0), "an answer to another question"),
-        (Note(Kind.HELLO).written(), "says HELLO where ANSWER was expected"),
+        (Frame(Kind.HELLO).written(), "says HELLO where ANSWER was expected"),
         (b"?", "is not a valid Kind"),
         (b"", "is not a valid Kind"),
         (note()[:40], "is no answer"),
@@ -102,11 +98,11 @@ def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at: Place, clie
         (saying(weights={"change": float("inf")}), "inf stands where"),
         (saying(counts={"weight": [[1], True]}), "[1] stands where"),
         (saying(counts={"weight": [float("-inf"), True]}), "-inf stands where"),
-        (Note.of(Kind.REFUSED).written(), "says REFUSED where ANSWER was expected"),
+        (Frame.of(Kind.REFUSED).written(), "says REFUSED where ANSWER was expected"),
     ],
 )
 def test_what_is_no_answer_leaves_one_institution_out(
-    at: Place, clients: RemoteClients, sent: bytes | None, why: str
+    at: Endpoint, clients: RemoteClients, sent: bytes | None, why: str
 ) -> None:
     good, bad = called(at, "a"), called(at, "b")
     clients.meet([0, 1])
@@ -121,7 +117,7 @@ def test_what_is_no_answer_leaves_one_institution_out(
     assert [k for k, each in clients.ask({1: task(1)}) if each is not None] == []  # nobody is asked: nothing waits
 
 
-def test_an_answer_that_comes_twice_is_not_counted_twice(at: Place, clients: RemoteClients) -> None:
+def test_an_answer_that_comes_twice_is_not_counted_twice(at: Endpoint, clients: RemoteClients) -> None:
     link = called(at, "a")
     clients.meet([0])
     link.send_bytes(note())
@@ -133,7 +129,7 @@ def test_an_answer_that_comes_twice_is_not_counted_twice(at: Place, clients: Rem
     assert "another question" in clients.lost[0]
 
 
-def test_who_is_lost_calls_again_and_takes_part_from_then_on(at: Place, clients: RemoteClients) -> None:
+def test_who_is_lost_calls_again_and_takes_part_from_then_on(at: Endpoint, clients: RemoteClients) -> None:
     first = called(at, "a")
     clients.meet([0])
     first.close()
@@ -147,13 +143,13 @@ def test_who_is_lost_calls_again_and_takes_part_from_then_on(at: Place, clients:
     assert not clients.lost
 
 
-def test_strangers_are_not_let_in(at: Place, clients: RemoteClients) -> None:
+def test_strangers_are_not_let_in(at: Endpoint, clients: RemoteClients) -> None:
     """A wrong key, a name that is not expected, a note that is no hello, and no note at all."""
     with pytest.raises(AuthenticationError):
         Client(at.address, "AF_UNIX", authkey=b"wrong")
     called(at, "nobody")
-    at.called().send_bytes(Note.of(Kind.BEGIN, round=1, trains=True).written())
-    at.called().send_bytes(Note(Kind.HELLO, b"[1]").written())
+    at.called().send_bytes(Frame.of(Kind.BEGIN, round=1, trains=True).written())
+    at.called().send_bytes(Frame(Kind.HELLO, b"[1]").written())
     at.called().close()
     link = called(at, "c")
     assert clients.meet([2]) == {2}
@@ -161,14 +157,14 @@ def test_strangers_are_not_let_in(at: Place, clients: RemoteClients) -> None:
     link.close()
 
 
-def test_one_under_other_settings_is_told_which_they_are(at: Place, recwarn: pytest.WarningsRecorder) -> None:
+def test_one_under_other_settings_is_told_which_they_are(at: Endpoint, recwarn: pytest.WarningsRecorder) -> None:
     ours = RemoteClients(at.listener(), NAMES, PATIENCE, LARGEST, agreed({"model.lr": "0.1"}))
     link = at.called()
-    link.send_bytes(Note.of(Kind.HELLO, name="b", version=VERSION, settings=agreed({"model.lr": "0.2"})).written())
+    link.send_bytes(Frame.of(Kind.HELLO, name="b", version=VERSION, settings=agreed({"model.lr": "0.2"})).written())
     same = at.called()
-    same.send_bytes(Note.of(Kind.HELLO, name="c", version=VERSION, settings=agreed({"model.lr": "0.1"})).written())
+    same.send_bytes(Frame.of(Kind.HELLO, name="c", version=VERSION, settings=agreed({"model.lr": "0.1"})).written())
     assert ours.meet([2]) == {2}
-    refused = Note.read(link.recv_bytes())  # the warning comes before it
+    refused = Frame.read(link.recv_bytes())  # the warning comes before it
     assert refused.kind is Kind.REFUSED
     assert any("'b' is not let in" in str(warning.message) for warning in recwarn)
     assert "model.lr" in refused.about()["why"]
@@ -177,28 +173,28 @@ def test_one_under_other_settings_is_told_which_they_are(at: Place, recwarn: pyt
     ours.end()
 
 
-def test_one_that_says_nothing_holds_nobody_up(at: Place, clients: RemoteClients) -> None:
+def test_one_that_says_nothing_holds_nobody_up(at: Endpoint, clients: RemoteClients) -> None:
     silent = at.called()
     called(at, "a")
     assert clients.meet([0], seconds=5) == {0}
     silent.close()
 
 
-def test_rounds_are_told_to_everybody(at: Place, clients: RemoteClients) -> None:
+def test_rounds_are_told_to_everybody(at: Endpoint, clients: RemoteClients) -> None:
     links = {k: called(at, NAMES[k]) for k in (0, 1)}
     clients.meet(links)
     clients.begin(7, [1, 2, 3], True)
     clients.over(7, [0])
     clients.end()
     for k, link in links.items():
-        told = [Note.read(link.recv_bytes()) for _ in range(3)]
+        told = [Frame.read(link.recv_bytes()) for _ in range(3)]
         assert told[0].about() == {"round": 7, "trains": k == 1, "cohort": 3}
         assert told[1].about() == {"round": 7, "counts": k != 0}
         assert told[2].kind is Kind.END
 
 
-def test_an_answer_is_read_back(at: Place) -> None:
-    assert answer_to(task(0), Note.read(note())) == encode_answer(answer())
+def test_an_answer_is_read_back(at: Endpoint) -> None:
+    assert answer_to(task(0), Frame.read(note())) == encode_answer(answer())
 
 
 def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it() -> None:
@@ -228,11 +224,11 @@ def test_of_two_shapes_that_are_as_frequent_the_servers_own_is_right(sent: dict[
 @pytest.mark.filterwarnings("ignore:'a' is not let in")
 @pytest.mark.parametrize("version", [None, 0, VERSION + 1, "1", [VERSION]])
 def test_another_version_of_the_protocol_is_refused_in_a_sentence_at_both_ends(
-    at: Place, clients: RemoteClients, version: Any
+    at: Endpoint, clients: RemoteClients, version: Any
 ) -> None:
     link = called(at, "a", version)
     assert link.poll(30)
-    refused = Note.read(link.recv_bytes())
+    refused = Frame.read(link.recv_bytes())
     assert refused.kind is Kind.REFUSED
     assert refused.about()["why"].startswith(f"the server speaks version {VERSION} of the federation's protocol, and ")
     called(at, "b")
@@ -242,14 +238,14 @@ def test_another_version_of_the_protocol_is_refused_in_a_sentence_at_both_ends(
 
 def test_an_institution_that_is_refused_ends_in_a_sentence(tmp_path: Path) -> None:
     ours, theirs = Pipe()
-    institution = RemoteServer(ours, "a", 0, Gate(Policy(), tmp_path / "sent.csv"))
-    assert Note.read(theirs.recv_bytes()).about() == {"name": "a", "version": VERSION, "settings": {}}
-    theirs.send_bytes(Note.of(Kind.REFUSED, why="the server speaks version 2").written())
+    institution = RemoteServer(ours, "a", 0, ReportFilter(Policy(), tmp_path / "sent.csv"))
+    assert Frame.read(theirs.recv_bytes()).about() == {"name": "a", "version": VERSION, "settings": {}}
+    theirs.send_bytes(Frame.of(Kind.REFUSED, why="the server speaks version 2").written())
     with pytest.raises(UserError, match="does not let this institution in: the server speaks version 2"):
         institution.trains(0)
 
 
-def test_what_was_heard_of_an_answer_is_its_seconds_and_bytes(at: Place, clients: RemoteClients) -> None:
+def test_what_was_heard_of_an_answer_is_its_seconds_and_bytes(at: Endpoint, clients: RemoteClients) -> None:
     link = called(at, "a")
     clients.meet([0])
     link.send_bytes(note())
@@ -258,7 +254,9 @@ def test_what_was_heard_of_an_answer_is_its_seconds_and_bytes(at: Place, clients
     assert 0 <= clients.heard[0].seconds < PATIENCE
 
 
-def test_all_have_the_same_time_to_answer(at: Place, clients: RemoteClients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_have_the_same_time_to_answer(
+    at: Endpoint, clients: RemoteClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After one was silent for all of it, the next one is waited for no more."""
     links = [called(at, name) for name in ("a", "b")]
     clients.meet([0, 1])

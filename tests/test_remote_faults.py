@@ -17,8 +17,7 @@ from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import decode_task, encode_answer
-from lit_epgan.remote.link import Place, Terms
-from lit_epgan.remote.notes import VERSION, Kind, Note, answered
+from lit_epgan.remote.protocol import VERSION, Endpoint, Kind, Frame, Terms, answered
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS
 from tests.processes import Started, command, model
 from tests.test_remote import NAMES, ended, wait_for
@@ -37,9 +36,9 @@ class Site:
         self.folder, self._terms = folder, terms or Terms()
         self._key, self._address = secrets.token_hex(16), str(folder / secrets.token_hex(4))
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> Endpoint:
         role = "server" if name == "server" else "institution"
-        return Place(role, self._address, self._key, "" if name == "server" else name, self._terms)
+        return Endpoint(role, self._address, self._key, "" if name == "server" else name, self._terms)
 
     def started(self, name: str, *options: str) -> Started:
         return Started(command(self.folder / name, *options), **self.place(name).environment())
@@ -199,13 +198,13 @@ def wrong(kind: str, task: Task) -> bytes:
     return answered(task, body).written()
 
 
-def hostile(where: Place, kind: str) -> None:
+def hostile(where: Endpoint, kind: str) -> None:
     """An institution that answers every task wrongly; ``silent`` breaks its link."""
     link: Connection = where.called(60.0)
-    link.send_bytes(Note.of(Kind.HELLO, name=where.name, version=VERSION).written())
+    link.send_bytes(Frame.of(Kind.HELLO, name=where.name, version=VERSION).written())
     try:
         while True:
-            note = Note.read(link.recv_bytes())
+            note = Frame.read(link.recv_bytes())
             if note.kind is Kind.TASK:
                 if kind == "silent":
                     break

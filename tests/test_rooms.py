@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy.signal import welch
 
-from lit_epgan.speech.espeak import RATE
-from lit_epgan.speech.rooms import LEVEL, noise, record
+from lit_epgan.speech.frames import RATE
 from lit_epgan.speech.sessions import NOISES, Conditions
+from lit_epgan.speech.synthesis import LEVEL, noise, record
 
 VOICES = [np.sin(np.arange(RATE) * pitch) for pitch in (0.1, 0.2)]
 

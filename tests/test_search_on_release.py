@@ -18,7 +18,7 @@ from lit_epgan.federated import FedAvg, SearchOnRelease
 from lit_epgan.federated.likelihood_free.search_on_release import noise_of
 from lit_epgan.likelihood_free import GaussianMixture
 from lit_epgan.likelihood_free.inference import FOUND, Stage
-from lit_epgan.likelihood_free.questions import answered
+from lit_epgan.likelihood_free.mean_embeddings import answered
 from lit_epgan.modules import Posterior
 from lit_epgan.randomness import generator_for
 from tests.federations import fit

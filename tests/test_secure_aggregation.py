@@ -24,11 +24,9 @@ from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedSeq
-from lit_epgan.remote.link import Place, Terms
-from lit_epgan.remote.masking import MASKED, Masking
-from lit_epgan.remote.notes import WORDS, Kind, Note
 from lit_epgan.remote.policy import Policy
-from lit_epgan.remote.summing import MaskedSum
+from lit_epgan.remote.protocol import WORDS, Endpoint, Kind, Frame, Terms
+from lit_epgan.remote.secure_aggregation import MASKED, MaskedSum, Masking
 from tests.certificates import Root
 from tests.pipe_federations import half
 from tests.processes import Started, command, run
@@ -47,8 +45,8 @@ def started(folder: Path, *options: str, cut_in: int | None = None) -> dict[str,
     """Five processes: the server's, and one for each client; the last one's link may be cut in a round."""
     folder.mkdir(exist_ok=True)
     key, address = secrets.token_hex(16), str(folder / f"{secrets.token_hex(4)}")
-    places = {"server": Place("server", address, key, terms=SECURE)}
-    places |= {name: Place("institution", address, key, name, SECURE) for name in NAMES}
+    places = {"server": Endpoint("server", address, key, terms=SECURE)}
+    places |= {name: Endpoint("institution", address, key, name, SECURE) for name in NAMES}
     if cut_in is not None:
         tapped = replace(places[NAMES[-1]], address=address + "-tapped")
         Thread(target=cut, args=(tapped, places["server"], cut_in), daemon=True).start()
@@ -87,24 +85,24 @@ def test_an_institution_that_wants_masks_takes_part_in_nothing_else(tmp_path: Pa
     policy = tmp_path / "policy.yaml"
     policy.write_text("secure: true\n")
     key, address = secrets.token_hex(16), str(tmp_path / "s")
-    open_ = Place("institution", address, key, NAMES[0])
+    open_ = Endpoint("institution", address, key, NAMES[0])
     process = Started(command(tmp_path / "a", "--policy", str(policy)), **open_.environment())
     assert process.wait() != 0
     assert "secure is True, and the federation's server sees every report by itself" in process.printed()
 
 
-def cut(institution: Place, server: Place, round_: int) -> None:
+def cut(institution: Endpoint, server: Endpoint, round_: int) -> None:
     """Stands between an institution and the server until the institution sends a masked answer in this round."""
 
-    def hand_on(source: Any, target: Any, stops: Callable[[Note], bool]) -> None:
+    def hand_on(source: Any, target: Any, stops: Callable[[Frame], bool]) -> None:
         with contextlib.suppress(EOFError, OSError, TypeError):
-            while not stops(Note.read(data := source.recv_bytes())):
+            while not stops(Frame.read(data := source.recv_bytes())):
                 target.send_bytes(data)
             for each in (source, target):  # a thread that waits for it would keep a link that is merely closed
                 with socket.socket(fileno=os.dup(each.fileno())) as end:
                     end.shutdown(socket.SHUT_RDWR)
 
-    def in_round(note: Note) -> bool:
+    def in_round(note: Frame) -> bool:
         return note.kind is Kind.ANSWER and int.from_bytes(note.body[:8], "little") >= round_
 
     with institution.listener() as listener:
@@ -147,7 +145,7 @@ def test_a_policy_may_insist_on_secure_aggregation() -> None:
 
 def masked_by(institution: Any) -> np.ndarray:
     """All masked words that an institution has sent."""
-    answers = [note.body[WORDS:] for note in map(Note.read, institution.sent) if note.kind is Kind.ANSWER]
+    answers = [note.body[WORDS:] for note in map(Frame.read, institution.sent) if note.kind is Kind.ANSWER]
     return np.concatenate([load(each)[MASKED].numpy().view(np.uint64) for each in answers])
 
 
@@ -187,7 +185,7 @@ def test_nothing_but_names_shapes_keys_and_masked_numbers_leaves(secure: Callabl
     federation = secure()
     federation.round(0)
     federation.end()
-    hello, ready, answer = map(Note.read, federation.institutions[0].sent)
+    hello, ready, answer = map(Frame.read, federation.institutions[0].sent)
     assert (hello.kind, ready.kind, answer.kind) == (Kind.HELLO, Kind.READY, Kind.ANSWER)
     told = json.loads(ready.body[WORDS:])
     assert set(told) == {"layout", "announced"}
@@ -321,7 +319,7 @@ def test_a_sum_of_two_is_not_made(secure: Callable[..., Secure]) -> None:
         federation.round(1)
     federation.round(2)
     assert_close(federation.parameters, without_masks(dict.fromkeys((0, 2), range(4))))
-    assert not [note for note in map(Note.read, federation.institutions[0].sent) if note.kind is Kind.ANSWER][2:]
+    assert not [note for note in map(Frame.read, federation.institutions[0].sent) if note.kind is Kind.ANSWER][2:]
 
 
 # What an institution refuses ------------------------------------------------------------------------------------------

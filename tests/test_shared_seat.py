@@ -11,8 +11,8 @@ import torch
 
 from lit_epgan.callbacks.shared_seat import SharedSeat, rows_of
 from lit_epgan.command.cli import main
-from lit_epgan.flare.plan import at_institution
-from lit_epgan.remote.link import Place
+from lit_epgan.flare.fit import at_institution
+from lit_epgan.remote.protocol import Endpoint
 from tests.processes import ROOT, environment
 from tests.same_weights import assert_same, last_checkpoint
 
@@ -57,10 +57,13 @@ def test_rows_are_those_of_the_first_tensor() -> None:
 @pytest.mark.slow
 def test_two_ranks_of_an_institution_train_the_model_of_one(tmp_path: Path) -> None:
     address, key = str(tmp_path / "s"), secrets.token_hex(16)
-    server = Place("server", address, key)
+    server = Endpoint("server", address, key)
     fits = {"server": (server, WORDS)}
     for name, devices in (("client-0", "1"), ("client-1", "2")):
-        fits[name] = (Place("institution", address, key, name), at_institution([*WORDS, "--trainer.devices", devices]))
+        fits[name] = (
+            Endpoint("institution", address, key, name),
+            at_institution([*WORDS, "--trainer.devices", devices]),
+        )
     processes = {name: started(tmp_path / name, *fit) for name, fit in fits.items()}
     for name, process in processes.items():
         assert process.wait(200) == 0, (tmp_path / name / "log").read_text()
@@ -70,7 +73,7 @@ def test_two_ranks_of_an_institution_train_the_model_of_one(tmp_path: Path) -> N
     assert len(sent) == 1 + len((tmp_path / "client-0" / "run" / "sent.csv").read_text().splitlines()[1:])
 
 
-def started(folder: Path, where: Place, words: list[str]) -> subprocess.Popen[bytes]:
+def started(folder: Path, where: Endpoint, words: list[str]) -> subprocess.Popen[bytes]:
     folder.mkdir()
     command = [sys.executable, "-m", "lit_epgan", "fit", *words, "--trainer.default_root_dir", str(folder / "run")]
     with (folder / "log").open("wb") as log:

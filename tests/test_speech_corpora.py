@@ -10,15 +10,30 @@ import soundfile
 
 from lit_epgan.datamodules import SpeechDataModule
 from lit_epgan.errors import UserError
-from lit_epgan.speech.audio import read_audio, readable
-from lit_epgan.speech.corpora import chime5, from_manifest
-from lit_epgan.speech.lexicon import cmudict
-from lit_epgan.speech.manifest import Recording, read_manifest, write_manifest
-from lit_epgan.speech.sentences import POOLS, TOPICS, pool_of, sentences, vocabulary
-from lit_epgan.speech.sessions import FAMILIES, MAIN_TOPIC, SNR, plan_sessions
+from lit_epgan.speech.corpora import (
+    Recording,
+    chime5,
+    from_manifest,
+    plain_words,
+    read_audio,
+    read_manifest,
+    readable,
+    write_manifest,
+)
+from lit_epgan.speech.phones import cmudict
+from lit_epgan.speech.sessions import (
+    FAMILIES,
+    MAIN_TOPIC,
+    POOLS,
+    SNR,
+    TOPICS,
+    plan_sessions,
+    pool_of,
+    sentences,
+    vocabulary,
+)
 from lit_epgan.speech.stages import Stages, digest_of_result
 from lit_epgan.speech.synthesis import corpus
-from lit_epgan.speech.transcripts import plain_words
 
 RATE = 16000
 SESSIONS = {"train": 16, "dev": 6, "eval": 6}

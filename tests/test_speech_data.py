@@ -10,9 +10,9 @@ import torch
 
 from lit_epgan.datamodules.speech import SpeechDataModule, chunks_of
 from lit_epgan.errors import UserError
-from lit_epgan.speech.features import chunk_starts
+from lit_epgan.speech.frames import chunk_starts
 from lit_epgan.speech.preparation import UNALIGNED, Utterance
-from lit_epgan.speech.sentences import pool_of
+from lit_epgan.speech.sessions import pool_of
 from lit_epgan.speech.stages import digest_of_result
 from tests.speech import MAKERS, MINIATURE
 

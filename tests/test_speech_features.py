@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lit_epgan.errors import UserError
-from lit_epgan.speech.features import MELS, cepstra, log_mel, normalise
+from lit_epgan.speech.frames import MELS, cepstra, log_mel, normalise
 from lit_epgan.speech.packages import speech_package
 
 RATE = 16000

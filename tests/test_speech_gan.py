@@ -10,12 +10,11 @@ from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites, FedAvg, GeneratorSites, PriorOn, TiltedExpectationPropagation
-from lit_epgan.modules.acoustic import cross_entropy
-from lit_epgan.modules.manual_optimization import Rows
+from lit_epgan.modules.acoustic_model import SpeechGAN, cross_entropy
+from lit_epgan.modules.manual_optimization import Batch
 from lit_epgan.modules.priors import HistoryPrior
-from lit_epgan.modules.speech_gan import SpeechGAN
 from lit_epgan.networks import ChunkGenerator, MLPDiscriminator, MLPGenerator, SRUDiscriminator
-from lit_epgan.networks.acoustic import SRUAcousticNetwork
+from lit_epgan.networks.speech_networks import SRUAcousticNetwork
 from tests.federations import fit
 from tests.notes import Notes
 from tests.speech_gans import FRAMES, INPUTS, STATES, batch, speech_gan
@@ -38,7 +37,7 @@ def test_cross_entropy_weighs_ten_times_the_gan_in_the_discriminator(monkeypatch
     monkeypatch.setattr(module, "log", lambda *_, **__: None)
     acoustic, discriminator = Recorder(module.network), Recorder(module.discriminator)
     x, states = batch()
-    module._acoustic_turn(acoustic, discriminator, Rows(x, states))
+    module._acoustic_turn(acoustic, discriminator, Batch(x, states))
     features = module.discriminator.features(x)
     loss = cross_entropy(module.network(torch.cat([x, features], -1)), states)
     encoder = [p for name, p in module.discriminator.named_parameters() if not name.startswith("heads")]
@@ -133,12 +132,12 @@ def test_rows_of_the_others_weigh_in_the_gan_and_not_in_the_recogniser(monkeypat
         monkeypatch.setattr(module, "manual_backward", lambda loss: loss.backward())
         monkeypatch.setattr(module, "log", lambda *_, **__: None)
         acoustic = Recorder(module.network)
-        module._acoustic_turn(acoustic, Recorder(module.discriminator), Rows(*rows))
+        module._acoustic_turn(acoustic, Recorder(module.discriminator), Batch(*rows))
         gradients += acoustic.gradients
     torch.testing.assert_close(*gradients)
     seen = []
     monkeypatch.setattr(module, "optimizers", lambda: (None, None, None))
-    monkeypatch.setattr("lit_epgan.modules.speech_gan.steps_taken", lambda _: 0)
+    monkeypatch.setattr("lit_epgan.modules.acoustic_model.steps_taken", lambda _: 0)
     monkeypatch.setattr(module, "_discriminator_turn", lambda _, rows, steps: seen.append((rows.x, rows.weight)))
     monkeypatch.setattr(module, "_generator_turn", lambda *_: None)
     monkeypatch.setattr(module, "_acoustic_turn", lambda *_: None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_epgan.datamodules.speech import SpeechDataModule
-from lit_epgan.speech.audio import read_audio
+from lit_epgan.speech.corpora import read_audio
 from lit_epgan.speech.stages import CONTENTS, PART, Stages, _mine, is_whole
 from tests.processes import Started
 from tests.speech import MAKERS, MINIATURE

@@ -7,11 +7,10 @@ from lightning.pytorch import Callback
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.speech import ChunkDataset, SpeechDataModule
 from lit_epgan.errors import UserError
-from lit_epgan.modules.acoustic import AcousticModel
-from lit_epgan.networks.acoustic import SRUAcousticNetwork
+from lit_epgan.modules.acoustic_model import AcousticModel
+from lit_epgan.networks.speech_networks import SRUAcousticNetwork
 from lit_epgan.randomness import generator_for
-from lit_epgan.speech.features import CHUNK, FUTURE, INPUTS, MELS, with_future
-from lit_epgan.speech.masking import SpectralMasking, runs
+from lit_epgan.speech.frames import CHUNK, FUTURE, INPUTS, MELS, SpectralMasking, runs, with_future
 from tests.federations import fit
 
 FRAMES = CHUNK + FUTURE

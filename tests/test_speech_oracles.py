@@ -6,13 +6,13 @@ import numpy as np
 import pocketsphinx
 import pytest
 
-from lit_epgan.speech.audio import read_audio
-from lit_epgan.speech.corpora import embedded
-from lit_epgan.speech.lexicon import PHONES, SILENCE
+from lit_epgan.speech.corpora import read_audio
+from lit_epgan.speech.decoding import total
+from lit_epgan.speech.phones import PHONES, SILENCE
 from lit_epgan.speech.preparation import prepare
 from lit_epgan.speech.sessions import Conditions, plan_sessions
 from lit_epgan.speech.stages import Stages
-from lit_epgan.speech.word_errors import total
+from lit_epgan.speech.synthesis import embedded
 
 pytestmark = pytest.mark.slow
 

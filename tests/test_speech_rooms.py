@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy.signal import welch
 
-from lit_epgan.speech.espeak import RATE
-from lit_epgan.speech.rooms import ECHO, LEVEL, impulse_response, noise, record
+from lit_epgan.speech.frames import RATE
 from lit_epgan.speech.sessions import Conditions
+from lit_epgan.speech.synthesis import ECHO, LEVEL, impulse_response, noise, record
 
 
 def rng():

@@ -12,8 +12,8 @@ import torch
 from lit_epgan.callbacks.word_error_rate import WordErrorRate, log_posteriors, lowest
 from lit_epgan.command.cli import main
 from lit_epgan.errors import UserError
-from lit_epgan.modules.acoustic import AcousticModel
-from lit_epgan.networks.acoustic import SRUAcousticNetwork
+from lit_epgan.modules.acoustic_model import AcousticModel
+from lit_epgan.networks.speech_networks import SRUAcousticNetwork
 from lit_epgan.speech.decoding import Decoder
 from tests.speech import words_of_miniature
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from lit_epgan.speech.features import CHUNK
-from lit_epgan.speech.windows import HOP, mean_of_windows, window_rows, windows
+from lit_epgan.speech.frames import CHUNK, HOP, mean_of_windows, window_rows, windows
 
 
 @pytest.mark.parametrize("frames", [CHUNK, CHUNK + 1, 43, 100])

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from lit_epgan.speech.gmm import Mixtures
-from lit_epgan.speech.hmm import PDFS
-from lit_epgan.speech.splitting import split, split_targets
+from lit_epgan.speech.gmm import Mixtures, split, split_targets
+from lit_epgan.speech.phones import PDFS
 
 
 @pytest.mark.parametrize("wanted", [PDFS, PDFS + 40, 3 * PDFS, 10**6])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lit_epgan.errors import UserError
-from lit_epgan.networks.sru import SRU, SRULayer
+from lit_epgan.networks.speech_networks import SRU, SRULayer
 
 
 def test_a_cell_worked_out_by_hand():

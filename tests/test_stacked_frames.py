@@ -7,7 +7,7 @@ from torch import nn
 from lit_epgan.embedding import StackedFrames, herd
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
-from lit_epgan.speech.features import CHUNK, FUTURE, INPUTS, MELS, with_future
+from lit_epgan.speech.frames import CHUNK, FUTURE, INPUTS, MELS, with_future
 
 
 def test_a_frame_is_the_same_in_every_row_that_shows_it():

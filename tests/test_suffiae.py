@@ -18,7 +18,7 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
 from lit_epgan.modules import SuffiAE
-from lit_epgan.modules.suffiae import divergence, objective
+from lit_epgan.modules.posterior import divergence, objective
 from lit_epgan.privacy import RecordNoise
 from tests.federations import fit
 

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free.two_sample import classifier_accuracy
+from lit_epgan.likelihood_free.calibration import classifier_accuracy
 
 
 def test_equal_distributions_are_not_told_apart() -> None:

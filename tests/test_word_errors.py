@@ -6,7 +6,7 @@ import jiwer
 import pytest
 from torchmetrics.text import WordErrorRate
 
-from lit_epgan.speech.word_errors import WordErrors, interval, total, word_errors
+from lit_epgan.speech.decoding import WordErrors, interval, total, word_errors
 
 
 def edit_distance(a, b):

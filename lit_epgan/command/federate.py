@@ -15,7 +15,7 @@ from lit_epgan.command.placing import make_room, say
 from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
-from lit_epgan.remote.link import Terms
+from lit_epgan.remote.protocol import Terms
 from lit_epgan.runs.checkpoints import newest_whole
 from lit_epgan.runs.config_files import resolve_configs
 from lit_epgan.runs.end import read_end
@@ -98,7 +98,7 @@ def _simulate(own: argparse.Namespace, words: list[str]) -> int:
     """All on this machine."""
     found = Described(words)
     names, folder = found.clients(), found.folder
-    flare = _flare("simulation")
+    flare = _flare("deployment")
     resumes = _room(folder, own)
     say(f"A server and {len(names)} institutions ({few(names)}), carried by NVIDIA FLARE. All is in {folder}")
     with followed(folder / SERVER_LOG):
@@ -110,7 +110,7 @@ def _serve(own: argparse.Namespace, words: list[str]) -> int:
     """The server, for one training."""
     if own.operator is None:
         raise UserError("--server needs --operator KIT, the kit of who starts the training.")
-    deployment, kits, plans = _flare("deployment"), _flare("kits"), _flare("plan")
+    deployment, kits, plans = _flare("deployment"), _flare("kits"), _flare("fit")
     kit = Path(own.server)
     names = kits.sites_of(kit)
     if not any(word.split("=")[0] == "--data" for word in words):
@@ -119,7 +119,7 @@ def _serve(own: argparse.Namespace, words: list[str]) -> int:
     resumes = _room(folder, own)
     log = folder / SERVER_LOG
     words = [*words[1:], "--trainer.default_root_dir", str(folder)]
-    plan = plans.Plan(words, str(Path.cwd()), str(folder), str(log))
+    plan = plans.FitPlan(words, str(Path.cwd()), str(folder), str(log))
     say(f"The server of {len(names)} sites ({few(names)}). All is in {folder}")
     with followed(log):
         deployment.serve(kit, Path(own.operator), plan, _terms(own, names), resumes, say)
@@ -128,7 +128,7 @@ def _serve(own: argparse.Namespace, words: list[str]) -> int:
 
 def _attend(own: argparse.Namespace, words: list[str]) -> int:
     """A site, until it is stopped."""
-    deployment, plans = _flare("deployment"), _flare("plan")
+    deployment, plans = _flare("deployment"), _flare("fit")
     kit = Path(own.site)
     site = deployment.site_of(kit)
     found = Described(words)
@@ -136,7 +136,7 @@ def _attend(own: argparse.Namespace, words: list[str]) -> int:
     place(found.datamodule, [site, "elsewhere"], site)
     folder = found.folder
     words = plans.at_institution([*words[1:], "--trainer.default_root_dir", str(folder)])
-    plan = plans.Plan(words, str(Path.cwd()), str(folder), str(folder / "fit.log"), site)
+    plan = plans.FitPlan(words, str(Path.cwd()), str(folder), str(folder / "fit.log"), site)
     say(f"{site} takes part until it is stopped. {folder} holds fit.log, and {SENT}: all that has left. Ctrl-C stops.")
     deployment.attend(kit, plan)
     return 0

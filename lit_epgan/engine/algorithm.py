@@ -122,7 +122,7 @@ class Algorithm:
     on_server: Sequence[str] = ()
 
     def selects(self, module: nn.Module) -> bool:
-        """Whether clients look at some of their records only, as those of a class: then whether one has any is secret."""
+        """Whether clients look at some of their records only, as those of a class: whether one has any is secret."""
         return False
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:

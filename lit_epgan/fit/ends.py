@@ -31,24 +31,19 @@ from lit_epgan.engine.rounds import run_round
 from lit_epgan.engine.wire import encode_task
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
-from lit_epgan.remote.agreement import agreed
-from lit_epgan.remote.clients import RemoteClients
-from lit_epgan.remote.contributions import Contribution, Contributions
-from lit_epgan.remote.gate import Gate
-from lit_epgan.remote.link import Place, place
-from lit_epgan.remote.notes import Kind, Note, answer_to
-from lit_epgan.remote.operator_page import PAGE, operator_page
-from lit_epgan.remote.policy import Policy
-from lit_epgan.remote.round import RemoteRound
-from lit_epgan.remote.server import RemoteServer
-from lit_epgan.remote.shapes import Shapes
-from lit_epgan.remote.shared_link import ListeningServer, SharedLink
+from lit_epgan.remote.contributions import PAGE, Contribution, Contributions, operator_page
+from lit_epgan.remote.policy import Policy, ReportFilter
+from lit_epgan.remote.protocol import Endpoint, Frame, Kind, answer_to, endpoint
+from lit_epgan.remote.remote_clients import RemoteClients, Shapes, agreed
+from lit_epgan.remote.remote_server import ListeningServer, RemoteRound, RemoteServer, SharedLink
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault
 from lit_epgan.runs.yaml_files import load_yaml
 
 if TYPE_CHECKING:
-    from lit_epgan.remote.masking import Masking  # needs a library of the extra ``flare``
-    from lit_epgan.remote.summing import MaskedSum
+    from lit_epgan.remote.secure_aggregation import (
+        MaskedSum,
+        Masking,  # needs a library of the extra ``flare``
+    )
 
 STARTING = 120.0  # seconds that a server may take to start
 CONTRIBUTIONS = "contributions.csv"  # in the server's folder: who contributed when
@@ -110,7 +105,7 @@ class AtServer(Alone):
 
     holds_clients = False
 
-    def __init__(self, where: Place, folder: Path, settings: Mapping[str, str]) -> None:
+    def __init__(self, where: Endpoint, folder: Path, settings: Mapping[str, str]) -> None:
         self._where, self._folder, self._listener = where, folder, where.listener()
         self._settings, self._least = agreed(settings), where.terms.least
         self._federation: Federation
@@ -217,7 +212,7 @@ class AtSecureServer(AtServer):
         Raises:
             UserError: a round has fewer clients than a sum must have, or the aggregator looks at single reports.
         """
-        from lit_epgan.remote.masking import LEAST  # needs a library of the extra ``flare``
+        from lit_epgan.remote.secure_aggregation import LEAST  # needs a library of the extra ``flare``
 
         super().begin(federation, runner, trainer)
         _check_cohort(federation.sampler, len(federation.active), LEAST)
@@ -227,8 +222,7 @@ class AtSecureServer(AtServer):
 
     def _exchange(self, round_: Round, clients: RemoteClients, parts: Parts) -> None:
         """Ask who is ready, and those for masked answers."""
-        from lit_epgan.remote.masking import LEAST
-        from lit_epgan.remote.summing import MaskedSum
+        from lit_epgan.remote.secure_aggregation import LEAST, MaskedSum
 
         names, summed = self._federation.names, MaskedSum(self._where.terms.largest)
         held = {k: self._federation.private.take_up(names[k]) for k in round_.asked}
@@ -252,10 +246,10 @@ class AtSecureServer(AtServer):
         """Let everybody do its work; those that are lost meanwhile, or have nothing to be masked, are left out."""
         names = self._federation.names
 
-        def taken(k: int, note: Note) -> str:
-            return summed.take(names[k], answer_to(tasks[k], note, Kind.READY))
+        def taken(k: int, frame: Frame) -> str:
+            return summed.take(names[k], answer_to(tasks[k], frame, Kind.READY))
 
-        for k, trouble in clients.gather(tasks, lambda k: Note(Kind.TASK, encode_task(tasks[k])), taken):
+        for k, trouble in clients.gather(tasks, lambda k: Frame(Kind.TASK, encode_task(tasks[k])), taken):
             self._heard(clients, k, parts)
             if trouble != "":
                 self._leave_out(round_, k, clients.why(k) if trouble is None else trouble, parts)
@@ -264,9 +258,9 @@ class AtSecureServer(AtServer):
         self, round_: Round, clients: RemoteClients, members: dict[int, Task], summed: "MaskedSum", parts: Parts
     ) -> list[str]:
         """Add the members' masked answers; the names of those whose answers do not come."""
-        told, lost = Note(Kind.SET, summed.told()), []
+        told, lost = Frame(Kind.SET, summed.told()), []
         for k, words in clients.gather(
-            members, lambda k: told, lambda k, note: summed.words(answer_to(members[k], note))
+            members, lambda k: told, lambda k, frame: summed.words(answer_to(members[k], frame))
         ):
             self._heard(clients, k, parts)
             if words is None:
@@ -300,20 +294,20 @@ class AtInstitution(Alone):
     holds_server = False
 
     def __init__(
-        self, where: Place, names: Sequence[str], folder: Path, policy: str | None, settings: Mapping[str, str]
+        self, where: Endpoint, names: Sequence[str], folder: Path, policy: str | None, settings: Mapping[str, str]
     ) -> None:
         if where.name not in names:
             raise UserError(f"the institution {where.name!r} is none of the federation's clients: {', '.join(names)}")
-        gate = Gate(_policy(policy), folder / SENT, where.terms.dry)
-        client, masking = list(names).index(where.name), _masking(where, names, gate.policy)
+        report_filter = ReportFilter(_policy(policy), folder / SENT, where.terms.dry)
+        client, masking = list(names).index(where.name), _masking(where, names, report_filter.policy)
         self.shared = SharedClient()
         link = where.called(STARTING) if rank() == 0 else None
         if ranks() > 1:
             kind, shared = RemoteServer if rank() == 0 else ListeningServer, SharedLink(link)
-            self._server = kind(shared, where.name, client, gate, agreed(settings), masking)
+            self._server = kind(shared, where.name, client, report_filter, agreed(settings), masking)
         else:
             assert link is not None
-            self._server = RemoteServer(link, where.name, client, gate, agreed(settings), masking)
+            self._server = RemoteServer(link, where.name, client, report_filter, agreed(settings), masking)
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """Whoever draws the cohorts, this process has one client."""
@@ -362,7 +356,7 @@ class AtInstitution(Alone):
             )
         name = None if mechanism is None else type(mechanism).__name__
         own = None if mechanism is None else mechanism.own_epsilon()
-        self._server.gate.policy.check_plan(algorithm, name, own)
+        self._server.report_filter.policy.check_plan(algorithm, name, own)
 
     @property
     def ended(self) -> bool:
@@ -384,7 +378,7 @@ def _policy(path: str | None) -> Policy:
         raise UserError(f"the policy {path} cannot be read: {str(error).splitlines()[0]}") from error
 
 
-def _masking(where: Place, names: Sequence[str], policy: Policy) -> "Masking | None":
+def _masking(where: Endpoint, names: Sequence[str], policy: Policy) -> "Masking | None":
     """What masks an institution's answers; None where the federation's terms ask for none.
 
     Raises:
@@ -393,8 +387,8 @@ def _masking(where: Place, names: Sequence[str], policy: Policy) -> "Masking | N
     policy.check_secure(where.terms.secure)
     if not where.terms.secure:
         return None
-    from lit_epgan.remote.identity import Identity
-    from lit_epgan.remote.masking import LEAST, Masking
+    from lit_epgan.remote.keys import Identity
+    from lit_epgan.remote.secure_aggregation import LEAST, Masking
 
     folder = where.certificates
     identity = Identity.of_folder(Path(folder), where.name) if folder else None
@@ -415,7 +409,7 @@ def this_end(
     Raises:
         UserError: the data are not those of one client, or the policy is none.
     """
-    where = place()
+    where = endpoint()
     if where is None:
         return Alone()
     if where.terms.names:

@@ -1,4 +1,4 @@
-"""FLARE's server: starts the server's fit, and hands its notes on to the institutions and their answers back."""
+"""FLARE's server: starts the server's fit, and hands its messages on to the institutions and their answers back."""
 
 import contextlib
 import json
@@ -14,15 +14,13 @@ from nvflare.apis.impl.controller import Controller, Task
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from lit_epgan.flare.fit import Fit
-from lit_epgan.flare.plan import SERVER, Plan
-from lit_epgan.remote.link import Terms
-from lit_epgan.remote.notes import Kind, Note
+from lit_epgan.flare.fit import SERVER, Fit, FitPlan
+from lit_epgan.remote.protocol import Frame, Kind, Terms
 
 NOTES, ANSWER = "notes", "answer"  # the task's name and its entry; the answer's entry
 CHECK = 0.05  # seconds between two looks
 PAUSE = 2.0  # seconds before an institution is asked again to start its fit
-LAST_WORDS = 3.0  # seconds that the notes of the end may take
+LAST_WORDS = 3.0  # seconds that the messages of the end may take
 
 
 class RoundController(Controller):  # type: ignore[misc]
@@ -55,7 +53,7 @@ class RoundController(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """The job: from the start of the server's fit to its end."""
-        plan = Plan.read(SERVER)
+        plan = FitPlan.read(SERVER)
         fit = Fit(plan, Terms.of(self.terms), self.resumes)
         fit.start()
         with ThreadPoolExecutor(len(self.institutions)) as pool:
@@ -83,19 +81,19 @@ class RoundController(Controller):  # type: ignore[misc]
             time.sleep(PAUSE)
 
     def _hosted(self, site: str, hello: bytes, fit: Fit, abort_signal: Signal, fl_ctx: FLContext) -> bool:
-        """Carry notes from a call of the institution's to the end of its link; whether there are no more rounds."""
+        """Carry messages from a call of the institution's to the end of its link; whether there are no more rounds."""
         link = self._called(fit, abort_signal)
         if link is None:
             return True
         with link, contextlib.suppress(EOFError, OSError):  # the fit has ended, or has given the institution up
             link.send_bytes(hello)
-            notes: list[bytes] = []
+            messages: list[bytes] = []
             while not abort_signal.triggered:
-                notes.append(link.recv_bytes())
-                kind = Note.read(notes[-1]).kind
+                messages.append(link.recv_bytes())
+                kind = Frame.read(messages[-1]).kind
                 if kind.asks or kind in (Kind.END, Kind.REFUSED):
-                    answer = self._asked(site, notes, abort_signal, fl_ctx)
-                    notes = []
+                    answer = self._asked(site, messages, abort_signal, fl_ctx)
+                    messages = []
                     if not kind.asks or answer == ReturnCode.EXECUTION_RESULT_ERROR:
                         return True
                     if not isinstance(answer, bytes):
@@ -106,14 +104,14 @@ class RoundController(Controller):  # type: ignore[misc]
     def _called(self, fit: Fit, abort_signal: Signal) -> Connection | None:
         while fit.running and not abort_signal.triggered:
             try:
-                return fit.place.called()
+                return fit.endpoint.called()
             except (FileNotFoundError, ConnectionRefusedError):
                 time.sleep(CHECK)  # it is starting
         return None
 
-    def _asked(self, site: str, notes: list[bytes], abort_signal: Signal, fl_ctx: FLContext) -> bytes | str | None:
-        """The site's answer to notes; why there is none, as FLARE's return code, where the site has said so."""
-        task = Task(NOTES, Shareable({NOTES: list(notes)}))
+    def _asked(self, site: str, messages: list[bytes], abort_signal: Signal, fl_ctx: FLContext) -> bytes | str | None:
+        """The site's answer to messages; why there is none, as FLARE's return code, where the site has said so."""
+        task = Task(NOTES, Shareable({NOTES: list(messages)}))
         self.send_and_wait(task, fl_ctx, targets=[site], abort_signal=abort_signal)
         result = task.client_tasks[0].result if task.client_tasks else None
         if result is None:
@@ -125,4 +123,4 @@ class RoundController(Controller):  # type: ignore[misc]
 
 def _of_site(hello: bytes, name: str) -> bytes:
     """An institution's hello under the name that FLARE knows it by, whatever it calls itself."""
-    return Note.of(Kind.HELLO, **json.loads(Note.read(hello).of_kind(Kind.HELLO)) | {"name": name}).written()
+    return Frame.of(Kind.HELLO, **json.loads(Frame.read(hello).of_kind(Kind.HELLO)) | {"name": name}).written()

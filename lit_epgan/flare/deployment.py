@@ -1,4 +1,4 @@
-"""A federation of machines: FLARE's server and FLARE's client, started from their kits."""
+"""A federation of machines, started from their kits; and one on a single machine, by FLARE's simulator."""
 
 import contextlib
 import json
@@ -7,8 +7,9 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,12 +18,14 @@ from nvflare.fuel.flare_api.api_spec import SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from lit_epgan.errors import UserError
-from lit_epgan.flare.job import write_job
-from lit_epgan.flare.kits import store_in
-from lit_epgan.flare.plan import SERVER, VARIABLE, Plan
+from lit_epgan.flare.fit import SERVER, VARIABLE, FitPlan, at_institution
+from lit_epgan.flare.kits import CONTROLLER, EXECUTOR, store_in, write_job
 from lit_epgan.listing import few
-from lit_epgan.remote.link import Terms
+from lit_epgan.remote.protocol import Terms
+from lit_epgan.runs.run_folder import INSTITUTIONS, SERVER_LOG
 
+SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
+RUN_FITS = "fits"  # in the run's folder: what each process is to do
 T = TypeVar("T")
 STORE = "store"  # of jobs, in the server's kit: gone with each start
 FITS = "local/fits"  # in a kit
@@ -34,12 +37,36 @@ PROGRAMS = {
 }
 
 
-def attend(kit: Path, plan: Plan) -> None:
-    """Take part as a site, training after training, until stopped.
+def allow(folder: Path, classes: list[str]) -> None:
+    """Let FLARE build these classes alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "resources.json").write_text(json.dumps({"format_version": 2, "class_allow_list": classes}))
 
-    Args:
-        kit: the site's.
-        plan: of its fits.
+
+def simulate(
+    words: Sequence[str], folder: Path, names: Sequence[str], workspace: Path, terms: Terms, resumes: bool
+) -> None:
+    """Run a fit with these words after ``fit`` to its end, its own files in ``folder`` and FLARE's in ``workspace``.
+
+    ``names`` are the clients' that hold data; each is a site. With ``resumes`` all go on from their last checkpoints.
+    """
+    root, here, fits = "--trainer.default_root_dir", str(Path.cwd()), folder / RUN_FITS
+    sites = {f"site-{k + 1}": name for k, name in enumerate(names)}
+    FitPlan([*words, root, str(folder)], here, str(folder), str(folder / SERVER_LOG)).write(fits, SERVER)
+    for site, name in sites.items():
+        own = folder / INSTITUTIONS / site
+        plan = FitPlan(at_institution([*words, root, str(own)]), here, str(own), str(own / "fit.log"), name)
+        plan.write(fits, site)
+    with tempfile.TemporaryDirectory() as made:
+        job = write_job(Path(made), sites, terms, resumes)
+        allow(workspace / "local", [CONTROLLER, EXECUTOR])
+        options = ["-w", str(workspace), "-c", ",".join(sites), "-t", str(len(sites)), "-l", "ERROR"]
+        command = [sys.executable, "-m", SIMULATOR, str(job), *options]
+        subprocess.run(command, env=os.environ | {VARIABLE: str(fits)}, check=False)
+
+
+def attend(kit: Path, plan: FitPlan) -> None:
+    """Take part as a site, training after training, until stopped; its fits go by ``plan``.
 
     Raises:
         UserError: it is no site's kit, or FLARE's client has ended.
@@ -50,16 +77,10 @@ def attend(kit: Path, plan: Plan) -> None:
     raise UserError(f"FLARE's client has ended with {code}: {kit / 'log.txt'} says why")
 
 
-def serve(kit: Path, operator: Path, plan: Plan, terms: Terms, resumes: bool, say: Callable[[str], None]) -> None:
+def serve(kit: Path, operator: Path, plan: FitPlan, terms: Terms, resumes: bool, say: Callable[[str], None]) -> None:
     """Run the server from its start to the end of one training.
 
-    Args:
-        kit: the server's.
-        operator: the kit of who starts trainings.
-        plan: of the server's fit.
-        terms: the federation's, with the names of all sites.
-        resumes: whether all go on from their last checkpoints.
-        say: tells the user.
+    ``operator`` is the kit of who starts it; with ``resumes`` all go on from their last checkpoints.
 
     Raises:
         UserError: a kit is of another kind, or too few sites have come.
@@ -140,9 +161,6 @@ class Operator:
     def ask(self, what: Callable[[Session], T]) -> T:
         """Ask the server, again and again where it is not reached.
 
-        Args:
-            what: the question.
-
         Raises:
             UserError: it has not been reached for long, or has ended.
         """
@@ -164,7 +182,6 @@ class Operator:
             time.sleep(LOOK)
 
     def close(self) -> None:
-        """Log out."""
         if self._session is not None:
             with contextlib.suppress(Exception):  # there may be nobody to say it to
                 self._session.close()
@@ -172,11 +189,7 @@ class Operator:
 
 
 def _gathered(operator: Operator, terms: Terms, say: Callable[[str], None]) -> list[str]:
-    """Those who are there when all are, or when they have been waited for.
-
-    Raises:
-        UserError: they are too few.
-    """
+    """Those who are there when all are, or when they have been waited for; an error where they are too few."""
     end, said = time.monotonic() + terms.gather, ""
     while True:
         connected = {client.name for client in operator.ask(lambda s: s.get_system_info()).client_info}

@@ -1,22 +1,21 @@
-"""FLARE's client: starts the institution's fit, and hands the server's notes to it and its answers back."""
+"""FLARE's client: starts the institution's fit, and hands the server's messages to it and its answers back."""
 
 import contextlib
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from lit_epgan.flare.certificates import certificates
 from lit_epgan.flare.controller import ANSWER, NOTES
-from lit_epgan.flare.fit import MISTAKE, Fit
-from lit_epgan.flare.plan import Plan
-from lit_epgan.remote.link import Terms
-from lit_epgan.remote.notes import Kind, Note
+from lit_epgan.flare.fit import MISTAKE, Fit, FitPlan
+from lit_epgan.remote.keys import FILES
+from lit_epgan.remote.protocol import Frame, Kind, Terms
 
 
 class SeatExecutor(Executor):  # type: ignore[misc]
@@ -39,12 +38,16 @@ class SeatExecutor(Executor):  # type: ignore[misc]
             self._leave()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Hand notes to the fit; the answer to the last one, where it is a task. Without notes start the fit."""
-        notes = shareable.get(NOTES)
-        if task_name != NOTES or not isinstance(notes, list) or not all(isinstance(each, bytes) for each in notes):
+        """Hand messages to the fit; the answer to the last one, where it is a task. Without messages start the fit."""
+        messages = shareable.get(NOTES)
+        if (
+            task_name != NOTES
+            or not isinstance(messages, list)
+            or not all(isinstance(each, bytes) for each in messages)
+        ):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
-            return self._answered(notes) if notes else self._begun(fl_ctx)
+            return self._answered(messages) if messages else self._begun(fl_ctx)
         except (EOFError, OSError):
             mistake = self._leave() == MISTAKE
             self.log_error(fl_ctx, "the institution's fit has ended; its log says why")
@@ -53,18 +56,18 @@ class SeatExecutor(Executor):  # type: ignore[misc]
     def _begun(self, fl_ctx: FLContext) -> Shareable:
         again = self._fit is not None
         self._leave()
-        plan, terms = Plan.read(fl_ctx.get_identity_name()), Terms.of(self.terms)
+        plan, terms = FitPlan.read(fl_ctx.get_identity_name()), Terms.of(self.terms)
         self._fit = Fit(plan, terms, self.resumes or again, certificates(fl_ctx))
         reply = make_reply(ReturnCode.OK)
         self._link, reply[ANSWER] = self._fit.taken_in()
         return reply
 
-    def _answered(self, notes: list[bytes]) -> Shareable:
+    def _answered(self, messages: list[bytes]) -> Shareable:
         if self._link is None:
             raise EOFError
-        reply, last = make_reply(ReturnCode.OK), Note.read(notes[-1]).kind
+        reply, last = make_reply(ReturnCode.OK), Frame.read(messages[-1]).kind
         with contextlib.suppress(OSError) if last is Kind.END else contextlib.nullcontext():  # it knows its last round
-            for each in notes:
+            for each in messages:
                 self._link.send_bytes(each)
         if last.asks:
             reply[ANSWER] = self._link.recv_bytes()
@@ -76,3 +79,10 @@ class SeatExecutor(Executor):  # type: ignore[misc]
             self._link.close()
             self._link = None
         return self._fit.stop() if self._fit is not None else None
+
+
+def certificates(fl_ctx: FLContext) -> str:
+    """The folder of the site's certificate, its kit's ``startup``; empty under the simulator, which has none."""
+    workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+    folder = Path(workspace.get_startup_kit_dir()).resolve() if workspace is not None else None
+    return str(folder) if folder is not None and all((folder / name).is_file() for name in FILES) else ""

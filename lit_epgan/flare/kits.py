@@ -1,11 +1,12 @@
-"""Kits for a federation of sites: certificates, keys and settings, written by FLARE's provisioning."""
+"""What FLARE reads: kits of certificates, keys and settings for a federation of sites, and a federation as a job."""
 
 import contextlib
 import io
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
 from lit_epgan.errors import UserError
-from lit_epgan.flare.job import CONTROLLER, EXECUTOR
+from lit_epgan.flare.controller import NOTES, RoundController
+from lit_epgan.flare.executor import SeatExecutor
 from lit_epgan.listing import few
+from lit_epgan.remote.protocol import Terms
 from lit_epgan.runs.yaml_files import load_yaml
 
+JOB = "lit_epgan"
+CONTROLLER, EXECUTOR = (f"{kind.__module__}.{kind.__qualname__}" for kind in (RoundController, SeatExecutor))
+FETCH = 0.1  # seconds between two questions of a site for work
 MEMBERS = "members.json"  # in the server's kit
 AUTHORITY = "authority"  # the folder that can make further kits
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -33,6 +39,36 @@ RIGHTS = {
         }
     },
 }  # fmt: skip
+
+
+def write_job(folder: Path, institutions: Mapping[str, str], terms: Terms, resumes: bool) -> Path:
+    """Write the job; its folder. It holds no code, which sites would refuse.
+
+    ``institutions`` are clients by FLARE's names of their sites; with ``resumes`` all go on from their checkpoints.
+    """
+    told = {"terms": asdict(terms), "resumes": resumes}
+    controller = {"path": CONTROLLER, "args": {"institutions": dict(institutions), **told}}
+    job = folder / JOB
+    at_server, at_site = f"{JOB}_server", f"{JOB}_site"
+    _write_config(
+        job / "meta.json",
+        name=JOB,
+        resource_spec={},
+        min_clients=min(terms.least, len(institutions)),
+        deploy_map={at_server: ["server"], at_site: list(institutions)},
+    )
+    _write_config(job / at_server / "config/config_fed_server.json", workflows=[{"id": "controller", **controller}])
+    executor = {"tasks": [NOTES], "executor": {"path": EXECUTOR, "args": told}}
+    _write_config(
+        job / at_site / "config/config_fed_client.json", executors=[executor], default_task_fetch_interval=FETCH
+    )
+    return job
+
+
+def _write_config(path: Path, **told: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    both = {} if path.name == "meta.json" else {"format_version": 2, "components": []}
+    path.write_text(json.dumps({**both, **told}, indent=2))
 
 
 @dataclass(frozen=True)
@@ -96,14 +132,9 @@ class Members:
 
 
 def provision(members: Members, folder: Path) -> dict[str, Path]:
-    """Write the kits that are not there yet.
+    """Write the kits that are not there yet; the new kits' folders by name.
 
-    Args:
-        members: who takes part.
-        folder: holds a kit for each; the first call makes the authority, later ones add members under it.
-
-    Returns:
-        by name the new kits' folders.
+    The first call makes the authority, later ones add members under it.
     """
     project = members.project()
     with contextlib.redirect_stdout(io.StringIO()):

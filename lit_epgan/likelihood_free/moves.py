@@ -1,4 +1,4 @@
-"""Metropolis moves of all particles at once, that need no gradient and no tuning by hand."""
+"""What all particles do at once: Metropolis moves without a gradient, resampling by weights, aligned labels."""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,9 +8,70 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+SWEEPS = 3
 ACCEPTED = 0.3  # share of moves that the length of a step aims at
 WIDER = 1.2  # the reference's variance against the particles', so that its tails hold theirs
 SHORTEST = 0.02
+
+
+def aligned(theta: Tensor, reference: Tensor, symmetries: Tensor) -> Tensor:
+    """theta (n, p), each row in the order of its symmetries (S, p) that is nearest to ``reference`` (p,).
+
+    Nearness is in units of each coordinate's own spread about the reference, which no wrong order has made wider: at
+    first the median of the least distance in any order, then that of the order just found. A model's density is the
+    same in every order, so particles stay draws of what they were drawn from.
+    """
+    if len(symmetries) == 1:
+        return theta
+    away = (theta[:, symmetries] - reference).abs()
+    scale = away.amin(1).median(0).values
+    for _ in range(SWEEPS):
+        nearest = (away / (scale + 1e-12)).square().sum(-1).argmin(1)
+        scale = away[torch.arange(len(theta)), nearest].median(0).values
+    return theta.gather(1, symmetries[nearest])
+
+
+def consistent(theta: Tensor, symmetries: Tensor, sweeps: int = 5) -> Tensor:
+    """theta (n, p) with one naming for all rows: each is aligned to the mean of all, until nothing changes."""
+    aligned_rows = aligned(theta, theta[0], symmetries)
+    for _ in range(sweeps):
+        before, aligned_rows = aligned_rows, aligned(aligned_rows, aligned_rows.mean(0), symmetries)
+        if torch.equal(before, aligned_rows):
+            break
+    return aligned_rows
+
+
+def effective_size(log_weights: Tensor) -> float:
+    """(sum w)^2 / sum w^2 of log weights (n,), of any scale (Kong, Liu and Wong 1994)."""
+    return float((2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)).exp())
+
+
+def largest_step(log_weights: Callable[[float], Tensor], share: float) -> float:
+    """The largest step b in (0, 1] whose weights keep an effective size of ``share`` n (Del Moral et al. 2012).
+
+    Args:
+        log_weights: of n particles (n,) for a step; even at 0.
+        share: of the particles, between 0 and 1.
+    """
+    if _size_share(log_weights(1.0)) >= share:
+        return 1.0
+    low, high = 1e-12, 1.0
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if _size_share(log_weights(middle)) >= share else (low, middle)
+    return low
+
+
+def resampled(log_weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Indices (n,) of particles, drawn systematically by their weights (Kitagawa 1996): each n w_i times, up to one."""
+    n = len(log_weights)
+    edges = log_weights.softmax(0).cumsum(0)
+    places = (torch.arange(n) + torch.rand(1, generator=generator)).to(edges) / n
+    return torch.searchsorted(edges, places).clamp_max(n - 1)
+
+
+def _size_share(log_weights: Tensor) -> float:
+    return effective_size(log_weights) / len(log_weights)
 
 
 @dataclass
@@ -32,12 +93,9 @@ class Kernel(ABC):
         """The log density (n,), up to a constant, that proposals leave as it is."""
 
     def accepts(self, theta: Tensor, proposal: Tensor, gained: Tensor, generator: torch.Generator) -> Tensor:
-        """Which particles move (n,): with min(1, p(theta') N(theta) / p(theta) N(theta')). The step follows.
+        """Which particles (n, p) move (n,): with min(1, p(theta') N(theta) / p(theta) N(theta')). The step follows.
 
-        Args:
-            theta, proposal: (n, p).
-            gained: log p(theta') - log p(theta) (n,), of the target.
-            generator: of the decisions.
+        ``gained`` is log p(theta') - log p(theta) (n,), of the target.
         """
         ratio = gained + self.log_reference(theta) - self.log_reference(proposal)
         accepted = torch.rand(len(theta), generator=generator).log() < ratio
@@ -70,7 +128,6 @@ class CrankNicolson(Kernel):
         return cls(step, theta.mean(0), torch.linalg.cholesky(covariance + torch.diag(jitter)))
 
     def propose(self, theta: Tensor, generator: torch.Generator) -> Tensor:
-        """Where particles (n, p) may move."""
         noise = torch.randn(theta.shape, generator=generator, dtype=theta.dtype)
         stay = math.sqrt(1 - self.step**2)
         return self.mean + stay * (theta - self.mean) + self.step * noise @ self.factor.T
@@ -95,7 +152,6 @@ class Differences(Kernel):
     population: Tensor
 
     def propose(self, theta: Tensor, generator: torch.Generator) -> Tensor:
-        """Where particles (n, p) may move."""
         n = len(self.population)
         first, second = torch.randint(n, (2, len(theta)), generator=generator)
         return theta + self.step * (self.population[first] - self.population[second])
@@ -106,13 +162,27 @@ class Differences(Kernel):
 
 
 def chains(
-    theta: Tensor, log_target: Callable[[Tensor], Tensor], steps: int, step: float, generator: torch.Generator
+    theta: Tensor,
+    log_target: Callable[[Tensor], Tensor],
+    steps: int,
+    step: float,
+    generator: torch.Generator,
+    log_density: Tensor | None = None,
 ) -> Tensor:
-    """Particles (n, p) after ``steps`` moves of each under a target (n, p) -> (n,) that costs little.
+    """Particles (n, p) after ``steps`` moves of each under a target (n, p) -> (n,).
 
-    The reference is fitted anew to the particles in the first half of the steps.
+    The reference is fitted anew to the particles every 20 steps in the first half of them.
+
+    Args:
+        theta: the particles.
+        log_target: maybe by simulations of its own.
+        steps: of each particle.
+        step: length of the first.
+        generator: of the moves.
+        log_density: the target's at ``theta`` (n,), where it is known.
     """
-    log_density, kernel = log_target(theta), CrankNicolson.fitted(theta, step)
+    log_density = log_target(theta) if log_density is None else log_density
+    kernel = CrankNicolson.fitted(theta, step)
     for i in range(steps):
         if i % 20 == 0 and i <= steps // 2:
             kernel = CrankNicolson.fitted(theta, kernel.step)

@@ -1,16 +1,16 @@
-"""Sequential Monte Carlo without likelihoods: from the prior to the posterior by questions about discrepancies."""
+"""What the particles of a search follow."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free.labels import aligned
-from lit_epgan.likelihood_free.moves import CrankNicolson, Differences, Kernel
-from lit_epgan.likelihood_free.questions import Asking, Question, statistic
-from lit_epgan.likelihood_free.statistics import (
+from lit_epgan.likelihood_free.mean_embeddings import (
     FINE,
+    Asking,
+    Question,
     Statistics,
     basis,
     leading,
@@ -18,10 +18,10 @@ from lit_epgan.likelihood_free.statistics import (
     ridged,
     root,
     spread_directions,
+    statistic,
     sufficient_directions,
 )
-from lit_epgan.likelihood_free.target import Target
-from lit_epgan.likelihood_free.tempering import largest_step, resampled
+from lit_epgan.likelihood_free.moves import CrankNicolson, Differences, Kernel, aligned, largest_step, resampled
 
 FEWEST_RECORDS = 100
 MOVED = 0.25  # of what independent draws would differ by, squared: then particles have moved enough
@@ -33,6 +33,29 @@ HELD = 2 * WIDE  # directions for each parameter that a metric keeps
 FEWEST = 4  # particles for each parameter
 NOISE = 4.0  # times what a regression on parameters finds where there is nothing
 NEAR = 60  # a metric within this factor of the last one: directions are then taken from the particles
+
+
+@dataclass(frozen=True)
+class Target:
+    """exp(-D_W / 2), D_W = || R mu_i - s ||^2: what particles follow.
+
+    Attributes:
+        root: R (r, D).
+        seen: s = R mu (r,), of the data.
+    """
+
+    root: Tensor
+    seen: Tensor
+
+    @classmethod
+    def between(cls, now: "Target", last: "Target", step: float) -> "Target":
+        """(1 - b) D + b D'."""
+        low, high = math.sqrt(1 - step), math.sqrt(step)
+        return cls(torch.cat([low * now.root, high * last.root]), torch.cat([low * now.seen, high * last.seen]))
+
+    def discrepancies(self, means: Tensor) -> Tensor:
+        """D_W (n,) of mean embeddings (n, D)."""
+        return (means @ self.root.T - self.seen).square().sum(1)
 
 
 @dataclass(frozen=True)

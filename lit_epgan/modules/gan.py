@@ -1,8 +1,9 @@
-"""A generative adversarial network, Bayesian or not, as a LightningModule: two optimizers, manual optimization."""
+"""A GAN's discriminator loss, cut into what looks at records, each by itself, and what looks at none."""
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
@@ -10,17 +11,108 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_epgan.errors import UserError
 from lit_epgan.inference.sghmc import SGHMC
-from lit_epgan.modules.gan_settings import agreed_latent_dim, check_hyperparameters, check_shape
-from lit_epgan.modules.manual_optimization import Losses, Player, Rows, add_noise, frozen, rows_of, steps_taken
-from lit_epgan.modules.optimizers import OptimizerName, adam, linear_decay
-from lit_epgan.modules.over_records import OverRecords, discriminator_loss
+from lit_epgan.modules.manual_optimization import (
+    Batch,
+    Losses,
+    OptimizerName,
+    Player,
+    adam,
+    add_noise,
+    frozen,
+    linear_decay,
+    rows_of,
+    steps_taken,
+)
 from lit_epgan.modules.priors import Prior, UniformPrior
-from lit_epgan.modules.sampling import Sampling
+from lit_epgan.modules.sampling import Sampling, agreed_latent_dim
 from lit_epgan.networks.average import ParameterAverage, frozen_copy, has_batch_norm
-from lit_epgan.objectives import ObjectiveName, gradient_penalty, r1_penalty
+from lit_epgan.objectives import (
+    Objective,
+    ObjectiveName,
+    gradient_penalty,
+    mixtures,
+    r1_penalty,
+    scores_and_slopes,
+    slope_penalty,
+    weighted_mean,
+)
 from lit_epgan.objectives import objective as named_objective
-from lit_epgan.randomness import generator_for
+from lit_epgan.precision import at_least_single
+
+
+class OverRecords(Protocol):
+    """Takes the mean of a loss over records in a way of its own, such as one that hides each of them."""
+
+    def __call__(self, network: nn.Module, loss: Callable[[Any], Tensor], batch: Any) -> Tensor:
+        """The mean () of ``loss``, of a batch or of one record as a batch, with a gradient of the network's."""
+        ...
+
+
+def discriminator_loss(
+    over_records: OverRecords,
+    discriminator: nn.Module,
+    objective: Objective,
+    real: Batch,
+    fake: Tensor,
+    r1: float = 0.0,
+    gp: float = 0.0,
+) -> Tensor:
+    """L_D as ``Objective.discriminator_loss`` has it, its real half and its penalties by ``over_records``.
+
+    The penalties are of single rows: R1 at a real row, wgan-gp's between a real row and a generated one.
+
+    Args:
+        over_records: takes the mean over ``real``.
+        discriminator: is trained, and has no BatchNorm.
+        objective: gives the losses of scores.
+        real: the rows (batch, *data_shape), maybe with weights.
+        fake: generated rows (any batch, *data_shape).
+        r1, gp: the penalties' coefficients; 0 is none.
+    """
+
+    def of_records(batch: Any) -> Tensor:
+        rows = rows_of(batch)
+        if r1:
+            scores, slopes = scores_and_slopes(discriminator, rows.x)
+            loss = r1 / 2 * weighted_mean(slopes, rows.weight)
+        else:
+            scores, loss = discriminator(rows.x), rows.x.new_zeros(())
+        if gp:
+            _, slopes = scores_and_slopes(discriminator, mixtures(rows.x, fake))
+            loss = loss + gp * slope_penalty(slopes, rows.weight)
+        return loss + weighted_mean(objective.real(at_least_single(scores)), rows.weight)
+
+    own = over_records(discriminator, of_records, real)
+    return own + objective.fake(at_least_single(discriminator(fake))).mean()
+
+
+def check_hyperparameters(gan: "GAN", average: float | None, generator: nn.Module) -> None:
+    """Refuse what cannot be, NaN included.
+
+    Raises:
+        UserError: the first hyperparameter that cannot be, with what it must be.
+    """
+    rows = 2 if has_batch_norm(generator) else 1
+    numbers = {
+        "lr": (gan.lr, 0 < gan.lr < math.inf, "positive"),
+        "lr_discriminator": (gan.lr_discriminator, 0 < gan.lr_discriminator < math.inf, "positive"),
+        "betas": (gan.betas, all(0 <= beta < 1 for beta in gan.betas), "two numbers in [0, 1)"),
+        "r1": (gan.r1, 0 <= gan.r1 < math.inf, "zero or positive"),
+        "r1_every": (gan.r1_every, gan.r1_every >= 1, "at least 1"),
+        "gp": (gan.gp, 0 <= gan.gp < math.inf, "zero or positive"),
+        "average": (average, average is None or 0 <= average < 1, "in [0, 1), or null for no average"),
+        "lr_decay": (gan.lr_decay, gan.lr_decay is None or 0 <= gan.lr_decay <= 1, "in [0, 1], or null"),
+        "generated": (gan.generated, gan.generated is None or gan.generated >= rows, f"at least {rows}, or null"),
+        "optimizer": (gan.optimizer, gan.optimizer in ("adam", "sghmc", "sgd"), "adam, sghmc or sgd"),
+        "noise": (gan.noise, 0 <= gan.noise < math.inf, "zero or positive"),
+        "friction": (gan.friction, 0 < gan.friction <= 1, "in (0, 1]"),
+        "temperature": (gan.temperature, 0 <= gan.temperature < math.inf, "zero or positive"),
+    }
+    for name, (value, good, wanted) in numbers.items():
+        if not good:
+            raise UserError(f"the model's {name} is {value}, but must be {wanted}.")
 
 
 class GAN(Sampling):
@@ -135,7 +227,7 @@ class GAN(Sampling):
         if "generator" in self.turns:
             self._generator_turn(generator_optimizer, discriminator_optimizer, real)
 
-    def _discriminator_turn(self, optimizer: Any, real: Rows, steps: int) -> None:
+    def _discriminator_turn(self, optimizer: Any, real: Batch, steps: int) -> None:
         self.prior.before_step(steps, self.generator, self.discriminator)
         loss = self._discriminator_loss(real, steps)
         optimizer.zero_grad()
@@ -143,7 +235,7 @@ class GAN(Sampling):
         optimizer.step()
         self.losses.add("discriminator", loss)
 
-    def _generator_turn(self, optimizer: Any, discriminator_optimizer: Any, real: Rows) -> None:
+    def _generator_turn(self, optimizer: Any, discriminator_optimizer: Any, real: Batch) -> None:
         if self.average is not None and steps_taken(optimizer) == 0:
             self._averaging.start()
         # frozen parameters get no gradient that the next step would throw away
@@ -163,12 +255,6 @@ class GAN(Sampling):
         Of the networks whose turn it was.
         """
         return torch.stack(self.losses.last) if self.losses.last else None
-
-    def on_fit_start(self) -> None:
-        """Refuse data of another shape than the generator's, where the data module says its ``shape``."""
-        # without new BatchNorm statistics: a resumed run's would be those of another moment
-        drawn = self._draw(1, generator_for("shape"))
-        check_shape(getattr(self.trainer.datamodule, "shape", None), drawn.shape[1:])  # type: ignore[attr-defined]
 
     def on_train_epoch_start(self) -> None:
         """Begin the epoch's mean losses."""
@@ -194,10 +280,11 @@ class GAN(Sampling):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Two optimizers, generator first; with ``lr_decay`` a linear schedule each, stepped every epoch."""
-        optimizers = [
-            self._optimizer(self.generator, self.lr),
-            self._optimizer(self.discriminator, self.lr_discriminator),
-        ]
+        return self._scheduled(
+            [self._optimizer(self.generator, self.lr), self._optimizer(self.discriminator, self.lr_discriminator)]
+        )
+
+    def _scheduled(self, optimizers: list[Optimizer]) -> OptimizerLRScheduler:
         if self.lr_decay is None:
             return optimizers
         return optimizers, [linear_decay(optimizer, self.lr_decay, self.trainer.max_epochs) for optimizer in optimizers]
@@ -205,23 +292,21 @@ class GAN(Sampling):
     def player_loss(self, player: Player, batch: Any) -> Tensor:
         """One network's loss () in its first step on a batch, for whoever steps optimizers without a Trainer.
 
-        Args:
-            player: the network; the other one gets no gradient.
-            batch: see the class.
+        The other network gets no gradient.
         """
         if player == "discriminator":
             return self._discriminator_loss(rows_of(batch), 0)
         with frozen(list(self.discriminator.parameters())):
             return self._generator_loss(rows_of(batch))
 
-    def _generator_loss(self, real: Rows) -> Tensor:
+    def _generator_loss(self, real: Batch) -> Tensor:
         fake = self._generated(real)
         (scores,) = self._scores(self._faster("discriminator"), fake)
         loss = self.objective.generator_loss(scores)
         from_prior = self.prior.generator_loss(self.generator, self.discriminator, fake.x)
         return loss if from_prior is None else loss + from_prior
 
-    def _discriminator_loss(self, real: Rows, steps: int) -> Tensor:
+    def _discriminator_loss(self, real: Batch, steps: int) -> Tensor:
         with torch.no_grad():
             fake = self._generated(real)
         penalised = self.r1 > 0 and steps % self.r1_every == 0
@@ -247,11 +332,11 @@ class GAN(Sampling):
             loss = loss + self.gp * gradient_penalty(score, real.x, fake.x, real.weight)
         return loss
 
-    def _generated(self, real: Rows) -> Rows:
+    def _generated(self, real: Batch) -> Batch:
         """Fresh samples for a step on ``real``."""
-        return Rows(self._faster("generator")(self._noise(self._rows(len(real.x)), real.x)))
+        return Batch(self._faster("generator")(self._noise(self._rows(len(real.x)), real.x)))
 
-    def _scores(self, discriminator: nn.Module, *sets: Rows) -> Sequence[Tensor]:
+    def _scores(self, discriminator: nn.Module, *sets: Batch) -> Sequence[Tensor]:
         """Scores (n, heads) of each set of rows, all in one pass."""
         if len(sets) == 1:
             return [discriminator(sets[0].x)]

@@ -9,8 +9,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lit_epgan.errors import UserError
-from lit_epgan.networks.generation import Ranked, most_probable, sampled
-from lit_epgan.networks.language import CIFGLanguageNetwork
+from lit_epgan.networks.language import CIFGLanguageNetwork, Ranked, most_probable, sampled
 from lit_epgan.precision import at_least_single
 
 TALLIED = 3  # negative log-likelihood, right predictions, symbols
@@ -61,11 +60,9 @@ class LanguageModel(LightningModule):
         return F.cross_entropy(scores, following)
 
     def on_validation_epoch_start(self) -> None:
-        """Nothing is tallied yet."""
         self._tally.clear()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Tally a batch."""
         scores, following = self._scored(batch)
         loss = F.cross_entropy(scores, following, reduction="sum")
         right = (scores.argmax(1) == following).sum()
@@ -80,19 +77,15 @@ class LanguageModel(LightningModule):
         self.log_dict({name: value.float() for name, value in scores.items()})
 
     def on_test_epoch_start(self) -> None:
-        """As in validation."""
         self.on_validation_epoch_start()
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """As in validation."""
         self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
-        """As in validation."""
         self.on_validation_epoch_end()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The one optimizer."""
         return self.optimizer(self.parameters())
 
     def sample(self, count: int, longest: int, generator: torch.Generator | None = None) -> list[list[int]]:

@@ -1,14 +1,39 @@
-"""Small parts of a training step under manual optimization."""
+"""Small parts of a training step under manual optimization, and its optimizers."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
+from lit_epgan.errors import UserError
+
+OptimizerName = Literal["adam", "sghmc", "sgd"]
 Player = Literal["discriminator", "generator"]
+
+
+def adam(parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float]) -> Adam:
+    """Adam in its fastest form for the parameters' device."""
+    parameters = list(parameters)
+    # fused is fastest on a CPU (950 against 1,130 us a step for the digits' MLPs); on an accelerator it would
+    # keep Adam's step count there, and reading it would make the host wait
+    return Adam(parameters, lr=lr, betas=betas, fused=parameters[0].device.type == "cpu" or None)
+
+
+def linear_decay(optimizer: Optimizer, last: float, epochs: int | None) -> LambdaLR:
+    """The learning rate falls linearly from epoch to epoch, to ``last`` times its first value in the last epoch.
+
+    Raises:
+        UserError: ``epochs``, the trainer's max_epochs, is not known.
+    """
+    if epochs is None or epochs < 1:
+        raise UserError("lr_decay falls until the last epoch: give the trainer max_epochs, or leave lr_decay out.")
+    steps = max(1, epochs - 1)
+    return LambdaLR(optimizer, lambda epoch: 1 - (1 - last) * min(epoch / steps, 1.0))
 
 
 class Losses:
@@ -37,17 +62,17 @@ class Losses:
         return self._sums[player] / self._counts[player]
 
 
-class Rows(NamedTuple):
-    """Rows of data: x (batch, *data_shape), labels (batch, ...) and weights (batch,) where there are any."""
+class Batch(NamedTuple):
+    """A batch: x (batch, *data_shape), labels (batch, ...) and weights (batch,) where there are any."""
 
     x: Tensor
     labels: Any = None
     weight: Tensor | None = None
 
 
-def rows_of(batch: Any) -> Rows:
+def rows_of(batch: Any) -> Batch:
     """The rows of a batch: x, or a sequence (x, labels, weight) of which later entries may be missing."""
-    return Rows(batch) if isinstance(batch, Tensor) else Rows(*batch[:3])
+    return Batch(batch) if isinstance(batch, Tensor) else Batch(*batch[:3])
 
 
 def steps_taken(optimizer: Any) -> int:

@@ -1,6 +1,6 @@
 """The evaluation half of a generative module: samples of its generators, and what Lightning's predict loop asks for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -8,10 +8,39 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from lit_epgan.errors import UserError
 from lit_epgan.modules.manual_optimization import rows_of
 from lit_epgan.networks.average import has_batch_norm, recompute_batch_norm
 from lit_epgan.networks.modes import evaluating
 from lit_epgan.randomness import generator_for
+
+
+def agreed_latent_dim(given: int | None, generator: nn.Module) -> int:
+    """The noise's dimension: what is given, or what the generator says of itself.
+
+    Raises:
+        UserError: neither is there, or they differ.
+    """
+    own = getattr(generator, "latent_dim", None)
+    dimension = own if given is None else given
+    if dimension is None:
+        raise UserError("the generator does not say its latent_dim: give the model's latent_dim.")
+    if own not in (None, dimension) or dimension < 1:
+        raise UserError(f"the model's latent_dim is {dimension}, but its generator takes {own}: leave it out.")
+    return int(dimension)
+
+
+def check_shape(data: Sequence[int] | None, generated: Sequence[int]) -> None:
+    """Refuse data that the generator does not imitate.
+
+    Raises:
+        UserError: one record's shape is another than one sample's.
+    """
+    if data is not None and tuple(data) != tuple(generated):
+        raise UserError(
+            f"the data have the shape {tuple(data)}, the generator makes {tuple(generated)}: change the networks' "
+            "data_shape, or channels and image_size, or the data's (of a folder: --data.color and --data.image_size)."
+        )
 
 
 class Sampling(LightningModule):
@@ -32,15 +61,17 @@ class Sampling(LightningModule):
     _refreshed: list[Tensor] | None = None  # the evaluated generator's tensors when its statistics were recomputed
 
     def setup(self, stage: str) -> None:
-        """Have Lightning fetch a single held-out batch where no step looks at any: callbacks judge the samples.
-
-        Args:
-            stage: ``fit``, ``validate``, ``test`` or ``predict``.
-        """
+        """Have Lightning fetch a single held-out batch where no step looks at any: callbacks judge the samples."""
         for step, limit in (("validation_step", "limit_val_batches"), ("test_step", "limit_test_batches")):
             if getattr(type(self), step) is Sampling._look_at_none and getattr(self.trainer, limit):
                 self._limits = {**self._limits, limit: getattr(self.trainer, limit)}
                 setattr(self.trainer, limit, 1)
+
+    def on_fit_start(self) -> None:
+        """Refuse data of another shape than the generator's, where the data module says its ``shape``."""
+        # without new BatchNorm statistics: a resumed run's would be those of another moment
+        drawn = self._draw(1, generator_for("shape"))
+        check_shape(getattr(self.trainer.datamodule, "shape", None), drawn.shape[1:])  # type: ignore[attr-defined]
 
     def teardown(self, stage: str) -> None:
         """Give the trainer its own limits back, for whatever it evaluates next."""
@@ -57,11 +88,7 @@ class Sampling(LightningModule):
         """Samples (n, *data_shape) of the evaluated generators in evaluation mode, without gradients.
 
         Rows are the generators' in turn. BatchNorm statistics are first recomputed from noise: whoever merged or loaded
-        parameters, they fit.
-
-        Args:
-            n: number of samples.
-            generator: the noise's stream; without it the global one.
+        parameters, they fit. Without ``generator`` the noise is the global stream's.
         """
         self.refresh_statistics()
         return self._draw(n, generator)

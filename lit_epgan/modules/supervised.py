@@ -1,10 +1,11 @@
-"""What a regression and a classifier share: a backbone, a head and one optimizer."""
+"""Regression and classification: a backbone, a head and one optimizer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -63,7 +64,6 @@ class Supervised(LightningModule, ABC):
         self._evaluate(batch)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """As in validation."""
         self._evaluate(batch)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
@@ -88,3 +88,52 @@ def check_fit(backbone: nn.Module, head: nn.Module) -> None:
     given, taken = getattr(backbone, "out_features", None), getattr(head, "in_features", None)
     if isinstance(given, int) and isinstance(taken, int) and given != taken:
         raise UserError(f"the backbone gives {given} features, the head takes {taken}: set its in_features to {given}.")
+
+
+class Regression(Supervised):
+    """Minimises mean squared error; logs it in evaluation as ``mse``."""
+
+    higher_is_better: ClassVar[Mapping[str, bool]] = {"mse": False}
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean squared error of outputs and targets of one shape (rows, ...)."""
+        return F.mse_loss(outputs, targets)
+
+    def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"mse": F.mse_loss(outputs, targets)}
+
+
+class Classifier(Supervised):
+    """Minimises the cross-entropy of logits (rows, classes) and labels; logs it in evaluation, and the accuracy."""
+
+    higher_is_better: ClassVar[Mapping[str, bool]] = {"accuracy": True, "cross_entropy": False}
+
+    def on_fit_start(self) -> None:
+        """Refuse labels beyond the head's outputs, where the data module says which there are.
+
+        Raises:
+            UserError: the greatest label and the number of outputs.
+        """
+        outputs = getattr(self.head, "out_features", None)
+        data = getattr(self.trainer.datamodule, "data", None)  # type: ignore[attr-defined]
+        labels = getattr(data, "labels", None) or {}
+        greatest = max((int(of_client.max()) for of_client in labels.values() if len(of_client)), default=-1)
+        if isinstance(outputs, int) and greatest >= outputs:
+            raise UserError(
+                f"the labels go from 0 to {greatest}, the head gives {outputs} outputs: set its out_features to at "
+                f"least {greatest + 1}."
+            )
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The cross-entropy of logits (rows, classes) and labels, int64 (rows,)."""
+        return F.cross_entropy(outputs, targets)
+
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Of logits (rows, classes) the most probable ``class``, int64 (rows,), and its ``probability``, in [0, 1]."""
+        probability, label = outputs.softmax(1).max(1)
+        return {"class": label, "probability": probability}
+
+    def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """``accuracy``, in [0, 1], and ``cross_entropy``."""
+        accuracy = (outputs.argmax(1) == targets).to(outputs.dtype).mean()
+        return {"accuracy": accuracy, "cross_entropy": F.cross_entropy(outputs, targets)}

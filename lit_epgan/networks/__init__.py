@@ -1,15 +1,10 @@
 """Networks: MLPs and DCGANs of the GANs, residual networks, SRUs of the speech recogniser, LSTMs of language models."""
 
-from lit_epgan.networks.acoustic import SRUAcousticNetwork
-from lit_epgan.networks.chunk_generator import ChunkGenerator
-from lit_epgan.networks.dcgan import DCGANDiscriminator, DCGANGenerator
+from lit_epgan.networks.image_gans import DCGANDiscriminator, DCGANGenerator, MNISTDiscriminator, MNISTGenerator
 from lit_epgan.networks.language import CIFGLanguageNetwork
-from lit_epgan.networks.mlp import MLPBackbone, MLPDiscriminator, MLPGenerator
-from lit_epgan.networks.mnist import MNISTDiscriminator, MNISTGenerator
-from lit_epgan.networks.polynomial import PolynomialFeatures
+from lit_epgan.networks.mlp import MLPBackbone, MLPDiscriminator, MLPGenerator, PolynomialFeatures
 from lit_epgan.networks.resnet import ResNet18
-from lit_epgan.networks.sru import SRU
-from lit_epgan.networks.sru_discriminator import SRUDiscriminator
+from lit_epgan.networks.speech_networks import SRU, ChunkGenerator, SRUAcousticNetwork, SRUDiscriminator
 
 __all__ = [
     "SRU",

@@ -1,7 +1,8 @@
-"""Language models: CIFG-LSTMs with projection over words or bytes, one matrix product for the inputs of all steps."""
+"""Language models: CIFG-LSTMs with projection over words or bytes, and the sequences that they make."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +44,7 @@ class CIFGLayer(nn.Module):
             self.weight.bias[:hidden] += 1  # remembers at first (Jozefowicz et al. 2015)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """h (steps, batch, projection) of ``x`` (steps, batch, inputs), and the state after the last step.
-
-        Args:
-            x: the inputs.
-            state: before the first step; zeros by default.
-        """
+        """h (steps, batch, projection) of ``x`` (steps, batch, inputs) from a state on (zeros), and the state after."""
         products = at_least_single(self.weight(x))
         with no_autocast(x.device):
             if state is None:
@@ -121,3 +117,84 @@ class CIFGLanguageNetwork(nn.Module):
             h, state = layer(h, None if states is None else states[position])
             after.append(state)
         return self.output(h).transpose(0, 1), after
+
+
+@torch.no_grad()
+def sampled(
+    network: CIFGLanguageNetwork, count: int, longest: int, generator: torch.Generator | None = None
+) -> list[list[int]]:
+    """``count`` sequences drawn from the model, without their ends, cut after ``longest`` symbols."""
+    device = network.output.weight.device
+    symbol = torch.full((count, 1), network.begin, device=device)
+    states: list[State] | None = None
+    drawn = []
+    for _ in range(longest):
+        scores, states = network.following(symbol, states)
+        scores[:, -1, network.begin] = -torch.inf  # nothing begins twice
+        symbol = torch.multinomial(scores[:, -1].softmax(1), 1, generator=generator)
+        drawn.append(symbol)
+    rows = torch.cat(drawn, 1).tolist()
+    return [row[: row.index(network.end)] if network.end in row else row for row in rows]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The sequences with the highest joint probability, the first first.
+
+    Attributes:
+        sequences: without their ends.
+        probabilities: their joint probabilities, ends included.
+        exact: whether no other sequence of at most the same length can be more probable than the last of them.
+    """
+
+    sequences: list[list[int]]
+    probabilities: list[float]
+    exact: bool
+
+
+@torch.no_grad()
+def most_probable(network: CIFGLanguageNetwork, count: int, longest: int, width: int = 4096) -> Ranked:
+    """The ``count`` most probable sequences of at most ``longest`` symbols, by their joint probability (equation 1).
+
+    Goes through the tree of prefixes level by level and keeps the ``width`` most probable of a level. A sequence is
+    never more probable than its prefixes. So a prefix less probable than ``count`` sequences found is dropped for good,
+    and where no more probable one was dropped the result is exact.
+    """
+    device = network.output.weight.device
+    prefixes = torch.empty(1, 0, dtype=torch.int64, device=device)
+    log = torch.zeros(1, device=device)
+    symbol, states = torch.full((1, 1), network.begin, device=device), None
+    found: list[tuple[float, list[int]]] = []
+    dropped = -torch.inf
+    for depth in range(longest + 1):
+        scores, after = network.following(symbol, states)
+        logs = log[:, None] + scores[:, -1].log_softmax(1)
+        found = _best(found, logs[:, network.end], prefixes, count)
+        if depth == longest:
+            break
+        bound = found[-1][0] if len(found) == count else -torch.inf
+        open_ = logs[:, : network.begin].flatten()
+        log, place = open_.topk(min(width + 1, len(open_)))
+        if len(log) > width:
+            dropped = max(dropped, float(log[-1]))
+        alive = log[:width] > bound
+        log, place = log[:width][alive], place[:width][alive]
+        if not len(log):
+            break
+        parent, symbol = place // network.begin, (place % network.begin)[:, None]
+        prefixes, states = torch.cat([prefixes[parent], symbol], 1), _of(after, parent)
+    exact = dropped <= (found[-1][0] if len(found) == count else -torch.inf)
+    return Ranked([row for _, row in found], torch.tensor([log for log, _ in found]).exp().tolist(), exact)
+
+
+def _best(
+    found: list[tuple[float, list[int]]], logs: Tensor, prefixes: Tensor, count: int
+) -> list[tuple[float, list[int]]]:
+    """The best ``count`` of what was found and of what ends here."""
+    values, rows = logs.topk(min(count, len(logs)))
+    new = zip(values.tolist(), prefixes[rows].tolist(), strict=True)
+    return sorted([*found, *new], key=lambda each: -each[0])[:count]
+
+
+def _of(states: Sequence[State], rows: Tensor) -> list[State]:
+    return [(h[rows], c[rows]) for h, c in states]

@@ -1,14 +1,15 @@
-"""Multilayer perceptrons for small images and points in the plane."""
+"""Multilayer perceptrons for small images and points in the plane, and powers of one variable."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
-from lit_epgan.networks.disjoint import DisjointLinear, DisjointNorm, check_blocks
+from lit_epgan.networks.ensembles import DisjointLinear, DisjointNorm, check_blocks
 from lit_epgan.networks.sizes import check_positive
 
 Norm = Literal["layer", "batch", "none"]
@@ -169,3 +170,25 @@ def _norm(norm: str, width: int) -> list[nn.Module]:
 def _check_sizes(sizes: Sequence[int]) -> None:
     if min(sizes) < 1:
         raise UserError(f"a multilayer perceptron of widths {tuple(sizes)} cannot be: every width must be at least 1.")
+
+
+class PolynomialFeatures(nn.Module):
+    """x -> (x^degree, ..., x, 1); nothing to train.
+
+    Args:
+        degree: the highest power.
+
+    Raises:
+        UserError: if it is negative.
+    """
+
+    def __init__(self, degree: int = 3) -> None:
+        super().__init__()
+        if degree < 0:
+            raise UserError(f"PolynomialFeatures' degree is {degree}; it must be 0 or more")
+        self.degree = degree
+        self.out_features = degree + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (rows, degree + 1) of x (rows, 1)."""
+        return x ** torch.arange(self.degree, -1, -1, device=x.device)

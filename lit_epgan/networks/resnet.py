@@ -70,7 +70,6 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (rows, 8 width)."""
         x = self.relu(self.bn1(self.conv1(images)))
         for stage in range(4):
             x = self.get_submodule(f"layer{stage + 1}")(x)

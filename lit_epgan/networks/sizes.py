@@ -8,10 +8,6 @@ MOST = 1_000_000
 def check_positive(network: str, **sizes: int) -> None:
     """Refuse sizes below one, and those that no memory holds: a loop over as many would not end.
 
-    Args:
-        network: what is built, for the message.
-        sizes: by name.
-
     Raises:
         UserError: names the first.
     """

@@ -1,19 +1,132 @@
-"""An institution's key for one exchange: it agrees on a pad with each other one, by messages that the server carries.
+"""Who an institution is, and the keys by which it agrees on a pad with each other one.
 
-The key is X25519 (RFC 7748) and is made anew for each exchange, so that no pad is used twice, whoever starts again.
-An institution with a certificate signs it. Without certificates a server that lies about the keys can unmask reports;
-one that keeps to the protocol, and looks at all that it gets, cannot.
+Messages are carried by the server. The key is X25519 (RFC 7748) and is made anew for each exchange, so that no pad is
+used twice, whoever starts again. An institution with a certificate signs it. Without certificates a server that lies
+about the keys can unmask reports; one that keeps to the protocol, and looks at all that it gets, cannot.
 """
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509.oid import NameOID
+from numpy.typing import NDArray
 
 from lit_epgan.errors import UserError
-from lit_epgan.remote.identity import Identity, Signature
-from lit_epgan.remote.masks import pad_key
+
+FILES = ("client.crt", "client.key", "rootCA.pem")  # as NVIDIA FLARE names them in a kit's folder ``startup``
+PADDING = PSS(MGF1(SHA256()), PSS.DIGEST_LENGTH)
+CHUNK = 2**20  # words of a pad that are made at a time, 8 MB
+
+Words = NDArray[np.uint64]
+
+
+class Signature(NamedTuple):
+    """A signature, and the certificate (PEM) whose key signs."""
+
+    signature: bytes
+    certificate: bytes
+
+
+class Identity:
+    """An institution's certificate, by which it signs, and checks what others have signed.
+
+    Args:
+        certificate: its own (PEM).
+        private_key: of the certificate (PEM, without a password); RSA or an elliptic curve's.
+        root: the certificate (PEM) that has issued all institutions' certificates.
+
+    Raises:
+        ValueError: one of them cannot be read, or they do not belong together.
+    """
+
+    def __init__(self, certificate: bytes, private_key: bytes, root: bytes) -> None:
+        self._pem, self._root = certificate, x509.load_pem_x509_certificate(root)
+        own, key = x509.load_pem_x509_certificate(certificate), load_pem_private_key(private_key, None)
+        if not isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
+            raise ValueError("the private key is neither RSA nor an elliptic curve's")
+        if own.public_key() != key.public_key():
+            raise ValueError("the private key is another certificate's")
+        self._key = key
+        self.name = _name(own)
+        self.check(self.name, b"", self.signs(b""))
+
+    @classmethod
+    def of_folder(cls, folder: Path, name: str) -> "Identity":
+        """The identity in the files ``client.crt``, ``client.key`` and ``rootCA.pem`` of a folder.
+
+        Raises:
+            UserError: one is missing or cannot be read, or the certificate is another institution's.
+        """
+        try:
+            found = cls(*((folder / file).read_bytes() for file in FILES))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"the certificate in {folder} ({', '.join(FILES)}) cannot be used: {error}") from error
+        if found.name != name:
+            raise UserError(
+                f"the certificate in {folder} is of {found.name!r}, and this institution is {name!r}: secure "
+                "aggregation takes certificates whose names (CN) are the clients'; provision it under that name"
+            )
+        return found
+
+    def signs(self, message: bytes) -> Signature:
+        """The message's signature: RSA-PSS or ECDSA, with SHA-256."""
+        if isinstance(self._key, rsa.RSAPrivateKey):
+            return Signature(self._key.sign(message, PADDING, SHA256()), self._pem)
+        return Signature(self._key.sign(message, ec.ECDSA(SHA256())), self._pem)
+
+    def check(self, name: str, message: bytes, signed: Signature) -> None:
+        """Whether the institution of this name has signed a message.
+
+        Raises:
+            ValueError: it has not; why.
+        """
+        if not signed.certificate:
+            raise ValueError("it is not signed")
+        certificate = x509.load_pem_x509_certificate(signed.certificate)
+        try:
+            certificate.verify_directly_issued_by(self._root)
+        except (InvalidSignature, ValueError, TypeError) as error:
+            raise ValueError("its certificate is not of this federation's root") from error
+        if not certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc:
+            raise ValueError("its certificate is not valid today")
+        if _name(certificate) != name:
+            raise ValueError(f"its certificate is of {_name(certificate)!r}")
+        try:
+            _verify(certificate, message, signed.signature)
+        except InvalidSignature as error:
+            raise ValueError("its signature is wrong, or of another exchange") from error
+
+
+def _verify(certificate: x509.Certificate, message: bytes, signature: bytes) -> None:
+    key = certificate.public_key()
+    if isinstance(key, rsa.RSAPublicKey):
+        key.verify(signature, message, PADDING, SHA256())
+    elif isinstance(key, ec.EllipticCurvePublicKey):
+        key.verify(signature, message, ec.ECDSA(SHA256()))
+    else:
+        raise ValueError("its certificate's key is neither RSA nor an elliptic curve's")
+
+
+def _name(certificate: x509.Certificate) -> str:
+    """The common name (CN) of a certificate's subject."""
+    named = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if len(named) != 1:
+        raise ValueError("its certificate has no name (CN), or several")
+    return str(named[0].value)
 
 
 class Announced(NamedTuple):
@@ -95,3 +208,30 @@ class ExchangeKey:
     @property
     def _about(self) -> str:
         return f"round {self._round}, exchange {self._exchange}"
+
+
+def pad_key(secret: bytes, about: bytes) -> bytes:
+    """The 32 bytes that a pad grows from, by HKDF-SHA256.
+
+    Args:
+        secret: what two clients share.
+        about: what the pad is for: another purpose gives another pad.
+    """
+    return HKDF(SHA256(), 32, None, about).derive(secret)
+
+
+def add_pad(words: Words, key: bytes, adds: bool) -> None:
+    """Add a pad to words (n,), or subtract it, in place.
+
+    The pad is the keystream of ChaCha20 (RFC 8439). A key serves for one pad: then a fixed nonce is safe.
+
+    Args:
+        words: what is masked.
+        key: as ``pad_key`` gives it.
+        adds: whether the pad is added; the other client of the pair subtracts it.
+    """
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    for start in range(0, len(words), CHUNK):
+        part = words[start : start + CHUNK]
+        pad = np.frombuffer(stream.update(bytes(part.nbytes)), "<u8")
+        (np.add if adds else np.subtract)(part, pad, out=part)

@@ -15,20 +15,14 @@ from torch import Tensor
 
 from lit_epgan.atomic import write_text
 from lit_epgan.errors import UserError
-from lit_epgan.speech.alignment import AlignedClient, train_mixtures, training_graphs
-from lit_epgan.speech.audio import OnError, readable
-from lit_epgan.speech.corpora import Corpus
-from lit_epgan.speech.decoding import Decoder, log_prior
-from lit_epgan.speech.features import Frames, cepstra, log_mel, normalise
-from lit_epgan.speech.gmm import Mixtures
-from lit_epgan.speech.graph import decoding_graph
-from lit_epgan.speech.hmm import PDFS, PhoneModels, phone_models
-from lit_epgan.speech.lexicon import Lexicon, lexicon
-from lit_epgan.speech.manifest import Recording
+from lit_epgan.speech.corpora import Corpus, OnError, Recording, readable
+from lit_epgan.speech.decoding import Decoder, WordErrors, decoding_graph, log_prior, word_errors
+from lit_epgan.speech.frames import Frames, cepstra, log_mel, normalise
+from lit_epgan.speech.gmm import AlignedClient, Mixtures, train_mixtures, training_graphs
 from lit_epgan.speech.packages import speech_package
+from lit_epgan.speech.phones import PDFS, Lexicon, PhoneModels, lexicon, phone_models
 from lit_epgan.speech.sessions import Split
 from lit_epgan.speech.stages import Stages, digest_of_file, digest_of_result
-from lit_epgan.speech.word_errors import WordErrors, word_errors
 
 UNALIGNED = -100  # what cross-entropy leaves out
 FINAL_BEAM = 20.0
@@ -91,7 +85,7 @@ def prepare(
     Args:
         corpus: what is said where.
         stages: where results are kept.
-        iterations, gaussians: of the Gaussian mixtures' training, see ``alignment.train_mixtures``.
+        iterations, gaussians: of the Gaussian mixtures' training, see ``gmm.train_mixtures``.
         on_error: an audio file that cannot be used is refused, or skipped.
         workers: processes that compute features.
 

@@ -7,7 +7,7 @@ import torch
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server
 from lit_epgan.federated.likelihood_free.gradient_free import Answers, GradientFree, mean_answer, summaries
 from lit_epgan.likelihood_free.inference import Stage
-from lit_epgan.likelihood_free.questions import Answer, Asking, Question
+from lit_epgan.likelihood_free.mean_embeddings import Asking, Question, SummedAnswer
 
 OWN, COUNT = "inference.own", "inference.count"
 ROOT, SIMULATED = "root", "simulated"
@@ -56,7 +56,7 @@ class DiscrepancySearch(GradientFree):
             question = next(asking)
             while True:
                 answers = yield self.asks(server, "discrepancy", {ROOT: question.root, SIMULATED: question.simulated})
-                question = asking.send(Answer(mean_answer(answers), float(answers.weight)))  # type: ignore[arg-type]
+                question = asking.send(SummedAnswer(mean_answer(answers), float(answers.weight)))  # type: ignore[arg-type]
         except StopIteration as end:
             return end.value
 

@@ -9,8 +9,14 @@ from torch import nn
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.likelihood_free.gradient_free import Answers, GradientFree, mean_answer, summaries
-from lit_epgan.likelihood_free.energy import energy_distance, sliced_energy, unit_directions
-from lit_epgan.likelihood_free.tolerance_search import Comparing, ToleranceSearch, Tolerated
+from lit_epgan.likelihood_free.abc_search import (
+    Comparing,
+    ToleranceSearch,
+    Tolerated,
+    energy_distance,
+    sliced_energy,
+    unit_directions,
+)
 from lit_epgan.randomness import generator_for
 
 SIMULATED = "simulated"

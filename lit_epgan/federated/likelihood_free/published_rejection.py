@@ -9,7 +9,7 @@ from torch import Tensor
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.likelihood_free.gradient_free import NOBODY, GradientFree, summaries
-from lit_epgan.likelihood_free.rejection import Accepted, distances, proposals
+from lit_epgan.likelihood_free.abc_search import Accepted, distances, proposals
 
 THETA, DISTANCES = "rejection.theta", "rejection.distances"
 POINTS = "points"
@@ -24,7 +24,7 @@ class PublishedRejection(GradientFree):
 
     It has two defects, of which a warning tells. One point says next to nothing of a mixture: on the paper's own toy
     the means are as far from the truth as the prior's (docs/errata.md). And the order of records is the same in every
-    iteration, so d + 2 of them let the server solve for each record exactly (``record_from_distances``). Take
+    iteration, so d + 2 of them let the server solve for each record exactly. Take
     DiscrepancySearch, or SearchOnRelease where a guarantee is needed.
 
     Args:

@@ -14,7 +14,7 @@ from lit_epgan.federated.asked_once import AskedOnce
 from lit_epgan.federated.function_space.release_units import TOTAL, RecordUnit, Release
 from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
 from lit_epgan.likelihood_free.inference import FOUND
-from lit_epgan.likelihood_free.questions import answered
+from lit_epgan.likelihood_free.mean_embeddings import answered
 
 CLIENTS = "embedding.clients"
 
