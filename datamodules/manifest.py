@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_epgan.csv_table import read_csv_table
+from lit_epgan.csv_table import named_file, read_csv_table
 from lit_epgan.errors import UserError
-from lit_epgan.named_files import named_file
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lit_epgan.study.display import Display
 from lit_epgan.study.run import Command, Run
-from lit_epgan.study.runner import run_all
+from lit_epgan.study.runner import Display, run_all
 
 PLAN = """
 title: A trial

@@ -8,9 +8,9 @@ import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_epgan.command.cli import main
-from lit_epgan.command.closing import closing_lines
+from lit_epgan.command.run_end import closing_lines
 from lit_epgan.errors import UserError
-from lit_epgan.runs.end import END, End, read_end, write_end
+from lit_epgan.runs.run_folder import END, FitEnd, read_end, write_end
 from lit_epgan.study.command import study
 from lit_epgan.study.plan import read_study
 from lit_epgan.study.run import runs_of
@@ -38,15 +38,15 @@ class Refuses(Callback):
 def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, resume = folder / "runs" / "toy", ["--ckpt_path", "last"]
     assert main(["fit", *TINY]) == 0
-    assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
+    assert read_end(run) == FitEnd(rounds=2, of=2, finished=True, logged=2)
     assert main(["fit", *TINY, *resume]) == 0  # nothing is left to do
-    assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
+    assert read_end(run) == FitEnd(rounds=2, of=2, finished=True, logged=2)
     more = ["--trainer.max_epochs", "3", "--trainer.callbacks+", "tests.test_ended.Refuses"]
     assert "out of order" in refusal(capsys, "fit", *TINY, *more, *resume)
-    assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
+    assert read_end(run) == FitEnd(rounds=2, of=2, finished=True, logged=2)
     with pytest.raises(RuntimeError, match="out of luck"):
         main(["fit", *TINY, "--trainer.callbacks+", "tests.test_ended.Fails"])
-    assert read_end(run) == End(rounds=1, of=2, finished=False, logged=1)
+    assert read_end(run) == FitEnd(rounds=1, of=2, finished=False, logged=1)
 
 
 def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder: Path, monkeypat
     more = ["--trainer.max_epochs", "3", "--trainer.callbacks+", "tests.test_ended.Fails"]
     assert main(["fit", *TINY, *more, "--ckpt_path", "last"]) == 0
     assert seen == [False]
-    assert read_end(run) == End(rounds=3, of=3, finished=True, logged=3)
+    assert read_end(run) == FitEnd(rounds=3, of=3, finished=True, logged=3)
 
 
 def test_early_stopping_is_an_end(folder: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(
     if fault == "no end":
         (short.folder / END).unlink()
     elif fault == "stopped":
-        write_end(short.folder, End(3, 5, finished=False, logged=3))
+        write_end(short.folder, FitEnd(3, 5, finished=False, logged=3))
     else:
         table = short.folder / "metrics.csv"
         table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))

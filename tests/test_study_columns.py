@@ -10,8 +10,7 @@ from scipy import stats
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import find_config
 from lit_epgan.study import plots
-from lit_epgan.study.command import study
-from lit_epgan.study.known import take_known
+from lit_epgan.study.command import study, take_known
 from lit_epgan.study.plan import read_study
 from lit_epgan.study.report import print_table, write_report
 from lit_epgan.study.run import Run, runs_of

@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
 from lit_epgan.study import plots
-from lit_epgan.study.illustrations import partition_in_words
-from lit_epgan.study.picture import Picture, drawing
 from lit_epgan.study.plan import read_study
+from lit_epgan.study.plots import Picture, drawing, partition_in_words
 from lit_epgan.study.run import runs_of
 from tests.studies import run_quietly, write_plan, write_stand_in
 

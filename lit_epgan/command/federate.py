@@ -11,15 +11,14 @@ from typing import Any
 
 from lit_epgan.callbacks.remote import SENT
 from lit_epgan.command.lightning_cli import FederatedCLI
-from lit_epgan.command.placing import make_room, say
+from lit_epgan.command.run_setup import make_room, say
 from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.remote.link import Terms
 from lit_epgan.runs.checkpoints import newest_whole
 from lit_epgan.runs.config_files import resolve_configs
-from lit_epgan.runs.end import read_end
-from lit_epgan.runs.run_folder import CHECKPOINTS, INSTITUTIONS, SERVER_LOG, default_folder
+from lit_epgan.runs.run_folder import CHECKPOINTS, INSTITUTIONS, SERVER_LOG, default_folder, read_end
 
 WORKSPACE = "flare"  # FLARE's own files, in the run's folder
 MISSING = "federate needs NVIDIA FLARE, which is not installed: pip install -e '.[flare]'."

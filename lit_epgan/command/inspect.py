@@ -11,8 +11,8 @@ from rich.table import Table
 
 from lit_epgan import tensor_file
 from lit_epgan.atomic import write_text
-from lit_epgan.command.parser_messages import parse_error
-from lit_epgan.command.placing import say
+from lit_epgan.command.parser import parse_error
+from lit_epgan.command.run_setup import say
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.inspection import Inspection, paid
 from lit_epgan.inspection.page import page, verdict

@@ -17,23 +17,32 @@ from lightning.pytorch.loggers import WandbLogger
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import ClientReport, FederationCallback
 from lit_epgan.callbacks.gpu_search import search_cheaply
-from lit_epgan.command.blame import blame
-from lit_epgan.command.closing import closing_lines
-from lit_epgan.command.deciding_settings import DecidingSettings, deciding_settings, refuse_changes
-from lit_epgan.command.disk_errors import disk_error
-from lit_epgan.command.ending import EndOfFit, StopAtBatch, stopped_in_a_sentence
-from lit_epgan.command.garbage import no_collection
-from lit_epgan.command.given import given_by
-from lit_epgan.command.image_shape import fit_networks
-from lit_epgan.command.measuring import refuse_empty
-from lit_epgan.command.parsed_values import check_values
-from lit_epgan.command.parser_messages import parse_error
-from lit_epgan.command.placing import choose_strategy, make_room, place_checkpoints, place_loggers, say
-from lit_epgan.command.predicting import draw_samples, say_what_was_written, with_writer
-from lit_epgan.command.quoting import quote_numbers, read_null
+from lit_epgan.command.error_messages import blame, disk_error, given_by
+from lit_epgan.command.parser import check_values, parse_error, quote_numbers, read_null
+from lit_epgan.command.process import no_collection
+from lit_epgan.command.run_end import (
+    EndOfFit,
+    StopAtBatch,
+    closing_lines,
+    draw_samples,
+    refuse_empty,
+    say_what_was_written,
+    stopped_in_a_sentence,
+    with_writer,
+)
+from lit_epgan.command.run_setup import (
+    DecidingSettings,
+    choose_strategy,
+    deciding_settings,
+    fit_networks,
+    make_room,
+    place_checkpoints,
+    place_loggers,
+    refuse_changes,
+    say,
+)
 from lit_epgan.errors import UserError
-from lit_epgan.runs.checkpoint_io import seal_checkpoints
-from lit_epgan.runs.checkpoints import best_of, newest_whole, require_whole, where_to_go_on
+from lit_epgan.runs.checkpoints import best_of, newest_whole, require_whole, seal_checkpoints, where_to_go_on
 from lit_epgan.runs.lock import locked
 from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG, default_folder, is_first_rank
 

@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lit_epgan.runs.metrics_file import MetricsFile
-    from lit_epgan.runs.wandb_history import WandbHistory
+    from lit_epgan.runs.loggers import MetricsFile, WandbHistory
 
 __all__ = ["MetricsFile", "WandbHistory"]
 _MODULES = {"MetricsFile": "metrics_file", "WandbHistory": "wandb_history"}

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_epgan.atomic import write_text
-from lit_epgan.csv_table import read_csv_table
+from lit_epgan.csv_table import named_file, read_csv_table
 from lit_epgan.errors import UserError
-from lit_epgan.named_files import named_file
 from lit_epgan.speech.sessions import SPLITS, Split
 from lit_epgan.speech.transcripts import TAGS, plain_words
 

@@ -1,17 +1,123 @@
-"""Which of the values that the user gave made a library, or our code, fail: the one sentence that names its key."""
+"""A mistake of the user in one sentence, whichever library has found it: with the key or the file at fault."""
 
+import errno
+import math
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+import torch
+import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 import lit_epgan
-from lit_epgan.command.given import Given
+from lit_epgan.errors import UserError
+from lit_epgan.runs.config_files import config_folders
+
+CONFIG_FLAGS = ("--config", "-c")
+TINY, HUGE = 1e-9, 1e9
+
+
+@dataclass(frozen=True)
+class Given:
+    """One value that the user gave.
+
+    Attributes:
+        key: as it is written on the command line, without ``init_args``.
+        value: as YAML has it.
+        source: the config file; empty for the command line.
+    """
+
+    key: str
+    value: Any
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        """The key's last component: an argument's name."""
+        return self.key.rpartition(".")[2]
+
+    @property
+    def text(self) -> str:
+        """The value as it is written in YAML."""
+        text = "null" if self.value is None else yaml.safe_dump(self.value, default_flow_style=True, width=math.inf)
+        return text.removesuffix("\n").removesuffix("...").strip()
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether it is, or has in it, a value at which much ends: null, 0, below 0, or an absurd one."""
+        return self.is_absurd or any(item in (None, "") or _number(item, lambda x: x <= 0) for item in self._items)
+
+    @property
+    def is_absurd(self) -> bool:
+        """Whether it is, or has in it, a number that nobody means: not finite, tiny, huge, or below 0 and not -1."""
+        return any(_number(item, _absurd) for item in self._items)
+
+    @property
+    def _items(self) -> list[Any]:
+        return self.value if isinstance(self.value, list) else [self.value]
+
+
+def given_by(words: list[str]) -> list[Given]:
+    """Everything that the words of the command line give, the last first."""
+    found: list[Given] = []
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("-"):
+            continue
+        value = value if equals else next(rest, "")
+        if flag in CONFIG_FLAGS:
+            found += _of_file(Path(value))
+        else:
+            found += _leaves(flag.lstrip("-").rstrip("+").replace(".init_args", ""), _parsed(value))
+    return found[::-1]
+
+
+def _of_file(path: Path) -> list[Given]:
+    own = config_folders()[-1].resolve()
+    if own in path.resolve().parents or not path.is_file():
+        return []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):  # which is the mistake that is told
+        return []
+    return [replace(one, source=str(path)) for one in _leaves("", _parsed(text))]
+
+
+def _parsed(text: str) -> Any:
+    from jsonargparse import get_loader
+
+    try:
+        return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(text, get_loader("yaml")(text))
+    except (yaml.YAMLError, TypeError):
+        return text
+
+
+def _leaves(key: str, value: Any) -> Iterator[Given]:
+    """Every value under ``key``; those of a list's mappings have the list's key."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(key if name in ("init_args", "dict_kwargs") else f"{key}.{name}".lstrip("."), inner)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for item in value:
+            yield from _leaves(key, item)
+    else:
+        yield Given(key, value)
+
+
+def _number(value: Any, holds: Callable[[float], bool]) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and holds(value)
+
+
+def _absurd(number: float) -> bool:
+    return number not in (0, -1) and not TINY <= number <= HUGE
+
 
 VALUES: tuple[type[BaseException], ...] = (  # what a value that cannot be makes a library raise
     *(ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, MemoryError, OSError),
@@ -141,3 +247,50 @@ def _reason(error: BaseException) -> str:
 
 def _written(given: list[Given]) -> str:
     return "given " + ", ".join(f"--{one.key} {one.text}" for one in given)
+
+
+def explain(error: Exception) -> str | None:
+    """One sentence for a mistake of the user; None where the exception is nobody's mistake but the program's."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and "loading state_dict" in text:
+        return (
+            f"The checkpoint is one of another model: {_first_difference(text)}. Give the config it was trained with."
+        )
+    if isinstance(error, MisconfigurationException):
+        return " ".join(text.split())
+    if isinstance(error, torch.OutOfMemoryError):
+        return "The device's memory is full: lower --data.batch_size, or use more devices."
+    if type(error).__module__.startswith("wandb.errors"):
+        reason = " ".join(text.split()).rstrip(".")
+        return f"Weights & Biases cannot be used: {reason}. Mend that, or set WANDB_MODE=offline in the environment."
+    return disk_error(error)
+
+
+def _first_difference(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines()[1:] if line.strip()]
+    return (lines[0][:200] if lines else text).rstrip(" .")
+
+
+REMEDIES = {
+    errno.ENOSPC: "Make room there",
+    errno.EDQUOT: "Make room within your quota there",
+    errno.EFBIG: "Raise the limit of a file's size (ulimit -f)",
+    errno.EROFS: "That place can only be read: name another with --trainer.default_root_dir",
+}
+OF_THE_DISK = {*REMEDIES, errno.ENAMETOOLONG, errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.ENOLCK}
+
+
+def disk_error(error: BaseException) -> str | None:
+    """What could not be written or read, why, and what to do; None where no file is the cause.
+
+    An error that another one followed on the way out, as where a logger closes, counts too.
+    """
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, UserError):
+        if isinstance(seen, OSError) and (seen.filename or seen.errno in OF_THE_DISK):
+            what = seen.filename2 or seen.filename or "A file that a library writes"
+            remedy = REMEDIES.get(seen.errno or 0)
+            return f"{what} could not be written: {seen.strerror}. {remedy}." if remedy else f"{what}: {seen.strerror}."
+        hidden = seen.__context__ if isinstance(seen, OSError | RuntimeError) else None
+        seen = seen.__cause__ or hidden
+    return None

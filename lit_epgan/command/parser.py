@@ -1,14 +1,65 @@
-"""jsonargparse's messages, trees of lines whose deepest one is the cause, as one sentence with the nearest key."""
+"""The parser as this package uses it: YAML read back as it was, values checked, messages in one sentence."""
 
 import difflib
 import importlib
+import inspect
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+import yaml
+from jsonargparse import Namespace, get_loader, set_dumper, set_loader
+from lightning.pytorch import Trainer
+
+from lit_epgan.errors import UserError
 from lit_epgan.runs.yaml_files import load_yaml
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's, with quotes around every string that the parser would read as something else."""
+
+
+def _string(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if _is_plain(value) else '"')
+
+
+def _is_plain(value: str) -> bool:
+    try:
+        return bool(get_loader("yaml")(value) == value)
+    except (yaml.YAMLError, TypeError):  # the reader trips over "0:"
+        return False
+
+
+_Dumper.add_representer(str, _string)
+
+
+def quoted(data: Any) -> str:
+    """``data`` as YAML in which a string such as ``7876e627``, which the parser would read as a number, is quoted."""
+    return yaml.dump(data, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+
+
+def quote_numbers() -> None:
+    """Let the strings of what the parser prints and saves be read back as they were."""
+    set_dumper("yaml", quoted)
+
+
+def read_null() -> None:
+    """Let ``--a.b.c null`` set c to null where a and b are classes.
+
+    The parser gives the value of a key within a class within a class to a parser of its own as Python's text: None.
+    """
+    read = get_loader("yaml")
+
+    def read_with_none(text: str) -> Any:
+        return None if text.strip() == "None" else read(text)
+
+    set_loader("yaml", read_with_none, (yaml.YAMLError,))
+
 
 PARTS = ("model", "data", "federation", "trainer")
 
@@ -170,3 +221,75 @@ def _classes_in(module: str) -> list[str]:
 def _import(class_path: str) -> Any:
     module, _, name = class_path.rpartition(".")
     return getattr(importlib.import_module(module), name)
+
+
+SEEDS = 2**32  # as many as NumPy takes
+
+
+def check_values(config: Namespace) -> None:
+    """Refuse null where a key has another type, and numbers that are not finite unless such a one is the default.
+
+    Args:
+        config: of one subcommand.
+
+    Raises:
+        UserError: the first key and its value.
+    """
+    seed = config.get("seed_everything")
+    if not isinstance(seed, bool) and seed is not None and not 0 <= seed < SEEDS:
+        raise UserError(f"seed_everything is {seed}; it must lie between 0 and {SEEDS - 1}.")
+    _check_root(config.trainer.default_root_dir)
+    _check_arguments("trainer", Trainer, config.get("trainer"))
+    for part in ("model", "data", "federation"):
+        _check_class(part, config.get(part))
+
+
+def _check_root(root: str | None) -> None:
+    if root is not None and ("://" in root or (Path(root).exists() and not Path(root).is_dir())):
+        raise UserError(f"trainer.default_root_dir is {root}, but a folder of this machine is expected.")
+
+
+def _check_class(key: str, node: Any) -> None:
+    if not isinstance(node, Namespace) or not isinstance(node.get("class_path"), str):
+        return
+    module, _, name = node.class_path.rpartition(".")
+    owner = getattr(import_module(module), name, None)
+    if isinstance(owner, type):
+        _check_arguments(key, owner, node.get("init_args"))
+
+
+def _check_arguments(key: str, owner: type, arguments: Any) -> None:
+    for name, value in vars(arguments or Namespace()).items():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            _check_class(f"{key}.{name}", item)
+            if isinstance(item, float) and not math.isfinite(item) and not _is_default(owner, name, item):
+                raise UserError(f"{key}.{name} is {item}, but a finite number is expected.")
+        if value is None and (wanted := _other_than_null(owner, name)):
+            raise UserError(f"{key}.{name} is null, but {wanted} is expected.")
+
+
+def _is_default(owner: type, name: str, value: float) -> bool:
+    return any(repr(parameter.default) == repr(value) for parameter, _ in _parameters(owner, name))
+
+
+def _other_than_null(owner: type, name: str) -> str | None:
+    """The type that the argument has to have, if null is none of it."""
+    for parameter, hints in _parameters(owner, name):
+        hint = hints.get(name)
+        allowed = hint in (None, Any, object, type(None)) or type(None) in get_args(hint) or parameter.default is None
+        return None if allowed or not (hint in (int, float, bool, str) or get_args(hint)) else plain_type(str(hint))
+    return None
+
+
+def _parameters(owner: type, name: str) -> Iterator[tuple[inspect.Parameter, dict[str, Any]]]:
+    """The argument as the class says it, or the first of its bases that has it by name."""
+    for cls in owner.__mro__:
+        init = cls.__dict__.get("__init__")
+        if init is None or not inspect.isfunction(init):
+            continue
+        parameter = inspect.signature(init).parameters.get(name)
+        if parameter is not None:
+            try:
+                yield parameter, get_type_hints(init)
+            except (NameError, TypeError):  # an annotation that only a type checker can read
+                return
