@@ -46,15 +46,7 @@ def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterat
 
 @contextmanager
 def naming(path: Path, beside: Path | None = None) -> Iterator[None]:
-    """Within, ``path`` is written: an error that does not say which file it is about names this one.
-
-    Args:
-        path: The file.
-        beside: The file that is written to take its place, if there is one.
-
-    Raises:
-        OSError: With ``filename``; what the system refused, such as no space left.
-    """
+    """Within, ``path`` is written, by way of ``beside``: an ``OSError`` that names no file names this one."""
     try:
         yield
     except OSError as error:
@@ -105,12 +97,7 @@ _said: set[Path] = set()
 
 
 def set_aside(path: Path, fault: str) -> None:
-    """Rename what is damaged to ``NAME.damaged``, and say it.
-
-    Args:
-        path: a file or folder of the cache.
-        fault: what is wrong with it, in words that follow its name.
-    """
+    """Rename what is damaged to ``NAME.damaged``, and say it; ``fault`` follows its name in the sentence."""
     aside = path.with_name(f"{path.name}.damaged")
     now = f"it is now {aside.name} and is made again"
     try:

@@ -4,16 +4,7 @@ from lit_epgan.errors import UserError
 
 
 def at_least(least: float, owner: object, **values: float | None) -> None:
-    """Refuse arguments below a bound; NaN is below every one, and None is an argument that was left out.
-
-    Args:
-        least: the bound.
-        owner: whose arguments they are; the message names its class.
-        values: by name.
-
-    Raises:
-        UserError: names the first.
-    """
+    """Raise a UserError that names the first of the owner's arguments below ``least``; NaN is, and None is left out."""
     for name, value in values.items():
         if value is not None and not value >= least:
             raise UserError(f"{type(owner).__name__}'s {name} is {value}; it must be at least {least}.")

@@ -47,13 +47,10 @@ COMMANDS = ("fit", "validate", "test", "predict", "study", "federate", "inspect"
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line; a mistake of the user is told in one sentence.
-
-    Args:
-        args: Words after ``python -m lit_epgan``; by default the process's own.
+    """Run the command line, by default with the process's own words; a mistake of the user is told in one sentence.
 
     Returns:
-        The exit code: 0, 2 for a mistake of the user, 130 for Ctrl-C, 143 for SIGTERM, or the study's own.
+        0, 2 for a mistake of the user, 130 for Ctrl-C, 143 for SIGTERM, or the study's own exit code.
     """
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help"):
@@ -203,11 +200,7 @@ going on
 
 
 def short_help(args: Sequence[str]) -> str | None:
-    """The page for a command's words; None where they ask for no help, or for all of it.
-
-    Args:
-        args: from the command on.
-    """
+    """The page for a command's words; None where they ask for no help, or for all of it."""
     command, *words = args
     if command not in WHAT or not words or words[-1] not in ("-h", "--help"):
         return None

@@ -26,17 +26,7 @@ PAGE, RELEASED = "index.html", "released.pt"
 
 
 def inspect(args: list[str]) -> int:
-    """Ask, and write the page.
-
-    Args:
-        args: the words after ``inspect``.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        UserError: a mistake in the configuration, or the budget would be passed.
-    """
+    """Ask, and write the page; a UserError says if the budget would be passed."""
     parser = _parser()
     words = resolve_configs(args)
     if words in (["-h"], ["--help"]):

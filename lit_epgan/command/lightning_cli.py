@@ -221,11 +221,7 @@ class FederatedCLI(LightningCLI):
                 say(line)
 
     def after_predict(self) -> None:
-        """Say what was written.
-
-        Raises:
-            UserError: nothing was.
-        """
+        """Say what was written; a UserError if nothing was."""
         draw_samples(self.trainer, self.model)
         say(say_what_was_written(self.trainer))
 

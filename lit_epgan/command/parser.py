@@ -65,13 +65,7 @@ PARTS = ("model", "data", "federation", "trainer")
 
 
 def parse_error(text: str, args: list[str], keys: list[str]) -> str:
-    """One sentence for what jsonargparse says about the command line or a config.
-
-    Args:
-        text: Its message.
-        args: The command line; the config files named there say whose arguments ``--model.KEY`` may mean.
-        keys: The keys of the command's parser.
-    """
+    """One sentence for what jsonargparse says of the command line or a config, with the nearest of ``keys``."""
     unknown = re.search(r"does not accept option '([^']+)'|[Uu]nrecognized arguments: (\S+)", text)
     if unknown:
         key = (unknown[1] or unknown[2]).lstrip("-").split("=")[0]
@@ -227,14 +221,7 @@ SEEDS = 2**32  # as many as NumPy takes
 
 
 def check_values(config: Namespace) -> None:
-    """Refuse null where a key has another type, and numbers that are not finite unless such a one is the default.
-
-    Args:
-        config: of one subcommand.
-
-    Raises:
-        UserError: the first key and its value.
-    """
+    """Refuse null where a key has another type, and numbers that are not finite unless such a one is the default."""
     seed = config.get("seed_everything")
     if not isinstance(seed, bool) and seed is not None and not 0 <= seed < SEEDS:
         raise UserError(f"seed_everything is {seed}; it must lie between 0 and {SEEDS - 1}.")

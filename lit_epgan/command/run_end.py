@@ -128,11 +128,7 @@ def _how_to_go_on(trainer: Trainer) -> str:
 
 
 def closing_lines(folder: Path) -> list[str]:
-    """The last and the best of its headline metrics, and every path worth opening that is there.
-
-    Args:
-        folder: The run's.
-    """
+    """The last and the best of its headline metrics, and every path worth opening that is there."""
     measured = [line for name in headlines(columns(folder)) if (line := _last_and_best(name, curve(folder, name)))]
     return [*measured, *(f"{what:<12}{where}" for what, where in _paths(folder))]
 
@@ -161,11 +157,7 @@ def _paths(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def refuse_empty(trainer: Trainer, module: LightningModule, subcommand: Literal["validate", "test"]) -> None:
-    """Look whether an evaluation that has ended has a result.
-
-    Raises:
-        UserError: nothing was logged.
-    """
+    """Raise a UserError if an evaluation that has ended has no result."""
     if trainer.callback_metrics:
         return
     batches = trainer.num_test_batches if subcommand == "test" else trainer.num_val_batches
@@ -197,11 +189,7 @@ def draw_samples(trainer: Trainer, module: LightningModule) -> None:
 
 
 def say_what_was_written(trainer: Trainer) -> str:
-    """A sentence with the files or folders that ``predict`` has written.
-
-    Raises:
-        UserError: there is none.
-    """
+    """A sentence with the files or folders that ``predict`` has written; a UserError if there is none."""
     callbacks: list[Any] = list(trainer.callbacks)  # type: ignore[attr-defined]
     written: list[Path] = [path for path in (getattr(each, "written", None) for each in callbacks) if path is not None]
     if not written:

@@ -122,15 +122,7 @@ FOLLOWING = ("image_size", "channels", "data_shape")
 
 
 def fit_networks(config: Namespace, words: list[str]) -> None:
-    """Set the networks' ``image_size`` and ``channels``, or ``data_shape``, where ``data`` has both switches.
-
-    Args:
-        config: of a command; its networks' arguments are changed in place, and a change is said.
-        words: the command line.
-
-    Raises:
-        UserError: it gives a network another shape itself.
-    """
+    """Set the networks' ``image_size`` and ``channels``, or ``data_shape``, where ``data`` has both switches."""
     data = (config.get("data") or Namespace()).get("init_args") or {}
     if "image_size" not in data or "color" not in data:
         return
@@ -181,11 +173,7 @@ Settings = dict[str, str]
 
 
 class DecidingSettings(Callback):
-    """Keeps the settings in every checkpoint.
-
-    Args:
-        settings: as ``deciding_settings`` gives them.
-    """
+    """Keeps ``deciding_settings`` in every checkpoint."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -196,11 +184,7 @@ class DecidingSettings(Callback):
 
 
 def deciding_settings(config: Mapping[str, Any]) -> Settings:
-    """The settings that decide a run's numbers, by the keys that a user types, their values as JSON.
-
-    Args:
-        config: of a command, as nested dicts.
-    """
+    """The settings that decide a run's numbers, by the keys that a user types, their values as JSON."""
     trainer = config.get("trainer") or {}
     parts = {name: config[name] for name in PARTS if name in config}
     flat = dict(_flat(parts, "")) | dict(_flat({name: trainer.get(name) for name in TRAINER}, "trainer."))
@@ -208,11 +192,7 @@ def deciding_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def refuse_changes(path: str | Path, settings: Settings) -> None:
-    """Compare the settings with those of the run that the checkpoint is of, where it says them.
-
-    Raises:
-        UserError: names what differs, its old and its new value.
-    """
+    """Raise a UserError if the run that the checkpoint is of had other settings, where it says them."""
     try:
         before: Settings = tensor_file.outline(path).get(ENTRY) or settings
     except tensor_file.CodeError:  # trusted with code that is not run here

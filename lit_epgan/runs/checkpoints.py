@@ -29,11 +29,7 @@ class SealedCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """The checkpoint; only ``weights_only=False`` lets a file run code.
-
-        Raises:
-            UserError: the file is missing, damaged or something else.
-        """
+        """The checkpoint; only ``weights_only=False`` lets a file run code."""
         if not _is_local_file_protocol(os.fspath(path)):
             return super().load_checkpoint(path, map_location, weights_only)
         loaded: dict[str, Any] = tensor_file.load(path, map_location, weights_only is not False)
@@ -78,14 +74,7 @@ def fault(path: Path, to_train: bool = True, trusted: bool = False) -> str | Non
 def newest_whole(folder: str | os.PathLike[str], to_train: bool = True, trusted: bool = False) -> Path:
     """The newest whole checkpoint in ``folder``: ``last.ckpt``, else ``previous.ckpt``, else the newest other one.
 
-    One that cannot be gone on from is named in a warning and passed over; nothing happens to it.
-
-    Args:
-        folder: where to look.
-        to_train, trusted: as ``fault``'s.
-
-    Raises:
-        UserError: There is none: begin a new run, or name another run's folder.
+    One that cannot be gone on from is named in a warning and passed over. A UserError says if there is none.
     """
     folder = Path(folder)
     faulty: list[str] = []
@@ -107,12 +96,7 @@ def newest_whole(folder: str | os.PathLike[str], to_train: bool = True, trusted:
 def best_of(folder: str | os.PathLike[str], to_train: bool = True, trusted: bool = False) -> Path:
     """The checkpoint that a ModelCheckpoint with a monitor found best, as the newest checkpoint in ``folder`` knows it.
 
-    Args:
-        folder: where to look; a run's folder may have been moved since.
-        to_train, trusted: as ``fault``'s.
-
-    Raises:
-        UserError: there is no checkpoint, no monitor, more than one, or the best file is gone or damaged.
+    A UserError says if there is none, or more than one; the folder may have been moved since.
     """
     folder = Path(folder)
     states = tensor_file.outline(newest_whole(folder, to_train, trusted)).get("callbacks", {}).values()

@@ -98,11 +98,8 @@ def locked(folder: str | os.PathLike[str], option: str, patience: float = 0.0) -
 
     Args:
         folder: It need not exist yet.
-        option: What names another folder on the command line.
+        option: What names another folder on the command line, for the UserError where another process holds it.
         patience: Seconds to wait for the process that holds it, where that one is about to end.
-
-    Raises:
-        UserError: Another process holds it, or nothing can be written there.
     """
     try:
         path = _lock_file(Path(os.path.realpath(folder)))
@@ -209,11 +206,7 @@ def _by_its_existence(path: Path) -> Release:
 
 
 def _remove_if_stale(path: Path) -> None:
-    """Remove what a dead process of this host left.
-
-    Raises:
-        _TakenError: its process is alive, or may be.
-    """
+    """Remove what a dead process of this host left, unless it is alive or may be."""
     try:
         holder = Holder.of(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:

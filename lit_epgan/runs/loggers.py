@@ -40,20 +40,13 @@ def best_of(name: str) -> Best | None:
 
     A headline metric bears a family's name, after ``val_`` or ``test_`` if at all, and may say more behind it:
     ``fid_digits``, ``val_accuracy``. A client's metric and one of another sample set have a slash, and are none.
-
-    Args:
-        name: as it was logged.
     """
     found = _NAME.fullmatch(name)
     return FAMILIES[found[1]] if found else None
 
 
 def headlines(names: Iterable[str]) -> list[str]:
-    """The headline metrics among ``names``, one of each family, in the order of ``FAMILIES``: the shortest name.
-
-    Args:
-        names: as they were logged.
-    """
+    """The headline metrics among ``names``, one of each family, in the order of ``FAMILIES``: the shortest name."""
     chosen: dict[str, str] = {}
     for name in sorted(names, key=lambda name: (len(name), name)):
         if found := _NAME.fullmatch(name):
@@ -129,11 +122,7 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def rewind(self, epoch: int) -> None:
-        """Forget what was logged from round ``epoch`` on: those rounds are about to be trained (again).
-
-        Args:
-            epoch: The number of finished rounds.
-        """
+        """Forget what was logged from round ``epoch`` on: those rounds are about to be trained (again)."""
         columns, rows = self._read()
         kept, self._last = _until(rows, epoch), {}
         used = [column for column in columns if any(row[column] for row in kept)]
@@ -144,11 +133,7 @@ class MetricsFile(Logger):
             self._columns = None
 
     def finished(self, epoch: int) -> dict[int, list[dict[str, Any]]]:
-        """What was logged of the rounds before ``epoch``: round to its rows, each as ``log_metrics`` had it.
-
-        Args:
-            epoch: The number of finished rounds.
-        """
+        """What was logged of the rounds before ``epoch``: round to its rows, each as ``log_metrics`` had it."""
         rounds: dict[int, list[dict[str, Any]]] = {}
         number = 0
         for row in _until(self._read()[1], epoch):
@@ -165,11 +150,7 @@ class MetricsFile(Logger):
         return columns
 
     def _read(self) -> tuple[list[str], list[Row]]:
-        """Columns and rows of the file, without a last line that a kill left unfinished.
-
-        Raises:
-            UserError: its first line names no rounds.
-        """
+        """Columns and rows of the file, without a last line that a kill left unfinished."""
         if not self.path.is_file():
             return [], []
         text = _whole_lines(self.path.read_bytes()).decode()
@@ -296,11 +277,7 @@ class WandbHistory(WandbLogger):
     def rewind(self, epoch: int) -> None:
         """Log the rounds before ``epoch`` again, unless this process has logged them; set older offline files aside.
 
-        Where ``metrics.csv`` holds no finished round, nothing is logged again, nothing set aside, and a warning says
-        so.
-
-        Args:
-            epoch: The number of finished rounds.
+        Where ``metrics.csv`` holds no finished round, nothing is logged again or set aside, and a warning says so.
         """
         run = self.experiment
         if run.disabled or run.step > run.starting_step:  # a second fit of one process goes on in the same file

@@ -23,15 +23,8 @@ from lit_epgan.text import csv_cell, printable
 def study(args: list[str], command: Command = cli_command) -> int:
     """Run a study, or go on with it, and write its report.
 
-    Args:
-        args: Words after ``study``.
-        command: What starts a run.
-
     Returns:
         0; 1 if a run failed or logged no number for the table; 130 if it was stopped by Ctrl-C, 143 by SIGTERM.
-
-    Raises:
-        UserError: a mistake in the study's YAML or on the command line, or another study writes to the same folder.
     """
     options = _parser().parse_args(args)
     if options.workers < 1:
@@ -127,13 +120,7 @@ def take_known(study: Study, runs: Sequence[Run], path: Path) -> tuple[int, int]
     """Let runs count as finished whose numbers stand in ``path``; only those of the same settings, and none twice.
 
     What counts of each metric becomes the one line of the run's ``metrics.csv``; checkpoints and pictures stay where
-    they were made.
-
-    Returns:
-        How many were taken, and how many were left because their settings have changed since or are not told.
-
-    Raises:
-        UserError: the file is not there, or is no ``runs.csv``, or has a text where a number belongs.
+    they were made. Returns how many were taken, and how many left because their settings have changed or are not told.
     """
     lines = _read(path)
     taken = changed = 0

@@ -12,13 +12,7 @@ from lit_epgan.text import markdown as literal
 
 @dataclass(frozen=True)
 class Pairs:
-    """One metric's comparisons.
-
-    Attributes:
-        metric: which.
-        titles: the methods'.
-        lines: for each method its p-values against all of them as text, ``-`` against itself.
-    """
+    """One metric's comparisons: for each method a line of p-values against them all as text, ``-`` against itself."""
 
     metric: Metric
     titles: list[str]
@@ -61,12 +55,9 @@ HEADS = ("of", "to", "ratio", "95 % interval", "p", "claim")
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim and what the runs say to it.
+    """A claim and what the runs say to it: None where there are too few values, or some are not above 0.
 
-    Attributes:
-        ratio: the claim.
-        found: the ratio with its intervals; None where there are too few values, or some are not above 0.
-        p: corrected for the number of the study's claims (Holm); None as above.
+    ``p`` is corrected for the number of the study's claims (Holm).
     """
 
     ratio: Ratio

@@ -106,11 +106,7 @@ def grids(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> Figure | No
 def settings(studies: Sequence[Study], runs: Mapping[str, Sequence[Run]]) -> Figure | None:
     """Samples of every method (a row) in every variant (a column); None if no method has pictures of two.
 
-    EP-GAN's figures 3 to 10 are rows of it.
-
-    Args:
-        studies: the variants of a study.
-        runs: of each variant, by its name.
+    EP-GAN's figures 3 to 10 are rows of it. ``runs`` are by the variant's name.
     """
     found = {
         (name, study.variant): path
@@ -232,10 +228,7 @@ class Picture:
 def drawing(figure: Figure, name: str, dpi: int = 100) -> str:
     """A figure as SVG to stand within a page: what is black in it has the colour of the page's text, light or dark.
 
-    Args:
-        figure: drawn in black and colours on no background of its own.
-        name: keeps the SVG's ids apart from those of the page's other drawings.
-        dpi: pixels an inch of the images within it.
+    ``name`` keeps the SVG's ids apart from those of the page's other drawings; ``dpi`` is of the images within it.
     """
     written = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
@@ -265,17 +258,7 @@ def write_settings(studies: Sequence[Study], runs: Mapping[str, Sequence[Run]], 
 
 
 def illustrate(study: Study, rows: Sequence[Row], runs: Sequence[Run], output: Path) -> dict[str, list[Picture]]:
-    """Write the study's pictures, as far as the runs have what they show.
-
-    Args:
-        study: what was asked.
-        rows: the table.
-        runs: those that are finished.
-        output: the folder for ``grids.png``, ``curve-*.png`` and ``partition.png``.
-
-    Returns:
-        The page's pictures: ``samples``, one for each method; ``curves``, one for each metric; ``partition``.
-    """
+    """Write the finished runs' pictures to ``output``; those of the page by their kind."""
     found = grids(study, rows, runs)
     if found is not None:
         save(found, output / "grids.png")
@@ -332,11 +315,7 @@ def _partition(study: Study, runs: Sequence[Run], output: Path) -> list[Picture]
 
 
 def partition_in_words(table: Path) -> str:
-    """Who holds what; of many clients the smallest and the largest number of examples.
-
-    Args:
-        table: a run's ``partition.csv``, clients down, classes across.
-    """
+    """Who holds what; of many clients the smallest and the largest number of examples."""
     with table.open(newline="", encoding="utf-8") as file:
         _, *lines = csv.reader(file)
     held = {name: [int(count) for count in counts] for name, *counts in lines}

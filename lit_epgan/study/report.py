@@ -56,17 +56,7 @@ def page(
     pictures: dict[str, list[Picture]],
     command: str,
 ) -> str:
-    """The page's HTML.
-
-    Args:
-        study: What was asked.
-        rows: The table.
-        runs: All runs; those that failed are named.
-        pairs: Comparisons of methods with each other, maybe none.
-        told: The study's claims, maybe none.
-        pictures: ``samples``, ``settings``, ``curves`` and ``partition``, each maybe empty.
-        command: What repeats the study.
-    """
+    """The page's HTML; ``command`` is what repeats the study."""
     environment = Environment(
         loader=PackageLoader("lit_epgan.study", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -138,8 +128,7 @@ def write_report(
 ) -> list[Row]:
     """Write tables, pictures and ``index.html`` from whatever runs are finished; the table's rows.
 
-    ``pairwise.md`` and ``ratios.md`` are there if the study asks for them. The page shows ``settings`` below its own
-    samples.
+    The page shows ``settings`` below its own samples.
     """
     rows = tabulate(study, runs)
     finished = [run for run in runs if run.is_finished()]

@@ -46,14 +46,9 @@ class Process(Protocol):
 
 
 def start(words: list[str], log: Path, append: bool, variables: Mapping[str, str] | None = None) -> Process:
-    """Start a run.
+    """Start a run with ``variables`` in its environment, beside those of every run.
 
-    Args:
-        words: of the command; ``python -m MODULE`` needs no new interpreter on Linux, which saves the seconds of
-            the imports.
-        log: file for what it prints.
-        append: whether the log goes on.
-        variables: of its environment, beside those of every run.
+    ``python -m MODULE`` needs no new interpreter on Linux, which saves the seconds of the imports.
     """
     own = {**environment(), **(variables or {})}
     if LINUX and words[:2] == [sys.executable, "-m"]:
@@ -134,11 +129,7 @@ LINE_SECONDS = 20.0
 
 
 class Display:
-    """Told what happens to the runs, shows it.
-
-    Args:
-        console: Where to; a terminal gets live bars.
-    """
+    """Shows what it is told of the runs; a terminal gets live bars."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -242,20 +233,10 @@ class ActiveRun:
 def run_all(
     runs: Sequence[Run], workers: int, display: Display, command: Command = cli_command, poll_seconds: float = 0.1
 ) -> list[Run]:
-    """Run what is not finished, ``workers`` at a time, the longest first as far as that is known.
+    """Run what is not finished, ``workers`` at a time, the longest first as far as that is known; those that failed.
 
-    Args:
-        runs: All runs; those finished with the same settings are skipped.
-        workers: Processes at a time.
-        display: Told what happens.
-        command: The words that start a run; ``--ckpt_path last`` is added where it can go on.
-        poll_seconds: Time between two looks at the processes.
-
-    Returns:
-        The runs that failed, or ended before they were finished.
-
-    Raises:
-        Stopped: by Ctrl-C or SIGTERM; its runs have been stopped.
+    Where a run can go on, ``--ckpt_path last`` is added to its command. Ctrl-C and SIGTERM raise ``Stopped``, once
+    the runs have been stopped.
     """
     waiting = _longest_first([run for run in runs if not run.is_finished()], runs)
     display.begin(total=len(runs), finished=len(runs) - len(waiting))
