@@ -8,13 +8,12 @@ import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_epgan.command.cli import main
-from lit_epgan.command.run_end import closing_lines
+from lit_epgan.command.run_end import summary
 from lit_epgan.errors import UserError
 from lit_epgan.runs.run_folder import END, FitEnd, read_end, write_end
 from lit_epgan.study.command import study
-from lit_epgan.study.plan import read_study
 from lit_epgan.study.run import runs_of
-from tests.studies import calls, run_quietly, write_plan, write_stand_in
+from tests.studies import calls, read_study, run_quietly, write_plan, write_stand_in
 from tests.test_cli import TINY, folder, refusal
 
 __all__ = ["folder"]  # the fixture: an empty working directory
@@ -93,7 +92,7 @@ def test_last_and_best_of_headline_metrics_by_hand(tmp_path: Path) -> None:
     head = "epoch,step,loss/generator,fid_digits,union/fid_digits,fid_digits_val,is_digits,wer"
     rows = ["0,1,.1,8.0,1.0,7,2.5,", "1,2,.1,nan,,,9.5,", "2,3,.2,4.0,,,inf,", "3,4,.2,5.0,,,3.5,"]
     (tmp_path / "metrics.csv").write_text("\n".join([head, *rows, ""]))
-    measured = [line.split() for line in closing_lines(tmp_path)][:-1]
+    measured = [line.split() for line in summary(tmp_path)][:-1]
     assert [" ".join(words) for words in measured] == [
         "fid_digits last 5 (round 4), best 4 (round 3)",
         "is_digits last 3.5 (round 4), best 9.5 (round 2)",

@@ -136,11 +136,11 @@ def _is_no_text(character: str) -> bool:
 
 
 def _sentence(error: Exception, args: list[str]) -> str | None:
-    from lit_epgan.command.error_messages import blame, explain, given_by, with_file, with_key
+    from lit_epgan.command.error_messages import explain, explain_by_setting, user_settings, with_file, with_key
 
     sentence = str(error) if isinstance(error, UserError) else explain(error)
-    given = given_by(_resolved(args))
-    told = blame(error, given) if sentence is None else with_key(sentence, error, given)
+    given = user_settings(_resolved(args))
+    told = explain_by_setting(error, given) if sentence is None else with_key(sentence, error, given)
     return None if told is None else with_file(told, given)
 
 

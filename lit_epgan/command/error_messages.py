@@ -7,7 +7,8 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ TINY, HUGE = 1e-9, 1e9
 
 
 @dataclass(frozen=True)
-class Given:
+class UserSetting:
     """One value that the user gave.
 
     Attributes:
@@ -63,9 +64,9 @@ class Given:
         return self.value if isinstance(self.value, list) else [self.value]
 
 
-def given_by(words: list[str]) -> list[Given]:
+def user_settings(words: list[str]) -> list[UserSetting]:
     """Everything that the words of the command line give, the last first."""
-    found: list[Given] = []
+    found: list[UserSetting] = []
     rest = iter(words)
     for word in rest:
         flag, equals, value = word.partition("=")
@@ -79,7 +80,7 @@ def given_by(words: list[str]) -> list[Given]:
     return found[::-1]
 
 
-def _of_file(path: Path) -> list[Given]:
+def _of_file(path: Path) -> list[UserSetting]:
     own = config_folders()[-1].resolve()
     if own in path.resolve().parents or not path.is_file():
         return []
@@ -99,7 +100,7 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _leaves(key: str, value: Any) -> Iterator[Given]:
+def _leaves(key: str, value: Any) -> Iterator[UserSetting]:
     """Every value under ``key``; those of a list's mappings have the list's key."""
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -108,7 +109,7 @@ def _leaves(key: str, value: Any) -> Iterator[Given]:
         for item in value:
             yield from _leaves(key, item)
     else:
-        yield Given(key, value)
+        yield UserSetting(key, value)
 
 
 def _number(value: Any, holds: Callable[[float], bool]) -> bool:
@@ -133,19 +134,15 @@ TOO_LARGE = re.compile(
 LONGEST = 300
 
 
-def blame(error: BaseException, given: list[Given]) -> str | None:
+def explain_by_setting(error: BaseException, given: list[UserSetting]) -> str | None:
     """The sentence for an exception that a given value explains; None where none does, or the user's own code raised.
 
     A value explains it if the failing call has an argument, or its network an attribute, of the key's name and the same
-    value. Of the calls further out only values at a limit are looked for; if no call has one, absurd ones are named.
-
-    Args:
-        error: What was raised.
-        given: The values, the one to be preferred first.
+    value, the first of ``given`` before the others. Of the calls further out only values at a limit are looked for; if
+    no call has one, absurd ones are named.
     """
     error = _first(error)
-    frames = list(_frames(error.__traceback__))
-    if not isinstance(error, VALUES) or any(_is_users(frame) for frame in frames):
+    if not isinstance(error, VALUES) or any(_is_users(frame) for frame, _ in walk_tb(error.__traceback__)):
         return None
     key = culprit(error, given)
     if key is not None:
@@ -154,7 +151,7 @@ def blame(error: BaseException, given: list[Given]) -> str | None:
     return f"{_reason(error)} ({_written(suspects)})" if suspects else None
 
 
-def with_key(sentence: str, error: BaseException, given: list[Given]) -> str:
+def with_key(sentence: str, error: BaseException, given: list[UserSetting]) -> str:
     """A sentence about a mistake, with the key before it where it does not name the value at fault."""
     if any(_names(sentence, one) for one in given if one.is_limit):
         return sentence
@@ -165,7 +162,7 @@ def with_key(sentence: str, error: BaseException, given: list[Given]) -> str:
     return f"{sentence.rstrip('.')} ({_written(suspects)})." if suspects else sentence
 
 
-def with_file(sentence: str, given: list[Given]) -> str:
+def with_file(sentence: str, given: list[UserSetting]) -> str:
     """A sentence that names a key, with the config file before it that gave the key, unless the command line did."""
     for one in given:  # a key of one word may be any word of the sentence
         if "." in one.key and re.search(rf"(?<![\w.-]){re.escape(one.key)}(?![\w-]|\.\w)", sentence):
@@ -173,10 +170,10 @@ def with_file(sentence: str, given: list[Given]) -> str:
     return sentence
 
 
-def culprit(error: BaseException, given: list[Given]) -> Given | None:
+def culprit(error: BaseException, given: list[UserSetting]) -> UserSetting | None:
     """The given value that the failing call, or if it is seldom meant one around it, has under the key's name."""
     near = True
-    for frame in reversed(list(_frames(error.__traceback__))):
+    for frame, _ in reversed(list(walk_tb(error.__traceback__))):
         for one in sorted(given, key=lambda one: not one.is_limit):
             if (near or one.is_limit) and _has(frame, one):
                 return one
@@ -193,17 +190,11 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def _names(sentence: str, one: Given) -> bool:
+def _names(sentence: str, one: UserSetting) -> bool:
     return re.search(rf"\b{re.escape(one.name)}\b", sentence) is not None
 
 
-def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
-
-
-def _has(frame: FrameType, one: Given) -> bool:
+def _has(frame: FrameType, one: UserSetting) -> bool:
     code = frame.f_code
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     if one.name in arguments and _same(frame.f_locals.get(one.name), one.value):
@@ -245,7 +236,7 @@ def _reason(error: BaseException) -> str:
     return f"{first or type(error).__name__}"
 
 
-def _written(given: list[Given]) -> str:
+def _written(given: list[UserSetting]) -> str:
     return "given " + ", ".join(f"--{one.key} {one.text}" for one in given)
 
 
@@ -253,9 +244,9 @@ def explain(error: Exception) -> str | None:
     """One sentence for a mistake of the user; None where the exception is nobody's mistake but the program's."""
     text = str(error)
     if isinstance(error, RuntimeError) and "loading state_dict" in text:
-        return (
-            f"The checkpoint is one of another model: {_first_difference(text)}. Give the config it was trained with."
-        )
+        lines = [line.strip() for line in text.splitlines()[1:] if line.strip()]
+        first = (lines[0][:200] if lines else text).rstrip(" .")
+        return f"The checkpoint is one of another model: {first}. Give the config it was trained with."
     if isinstance(error, MisconfigurationException):
         return " ".join(text.split())
     if isinstance(error, torch.OutOfMemoryError):
@@ -264,11 +255,6 @@ def explain(error: Exception) -> str | None:
         reason = " ".join(text.split()).rstrip(".")
         return f"Weights & Biases cannot be used: {reason}. Mend that, or set WANDB_MODE=offline in the environment."
     return disk_error(error)
-
-
-def _first_difference(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines()[1:] if line.strip()]
-    return (lines[0][:200] if lines else text).rstrip(" .")
 
 
 REMEDIES = {

@@ -17,24 +17,24 @@ from lightning.pytorch.loggers import WandbLogger
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import ClientReport, FederationCallback
 from lit_epgan.callbacks.gpu_search import search_cheaply
-from lit_epgan.command.error_messages import blame, disk_error, given_by
+from lit_epgan.command.error_messages import disk_error, explain_by_setting, user_settings
 from lit_epgan.command.parser import check_values, parse_error, quote_numbers, read_null
 from lit_epgan.command.process import no_collection
 from lit_epgan.command.run_end import (
     EndOfFit,
     StopAtBatch,
-    closing_lines,
     draw_samples,
     refuse_empty,
     say_what_was_written,
     stopped_in_a_sentence,
+    summary,
     with_writer,
 )
 from lit_epgan.command.run_setup import (
-    DecidingSettings,
+    KeepHyperparameters,
     choose_strategy,
-    deciding_settings,
     fit_networks,
+    hyperparameters,
     make_room,
     place_checkpoints,
     place_loggers,
@@ -164,7 +164,7 @@ class FederatedCLI(LightningCLI):
         return asked
 
     def _compare_settings(self, config: Namespace) -> None:
-        self.settings = deciding_settings(config.as_dict())
+        self.settings = hyperparameters(config.as_dict())
         self.accept_changes, config.accept_changes = config.accept_changes, False  # asked anew by every resume
         if self.subcommand == "fit" and config.ckpt_path is not None and not self.accept_changes:
             refuse_changes(config.ckpt_path, self.settings)
@@ -176,7 +176,9 @@ class FederatedCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (MisconfigurationException, ValueError, TypeError) as error:
-            reason = blame(error, given_by(self._words)) or f"The configuration cannot be built: {error}"
+            reason = (
+                explain_by_setting(error, user_settings(self._words)) or f"The configuration cannot be built: {error}"
+            )
             raise _own(error) or UserError(reason) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -184,7 +186,7 @@ class FederatedCLI(LightningCLI):
         federation = self._get(self.config_init, "federation")
         callbacks = self._get(self.config_init, "trainer").get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        callbacks = [*callbacks, DecidingSettings(self.settings), StopAtBatch()]
+        callbacks = [*callbacks, KeepHyperparameters(self.settings), StopAtBatch()]
         if federation:
             federation.accept_changes, federation.settings = self.accept_changes, self.settings
             callbacks = [federation, *callbacks]
@@ -217,7 +219,7 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """Say how good it became, and what there is to open."""
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            for line in closing_lines(Path(self.trainer.default_root_dir)):
+            for line in summary(Path(self.trainer.default_root_dir)):
                 say(line)
 
     def after_predict(self) -> None:

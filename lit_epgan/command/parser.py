@@ -17,6 +17,7 @@ from jsonargparse import Namespace, get_loader, set_dumper, set_loader
 from lightning.pytorch import Trainer
 
 from lit_epgan.errors import UserError
+from lit_epgan.listing import meant
 from lit_epgan.runs.yaml_files import load_yaml
 
 
@@ -69,18 +70,13 @@ def parse_error(text: str, args: list[str], keys: list[str]) -> str:
     unknown = re.search(r"does not accept option '([^']+)'|[Uu]nrecognized arguments: (\S+)", text)
     if unknown:
         key = (unknown[1] or unknown[2]).lstrip("-").split("=")[0]
-        return unknown_key(key, keys + _keys_of_classes(args))
+        near = _nearest(key, keys + _keys_of_classes(args))
+        hint = f"did you mean {near}?" if near else "`fit --help` lists the keys."
+        return f"There is no key {key}; {hint}"
     return _deepest_cause(text) or " ".join(text.split())
 
 
-def unknown_key(key: str, known: list[str]) -> str:
-    """The sentence for a key that no one knows, with the nearest of those known."""
-    near = nearest(key, known)
-    hint = f"; did you mean {near}?" if near else "; `fit --help` lists the keys."
-    return f"There is no key {key}{hint}"
-
-
-def nearest(key: str, known: list[str]) -> str | None:
+def _nearest(key: str, known: list[str]) -> str | None:
     """The known key most like ``key``: its first word is matched first, so that a long tail cannot outweigh it."""
     head, _, tail = key.partition(".")
     if tail and head not in PARTS:
@@ -88,10 +84,7 @@ def nearest(key: str, known: list[str]) -> str | None:
         if heads:
             return f"{heads[0]}.{tail}"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if close:
-        return close[0]
-    same_ending = [name for name in known if name.rsplit(".", 1)[-1] == key]
-    return same_ending[0] if same_ending else None
+    return next(iter([*close, *(name for name in known if name.rsplit(".", 1)[-1] == key)]), None)
 
 
 @dataclass
@@ -106,7 +99,8 @@ class _Place:
 
 def _deepest_cause(text: str) -> str | None:
     path: list[_Place] = []  # the lines above this one, outermost first
-    best: tuple[int, str] | None = None
+    best: str | None = None
+    deepest = -1
     for line in filter(str.strip, text.splitlines()):
         body = line.lstrip(" -")
         indent = len(line) - len(body)
@@ -118,10 +112,9 @@ def _deepest_cause(text: str) -> str | None:
             path.append(_Place(indent, owner=owner[1]))
         if (kind := re.match(r"Expected an? ([^.]*|.*\])$", body)) and path and "NoneType" not in body:
             path[-1].types.append(kind[1])
-        sentence = _cause(body, path)
-        if sentence and (best is None or indent > best[0]):
-            best = (indent, sentence)
-    return best[1] if best else None
+        if indent > deepest and (sentence := _cause(body, path)):
+            best, deepest = sentence, indent
+    return best
 
 
 def _cause(line: str, path: list[_Place]) -> str | None:
@@ -135,10 +128,10 @@ def _cause(line: str, path: list[_Place]) -> str | None:
     if (match := re.match(r"Given value: (.*)", line)) and path and path[-1].types:
         return f"{key} is {_written(match[1])}, but {' or '.join(map(plain_type, path[-1].types))} is expected."
     if match := re.match(r"module '([^']+)' has no attribute '([^']+)'", line):
-        close = difflib.get_close_matches(match[2], _classes_in(match[1]), n=1, cutoff=0.5)
-        return f"{key}: there is no class {match[1]}.{match[2]}" + (
-            f"; did you mean {match[1]}.{close[0]}?" if close else "."
-        )
+        room = importlib.import_module(match[1])
+        classes = [name for name in dir(room) if isinstance(getattr(room, name), type)]
+        hint = meant(match[2], classes, "", f"{match[1]}.", cutoff=0.5)
+        return f"{key}: there is no class {match[1]}.{match[2]}" + (f"; {hint}" if hint else ".")
     if match := re.match(r"No module named '([^']+)'", line):
         return f"{key}: there is no module {match[1]}."
     if match := re.match(r"the following arguments are required: (.*)", line):
@@ -152,14 +145,8 @@ def _cause(line: str, path: list[_Place]) -> str | None:
 
 def _unknown_argument(key: str, name: str, owner: str) -> str:
     known = _arguments_of(owner)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        hint = f"did you mean {key}.{close[0]}?"
-    elif known:
-        hint = f"{owner} takes {', '.join(known)}."
-    else:
-        hint = "a class is given by class_path and init_args."
-    return f"There is no key {key}.{name}; {hint}"
+    all_ = f"{owner} takes {', '.join(known)}." if known else "a class is given by class_path and init_args."
+    return f"There is no key {key}.{name}; {meant(name, known, all_, f'{key}.', cutoff=0.5)}"
 
 
 def _written(value: str) -> str:
@@ -175,16 +162,8 @@ def plain_type(text: str) -> str:
     return names.get(plain, plain)
 
 
-# What could have been meant
-
-
 def _keys_of_classes(args: list[str]) -> list[str]:
-    classes = _classes_of(args)
-    return [f"{part}.{name}" for part, class_path in classes.items() for name in _arguments_of(class_path)]
-
-
-def _classes_of(args: list[str]) -> dict[str, str]:
-    """``{"model": class_path, ...}`` as the config files on the command line say."""
+    """``model.KEY`` and the like, of the classes that the config files on the command line name."""
     found: dict[str, str] = {}
     for flag, value in pairwise(args):
         path = Path(value)
@@ -192,7 +171,7 @@ def _classes_of(args: list[str]) -> dict[str, str]:
             continue
         content = load_yaml(path) or {}
         found |= {part: content[part]["class_path"] for part in PARTS if "class_path" in (content.get(part) or {})}
-    return found
+    return [f"{part}.{name}" for part, class_path in found.items() for name in _arguments_of(class_path)]
 
 
 def _arguments_of(class_path: str) -> list[str]:
@@ -200,21 +179,12 @@ def _arguments_of(class_path: str) -> list[str]:
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
+    module, _, name = class_path.rpartition(".")
     try:
-        parser.add_class_arguments(_import(class_path), "it", fail_untyped=False)
+        parser.add_class_arguments(getattr(importlib.import_module(module), name), "it", fail_untyped=False)
     except (ImportError, AttributeError, ValueError):
         return []
     return sorted({action.dest.split(".")[1] for action in parser._actions if action.dest.startswith("it.")})
-
-
-def _classes_in(module: str) -> list[str]:
-    room = importlib.import_module(module)
-    return [name for name in dir(room) if isinstance(getattr(room, name), type)]
-
-
-def _import(class_path: str) -> Any:
-    module, _, name = class_path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 SEEDS = 2**32  # as many as NumPy takes
@@ -225,15 +195,12 @@ def check_values(config: Namespace) -> None:
     seed = config.get("seed_everything")
     if not isinstance(seed, bool) and seed is not None and not 0 <= seed < SEEDS:
         raise UserError(f"seed_everything is {seed}; it must lie between 0 and {SEEDS - 1}.")
-    _check_root(config.trainer.default_root_dir)
+    root = config.trainer.default_root_dir
+    if root is not None and ("://" in root or (Path(root).exists() and not Path(root).is_dir())):
+        raise UserError(f"trainer.default_root_dir is {root}, but a folder of this machine is expected.")
     _check_arguments("trainer", Trainer, config.get("trainer"))
     for part in ("model", "data", "federation"):
         _check_class(part, config.get(part))
-
-
-def _check_root(root: str | None) -> None:
-    if root is not None and ("://" in root or (Path(root).exists() and not Path(root).is_dir())):
-        raise UserError(f"trainer.default_root_dir is {root}, but a folder of this machine is expected.")
 
 
 def _check_class(key: str, node: Any) -> None:

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any
 
 from lit_epgan.text import printable
 
@@ -75,15 +75,8 @@ def printable_messages() -> Iterator[None]:
     """Within, what is warned of and logged passes through ``printable``, line by line."""
     show, make = warnings.showwarning, logging.getLogRecordFactory()
 
-    def show_printable(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        show(category(_lines(str(message))), category, filename, lineno, file, line)
+    def show_printable(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+        show(category(_lines(str(message))), category, *rest, **named)
 
     def make_printable(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)

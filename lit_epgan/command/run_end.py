@@ -65,17 +65,7 @@ class StopAtBatch(Callback):
         """Stop, if a signal has come."""
         stop_if_asked()
 
-    def on_validation_batch_end(self, *args: Any) -> None:
-        """Stop, if a signal has come."""
-        stop_if_asked()
-
-    def on_test_batch_end(self, *args: Any) -> None:
-        """Stop, if a signal has come."""
-        stop_if_asked()
-
-    def on_predict_batch_end(self, *args: Any) -> None:
-        """Stop, if a signal has come."""
-        stop_if_asked()
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end  # type: ignore[assignment]
 
 
 def _writes(trainer: Trainer) -> bool:
@@ -127,7 +117,7 @@ def _how_to_go_on(trainer: Trainer) -> str:
     return f"{after} To go on, add to the same command: --trainer.default_root_dir {where} --ckpt_path last"
 
 
-def closing_lines(folder: Path) -> list[str]:
+def summary(folder: Path) -> list[str]:
     """The last and the best of its headline metrics, and every path worth opening that is there."""
     measured = [line for name in headlines(columns(folder)) if (line := _last_and_best(name, curve(folder, name)))]
     return [*measured, *(f"{what:<12}{where}" for what, where in _paths(folder))]

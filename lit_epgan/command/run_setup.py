@@ -1,6 +1,5 @@
 """What is settled before a run: folder, loggers, checkpoints, strategy, its networks' images, and its settings."""
 
-import difflib
 import inspect
 import json
 import os
@@ -15,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_epgan import tensor_file
 from lit_epgan.errors import UserError
+from lit_epgan.listing import meant
 from lit_epgan.runs.run_folder import CHECKPOINTS, holds_a_run, is_first_rank, move_aside, wandb_has_key, wandb_id
 from lit_epgan.text import printable
 
@@ -67,8 +67,7 @@ def _check_wandb_keys(given: Mapping[str, Any]) -> None:
     known = list(inspect.signature(wandb.init).parameters)
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+            hint = meant(name, known, f"there are {', '.join(known)}.")
             raise UserError(f"trainer.logger.{name}: Weights & Biases has no such setting; {hint}")
 
 
@@ -172,8 +171,8 @@ PLACES = ("_dir", "_path", "_root", "_folder", "_file")
 Settings = dict[str, str]
 
 
-class DecidingSettings(Callback):
-    """Keeps ``deciding_settings`` in every checkpoint."""
+class KeepHyperparameters(Callback):
+    """Keeps ``hyperparameters`` in every checkpoint."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -183,7 +182,7 @@ class DecidingSettings(Callback):
         checkpoint[ENTRY] = self.settings
 
 
-def deciding_settings(config: Mapping[str, Any]) -> Settings:
+def hyperparameters(config: Mapping[str, Any]) -> Settings:
     """The settings that decide a run's numbers, by the keys that a user types, their values as JSON."""
     trainer = config.get("trainer") or {}
     parts = {name: config[name] for name in PARTS if name in config}

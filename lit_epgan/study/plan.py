@@ -1,7 +1,6 @@
 """What a study's YAML says: methods, seeds and the metrics they are judged by; one study for each of its variants."""
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from lit_epgan.errors import UserError
+from lit_epgan.listing import meant
 from lit_epgan.runs.config_files import find_config
 from lit_epgan.runs.yaml_files import load_yaml
 from lit_epgan.text import printable
@@ -110,10 +110,8 @@ class Metric:
     """A column of the table.
 
     Attributes:
-        name: the column's short name.
         source: the metric's name in ``metrics.csv``.
         better: ``lower`` or ``higher``: what to print in bold; ``neither``: a price, not compared.
-        title: the column's heading.
         over_rounds: what of a run's rounds counts: ``last``, ``mean`` or ``sum``.
         after: the value after this many rounds counts instead, so that a table shows a curve.
         scale: factor of the values, for another unit.
@@ -140,14 +138,11 @@ class Method:
     """A row of the table.
 
     Attributes:
-        name: the name of its folder.
-        title: what people call it.
         configs: the configurations it starts from, on top of each other; by default the study's.
         settings: dotted keys and their values, given to the command line in this order.
         source: another method whose runs this row is read from; it has none of its own then.
         metrics: column to metric name, where it is not the study's; None where the method has none.
         grid: name of the sample grid's picture in a run's folder.
-        note: a sentence for the page.
         published: column to the value that the study's ``published`` source prints, as text.
     """
 
@@ -194,7 +189,6 @@ class Variant:
     """A setting in which the study's methods are compared.
 
     Attributes:
-        title: what people call it.
         settings: come before the methods' own.
         seeds: by default the study's.
         methods: those that take part, all by default, with further settings for each.
@@ -279,12 +273,6 @@ def read_studies(path: Path) -> list[Study]:
     return in_settings or [study]
 
 
-def read_study(path: Path) -> Study:
-    """As ``read_studies``, of a YAML without variants."""
-    (study,) = read_studies(path)
-    return study
-
-
 def _in_setting(study: Study, name: str, variant: Variant, path: Path) -> Study:
     """The study of a variant: a claim about a method that does not take part is left out."""
     further = dict.fromkeys(study.methods) if variant.methods is None else variant.methods
@@ -348,8 +336,7 @@ def _sentence(error: ErrorDetails, path: str) -> str:
     if error["type"] == "missing":
         return f"{_place(path, above)}: {last} is missing."
     if error["type"] == "unexpected_keyword_argument":
-        close = difflib.get_close_matches(str(last), known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}."
+        hint = meant(str(last), known, f"the keys are {', '.join(known)}.")
         return f"{_place(path, above)}: there is no key {last}; {hint}"
     where = _place(path, error["loc"])
     if error["type"] == "dataclass_type":
