@@ -240,6 +240,13 @@ def _written(given: list[UserSetting]) -> str:
     return "given " + ", ".join(f"--{one.key} {one.text}" for one in given)
 
 
+def own_error(error: BaseException | None) -> UserError | None:
+    """What one of our classes said of its arguments: the parser wraps it where a key may also be none."""
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__
+    return error
+
+
 def explain(error: Exception) -> str | None:
     """One sentence for a mistake of the user; None where the exception is nobody's mistake but the program's."""
     text = str(error)

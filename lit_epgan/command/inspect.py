@@ -11,6 +11,7 @@ from rich.table import Table
 
 from lit_epgan import tensor_file
 from lit_epgan.atomic import write_text
+from lit_epgan.command.error_messages import own_error
 from lit_epgan.command.parser import parse_error
 from lit_epgan.command.run_setup import say
 from lit_epgan.errors import UserError
@@ -83,9 +84,7 @@ def _parsed(parser: ArgumentParser, words: list[str]) -> Any:
     try:
         return parser.parse_args(words)
     except (ArgumentError, ArgumentTypeError) as error:
-        keys = [action.dest for action in parser._actions if "help" not in action.dest]
-        sentence = parse_error(str(error), words, keys)
-        raise UserError(sentence.replace("`fit --help`", "`inspect --help`")) from error
+        raise UserError(parse_error(error, words, parser).replace("`fit --help`", "`inspect --help`")) from error
 
 
 def _built(parser: ArgumentParser, config: Any) -> Any:
@@ -93,13 +92,10 @@ def _built(parser: ArgumentParser, config: Any) -> Any:
         with isolated():
             seed_on_host(config.seed)  # for the primary model's first parameters
             return parser.instantiate_classes(config)
-    except (ValueError, TypeError) as error:  # the parser wraps what our own classes say of their arguments
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, UserError):
-            cause = cause.__cause__
-        if cause is None:
+    except (ValueError, TypeError) as error:
+        if (own := own_error(error)) is None:
             raise
-        raise cause from error
+        raise own from error
 
 
 def _keep_earlier(folder: Path) -> None:

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import ClientReport, FederationCallback
 from lit_epgan.callbacks.gpu_search import search_cheaply
-from lit_epgan.command.error_messages import disk_error, explain_by_setting, user_settings
+from lit_epgan.command.error_messages import disk_error, explain_by_setting, own_error, user_settings
 from lit_epgan.command.parser import check_values, parse_error, quote_numbers, read_null
 from lit_epgan.command.process import no_collection
 from lit_epgan.command.run_end import (
@@ -111,9 +111,7 @@ class FederatedCLI(LightningCLI):
             with no_collection():
                 self.config = parser.parse_args(words)
         except (ArgumentError, ArgumentTypeError) as error:
-            command = self._subcommand_parsers.get(words[0], parser)
-            keys = [action.dest for action in command._actions if "help" not in action.dest]
-            raise UserError(parse_error(str(error), words, keys)) from error
+            raise UserError(parse_error(error, words, self._subcommand_parsers.get(words[0], parser))) from error
         check_values(self.config[words[0]])
 
     def _parse_ckpt_path(self) -> None:
@@ -176,10 +174,8 @@ class FederatedCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (MisconfigurationException, ValueError, TypeError) as error:
-            reason = (
-                explain_by_setting(error, user_settings(self._words)) or f"The configuration cannot be built: {error}"
-            )
-            raise _own(error) or UserError(reason) from error
+            reason = explain_by_setting(error, user_settings(self._words))
+            raise own_error(error) or UserError(reason or f"The configuration cannot be built: {error}") from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with the federation first among its callbacks: metrics must see the merged model."""
@@ -234,13 +230,6 @@ class FederatedCLI(LightningCLI):
     def after_test(self) -> None:
         """Say so if nothing was measured."""
         refuse_empty(self.trainer, self.model, "test")
-
-
-def _own(error: BaseException | None) -> UserError | None:
-    """What one of our classes said of its arguments: the parser wraps it where a key may also be none."""
-    while error is not None and not isinstance(error, UserError):
-        error = error.__cause__
-    return error
 
 
 def refuse_own_seed(args: list[str]) -> None:

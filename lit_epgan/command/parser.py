@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import yaml
-from jsonargparse import Namespace, get_loader, set_dumper, set_loader
+from jsonargparse import ArgumentParser, Namespace, get_loader, set_dumper, set_loader
 from lightning.pytorch import Trainer
 
 from lit_epgan.errors import UserError
 from lit_epgan.listing import meant
 from lit_epgan.runs.yaml_files import load_yaml
+
+PARTS = ("model", "data", "federation", "trainer")
+SEEDS = 2**32  # as many as NumPy takes
 
 
 class _Dumper(yaml.SafeDumper):
@@ -62,14 +65,13 @@ def read_null() -> None:
     set_loader("yaml", read_with_none, (yaml.YAMLError,))
 
 
-PARTS = ("model", "data", "federation", "trainer")
-
-
-def parse_error(text: str, args: list[str], keys: list[str]) -> str:
-    """One sentence for what jsonargparse says of the command line or a config, with the nearest of ``keys``."""
+def parse_error(error: Exception, args: list[str], parser: ArgumentParser) -> str:
+    """One sentence for what jsonargparse says of the command line or a config, with the nearest of the known keys."""
+    text = str(error)
     unknown = re.search(r"does not accept option '([^']+)'|[Uu]nrecognized arguments: (\S+)", text)
     if unknown:
         key = (unknown[1] or unknown[2]).lstrip("-").split("=")[0]
+        keys = [action.dest for action in parser._actions if "help" not in action.dest]
         near = _nearest(key, keys + _keys_of_classes(args))
         hint = f"did you mean {near}?" if near else "`fit --help` lists the keys."
         return f"There is no key {key}; {hint}"
@@ -176,8 +178,6 @@ def _keys_of_classes(args: list[str]) -> list[str]:
 
 def _arguments_of(class_path: str) -> list[str]:
     """Names of a class's arguments, those it hands on to its bases included."""
-    from jsonargparse import ArgumentParser
-
     parser = ArgumentParser(exit_on_error=False)
     module, _, name = class_path.rpartition(".")
     try:
@@ -185,9 +185,6 @@ def _arguments_of(class_path: str) -> list[str]:
     except (ImportError, AttributeError, ValueError):
         return []
     return sorted({action.dest.split(".")[1] for action in parser._actions if action.dest.startswith("it.")})
-
-
-SEEDS = 2**32  # as many as NumPy takes
 
 
 def check_values(config: Namespace) -> None:

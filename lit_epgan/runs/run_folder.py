@@ -14,6 +14,7 @@ from lit_epgan.runs.config_files import ALGORITHMS
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
+END = "end.json"
 PICTURES = "pictures"
 WANDB_ID = "wandb_id.txt"
 INSTITUTIONS = "institutions"  # of a federation of processes: a folder for each
@@ -108,9 +109,6 @@ def rounds(folder: Path) -> int:
         return max((round_ for round_, _ in curve(folder, "epoch")), default=0)
     except (ValueError, csv.Error):
         return 0
-
-
-END = "end.json"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lit_epgan.runs.run_folder import METRICS, FitEnd, write_end
 from lit_epgan.signals import Stopped
 from lit_epgan.study.plan import Study, read_studies
 from lit_epgan.study.run import Command, Record, Run, cli_command, runs_of
-from lit_epgan.study.runner import Display, default_workers, run_all
+from lit_epgan.study.runner import Display, default_workers, run_all, say
 from lit_epgan.text import csv_cell, printable
 
 
@@ -47,7 +47,7 @@ def _run(plans: list[Study], options: argparse.Namespace, output: Path, command:
         for known in options.known:
             taken, changed = take_known(plan, runs[plan.variant], known)
             why = "were run with other settings or do not tell them, and are run again"
-            _say(console, f"{known}: {taken} runs are known{f'; {changed} more {why}' if changed else ''}.")
+            say(console, f"{known}: {taken} runs are known{f'; {changed} more {why}' if changed else ''}.")
     failed = run_all([run for some in runs.values() for run in some], options.workers, Display(console), command)
     # plots only once there is something to plot
     from lit_epgan.study.plots import write_settings
@@ -72,12 +72,8 @@ def _run(plans: list[Study], options: argparse.Namespace, output: Path, command:
     for sentence in trouble:
         print(f"error: {printable(sentence)}", file=sys.stderr)
     for plan in plans:
-        _say(console, f"page: {output / plan.variant / 'index.html'}")
+        say(console, f"page: {output / plan.variant / 'index.html'}")
     return 1 if trouble else 0
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(printable(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _chosen(plans: list[Study], names: list[str] | None, path: Path) -> list[Study]:

@@ -26,6 +26,9 @@ from lit_epgan.study.run import Command, Record, Run, cli_command, environment
 from lit_epgan.text import markup, printable
 
 PR_SET_PDEATHSIG = 1
+LINE_SECONDS = 20.0
+GRACE_SECONDS = 5.0
+ORPHAN_SECONDS = 30.0
 LINUX = sys.platform == "linux"  # elsewhere libraries may not survive a fork
 IMPORTS = [
     *("lit_epgan.study.one_thread", "lit_epgan.study.runner", "lit_epgan.command.lightning_cli"),
@@ -125,9 +128,6 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-LINE_SECONDS = 20.0
-
-
 class Display:
     """Shows what it is told of the runs; a terminal gets live bars."""
 
@@ -151,7 +151,7 @@ class Display:
     def begin(self, total: int, finished: int) -> None:
         """The study starts with ``finished`` of ``total`` runs behind it."""
         self._total, self._done = total, finished
-        self._say(f"{total} runs, {finished} of them finished before." if finished else f"{total} runs.")
+        say(self.console, f"{total} runs, {finished} of them finished before." if finished else f"{total} runs.")
         if self._bars is not None:
             self._tasks[""] = self._bars.add_task("[bold]all runs", total=total, completed=finished, where="")
             self._bars.start()
@@ -161,7 +161,7 @@ class Display:
         if self._bars is not None:
             self._tasks[name] = self._bars.add_task(markup(name), total=None, where="goes on" if goes_on else "starts")
         else:
-            self._say(f"{name}: {'goes on from its last checkpoint' if goes_on else 'starts'}")
+            say(self.console, f"{name}: {'goes on from its last checkpoint' if goes_on else 'starts'}")
 
     def show(self, progress: Mapping[str, Mapping[str, Any]]) -> None:
         """How far the runs at work are, by name, as their ``progress.json`` says."""
@@ -175,23 +175,23 @@ class Display:
             self._next_line = time.monotonic() + LINE_SECONDS
             at_work = [f"{name} round {now['round']}/{now['rounds']}" for name, now in progress.items() if now]
             if at_work:
-                self._say(f"[{self._done}/{self._total}] {', '.join(at_work)}")
+                say(self.console, f"[{self._done}/{self._total}] {', '.join(at_work)}")
 
     def finished(self, name: str, seconds: float) -> None:
         """A run has ended well."""
         self._count(name)
-        self._say(f"[{self._done}/{self._total}] {name}: done in {seconds:.0f} s")
+        say(self.console, f"[{self._done}/{self._total}] {name}: done in {seconds:.0f} s")
 
     def failed(self, name: str, code: int, rounds: int, lines: Sequence[str], log: Path) -> None:
         """A run has ended before it was finished, after so many ``rounds``; ``lines`` are the last of its log."""
         self._count(name)
         how = f"FAILED with exit code {code} after {rounds} rounds"
-        self._say(f"[{self._done}/{self._total}] {name}: {how}; the last lines of {log}:")
+        say(self.console, f"[{self._done}/{self._total}] {name}: {how}; the last lines of {log}:")
         for line in lines:
-            self._say(f"    {line}")
+            say(self.console, f"    {line}")
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Leave the terminal."""
         if self._bars is not None:
             self._bars.stop()
 
@@ -201,18 +201,16 @@ class Display:
             self._bars.remove_task(self._tasks.pop(name))
             self._bars.update(self._tasks[""], completed=self._done)
 
-    def _say(self, line: str) -> None:
-        self.console.print(printable(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+def say(console: Console, line: str) -> None:
+    """Print a line as it is, whatever is in it."""
+    console.print(printable(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _where(now: Mapping[str, Any]) -> str:
     client = f"{now['client']} ({now['client_position']}/{now['clients']})" if now["client"] else ""
     losses = "  ".join(f"{name} {value:.3g}" for name, value in now["metrics"].items())
     return "  ".join(filter(None, [client, losses]))
-
-
-GRACE_SECONDS = 5.0
-ORPHAN_SECONDS = 30.0
 
 
 @dataclass
