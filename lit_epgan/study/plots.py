@@ -201,11 +201,8 @@ class Picture:
     """A picture of the page.
 
     Attributes:
-        path: its PNG.
-        caption: below it.
         alt: what it shows, with its values, for whoever cannot see it.
-        title: above its caption; maybe none.
-        drawing: SVG that the page shows in place of the PNG; maybe none.
+        drawing: SVG that the page shows in place of the PNG at ``path``; maybe none.
     """
 
     path: Path
