@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from lit_epgan.callbacks.lightning_internals import between_rounds, loops_state
+from lit_epgan.fit.loop import between_rounds, loops_state
 
 
 class RoundStart:

@@ -1,7 +1,6 @@
 """Lightning's private names that the federation uses: each test's message says what is broken with a new Lightning."""
 
 import ast
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 import lit_epgan
-from lit_epgan.callbacks import lightning_internals
-from lit_epgan.callbacks.lightning_internals import (
-    StepControl,
+from lit_epgan.fit import loop
+from lit_epgan.fit.loop import (
+    RoundLoop,
     between_rounds,
     forget_earlier,
     forward_value,
-    hook_in_progress,
-    leave_out_sigterm_broadcast,
     logged_step,
     loops_state,
     own_attributes,
@@ -27,10 +24,12 @@ from lit_epgan.callbacks.lightning_internals import (
     save_at_epoch_end,
 )
 from lit_epgan.runs import MetricsFile
-from tests.federations import client_sets
+from tests.federations import SIZES, client_sets, federation
+from tests.federations import fit as federated
 from tests.modules import Regression
+from tests.notes import Notes
 
-ROOMS = ("callbacks", "datamodules", "command", "runs", "study", "engine")
+ROOMS = ("callbacks", "datamodules", "command", "runs", "study", "engine", "fit")
 
 
 def fit(module: LightningModule, *callbacks: Callback, epochs: int = 1, **options: Any) -> Trainer:
@@ -72,12 +71,12 @@ def test_the_step_at_which_metrics_are_logged(tmp_path: Path) -> None:
     assert steps.seen == [row["step"] for rows in table.finished(2).values() for row in rows if "x" in row] == [2, 5]
 
 
-def test_the_broadcast_after_each_batch_can_be_left_out() -> None:
+def test_no_rank_waits_for_the_others_after_a_batch() -> None:
     """Else ranks with other numbers of batches would wait for each other for ever."""
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     assert callable(trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor)
-    leave_out_sigterm_broadcast(trainer)
-    assert trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor() is None
+    assert RoundLoop.of(trainer)._broadcast_sigterm_tensor() is None
+    assert RoundLoop.of(trainer) is trainer.fit_loop.epoch_loop
 
 
 def test_a_checkpoint_can_wait_for_the_rounds_end(tmp_path: Path) -> None:
@@ -87,19 +86,6 @@ def test_a_checkpoint_can_wait_for_the_rounds_end(tmp_path: Path) -> None:
     assert checkpoint._save_on_train_epoch_end is True
     fit(Regression(), checkpoint, enable_checkpointing=True)
     assert (tmp_path / "last.ckpt").is_file()
-
-
-def test_the_hook_in_progress_is_known() -> None:
-    """Else a log that would make ranks wait for each other in every step is not refused."""
-
-    class Asking(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            seen.append(hook_in_progress(self))
-            return super().training_step(batch, batch_idx)
-
-    seen: list[str | None] = []
-    fit(Asking())
-    assert set(seen) == {"training_step"}
 
 
 def test_the_loops_counters_can_be_read_and_set_between_rounds() -> None:
@@ -176,11 +162,13 @@ def test_a_logged_metrics_last_value_can_be_read() -> None:
 
 
 class Counting(Regression):
-    """Counts its steps, and says on which batches it wants no more."""
+    """Notes its batches, and says on which it wants no more."""
+
+    starts, ends, steps = Notes(), Notes(), Notes()
 
     def __init__(self, enough: int = 99) -> None:
         super().__init__()
-        self.steps, self.enough, self.starts, self.ends = 0, enough, list[int](), list[int]()
+        self.enough = enough
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.ends.append(batch_idx)
@@ -190,111 +178,45 @@ class Counting(Regression):
         return -1 if batch_idx == self.enough else None
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.steps += 1
+        self.steps.append(batch_idx)
         return super().training_step(batch, batch_idx)
 
-
-def controlled(module: Counting, **answers: Any) -> tuple[list[str], Trainer]:
-    calls: list[str] = []
-    defaults: dict[str, Any] = {
-        "passes": lambda: False,
-        "skips": lambda: False,
-        "accumulated": lambda: True,
-        "position": lambda: 0,
-        "ended": lambda: calls.append("ended"),
-    }
-    controls: list[StepControl] = []
-
-    def start(trainer: Trainer, m: LightningModule) -> None:
-        controls.append(StepControl(trainer, m, **(defaults | answers)))
-
-    class Removing(At):
-        def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            controls[0].remove()
-
-    trainer = fit(module, Removing(start=start))
-    return calls, trainer
-
-
-def test_a_batch_can_be_skipped() -> None:
-    """Else a rank without a client, or a round of the server alone, trains on somebody's records."""
-    module = Counting()
-    before = module.body[0].weight.clone()
-    controlled(module, skips=lambda: True)
-    assert module.steps == 0
-    assert torch.equal(before.double(), module.body[0].weight.detach().double())
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
 
 def test_minus_one_ends_a_client_and_not_the_round() -> None:
     """Else all later clients of the round train on nothing and are merged all the same."""
     module = Counting(enough=1)
-    calls, trainer = controlled(module)
-    assert calls == ["ended"]
-    assert module.steps == 2
-    assert module.ends == [0, 2]  # as in Lightning, none at the batch that was refused
-    assert hook_in_progress(module) is None
-    assert trainer.fit_loop.epoch_loop.batch_progress.current.ready == 3
+    trainer = federated(module, federation(local_steps=3), rounds=2)
+    assert module.steps == [0] * 2 * len(SIZES)
+    assert module.starts == [0, 1] * 2 * len(SIZES)
+    assert module.ends == [0] * 2 * len(SIZES)  # as in Lightning, none at the batch that was refused
+    assert trainer.global_step == 2 * len(SIZES)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == module.lr / 4  # once a round, not once a client
 
 
-def test_the_batches_of_a_client_that_has_ended_pass_without_a_hook() -> None:
-    """Else hooks see batches that nobody trains on."""
-    module = Counting()
-    asked = iter([False, True, False])
-    controlled(module, passes=lambda: next(asked))
-    assert module.starts == module.ends == [0, 2]
+class Hooks(Callback):
+    """Writes down every hook that it hears of, but for those of the data."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("on_") and "batch_transfer" not in name:
+            return lambda *args, **kwargs: self.heard.append(name)
+        return super().__getattribute__(name)
 
 
-def test_a_scheduler_between_rounds_runs_when_the_last_batch_passes() -> None:
-    """Else the learning rate stays where the last client was ended."""
-
-    class Scheduled(Counting):
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
-
-    for module in (Scheduled(enough=2), Scheduled()):
-        asked = iter([False, False, module.enough != 2])
-        _, trainer = controlled(module, passes=lambda asked=asked: next(asked))
-        assert trainer.optimizers[0].param_groups[0]["lr"] == 0.005
-        assert module.steps == 2
-
-
-def test_accumulation_asks_the_client() -> None:
-    """Else gradients of one client wait for the next one's first step."""
-    taken: list[int] = []
-
-    class Watching(Counting):
-        def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            taken.append(self.steps)
-            super().optimizer_step(*args, **kwargs)
-
-    module = Watching()
-    controlled(module, accumulated=lambda: module.steps == 2)
-    assert taken == [2]  # two batches have gathered gradients; the third one's closure runs within the step
-
-
-def test_the_steps_signature_is_worked_out_once() -> None:
-    """And forgotten with the rest."""
-    seen: list[bool] = []
-
-    class Alone(Counting):
-        def training_step(self, batch: Any) -> Tensor:
-            seen.append(inspect.signature(Alone.training_step) is inspect.signature(Alone.training_step))
-            return super().training_step(batch, 0)
-
-    controlled(Alone())
-    assert seen == [True] * 3
-    assert not hasattr(Alone.training_step, "__signature__")
-
-
-def test_the_loop_and_the_module_are_left_as_they_were() -> None:
-    module = Counting()
-    _, trainer = controlled(module)
-    assert "on_train_batch_start" not in vars(module)
-    loop = trainer.fit_loop.epoch_loop
-    assert not {"advance", "_should_accumulate"} & vars(loop).keys()
-    assert "_accumulated_batches_reached" not in vars(loop)
-    assert "_make_zero_grad_fn" not in vars(loop.automatic_optimization)
+def test_a_single_client_hears_what_plain_lightning_says() -> None:
+    """Every hook of a callback, in its order; batches and steps are counted alike."""
+    plain, ours, first, second = Hooks(), Hooks(), Counting(), Counting()
+    by_lightning = fit(first, plain, epochs=2)
+    by_rounds = federated(second, federation(sizes=(24,)), rounds=2, callbacks=[ours])
+    assert ours.heard == plain.heard
+    assert (by_rounds.global_step, by_rounds.current_epoch) == (by_lightning.global_step, by_lightning.current_epoch)
+    assert (second.starts, second.ends, second.steps) == (first.starts, first.ends, first.steps)
 
 
 PRIVATE_OF_LIGHTNING = {
@@ -302,19 +224,17 @@ PRIVATE_OF_LIGHTNING = {
     "_save_on_train_epoch_end",
     "_current_fx_name",
     "_checkpoint_connector",
-    "_get_loops_state_dict",
     "_results",
     "_forward_cache",
-    "_make_zero_grad_fn",
-    "_accumulated_batches_reached",
-    "_should_accumulate",
-    "_num_ready_batches_reached",
+    "_batches_that_stepped",
+    "_should_check_val_fx",
+    "_signal_connector",
 }
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_other_file_uses_them(room: str) -> None:
-    here = Path(lightning_internals.__file__).resolve()
+    here = Path(loop.__file__).resolve()
     for path in sorted((Path(lit_epgan.__file__).parent / room).rglob("*.py")):
         if path.resolve() == here:
             continue

@@ -91,7 +91,7 @@ def test_models_and_metrics_are_those_of_lightnings_loop(tmp_path: Path, options
     ends = {}
     for kind in ("trainer", "engine"):
         module = Net()
-        metrics = fit(tmp_path / kind, module, local_steps=kind, **options).callback_metrics
+        metrics = fit(tmp_path / kind, module, side_by_side=kind == "engine", **options).callback_metrics
         ends[kind] = weights(module), {n: float(metrics[n]) for n in ("loss", "both_epoch", "val_loss", "client/steps")}
     assert (ends["trainer"][0] - weights(Net())).abs().max() > 1e-2
     torch.testing.assert_close(ends["engine"][0], ends["trainer"][0], rtol=1e-5, atol=1e-6)
@@ -100,10 +100,10 @@ def test_models_and_metrics_are_those_of_lightnings_loop(tmp_path: Path, options
 
 def test_a_resumed_run_ends_bit_identical_to_one_that_was_not_stopped(tmp_path: Path) -> None:
     whole, first, second = Net(), Net(), Net()
-    fit(tmp_path / "whole", whole, 4, algorithm=SCAFFOLD(), local_steps="engine")
-    stopped = fit(tmp_path / "parts", first, 2, algorithm=SCAFFOLD(), local_steps="engine")
+    fit(tmp_path / "whole", whole, 4, algorithm=SCAFFOLD(), side_by_side=True)
+    stopped = fit(tmp_path / "parts", first, 2, algorithm=SCAFFOLD(), side_by_side=True)
     (checkpoint,) = Path(stopped.default_root_dir).rglob("last*.ckpt")
-    fit(tmp_path / "parts", second, 4, algorithm=SCAFFOLD(), local_steps="engine", ckpt_path=str(checkpoint))
+    fit(tmp_path / "parts", second, 4, algorithm=SCAFFOLD(), side_by_side=True, ckpt_path=str(checkpoint))
     assert torch.equal(weights(second), weights(whole))
 
 
@@ -115,15 +115,15 @@ def test_clients_that_cannot_go_side_by_side_go_one_after_another(
     for kind in ("trainer", "engine"):
         module = Net(nn.Dropout(0.5))
         with caplog.at_level("INFO"):
-            fit(tmp_path / kind, module, local_steps=kind)
+            fit(tmp_path / kind, module, side_by_side=kind == "engine")
         ends.append(weights(module))
-    assert "one after another, by the engine's loop, and not side by side: a training step draws" in caplog.text
+    assert "one after another, and not side by side: a training step draws" in caplog.text
     assert torch.equal(*ends)
 
 
 def test_what_a_private_runs_training_logs_is_left_out(tmp_path: Path) -> None:
     private = CentralNoise(1.0, 1.0, delta=1e-3, noise_seed=0, ledger=str(tmp_path / "privacy.jsonl"))
-    known = fit(tmp_path, Net(), 1, mechanism=private, local_steps="engine").callback_metrics
+    known = fit(tmp_path, Net(), 1, mechanism=private, side_by_side=True).callback_metrics
     assert "val_loss" in known
     assert not {"loss", "both", "both_epoch"} & set(known)
 
@@ -137,7 +137,7 @@ def test_steps_that_hide_records_are_those_of_lightnings_loop(
     for kind in ("trainer", "engine"):
         module, noise = Net(), RecordNoise(0.5, 1.0, delta=1e-3, noise_seed=0)
         with caplog.at_level("INFO"):
-            fit(tmp_path / kind, module, algorithm=algorithm, mechanism=noise, local_steps=kind)
+            fit(tmp_path / kind, module, algorithm=algorithm, mechanism=noise, side_by_side=kind == "engine")
         ends.append(weights(module))
         spent.append(noise.spent())
     assert "not side by side: the mechanism treats the records of each by themselves" in caplog.text
@@ -163,7 +163,7 @@ def test_records_that_noise_hides_are_not_looked_at_for_a_cause(tmp_path: Path, 
 
     noise = RecordNoise(0.5, 100.0, delta=1e-3, noise_seed=0) if hidden else None
     with pytest.raises(UserError, match="no client's update is finite") as raised, pytest.warns() as warned:
-        fit(tmp_path, Overflowing(), 1, data=poisoned, mechanism=noise, local_steps=kind)
+        fit(tmp_path, Overflowing(), 1, data=poisoned, mechanism=noise, side_by_side=kind == "engine")
     told = " ".join([str(raised.value), *(str(warning.message) for warning in warned)])
     assert ("its data hold values that are not finite" in told) != hidden
 
@@ -174,8 +174,8 @@ class Skipping(Net):
 
 
 def test_a_step_that_skips_its_batch_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"Skipping\.training_step gives no loss.* local_steps: trainer"):
-        fit(tmp_path, Skipping(), 1, local_steps="engine")
+    with pytest.raises(UserError, match=r"Skipping\.training_step gives no loss.* side_by_side: false"):
+        fit(tmp_path, Skipping(), 1, side_by_side=True)
 
 
 class Hooked(Net):
@@ -214,10 +214,11 @@ class ByStep(Net):
     ],
 )
 def test_what_needs_lightnings_loop_gets_it_with_the_reason(
-    tmp_path: Path, reason: str, kind: type[Net], options: dict[str, Any]
+    tmp_path: Path, reason: str, kind: type[Net], options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = kind(), kind()
     fit(tmp_path / "trainer", first, 1, **options)
-    with pytest.warns(UserWarning, match=f"local_steps: engine is not for this run: {reason}"):
-        fit(tmp_path / "engine", second, 1, local_steps="engine", **options)
+    with caplog.at_level("INFO"):
+        fit(tmp_path / "engine", second, 1, side_by_side=True, **options)
+    assert f"and not side by side: {reason}" in caplog.text
     assert torch.equal(weights(first), weights(second))
