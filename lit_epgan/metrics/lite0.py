@@ -46,7 +46,7 @@ class Lite0(FeatureExtractor):
     """
 
     name = "lite0"
-    batch_on_cpu: ClassVar[int] = 4  # more leave the cache (benchmarks/lite0_batches.py)
+    batch_on_cpu: ClassVar[int] = 4  # more leave the cache (evidence/lite0_batches.py)
 
     def __init__(self, side: int = SIDE) -> None:
         super().__init__()
