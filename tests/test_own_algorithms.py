@@ -44,7 +44,10 @@ def test_a_gradient_free_search_finds_the_optimum(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(module.theta.detach(), optimum(), atol=0.1, rtol=0)
 
 
-@pytest.mark.parametrize("algorithm", [NormalisedAverage(), MedianOfClients(), RandomSearch()], ids=lambda a: type(a).__name__)
+OWN = [NormalisedAverage(), MedianOfClients(), RandomSearch()]
+
+
+@pytest.mark.parametrize("algorithm", OWN, ids=lambda a: type(a).__name__)
 def test_a_trainer_gives_the_same(algorithm: Algorithm) -> None:
     plain, trained = Quadratic(), Quadratic()
     federated(plain, clients(), algorithm).run(3)
