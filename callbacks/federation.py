@@ -45,7 +45,7 @@ class FederationCallback(FederationView):
 
     Needs a ``FederatedDataModule``. Between rounds (validation, logging, checkpoints) the module holds the server's
     parameters; within a round, the client's that trains. Gradient clipping comes after the algorithm's
-    ``adjust_gradients``.
+    own gradient.
 
     Args:
         algorithm: the federated algorithm; FedAvg by default.
@@ -175,7 +175,7 @@ class FederationCallback(FederationView):
             rank_zero_info(f"buffers are merged as follows. {partition(merges)}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The seat at which clients work; optimizers and schedulers have been restored by now."""
+        """Where clients work; optimizers and schedulers have been restored by now."""
         federation, dm = self.federation, self._datamodule
         if self._end.holds_clients if self._mechanism.by_record else self._end.holds_server:
             self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state)

@@ -126,14 +126,14 @@ class Algorithm:
         return False
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
-        """On the server and at every client's seat, when the module is on its device: check it, make what is public.
+        """On the server and wherever clients work, when the module is on its device: check it, make what is public.
 
         Args:
             module: the module, with the parameters that everybody starts from.
             seed: the federation's.
 
         Returns:
-            Networks of the algorithm's own, trained through ``extra_loss``, merged by n_k and checkpointed.
+            Networks of the algorithm's own, trained through what is added to the loss, merged by n_k and checkpointed.
 
         Raises:
             UserError: the module lacks what the algorithm needs.

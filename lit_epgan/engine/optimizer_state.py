@@ -21,7 +21,7 @@ NOT_HELD = frozenset({"state", "param_groups", "step", "_opt_called", "_warned_c
 
 
 class OptimizerStates:
-    """Everything that the optimizers and schedules at one seat hold: fresh for each client, or each client's own.
+    """Everything that the optimizers and schedules of one module hold: fresh for each client, or each client's own.
 
     That is their ``state``, the entries of ``param_groups`` and their attributes, those of optimizers that they wrap
     included, and the schedules' own. What a schedule changes between the rounds runs with the rounds, for clients that

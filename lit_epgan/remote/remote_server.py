@@ -196,7 +196,7 @@ class ListeningServer(RemoteServer):
 
 
 class RemoteRound:
-    """A round that the server's process holds, used as ``engine.Round`` is by whoever drives a seat.
+    """A round that the server's process holds, used as ``engine.Round`` is by a ``RoundDriver``.
 
     Attributes:
         exchange: the question that the institution is asked; None where it is asked nothing more in this round.
