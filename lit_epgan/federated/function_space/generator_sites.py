@@ -132,7 +132,7 @@ class GeneratorSites(Around):
         def back(exchange: Exchange, report: Message) -> None:
             if not exchange.training:
                 return
-            own = report.part(self.Site)
+            own: Any = report.part(self.Site)
             for k, change in own.site.items():
                 state[f"{SITE}{k}"] = state.get(f"{SITE}{k}", initial) + change
                 state[f"{RECORDS}{k}"] = own.site_records[k].to(server.parameters)
