@@ -159,7 +159,7 @@ class Message:
                 values[name] = sums.get(name)
                 if kind == "mean" and values[name] is not None:
                     values[name] = values[name] / weight
-        found = cls(**values, weight=weight)  # type: ignore[arg-type]
+        found = cls(**values, weight=weight)
         found.__dict__["_total"] = total
         return found
 
