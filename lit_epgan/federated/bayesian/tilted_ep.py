@@ -221,7 +221,7 @@ class TiltedExpectationPropagation(Algorithm):
         share = scalar(left_out / new.precision.numel())
         return self.Report(change=client.change, sites=change, left_out=share, tilted=1)
 
-    def merge(self, server: Server, report: "TiltedExpectationPropagation.Report") -> None:
+    def merge(self, server: Server, report: Any) -> None:
         """theta, f and pi by FedAvg; q_j by the product, whose p0_j moves with theta where it is to."""
         state, before = server.state, server.parameters.to(torch.float64, copy=True)
         super().merge(server, report)
