@@ -5,7 +5,7 @@ from lit_epgan.engine import Broadcast, Client, Work
 from lit_epgan.federated import EmbeddingSites, ExpectationPropagation, GeneratorSites
 from lit_epgan.federated.bayesian.ep import SiteReport, TiltedTraining
 from lit_epgan.federated.function_space.embedding_sites import EmbeddingWork
-from lit_epgan.federated.function_space.release_units import TOTAL
+from lit_epgan.federated.function_space.embedding_release import TOTAL
 from lit_epgan.inference.gaussian import GaussianFactor
 
 

@@ -13,7 +13,7 @@ from lit_epgan.engine import Broadcast, Client, Work
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites
 from lit_epgan.federated.function_space.embedding_sites import EmbeddingWork
-from lit_epgan.federated.function_space.shared_features import SharedFeatures
+from lit_epgan.federated.function_space.embedding_release import SharedFeatures
 from tests.federations import fit
 from tests.test_embedding_sites import FAST, Cloud, data, records, state_of
 
