@@ -16,8 +16,8 @@ from pathlib import Path
 
 from side_by_side import markdown, options, publish
 
-from lit_epgan.study.process import Process, start
 from lit_epgan.study.run import CLI
+from lit_epgan.study.runner import Process, start
 
 PLAN = """
 title: Two methods, two seeds

@@ -17,7 +17,7 @@ from rich.text import Text
 from lit_epgan.atomic import write_text
 from lit_epgan.bounds import at_least
 from lit_epgan.callbacks.dispensable import dispensable
-from lit_epgan.runs.headline import headlines
+from lit_epgan.runs.loggers import headlines
 from lit_epgan.text import printable
 
 FILE = "progress.json"

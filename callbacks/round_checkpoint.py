@@ -10,8 +10,7 @@ from lightning.pytorch.callbacks.model_checkpoint import ModelCheckpoint
 
 from lit_epgan.atomic import replacing
 from lit_epgan.bounds import at_least
-from lit_epgan.runs.checkpoint_io import seal_checkpoints
-from lit_epgan.runs.checkpoints import LAST, PREVIOUS, newest_whole
+from lit_epgan.runs.checkpoints import LAST, PREVIOUS, newest_whole, seal_checkpoints
 
 
 class RoundCheckpoint(ModelCheckpoint):

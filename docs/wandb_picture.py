@@ -16,7 +16,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests/, which read the files too
 
-from lit_epgan.runs.headline import headlines
+from lit_epgan.runs.loggers import headlines
 from tests.wandb_history import configuration, history, summary, title
 
 

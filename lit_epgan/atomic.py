@@ -1,6 +1,8 @@
-"""Files that are either the old one or the new one, whenever the process dies or the disk refuses."""
+"""Files that are either the old one or the new one, whenever the process dies or the disk refuses; caches that fail."""
 
+import logging
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,15 +46,7 @@ def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterat
 
 @contextmanager
 def naming(path: Path, beside: Path | None = None) -> Iterator[None]:
-    """Within, ``path`` is written: an error that does not say which file it is about names this one.
-
-    Args:
-        path: The file.
-        beside: The file that is written to take its place, if there is one.
-
-    Raises:
-        OSError: With ``filename``; what the system refused, such as no space left.
-    """
+    """Within, ``path`` is written, by way of ``beside``: an ``OSError`` that names no file names this one."""
     try:
         yield
     except OSError as error:
@@ -96,3 +90,29 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+_log = logging.getLogger(__name__)
+_said: set[Path] = set()
+
+
+def set_aside(path: Path, fault: str) -> None:
+    """Rename what is damaged to ``NAME.damaged``, and say it; ``fault`` follows its name in the sentence."""
+    aside = path.with_name(f"{path.name}.damaged")
+    now = f"it is now {aside.name} and is made again"
+    try:
+        if aside.is_dir():  # one from before, which a folder cannot replace
+            shutil.rmtree(aside)
+        os.replace(path, aside)
+    except OSError:  # another process was faster, or nothing can be renamed there
+        now = "it is made again"
+    _log.warning("%s %s; %s.", path, fault, now)
+
+
+def warn_unkept(folder: Path, error: Exception) -> None:
+    """Say, once for the folder, that nothing can be kept there."""
+    if folder not in _said:
+        _said.add(folder)
+        _log.warning(
+            "Nothing can be kept in the cache %s (%s): its content is made anew each time.", folder, str(error)
+        )

@@ -1,6 +1,7 @@
-"""A user's CSV table: every field a text, every row with the line of the file on which it begins."""
+"""A user's CSV table: every field a text, every row with the line on which it begins; and the files it names."""
 
 import csv
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,3 +79,30 @@ def _check_length(where: str, fields: list[str], columns: list[str]) -> None:
             f"{where} has {len(fields)} fields, but the first line names {len(columns)} columns, "
             f"{few(columns, NAMED)}{hint}."
         )
+
+
+def named_file(folder: Path, name: str, where: str, outside: bool = False) -> Path:
+    """The file that a table calls ``name``.
+
+    Args:
+        folder: the table's; names are relative to it.
+        name: as it stands in the table.
+        where: the table and the row, as a message names it.
+        outside: whether the file may lie elsewhere.
+
+    Raises:
+        UserError: it lies elsewhere, by an absolute name, by ``..`` or by a link.
+    """
+    path = folder / os.path.normpath(name)  # what is checked is what is opened, also where a link precedes ``..``
+    if outside:
+        return path
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # links that lead in a circle, a name that none can be
+        raise UserError(f"{where}: {name!r} is no name of a file ({error}).") from error
+    if not inside:
+        raise UserError(
+            f"{where}: {name} lies outside of {folder}: put the file there, or set --data.outside true if you trust "
+            "the table."
+        )
+    return path

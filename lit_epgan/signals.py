@@ -66,11 +66,7 @@ def stoppable() -> Iterator[None]:
 
 
 class _Stop:
-    """The signals' handler.
-
-    Args:
-        unraisablehook: What is told of exceptions that nobody can catch.
-    """
+    """The signals' handler; ``unraisablehook`` is told of exceptions that nobody can catch."""
 
     def __init__(self, unraisablehook: Callable[["sys.UnraisableHookArgs"], Any]) -> None:
         self._done = False

@@ -43,7 +43,7 @@ from lit_epgan.modules import GAN, Posterior
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, RecordNoise
-from lit_epgan.runs.metrics_file import MetricsFile
+from lit_epgan.runs.loggers import MetricsFile
 from tests.federations import client_sets, federation
 from tests.modules import Regression, TwoOptimizers
 from tests.speech_gans import batch, speech_gan

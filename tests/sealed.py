@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from lit_epgan.engine import Seat, Server
+from lit_epgan.engine import ClientRunner, Server
 
-WORK = ("open", "batch", "extra_loss", "before_step", "after_step", "close", "answer")
+WORK = ("run", "fit", "take", "extra_loss", "before_step", "after_step")
 
 
 class SealBrokenError(AssertionError):
@@ -18,7 +18,7 @@ def seal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """From now on, whatever a client's work reads of the server raises.
 
     Returns:
-        A list that grows by a word for each call of the seat, so that a test can see that clients have worked.
+        A list that grows by a word for each call of the runner, so that a test can see that clients have worked.
     """
     depth, calls = [0], list[str]()
     read = Server.__getattribute__
@@ -29,7 +29,7 @@ def seal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return read(server, name)
 
     def sealed(name: str) -> Callable[..., Any]:
-        method = getattr(Seat, name)
+        method = getattr(ClientRunner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             calls.append(name)
@@ -43,5 +43,5 @@ def seal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Server, "__getattribute__", guarded)
     for name in WORK:
-        monkeypatch.setattr(Seat, name, sealed(name))
+        monkeypatch.setattr(ClientRunner, name, sealed(name))
     return calls

@@ -8,12 +8,12 @@ from threading import Thread
 from typing import Any
 
 import torch
+from lit_epgan.callbacks.secure_driver import SecureServerDriver
+from lit_epgan.engine.workplace import load_server
 from torch import Tensor
 
-from lit_epgan.callbacks.secure_driver import SecureServerDriver
 from lit_epgan.engine import Federation, Round
 from lit_epgan.engine.private import PrivateStates
-from lit_epgan.engine.workplace import load_server
 from lit_epgan.remote.contributions import Contributions
 from lit_epgan.remote.policy import Policy, ReportFilter
 from lit_epgan.remote.protocol import Endpoint

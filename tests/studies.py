@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lit_epgan.study.display import Display
+from lit_epgan.study.plan import Study, read_studies
 from lit_epgan.study.run import Command, Run
-from lit_epgan.study.runner import run_all
+from lit_epgan.study.runner import Display, run_all
 
 PLAN = """
 title: A trial
@@ -52,6 +52,12 @@ def write_plan(folder: Path) -> Path:
     (folder / "base.yaml").write_text("model: {}\n")
     (folder / "trial.yaml").write_text(PLAN.replace("base.yaml", str(folder / "base.yaml")))
     return folder / "trial.yaml"
+
+
+def read_study(path: Path) -> Study:
+    """As ``read_studies``, of a YAML without variants."""
+    (study,) = read_studies(path)
+    return study
 
 
 def rewritten(plan: Path, old: str, new: str) -> Path:

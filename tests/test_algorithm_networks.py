@@ -13,16 +13,13 @@ from lit_epgan.engine import (
     Algorithm,
     Broadcast,
     Client,
-    Count,
     Exchange,
     FixedSize,
+    Message,
     PlainFederation,
-    Report,
     Rounds,
     Server,
-    Training,
-    Weighted,
-    Work,
+    merged,
 )
 from lit_epgan.randomness import derive_seed, seed_streams
 from tests.federations import SIZES, client_sets, federation, fit
@@ -44,43 +41,31 @@ class Critic(Algorithm):
     def network_optimizer(self, networks: nn.ModuleDict) -> torch.optim.Optimizer:
         return torch.optim.SGD(networks.parameters(), lr=0.05, momentum=0.9)
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        return [Criticised(self, client, received)]
-
-
-class Criticised(Training):
-    """A client whose features the critic sees."""
-
-    def __init__(self, critic: Critic, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.critic = critic
-
-    def extra_loss(self) -> Tensor:
-        return critic_loss(self.critic.networks["f"], self.critic.features)
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        client.fit(sent["parameters"], loss=lambda: critic_loss(self.networks["f"], self.features))
+        return self.Report(change=client.change)
 
 
 class WaitingCritic(Critic):
     """Its clients send their changes when all of them are done."""
 
     def round(self, server: Server) -> Rounds:
-        yield Exchange({"parameters": server.parameters})
-        total = yield Exchange({}, question="change", training=False)
-        server.parameters += total.mean("parameters")
+        yield Exchange({"parameters": server.parameters}, answers=(Nothing,))
+        self.merge(server, (yield Exchange({}, question="change", training=False)))
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        return [Late(client, received)] if question == "change" else [Waiting(self, client, received)]
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        super().train(client, sent)
+        client.state["change"] = client.change
+        return Nothing()
 
-
-class Waiting(Criticised):
-    def report(self) -> Report:
-        self.client.state["change"] = self.change().clone()
-        return {}
+    def change(self, client: Client, sent: Broadcast) -> Message:
+        return self.Report(change=client.state.pop("change"))
 
 
-class Late(Work):
-    def report(self) -> Report:
-        weight = self.client.weight
-        return {"parameters": Weighted(self.client.state.pop("change"), weight), "weight": Count(weight)}
+class Nothing(Message):
+    """What is sent by who says nothing yet."""
+
+    done: float | None = merged("count", default=None)
 
 
 def critic_loss(f: nn.Module, features: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Algorithm, Broadcast, Client, Rounds, Server, Training, Work, scalar
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message, Rounds, Server, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx, LaplaceSites
 from tests.federations import SIZES, client_sets, federation, fit
@@ -32,20 +32,15 @@ class ProximalLoss(Algorithm):
     def __init__(self, mu: float) -> None:
         self.mu = mu
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        return [WithProximalLoss(client, received, self.mu)]
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        flat, server = client.flat, client.flat.views(sent["parameters"], client.flat.parameters)
 
+        def proximal() -> Tensor:
+            squares = [((p - s) ** 2).sum() for p, s in zip(flat.parameters, server, strict=True)]
+            return self.mu / 2 * torch.stack(squares).sum()
 
-class WithProximalLoss(Training):
-    def __init__(self, client: Client, received: Broadcast, mu: float) -> None:
-        super().__init__(client, received)
-        self.mu = mu
-
-    def extra_loss(self) -> Tensor:
-        flat = self.client.flat
-        server = flat.views(self.received["parameters"], flat.parameters)
-        squares = [((p - s) ** 2).sum() for p, s in zip(flat.parameters, server, strict=True)]
-        return self.mu / 2 * torch.stack(squares).sum()
+        client.fit(sent["parameters"], loss=proximal)
+        return self.Report(change=client.change)
 
 
 @pytest.mark.parametrize("module", [Regression(dropout=0.2), TwoOptimizers()], ids=["automatic", "manual"])
@@ -224,12 +219,6 @@ def test_a_single_client_feels_no_prior() -> None:
 def test_what_start_puts_into_the_server_is_there_in_every_round() -> None:
     seen = []
 
-    class Visited(Training):
-        def end(self) -> None:
-            client = self.client
-            client.state["visits"] = client.state.get("visits", scalar(0)) + 1
-            seen.append((client.round, client.name, int(client.state["visits"]), client.step, client.weight))
-
     class Counting(Algorithm):
         def start(self, server: Server) -> None:
             server.state["rounds"] = scalar(0)
@@ -239,8 +228,11 @@ def test_what_start_puts_into_the_server_is_there_in_every_round() -> None:
             yield from super().round(server)
             server.state["rounds"] += 1
 
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Visited(client, received)]
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            report = super().train(client, sent)
+            client.state["visits"] = client.state.get("visits", scalar(0)) + 1
+            seen.append((client.round, client.name, int(client.state["visits"]), client.step, client.records))
+            return report
 
     fit(Regression(), federation(), rounds=2, algorithm=Counting())
     per_round = [(f"client-{k}", -(-n // 8), n) for k, n in enumerate(SIZES)]

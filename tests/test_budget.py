@@ -18,7 +18,7 @@ from lit_epgan.federated import (
 )
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.runs.metrics_file import MetricsFile
+from lit_epgan.runs.loggers import MetricsFile
 from tests.federations import federation, fit
 from tests.modules import Regression
 

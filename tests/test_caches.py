@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_epgan import cache_faults, tensor_file
+from lit_epgan import atomic, tensor_file
 from lit_epgan.metrics import image_classifiers, image_scores
 from lit_epgan.metrics.cache import cache_folder, load_tensors, save_tensors
 from lit_epgan.metrics.image_scores import Reference, reference
@@ -18,7 +18,7 @@ TENSORS = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cache_faults, "_said", set())
+    monkeypatch.setattr(atomic, "_said", set())
     return cache_folder()
 
 

@@ -233,7 +233,7 @@ def test_a_new_run_moves_the_old_one_aside(folder, capsys):
 
 
 def test_another_rank_moves_nothing(folder, monkeypatch):
-    from lit_epgan.command.placing import make_room
+    from lit_epgan.command.run_setup import make_room
 
     (folder / "run" / "checkpoints").mkdir(parents=True)
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -300,7 +300,7 @@ def test_the_seed_decides_everything_and_reaches_the_data(folder):
 def test_several_processes_get_the_federations_strategy(devices, nodes, federated, expected):
     from jsonargparse import Namespace
 
-    from lit_epgan.command.placing import choose_strategy
+    from lit_epgan.command.run_setup import choose_strategy
 
     trainer = Namespace(accelerator="cpu", devices=devices, num_nodes=nodes, strategy="auto")
     choose_strategy(trainer, federated)
@@ -321,7 +321,7 @@ def test_two_ranks_from_the_command_line_give_the_same_metrics(folder):
 def test_wandb_is_offline_without_a_key_only(class_path, folder, monkeypatch):
     from jsonargparse import Namespace
 
-    from lit_epgan.command.placing import place_loggers
+    from lit_epgan.command.run_setup import place_loggers
 
     def placed(subcommand: str = "fit") -> Namespace:
         arguments = Namespace(save_dir=".", offline=False, id=None, name=None)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from lit_epgan.federated.drift.interpolation import Interpolated
 
 from lit_epgan.engine import (
     Algorithm,
@@ -23,7 +24,6 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx, GeneratorSites, Interpolation
 from lit_epgan.federated.bayesian.ep import TiltedTraining
 from lit_epgan.federated.drift.fedprox import Proximal
-from lit_epgan.federated.drift.interpolation import Interpolated
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import own_batches

@@ -13,8 +13,8 @@ import torch
 from lit_epgan import atomic, tensor_file
 from lit_epgan.atomic import naming, replacing, write_text
 from lit_epgan.command.cli import main
-from lit_epgan.command.disk_errors import disk_error
-from lit_epgan.runs.metrics_file import MetricsFile
+from lit_epgan.command.error_messages import disk_error
+from lit_epgan.runs.loggers import MetricsFile
 from tests.test_cli import folder, refusal
 
 __all__ = ["folder"]  # the fixture: an empty working directory

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Algorithm, Broadcast, Client, Training, Work
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
 from tests.federations import SIZES, client_sets, federation, fit
@@ -109,13 +109,10 @@ def test_after_a_stop_the_module_is_an_ordinary_one_with_the_last_servers_parame
 
 
 def test_finite_updates_whose_sum_is_not_stop_the_round_too() -> None:
-    class Filled(Training):
-        def end(self) -> None:
-            self.client.parameters.fill_(1e307)  # finite; times n_k it is not
-
     class Huge(FedAvg):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Filled(client, received)]
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            client.fit(sent["parameters"])
+            return self.Report(change=torch.full_like(client.parameters, 1e307))  # finite; times n_k it is not
 
     with pytest.raises(UserError, match=r"round 0 is refused: the sum of the clients' updates would overflow"):
         fit(Regression(), federation(), rounds=1, algorithm=Huge())

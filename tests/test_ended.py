@@ -8,13 +8,12 @@ import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_epgan.command.cli import main
-from lit_epgan.command.closing import closing_lines
+from lit_epgan.command.run_end import summary
 from lit_epgan.errors import UserError
-from lit_epgan.runs.end import END, End, read_end, write_end
+from lit_epgan.runs.run_folder import END, FitEnd, read_end, write_end
 from lit_epgan.study.command import study
-from lit_epgan.study.plan import read_study
 from lit_epgan.study.run import runs_of
-from tests.studies import calls, run_quietly, write_plan, write_stand_in
+from tests.studies import calls, read_study, run_quietly, write_plan, write_stand_in
 from tests.test_cli import TINY, folder, refusal
 
 __all__ = ["folder"]  # the fixture: an empty working directory
@@ -38,15 +37,15 @@ class Refuses(Callback):
 def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, resume = folder / "runs" / "toy", ["--ckpt_path", "last"]
     assert main(["fit", *TINY]) == 0
-    assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
+    assert read_end(run) == FitEnd(rounds=2, of=2, finished=True, logged=2)
     assert main(["fit", *TINY, *resume]) == 0  # nothing is left to do
-    assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
+    assert read_end(run) == FitEnd(rounds=2, of=2, finished=True, logged=2)
     more = ["--trainer.max_epochs", "3", "--trainer.callbacks+", "tests.test_ended.Refuses"]
     assert "out of order" in refusal(capsys, "fit", *TINY, *more, *resume)
-    assert read_end(run) == End(rounds=2, of=2, finished=True, logged=2)
+    assert read_end(run) == FitEnd(rounds=2, of=2, finished=True, logged=2)
     with pytest.raises(RuntimeError, match="out of luck"):
         main(["fit", *TINY, "--trainer.callbacks+", "tests.test_ended.Fails"])
-    assert read_end(run) == End(rounds=1, of=2, finished=False, logged=1)
+    assert read_end(run) == FitEnd(rounds=1, of=2, finished=False, logged=1)
 
 
 def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +55,7 @@ def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder: Path, monkeypat
     more = ["--trainer.max_epochs", "3", "--trainer.callbacks+", "tests.test_ended.Fails"]
     assert main(["fit", *TINY, *more, "--ckpt_path", "last"]) == 0
     assert seen == [False]
-    assert read_end(run) == End(rounds=3, of=3, finished=True, logged=3)
+    assert read_end(run) == FitEnd(rounds=3, of=3, finished=True, logged=3)
 
 
 def test_early_stopping_is_an_end(folder: Path) -> None:
@@ -93,7 +92,7 @@ def test_last_and_best_of_headline_metrics_by_hand(tmp_path: Path) -> None:
     head = "epoch,step,loss/generator,fid_digits,union/fid_digits,fid_digits_val,is_digits,wer"
     rows = ["0,1,.1,8.0,1.0,7,2.5,", "1,2,.1,nan,,,9.5,", "2,3,.2,4.0,,,inf,", "3,4,.2,5.0,,,3.5,"]
     (tmp_path / "metrics.csv").write_text("\n".join([head, *rows, ""]))
-    measured = [line.split() for line in closing_lines(tmp_path)][:-1]
+    measured = [line.split() for line in summary(tmp_path)][:-1]
     assert [" ".join(words) for words in measured] == [
         "fid_digits last 5 (round 4), best 4 (round 3)",
         "is_digits last 3.5 (round 4), best 9.5 (round 2)",
@@ -118,7 +117,7 @@ def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(
     if fault == "no end":
         (short.folder / END).unlink()
     elif fault == "stopped":
-        write_end(short.folder, End(3, 5, finished=False, logged=3))
+        write_end(short.folder, FitEnd(3, 5, finished=False, logged=3))
     else:
         table = short.folder / "metrics.csv"
         table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_epgan.runs.headline import best_of, headlines
+from lit_epgan.runs.loggers import best_of, headlines
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 # where a room's files are; in lit_epgan/ stand links to the latter two, which rglob does not follow
 FOLDERS = {"lit_epgan": "lit_epgan", "lit_epgan.callbacks": "callbacks", "lit_epgan.datamodules": "datamodules"}
 LEAVES = {f"lit_epgan.{name}" for name in ("errors", "randomness", "atomic", "precision", "listing", "text", "bounds")}
-LEAVES |= {"lit_epgan.tensor_file", "lit_epgan.cache_faults", "lit_epgan.named_files", "lit_epgan.symbols"}
+LEAVES |= {"lit_epgan.tensor_file", "lit_epgan.symbols"}
 LEAVES |= {"lit_epgan.csv_table", "lit_epgan.class_splits", "lit_epgan.emoji_package"}
 MATHEMATICS = (
     "lit_epgan.embedding",

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
 
-from lit_epgan.engine import Broadcast, Client, Training, Work
+from lit_epgan.engine import Broadcast, Client, Message
 from lit_epgan.federated import FedAvg, FedProx
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression, TwoOptimizers
@@ -122,15 +122,11 @@ def test_an_accumulation_schedule_counts_within_clients_too() -> None:
 
 
 def test_a_restart_forgets_what_was_accumulated() -> None:
-    class Anew(Training):
-        def batch(self, batch: Any) -> Any:
-            if self.client.step == 3:
-                self.client.restart()
-            return batch
-
     class Restarting(FedAvg):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Anew(client, received)]
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            client.fit(sent["parameters"], steps=3)
+            client.fit(sent["parameters"])
+            return self.Report(change=client.change)
 
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()
@@ -194,13 +190,11 @@ class RootMeanSquare(LightningModule):
 
 
 def test_an_extra_loss_joins_a_loss_that_is_a_square_root() -> None:
-    class Penalised(Training):
-        def extra_loss(self) -> Tensor:
-            return 0.5 * self.client.module.get_parameter("body.weight").square().sum()
-
     class Ridge(FedAvg):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Penalised(client, received)]
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            weight = client.module.get_parameter("body.weight")
+            client.fit(sent["parameters"], loss=lambda: 0.5 * weight.square().sum())
+            return self.Report(change=client.change)
 
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()

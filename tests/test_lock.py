@@ -19,8 +19,7 @@ import pytest
 
 from lit_epgan.errors import UserError
 from lit_epgan.runs import lock
-from lit_epgan.runs.holder import Holder
-from lit_epgan.runs.lock import locked
+from lit_epgan.runs.lock import Holder, locked
 from tests.processes import environment
 
 HOLD = """

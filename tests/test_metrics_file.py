@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lit_epgan.errors import UserError
-from lit_epgan.runs.metrics_file import MetricsFile
+from lit_epgan.runs.loggers import MetricsFile
 
 
 def log_round(logger: MetricsFile, epoch: int) -> None:

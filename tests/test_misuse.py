@@ -4,16 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
-from torch import nn
+from torch import Tensor
 
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.engine import Algorithm, FixedSize, Median, NormClipping, Report, Rounds, Server, Total, Training, Work
-from lit_epgan.engine.misspelt import check_hooks
+from lit_epgan.engine import Algorithm, FixedSize, Median, Message, NormClipping, Rounds, Server
+from lit_epgan.engine.algorithm import check_hooks
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedProx
-from lit_epgan.modules import Regression
-from tests.federations import federation
 
 
 @pytest.mark.parametrize(
@@ -70,57 +67,16 @@ def test_a_misspelt_hook_of_an_algorithm_is_named() -> None:
     FederationCallback(Helped())
 
 
-@pytest.mark.parametrize("name", ["beginn", "after_steps", "adjust_gradient", "extra_losses", "reports"])
-def test_a_misspelt_hook_of_a_work_is_named(name: str) -> None:
-    kind = type("Mine", (Training,), {name: lambda self: None, "__module__": "mine"})
-    with pytest.raises(UserError, match=rf"Mine\.{name} is never called: did you mean the hook"):
-        check_hooks(kind, Work)
-
-
 def test_no_class_of_the_package_is_suspected() -> None:
-    for kind in (FedProx, Algorithm, Training):
-        check_hooks(kind, Work if issubclass(kind, Work) else Algorithm)
+    for kind in (FedProx, Algorithm):
+        check_hooks(kind, Algorithm)
 
 
-class Weightless(Work):
-    """Reports parameters without the weight that their mean is divided by."""
+def test_a_field_that_does_not_say_how_it_merges_and_one_that_nobody_knows_are_named() -> None:
+    with pytest.raises(TypeError, match=r"Unmerged\.x does not say how it merges: give it merged"):
 
-    def report(self) -> Report:
-        return {"parameters": self.client.parameters - self.received["parameters"]}
+        class Unmerged(Message):
+            x: Tensor
 
-
-class Misspelt(Training):
-    """Means to override ``begin``."""
-
-    def begn(self) -> None:
-        """Never called."""
-
-
-class Asks(FedAvg):
-    """Asks a client for one kind of work."""
-
-    def __init__(self, kind: type[Work]) -> None:
-        self.kind = kind
-
-    def works(self, question: str, client: Any, received: Any) -> list[Work]:
-        return [self.kind(client, received)]
-
-
-def fit(algorithm: Algorithm) -> None:
-    Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[FederationCallback(algorithm)],
-    ).fit(Regression(nn.Identity(), nn.Linear(3, 2).double()), datamodule=federation())  # fmt: skip
-
-
-def test_a_work_without_weight_and_one_with_a_misspelt_hook_are_named() -> None:
-    with pytest.raises(UserError, match=r"no client reported 'weight', but 'parameters': a mean needs Count\("):
-        fit(Asks(Weightless))
-    with pytest.raises(UserError, match=r"Misspelt\.begn is never called: did you mean the hook begin\?"):
-        fit(Asks(Misspelt))
-
-
-def test_an_entry_that_nobody_reported_is_named() -> None:
-    total = Total({"weight": torch.ones(1), "module/x": torch.ones(1)})
-    with pytest.raises(UserError, match=r"no client reported 'loss', but 'weight'\."):
-        total.mean("loss")
+    with pytest.raises(TypeError, match="chnge"):
+        Algorithm.Report(chnge=torch.zeros(2))  # type: ignore[call-arg]

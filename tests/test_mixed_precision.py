@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Algorithm, Broadcast, Client, OptimizedParameters, Training, Work
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message
 from lit_epgan.federated import MOON, ExpectationPropagation, FedAvg, FedNP, TiltedExpectationPropagation
 from lit_epgan.federated.drift.moon import contrast
 from lit_epgan.modules.gan import GAN
@@ -89,23 +89,14 @@ class Observer(FedAvg):
     def note(self, hook: str) -> None:
         self.autocast[hook] = self.autocast.get(hook, False) or torch.is_autocast_enabled("cpu")
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        return [Observed(self, client, received)]
-
-
-class Observed(Training):
-    def __init__(self, observer: Observer, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.note = observer.note
-
-    def extra_loss(self) -> None:
-        self.note("extra_loss")
-
-    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
-        self.note("adjust_gradients")
-
-    def after_step(self, optimized: OptimizedParameters) -> None:
-        self.note("after_step")
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        client.fit(
+            sent["parameters"],
+            loss=lambda: self.note("loss"),
+            gradient=lambda _: self.note("gradient"),
+            after_step=lambda _: self.note("after_step"),
+        )
+        return self.Report(change=client.change)
 
 
 def test_algorithms_compute_without_autocast_while_the_module_trains_under_it() -> None:
@@ -118,7 +109,7 @@ def test_algorithms_compute_without_autocast_while_the_module_trains_under_it() 
     algorithm = Observer()
     fit(module, data, rounds=1, algorithm=algorithm, precision="bf16-mixed")
     assert all(trained)
-    assert algorithm.autocast == {"extra_loss": False, "adjust_gradients": False, "after_step": False}
+    assert algorithm.autocast == {"loss": False, "gradient": False, "after_step": False}
     assert module.losses.last[0].dtype == torch.float32
 
 

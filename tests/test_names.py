@@ -22,9 +22,9 @@ from rich.console import Console
 from lit_epgan.callbacks import FederatedProgressBar, PartitionReport, RoundCheckpoint, curve_fit, progress
 from lit_epgan.callbacks.partition_report import partition_picture, print_partition, with_names
 from lit_epgan.command.cli import main
-from lit_epgan.command.messages import printable_messages
+from lit_epgan.command.process import printable_messages
 from lit_epgan.errors import UserError
-from lit_epgan.runs.metrics_file import MetricsFile
+from lit_epgan.runs.loggers import MetricsFile
 from lit_epgan.text import csv_cell, printable
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression

@@ -15,10 +15,9 @@ from lit_epgan.inspection.inspection import page as inspection_page
 from lit_epgan.privacy import Ledger, Queries
 from lit_epgan.remote.contributions import Contribution, Contributions, operator_page
 from lit_epgan.study.command import study
-from lit_epgan.study.plan import read_study
 from lit_epgan.study.run import runs_of
 from tests.browser import CHROMIUM, Shown, look
-from tests.studies import run_quietly, write_plan, write_stand_in
+from tests.studies import read_study, run_quietly, write_plan, write_stand_in
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH, to open the pages in")
 WIDTHS = (390, 1280)  # a telephone's, a desk's

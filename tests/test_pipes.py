@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from lit_epgan.engine.workplace import load_server
 
 from lit_epgan.engine import Round
 from lit_epgan.engine.wire import decode_answer, encode_task
-from lit_epgan.engine.workplace import load_server
 from tests.pipe_federations import ALGORITHMS, half
 from tests.pipe_site import END, receive, send
 

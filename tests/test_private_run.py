@@ -11,9 +11,20 @@ from torch import nn
 
 from lit_epgan.callbacks import PartitionReport
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
-from lit_epgan.engine import Exchange, Mechanism, Median, NormClipping, PlainFederation, Plan, Rounds, Server
-from lit_epgan.engine.messages import Broadcast, Report
-from lit_epgan.engine.work import Client, Work
+from lit_epgan.engine import (
+    Broadcast,
+    Client,
+    Exchange,
+    Mechanism,
+    Median,
+    Message,
+    NormClipping,
+    PlainFederation,
+    Plan,
+    Rounds,
+    Server,
+    merged,
+)
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedSeq
 from lit_epgan.privacy import CentralNoise, Ledger, RecordNoise
@@ -232,9 +243,8 @@ def test_clients_beside_the_cohort_are_not_asked() -> None:
         fit(Regression(), federation(clients_per_round=3), algorithm=Everybody(), mechanism=CentralNoise(0.5, 1.0))
 
 
-class One(Work):
-    def report(self) -> Report:
-        return {"one": torch.ones(1)}
+class One(Message):
+    one: Tensor = merged("sum")
 
 
 class Again(FedAvg):
@@ -242,10 +252,10 @@ class Again(FedAvg):
 
     def round(self, server: Server) -> Rounds:
         yield Exchange({"parameters": server.parameters})
-        yield Exchange({}, question="one", training=False)
+        yield Exchange({}, question="one", training=False, answers=(One,))
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        return [One(client, received)] if question == "one" else super().works(question, client, received)
+    def one(self, client: Client, sent: Broadcast) -> Message:
+        return One(one=torch.ones(1))
 
 
 def test_a_drawn_cohort_is_not_asked_again_whatever_was_announced(tmp_path: Path) -> None:

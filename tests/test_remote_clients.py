@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from lit_epgan.engine.jobs import Answer
 from torch import Tensor
 
-from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Count, Task, Weighted, scalar
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import LENGTH, encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.remote.contributions import Contribution, Contributions
 from lit_epgan.remote.policy import Policy, ReportFilter
-from lit_epgan.remote.protocol import VERSION, Endpoint, Kind, Frame, answer_to, answered
+from lit_epgan.remote.protocol import VERSION, Endpoint, Frame, Kind, answer_to, answered
 from lit_epgan.remote.remote_clients import RemoteClients, Shapes, agreed
 from lit_epgan.remote.remote_server import RemoteServer
 

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lit_epgan import tensor_file
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.command.cli import main
-from lit_epgan.command.deciding_settings import ENTRY, deciding_settings, refuse_changes
+from lit_epgan.command.run_setup import ENTRY, hyperparameters, refuse_changes
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from tests.federations import client_sets
@@ -55,22 +55,22 @@ def test_what_differs_is_named_and_can_be_accepted(folder: Path, capsys: pytest.
 def test_at_most_five_differences_are_named_and_a_class_stands_for_its_arguments(tmp_path: Path) -> None:
     old = {"model": {"class_path": "A", "init_args": {f"x{i}": i for i in range(8)}}, "seed_everything": 0}
     path = tmp_path / "x.ckpt"
-    tensor_file.save({ENTRY: deciding_settings(old)}, path)
-    refuse_changes(path, deciding_settings(old))
+    tensor_file.save({ENTRY: hyperparameters(old)}, path)
+    refuse_changes(path, hyperparameters(old))
     other = {"model": {"class_path": "A", "init_args": {f"x{i}": -i for i in range(8)}}, "seed_everything": 0}
     with pytest.raises(UserError, match=r"model\.x5 was 5 and is -5 and 2 more\. Set them back"):
-        refuse_changes(path, deciding_settings(other))
+        refuse_changes(path, hyperparameters(other))
     another = {"model": {"class_path": "B", "init_args": {"y": 1}}, "seed_everything": 0}
     with pytest.raises(UserError, match=r'settings: model was "A" and is "B"\. Set'):
-        refuse_changes(path, deciding_settings(another))
+        refuse_changes(path, hyperparameters(another))
     tensor_file.save({"epoch": 3}, path)  # from before settings were kept
-    refuse_changes(path, deciding_settings(another))
+    refuse_changes(path, hyperparameters(another))
 
 
 def test_places_and_speed_decide_nothing() -> None:
     data = {"class_path": "D", "init_args": {"data_dir": "x", "path": "y", "num_workers": 3, "batch_size": 4}}
     trainer = {"max_epochs": 3, "devices": 2, "logger": True, "callbacks": [], "precision": "32-true"}
-    found = deciding_settings({"data": data, "trainer": trainer, "ckpt_path": "z"})
+    found = hyperparameters({"data": data, "trainer": trainer, "ckpt_path": "z"})
     assert {name for name in found if not name.startswith("trainer.")} == {"data", "data.batch_size"}
     assert "trainer.precision" in found
     assert not found.keys() & {"trainer.max_epochs", "trainer.devices", "trainer.logger", "trainer.callbacks"}

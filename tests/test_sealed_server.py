@@ -14,13 +14,12 @@ from lit_epgan.engine import (
     Broadcast,
     Client,
     Median,
+    Message,
     NormClipping,
     PlainFederation,
     Poisson,
     Server,
-    Training,
     TrimmedMean,
-    Work,
 )
 from lit_epgan.federated import (
     APFL,
@@ -110,7 +109,7 @@ def test_clients_see_nothing_but_the_broadcast(algorithm: Algorithm, monkeypatch
     calls = seal(monkeypatch)
     before = federation(algorithm).server.parameters.clone()
     after = federation(algorithm).run(3)
-    assert calls.count("open") == 9
+    assert calls.count("run") == 9
     assert torch.isfinite(after).all()
     assert not torch.equal(before, after)
 
@@ -119,14 +118,14 @@ def test_clients_see_nothing_but_the_broadcast(algorithm: Algorithm, monkeypatch
 def test_sampled_modules_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = seal(monkeypatch)
     half(name).run(3)
-    assert calls.count("open") == 12
+    assert calls.count("run") == 12
 
 
 @pytest.mark.parametrize("algorithm", [Ditto(), APFL()], ids=lambda a: type(a).__name__)
 def test_personal_models_too(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = seal(monkeypatch)
     half("fedavg", algorithm).run(3)
-    assert calls.count("open") == 12
+    assert calls.count("run") == 12
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_an_exact_site_asks_for_gradients_only(monkeypatch: pytest.MonkeyPatch) 
         RECORDS,
     )
     plain.run(2)
-    assert set(calls) == {"answer"}
+    assert set(calls) == {"run"}
 
 
 class Peeking(Algorithm):
@@ -166,10 +165,8 @@ class Peeking(Algorithm):
     def start(self, server: Server) -> None:
         self.server = server
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        work = Training(client, received)
-        work.received = {"parameters": self.server.parameters}
-        return [work]
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        return super().train(client, {"parameters": self.server.parameters})
 
 
 def test_the_seal_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +179,10 @@ def test_sites_by_embedding_too(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = seal(monkeypatch)
     sites = EmbeddingSites(own_rows=3, frequencies=32, herding_steps=3, points=20)
     half("generator_sites", sites).run(3)
-    assert calls.count("open") == 12
+    assert calls.count("run") == 12
 
 
 def test_sites_of_generators_around_a_prior_too(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = seal(monkeypatch)
     half("generator_sites", GeneratorSites("average", 3, 20, 0.5, ExpectationPropagation())).run(3)
-    assert calls.count("open") == 12
+    assert calls.count("run") == 12

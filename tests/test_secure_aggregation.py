@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lit_epgan.engine.jobs import Answer
 from safetensors.torch import load, save
 from scipy import stats
 
 from lit_epgan.engine import Algorithm, Exchange, FixedSize, Median, Round, Rounds, Server
-from lit_epgan.engine.jobs import Answer
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedSeq
 from lit_epgan.remote.policy import Policy
-from lit_epgan.remote.protocol import WORDS, Endpoint, Kind, Frame, Terms
+from lit_epgan.remote.protocol import WORDS, Endpoint, Frame, Kind, Terms
 from lit_epgan.remote.secure_aggregation import MASKED, MaskedSum, Masking
 from tests.certificates import Root
 from tests.pipe_federations import half

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from lit_epgan.callbacks.shared_seat import SharedSeat, rows_of
+
 from lit_epgan.command.cli import main
 from lit_epgan.flare.fit import at_institution
 from lit_epgan.remote.protocol import Endpoint

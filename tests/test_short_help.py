@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from lit_epgan.command.cli import main
-from lit_epgan.command.short_help import PAGE, short_help
+from lit_epgan.command.cli import PAGE, main, short_help
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_epgan import cache_faults
+from lit_epgan import atomic
 from lit_epgan.errors import UserError
 from lit_epgan.speech.stages import CONTENTS, Stages, digest_of_result, is_whole
 from tests.traps import flipped
@@ -111,7 +111,7 @@ def test_a_single_changed_byte_never_reaches_who_reads(stages):
 
 @pytest.fixture
 def unsaid(monkeypatch):
-    monkeypatch.setattr(cache_faults, "_said", set())
+    monkeypatch.setattr(atomic, "_said", set())
 
 
 def test_without_a_place_results_are_kept_elsewhere_while_they_are_used(unsaid, caplog):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lit_epgan.command.garbage import no_collection
+from lit_epgan.command.process import no_collection
 from tests.processes import ROOT, environment
 
 COMMAND = """import contextlib

@@ -12,8 +12,8 @@ import pytest
 from lightning.pytorch import Callback
 
 from lit_epgan.command.cli import main
-from lit_epgan.runs.end import read_end
-from lit_epgan.runs.metrics_file import MetricsFile
+from lit_epgan.runs.loggers import MetricsFile
+from lit_epgan.runs.run_folder import read_end
 from lit_epgan.signals import Stopped, stoppable
 from tests.processes import environment
 from tests.test_cli import TINY, folder, refusal

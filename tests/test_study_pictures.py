@@ -9,11 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
 from lit_epgan.study import plots
-from lit_epgan.study.illustrations import partition_in_words
-from lit_epgan.study.picture import Picture, drawing
-from lit_epgan.study.plan import read_study
+from lit_epgan.study.plots import Picture, drawing, partition_in_words
 from lit_epgan.study.run import runs_of
-from tests.studies import run_quietly, write_plan, write_stand_in
+from tests.studies import read_study, run_quietly, write_plan, write_stand_in
 
 
 def test_who_holds_what_is_said_in_words(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from scipy import stats
 
 from lit_epgan.errors import UserError
 from lit_epgan.study.command import study
-from lit_epgan.study.plan import Ratio, read_study
-from lit_epgan.study.ratios import Claim
+from lit_epgan.study.comparisons import Claim
+from lit_epgan.study.plan import Ratio
 from lit_epgan.study.significance import RatioOfMeans, holm, ratio_of_means
-from tests.studies import rewritten, write_plan, write_stand_in
+from tests.studies import read_study, rewritten, write_plan, write_stand_in
 
 FIRST, SECOND = {0: 2.0, 1: 2.4, 2: 2.9, 3: 2.2}, {0: 1.0, 1: 1.3, 2: 1.4, 3: 1.2}
 

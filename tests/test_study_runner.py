@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from lit_epgan.study.command import study
-from lit_epgan.study.plan import Method, read_study
+from lit_epgan.study.plan import Method
 from lit_epgan.study.run import Run, cli_command, runs_of
-from tests.studies import calls, run_quietly, write_plan, write_stand_in
+from tests.studies import calls, read_study, run_quietly, write_plan, write_stand_in
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_epgan.engine import Algorithm, Broadcast, Client, Rounds, Server, Work
+from lit_epgan.engine import Algorithm, Broadcast, Client, Rounds, Server
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     APFL,
@@ -26,7 +26,6 @@ from lit_epgan.federated import (
     FedYogi,
 )
 from lit_epgan.federated.bayesian.fedpa import PosteriorSampling
-from lit_epgan.federated.drift.scaffold import Controlled
 from lit_epgan.inference.shrinkage import ShrinkageCovariance
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
@@ -71,19 +70,16 @@ def test_the_servers_control_is_the_mean_over_all_clients(cohort: int | None) ->
     own: dict[int, Tensor] = {}
 
     class Watching(SCAFFOLD):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Keeping(client, received, self.control)]
+        def train(self, client: Client, sent: Broadcast) -> SCAFFOLD.Report:
+            report = super().train(client, sent)
+            own[client.index] = client.state["control"].clone()
+            return report
 
         def round(self, server: Server) -> Rounds:
             yield from super().round(server)
             weight = sum(sizes[k] for k in own) * len(sizes) / len(own)
             mean = sum(sizes[k] * c for k, c in own.items()) / weight
             torch.testing.assert_close(server.state["control"], mean)
-
-    class Keeping(Controlled):
-        def end(self) -> None:
-            super().end()
-            own[self.client.index] = self.client.state["control"].clone()
 
     fit(Regression(), federation(sizes=sizes, clients_per_round=cohort), 6, algorithm=Watching())
     assert len(own) == 3
@@ -95,16 +91,15 @@ def test_the_whole_gradient_weighs_rows_and_leaves_no_trace() -> None:
     seen: list[tuple[Tensor, dict[str, Tensor]]] = []
 
     class Watching(SCAFFOLD):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Comparing(client, received, self.control)]
-
-    class Comparing(Controlled):
-        def begin(self) -> None:
-            before = copy.deepcopy(self.client.module.state_dict())
-            super().begin()
-            for name, value in self.client.module.state_dict().items():
+        def train(self, client: Client, sent: Broadcast) -> SCAFFOLD.Report:
+            before = copy.deepcopy(client.module.state_dict())
+            gradient = client.gradient()
+            for name, value in client.module.state_dict().items():
                 assert torch.equal(value, before[name]), name
-            seen.append((self._renewed.clone(), before))
+            seen.append((gradient, before))
+            report = super().train(client, sent)
+            assert torch.equal(client.state["control"], gradient)
+            return report
 
     data = federation(sizes=(20,))
     fit(module, data, rounds=1, algorithm=Watching("gradient"))

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-
 from lit_epgan.engine.jobs import Answer
+
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import decode_answer, encode_answer

@@ -22,8 +22,8 @@ from lightning.pytorch import Trainer
 
 from lit_epgan.command import lightning_cli
 from lit_epgan.command.cli import main
-from lit_epgan.study.process import IMPORTS, _run
 from lit_epgan.study.run import environment
+from lit_epgan.study.runner import IMPORTS, _run
 from tests.photographs import write_images
 
 FIT = {"fit": lightning_cli.FederatedCLI.subcommands()["fit"]}

@@ -1,13 +1,13 @@
 """The command line: what to run, and every mistake of the user in one sentence."""
 
 import difflib
+import importlib
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 
-from lit_epgan.command.garbage import importing
-from lit_epgan.command.messages import printable_messages
-from lit_epgan.command.short_help import short_help, with_full_names, without_all
+from lit_epgan.command.process import importing, printable_messages
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import ALGORITHMS, INSPECTIONS, STUDIES, known_configs, resolve_configs
 from lit_epgan.runs.run_folder import is_first_rank
@@ -47,13 +47,10 @@ COMMANDS = ("fit", "validate", "test", "predict", "study", "federate", "inspect"
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line; a mistake of the user is told in one sentence.
-
-    Args:
-        args: Words after ``python -m lit_epgan``; by default the process's own.
+    """Run the command line, by default with the process's own words; a mistake of the user is told in one sentence.
 
     Returns:
-        The exit code: 0, 2 for a mistake of the user, 130 for Ctrl-C, 143 for SIGTERM, or the study's own.
+        0, 2 for a mistake of the user, 130 for Ctrl-C, 143 for SIGTERM, or the study's own exit code.
     """
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help"):
@@ -120,7 +117,7 @@ def _run(args: list[str]) -> int:
     resolved = resolve_configs(args)
     with importing():
         from lit_epgan.command.lightning_cli import FederatedCLI
-        from lit_epgan.command.memory import bound_memory
+        from lit_epgan.command.process import bound_memory
     bound_memory()
     FederatedCLI(resolved)
     return 0
@@ -139,13 +136,11 @@ def _is_no_text(character: str) -> bool:
 
 
 def _sentence(error: Exception, args: list[str]) -> str | None:
-    from lit_epgan.command.blame import blame, with_file, with_key
-    from lit_epgan.command.given import given_by
-    from lit_epgan.command.library_errors import explain
+    from lit_epgan.command.error_messages import explain, explain_by_setting, user_settings, with_file, with_key
 
     sentence = str(error) if isinstance(error, UserError) else explain(error)
-    given = given_by(_resolved(args))
-    told = blame(error, given) if sentence is None else with_key(sentence, error, given)
+    given = user_settings(_resolved(args))
+    told = explain_by_setting(error, given) if sentence is None else with_key(sentence, error, given)
     return None if told is None else with_file(told, given)
 
 
@@ -154,3 +149,82 @@ def _resolved(args: list[str]) -> list[str]:
         return resolve_configs(args)
     except UserError:  # which is the mistake that is told
         return args
+
+
+ROOMS = ("modules", "datamodules", "federated", "callbacks", "privacy", "engine")  # whose classes go by short names
+ALL = "all"  # --help all: every key there is
+WHAT = {
+    "fit": "trains; all goes to one folder, runs/NAME",
+    "validate": "evaluates a run's newest checkpoint on the validation data, each client's own where there are any",
+    "test": "evaluates a run's newest checkpoint on the test data, each client's own where there are any",
+    "predict": "draws samples from a run's newest checkpoint, or predicts, and writes them to the run's folder",
+}
+PAGE = """usage: python -m lit_epgan {command} --config NAME.yaml [--config algorithms/NAME.yaml] [--KEY VALUE ...]
+
+{command} {what}.
+
+what is run
+  --config NAME.yaml               looked up in the working directory, then in configs/; later files go on top
+  --seed_everything N              initialisation, batches, cohorts and partition
+  --print_config                   the resolved configuration, and nothing is run
+
+the federation
+  --federation.algorithm CLASS     who is merged how: FedAvg, SCAFFOLD, ExpectationPropagation, GeneratorSites, ...
+  --federation.mechanism CLASS     privacy: CentralNoise for users, RecordNoise for records, NormClipping, ...
+  --federation.aggregator CLASS    in the sum's place: Median, TrimmedMean, Krum
+  --federation.sampler CLASS       who takes part in a round: FixedSize, Poisson, InTurn
+  --federation.local '[PATTERN]'   parameters that never leave a client
+  --federation null                no federation
+
+data and model
+  --data CLASS, --data.KEY VALUE   FolderDataModule, TableDataModule, SpeechDataModule, Institutions, ...
+  --data.clients_per_round N       how many clients work in a round
+  --data.local_epochs N            passes of a client over its data in a round; or --data.local_steps N
+  --model CLASS, --model.KEY VALUE a LightningModule, yours or ours: Classifier, GAN, AcousticModel, ...
+  --model.help CLASS               the keys of a class; --data.help, --federation.algorithm.help as well
+
+the trainer (Lightning's)
+  --trainer.max_epochs N           rounds
+  --trainer.devices N              processes or GPUs that share the clients
+  --trainer.accelerator NAME       cpu, gpu, auto
+  --trainer.precision NAME         32-true, bf16-mixed, ...
+  --trainer.default_root_dir DIR   the run's folder
+  --trainer.logger false           no Weights & Biases, no metrics.csv
+
+going on
+  --ckpt_path last                 where the run was stopped{ckpt}
+  --accept_changes true            although settings have changed
+
+  --help all                       every key there is
+"""
+
+
+def short_help(args: Sequence[str]) -> str | None:
+    """The page for a command's words; None where they ask for no help, or for all of it."""
+    command, *words = args
+    if command not in WHAT or not words or words[-1] not in ("-h", "--help"):
+        return None
+    ckpt = "" if command == "fit" else "; or a file, or `best` where a checkpoint callback has a monitor"
+    return PAGE.format(command=command, what=WHAT[command], ckpt=ckpt)
+
+
+def without_all(args: Sequence[str]) -> list[str]:
+    """The words with ``--help all`` as the parser knows it."""
+    words = list(args)
+    if len(words) > 1 and words[-1] == ALL and words[-2] in ("-h", "--help"):
+        words.pop()
+    return words
+
+
+def with_full_names(args: Sequence[str]) -> list[str]:
+    """The words with the class of ``--model.help GAN`` by its full name, which the parser asks for."""
+    words = list(args)
+    for position, word in enumerate(words[:-1]):
+        if word.startswith("--") and word.endswith(".help") and words[position + 1].isidentifier():
+            words[position + 1] = _full_name(words[position + 1])
+    return words
+
+
+def _full_name(name: str) -> str:
+    rooms = (importlib.import_module(f"lit_epgan.{room}") for room in ROOMS)
+    return next((f"{room.__name__}.{name}" for room in rooms if name in room.__all__), name)

@@ -11,15 +11,14 @@ from typing import Any
 
 from lit_epgan.callbacks.remote import SENT
 from lit_epgan.command.lightning_cli import FederatedCLI
-from lit_epgan.command.placing import make_room, say
+from lit_epgan.command.run_setup import make_room, say
 from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.remote.protocol import Terms
 from lit_epgan.runs.checkpoints import newest_whole
 from lit_epgan.runs.config_files import resolve_configs
-from lit_epgan.runs.end import read_end
-from lit_epgan.runs.run_folder import CHECKPOINTS, INSTITUTIONS, SERVER_LOG, default_folder
+from lit_epgan.runs.run_folder import CHECKPOINTS, INSTITUTIONS, SERVER_LOG, default_folder, read_end
 
 WORKSPACE = "flare"  # FLARE's own files, in the run's folder
 MISSING = "federate needs NVIDIA FLARE, which is not installed: pip install -e '.[flare]'."
@@ -75,11 +74,7 @@ class Described(FederatedCLI):
 
 
 def federate(args: Sequence[str]) -> int:
-    """Run the command; 0 if the job has ended well.
-
-    Raises:
-        UserError: FLARE is missing, or the fit of the server or of an institution has ended early.
-    """
+    """Run the command; a UserError says if FLARE is missing, or who has ended early."""
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         return 0
@@ -157,11 +152,7 @@ def _provision(own: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _flare(module: str) -> Any:
-    """A module of ``lit_epgan.flare``.
-
-    Raises:
-        UserError: FLARE is not installed.
-    """
+    """A module of ``lit_epgan.flare``; a UserError where FLARE is not installed."""
     try:
         return importlib.import_module(f"lit_epgan.flare.{module}")
     except ModuleNotFoundError as error:
@@ -171,11 +162,7 @@ def _flare(module: str) -> Any:
 
 
 def _room(folder: Path, own: argparse.Namespace) -> bool:
-    """Make room for a new run; whether the old one is gone on with.
-
-    Raises:
-        UserError: there is nothing to go on from.
-    """
+    """Make room for a new run; whether the old one is gone on with."""
     if own.ckpt_path is None:
         make_room(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -201,11 +188,7 @@ def _ended(folder: Path, own: argparse.Namespace) -> int:
 
 
 def _own(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The command's own words, and those that are left.
-
-    Raises:
-        UserError: a number is none, or out of its range.
-    """
+    """The command's own words, and those that are left."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--sites")
     parser.add_argument("--kits", default="kits")
@@ -235,11 +218,7 @@ def _terms(own: argparse.Namespace, names: tuple[str, ...] = ()) -> Terms:
 
 
 def _tell(folder: Path) -> None:
-    """Print what each institution would have sent.
-
-    Raises:
-        UserError: one has come to nothing that it would send.
-    """
+    """Print what each institution would have sent."""
     import pandas as pd  # only a dry run reads the tables
 
     for site in sorted((folder / INSTITUTIONS).iterdir()):

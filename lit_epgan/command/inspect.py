@@ -11,8 +11,9 @@ from rich.table import Table
 
 from lit_epgan import tensor_file
 from lit_epgan.atomic import write_text
-from lit_epgan.command.parser_messages import parse_error
-from lit_epgan.command.placing import say
+from lit_epgan.command.error_messages import own_error
+from lit_epgan.command.parser import parse_error
+from lit_epgan.command.run_setup import say
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.inspection import Inspection, page, paid, verdict
 from lit_epgan.inspection.view import Findings
@@ -25,17 +26,7 @@ PAGE, RELEASED = "index.html", "released.pt"
 
 
 def inspect(args: list[str]) -> int:
-    """Ask, and write the page.
-
-    Args:
-        args: the words after ``inspect``.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        UserError: a mistake in the configuration, or the budget would be passed.
-    """
+    """Ask, and write the page; a UserError says if the budget would be passed."""
     parser = _parser()
     words = resolve_configs(args)
     if words in (["-h"], ["--help"]):
@@ -92,9 +83,7 @@ def _parsed(parser: ArgumentParser, words: list[str]) -> Any:
     try:
         return parser.parse_args(words)
     except (ArgumentError, ArgumentTypeError) as error:
-        keys = [action.dest for action in parser._actions if "help" not in action.dest]
-        sentence = parse_error(str(error), words, keys)
-        raise UserError(sentence.replace("`fit --help`", "`inspect --help`")) from error
+        raise UserError(parse_error(error, words, parser).replace("`fit --help`", "`inspect --help`")) from error
 
 
 def _built(parser: ArgumentParser, config: Any) -> Any:
@@ -102,13 +91,10 @@ def _built(parser: ArgumentParser, config: Any) -> Any:
         with isolated():
             seed_on_host(config.seed)  # for the primary model's first parameters
             return parser.instantiate_classes(config)
-    except (ValueError, TypeError) as error:  # the parser wraps what our own classes say of their arguments
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, UserError):
-            cause = cause.__cause__
-        if cause is None:
+    except (ValueError, TypeError) as error:
+        if (own := own_error(error)) is None:
             raise
-        raise cause from error
+        raise own from error
 
 
 def _keep_earlier(folder: Path) -> None:

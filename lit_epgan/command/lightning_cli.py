@@ -17,23 +17,32 @@ from lightning.pytorch.loggers import WandbLogger
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import ClientReport, FederationCallback
 from lit_epgan.callbacks.gpu_search import search_cheaply
-from lit_epgan.command.blame import blame
-from lit_epgan.command.closing import closing_lines
-from lit_epgan.command.deciding_settings import DecidingSettings, deciding_settings, refuse_changes
-from lit_epgan.command.disk_errors import disk_error
-from lit_epgan.command.ending import EndOfFit, StopAtBatch, stopped_in_a_sentence
-from lit_epgan.command.garbage import no_collection
-from lit_epgan.command.given import given_by
-from lit_epgan.command.image_shape import fit_networks
-from lit_epgan.command.measuring import refuse_empty
-from lit_epgan.command.parsed_values import check_values
-from lit_epgan.command.parser_messages import parse_error
-from lit_epgan.command.placing import choose_strategy, make_room, place_checkpoints, place_loggers, say
-from lit_epgan.command.predicting import draw_samples, say_what_was_written, with_writer
-from lit_epgan.command.quoting import quote_numbers, read_null
+from lit_epgan.command.error_messages import disk_error, explain_by_setting, own_error, user_settings
+from lit_epgan.command.parser import check_values, parse_error, quote_numbers, read_null
+from lit_epgan.command.process import no_collection
+from lit_epgan.command.run_end import (
+    EndOfFit,
+    StopAtBatch,
+    draw_samples,
+    refuse_empty,
+    say_what_was_written,
+    stopped_in_a_sentence,
+    summary,
+    with_writer,
+)
+from lit_epgan.command.run_setup import (
+    KeepHyperparameters,
+    choose_strategy,
+    fit_networks,
+    hyperparameters,
+    make_room,
+    place_checkpoints,
+    place_loggers,
+    refuse_changes,
+    say,
+)
 from lit_epgan.errors import UserError
-from lit_epgan.runs.checkpoint_io import seal_checkpoints
-from lit_epgan.runs.checkpoints import best_of, newest_whole, require_whole, where_to_go_on
+from lit_epgan.runs.checkpoints import best_of, newest_whole, require_whole, seal_checkpoints, where_to_go_on
 from lit_epgan.runs.lock import locked
 from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG, default_folder, is_first_rank
 
@@ -102,9 +111,7 @@ class FederatedCLI(LightningCLI):
             with no_collection():
                 self.config = parser.parse_args(words)
         except (ArgumentError, ArgumentTypeError) as error:
-            command = self._subcommand_parsers.get(words[0], parser)
-            keys = [action.dest for action in command._actions if "help" not in action.dest]
-            raise UserError(parse_error(str(error), words, keys)) from error
+            raise UserError(parse_error(error, words, self._subcommand_parsers.get(words[0], parser))) from error
         check_values(self.config[words[0]])
 
     def _parse_ckpt_path(self) -> None:
@@ -155,7 +162,7 @@ class FederatedCLI(LightningCLI):
         return asked
 
     def _compare_settings(self, config: Namespace) -> None:
-        self.settings = deciding_settings(config.as_dict())
+        self.settings = hyperparameters(config.as_dict())
         self.accept_changes, config.accept_changes = config.accept_changes, False  # asked anew by every resume
         if self.subcommand == "fit" and config.ckpt_path is not None and not self.accept_changes:
             refuse_changes(config.ckpt_path, self.settings)
@@ -167,15 +174,15 @@ class FederatedCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except (MisconfigurationException, ValueError, TypeError) as error:
-            reason = blame(error, given_by(self._words)) or f"The configuration cannot be built: {error}"
-            raise _own(error) or UserError(reason) from error
+            reason = explain_by_setting(error, user_settings(self._words))
+            raise own_error(error) or UserError(reason or f"The configuration cannot be built: {error}") from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The trainer, with the federation first among its callbacks: metrics must see the merged model."""
         federation = self._get(self.config_init, "federation")
         callbacks = self._get(self.config_init, "trainer").get("callbacks") or []
         callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        callbacks = [*callbacks, DecidingSettings(self.settings), StopAtBatch()]
+        callbacks = [*callbacks, KeepHyperparameters(self.settings), StopAtBatch()]
         if federation:
             federation.accept_changes, federation.settings = self.accept_changes, self.settings
             callbacks = [federation, *callbacks]
@@ -208,15 +215,11 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """Say how good it became, and what there is to open."""
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            for line in closing_lines(Path(self.trainer.default_root_dir)):
+            for line in summary(Path(self.trainer.default_root_dir)):
                 say(line)
 
     def after_predict(self) -> None:
-        """Say what was written.
-
-        Raises:
-            UserError: nothing was.
-        """
+        """Say what was written; a UserError if nothing was."""
         draw_samples(self.trainer, self.model)
         say(say_what_was_written(self.trainer))
 
@@ -227,13 +230,6 @@ class FederatedCLI(LightningCLI):
     def after_test(self) -> None:
         """Say so if nothing was measured."""
         refuse_empty(self.trainer, self.model, "test")
-
-
-def _own(error: BaseException | None) -> UserError | None:
-    """What one of our classes said of its arguments: the parser wraps it where a key may also be none."""
-    while error is not None and not isinstance(error, UserError):
-        error = error.__cause__
-    return error
 
 
 def refuse_own_seed(args: list[str]) -> None:

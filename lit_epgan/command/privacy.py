@@ -15,17 +15,7 @@ USAGE = "python -m lit_epgan privacy show LEDGER"
 
 
 def privacy(args: list[str]) -> int:
-    """Print a ledger.
-
-    Args:
-        args: the words after ``privacy``.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        UserError: the words are others, or there is no such ledger.
-    """
+    """Print a ledger."""
     if args in (["-h"], ["--help"], ["show", "-h"], ["show", "--help"]):
         print(
             f"Usage: {USAGE}\n\nWhat every run, query and rerun on one data set has released, and what it adds up to."

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_epgan import tensor_file
-from lit_epgan.cache_faults import set_aside, warn_unkept
+from lit_epgan.atomic import set_aside, warn_unkept
 
 
 def cache_folder() -> Path:

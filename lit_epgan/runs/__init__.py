@@ -4,17 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lit_epgan.runs.metrics_file import MetricsFile
-    from lit_epgan.runs.wandb_history import WandbHistory
+    from lit_epgan.runs.loggers import MetricsFile, WandbHistory
 
 __all__ = ["MetricsFile", "WandbHistory"]
-_MODULES = {"MetricsFile": "metrics_file", "WandbHistory": "wandb_history"}
 
 
 def __getattr__(name: str) -> Any:
     """Import a logger when it is asked for: a study plans its runs without the seconds that Lightning takes."""
-    if name in _MODULES:
-        return getattr(import_module(f"lit_epgan.runs.{_MODULES[name]}"), name)
+    if name in __all__:
+        return getattr(import_module("lit_epgan.runs.loggers"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

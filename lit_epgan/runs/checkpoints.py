@@ -1,12 +1,47 @@
-"""Which checkpoint to go on from: whole, a checkpoint indeed, and the newest of its folder."""
+"""Checkpoints: written with a digest and beside their place; which of a folder to go on from."""
 
 import logging
 import os
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
+from lightning.pytorch import Trainer
+
 from lit_epgan import tensor_file
 from lit_epgan.errors import UserError
+
+
+class SealedCheckpointIO(TorchCheckpointIO):
+    """Lightning's, but a file's bytes are checked before it is read, and none passes through the temporary folder.
+
+    What has a URL, as in ``s3://``, is left to Lightning.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write the file in one step; when this returns, the disk holds it."""
+        if storage_options is not None or not _is_local_file_protocol(os.fspath(path)):
+            super().save_checkpoint(checkpoint, path, storage_options)
+        else:
+            tensor_file.save(checkpoint, path, durable=True)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """The checkpoint; only ``weights_only=False`` lets a file run code."""
+        if not _is_local_file_protocol(os.fspath(path)):
+            return super().load_checkpoint(path, map_location, weights_only)
+        loaded: dict[str, Any] = tensor_file.load(path, map_location, weights_only is not False)
+        return loaded
+
+
+def seal_checkpoints(trainer: Trainer) -> None:
+    """Let the trainer write its checkpoints with a digest, unless it has a way of its own."""
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        own: CheckpointIO = SealedCheckpointIO()
+        trainer.strategy.checkpoint_io = own
+
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"
@@ -39,14 +74,7 @@ def fault(path: Path, to_train: bool = True, trusted: bool = False) -> str | Non
 def newest_whole(folder: str | os.PathLike[str], to_train: bool = True, trusted: bool = False) -> Path:
     """The newest whole checkpoint in ``folder``: ``last.ckpt``, else ``previous.ckpt``, else the newest other one.
 
-    One that cannot be gone on from is named in a warning and passed over; nothing happens to it.
-
-    Args:
-        folder: where to look.
-        to_train, trusted: as ``fault``'s.
-
-    Raises:
-        UserError: There is none: begin a new run, or name another run's folder.
+    One that cannot be gone on from is named in a warning and passed over. A UserError says if there is none.
     """
     folder = Path(folder)
     faulty: list[str] = []
@@ -68,12 +96,7 @@ def newest_whole(folder: str | os.PathLike[str], to_train: bool = True, trusted:
 def best_of(folder: str | os.PathLike[str], to_train: bool = True, trusted: bool = False) -> Path:
     """The checkpoint that a ModelCheckpoint with a monitor found best, as the newest checkpoint in ``folder`` knows it.
 
-    Args:
-        folder: where to look; a run's folder may have been moved since.
-        to_train, trusted: as ``fault``'s.
-
-    Raises:
-        UserError: there is no checkpoint, no monitor, more than one, or the best file is gone or damaged.
+    A UserError says if there is none, or more than one; the folder may have been moved since.
     """
     folder = Path(folder)
     states = tensor_file.outline(newest_whole(folder, to_train, trusted)).get("callbacks", {}).values()

@@ -38,11 +38,7 @@ def known_configs(kind: str = "") -> list[str]:
 
 
 def find_config(name: str, studies: bool = False) -> Path:
-    """The file that ``name`` means.
-
-    Raises:
-        UserError: There is none; the message names those that are nearest.
-    """
+    """The file that ``name`` means; a UserError names those that are nearest."""
     candidates = [Path(name), *(folder / name for folder in config_folders())]
     for path in candidates:
         if path.is_file():

@@ -1,8 +1,11 @@
-"""One run, one folder: where it is, what it holds, and how a new run makes room without losing the old one."""
+"""One run, one folder: where it is, what it holds, how its fit ended, and how a new run makes room."""
 
+import csv
+import json
 import netrc
 import os
 import secrets
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -11,6 +14,7 @@ from lit_epgan.runs.config_files import ALGORITHMS
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
+END = "end.json"
 PICTURES = "pictures"
 WANDB_ID = "wandb_id.txt"
 INSTITUTIONS = "institutions"  # of a federation of processes: a folder for each
@@ -74,3 +78,69 @@ def wandb_has_key() -> bool:
         return netrc.netrc(path).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
+
+
+Curve = list[tuple[int, float]]
+METRICS = "metrics.csv"
+
+
+def curve(folder: Path, metric: str) -> Curve:
+    """``(round, value)`` in the order in which they were logged, rounds from 1; empty if it never was."""
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row.get(metric) and row.get("epoch")]
+    return [(int(float(row["epoch"])) + 1, float(row[metric])) for row in rows]
+
+
+def columns(folder: Path) -> list[str]:
+    """The names of what it tells."""
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return next(csv.reader(file), [])
+
+
+def rounds(folder: Path) -> int:
+    """How many rounds it tells of; none if it is no table of numbers."""
+    try:
+        return max((round_ for round_, _ in curve(folder, "epoch")), default=0)
+    except (ValueError, csv.Error):
+        return 0
+
+
+@dataclass(frozen=True)
+class FitEnd:
+    """The end of a fit.
+
+    Attributes:
+        rounds: finished.
+        of: rounds asked for; -1 for as many as come.
+        finished: whether the fit ended by itself: after all of its rounds, or by a rule such as early stopping.
+        logged: the last round, from 1, that its ``metrics.csv`` tells of; fewer where it logs in some rounds only.
+    """
+
+    rounds: int
+    of: int
+    finished: bool
+    logged: int
+
+
+def write_end(folder: Path, end: FitEnd) -> None:
+    """Keep ``end`` in the run's folder."""
+    write_text(folder / END, json.dumps(asdict(end)) + "\n", durable=True)
+
+
+def read_end(folder: Path) -> FitEnd | None:
+    """How the folder's fit ended; None while it runs, and after a kill."""
+    try:
+        return FitEnd(**json.loads((folder / END).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def forget_end(folder: Path) -> None:
+    """Nothing is known about the end: a fit begins, or goes on."""
+    (folder / END).unlink(missing_ok=True)

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lit_epgan.atomic import write_text
-from lit_epgan.cache_faults import set_aside, warn_unkept
+from lit_epgan.atomic import set_aside, warn_unkept, write_text
 from lit_epgan.errors import UserError
 
 CONTENTS = "contents.json"

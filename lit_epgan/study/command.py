@@ -1,35 +1,30 @@
 """``python -m lit_epgan study``."""
 
 import argparse
+import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from lit_epgan.atomic import replacing, write_text
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import find_config
 from lit_epgan.runs.lock import locked
+from lit_epgan.runs.run_folder import METRICS, FitEnd, write_end
 from lit_epgan.signals import Stopped
-from lit_epgan.study.display import Display
-from lit_epgan.study.known import take_known
 from lit_epgan.study.plan import Study, read_studies
-from lit_epgan.study.run import Command, cli_command, runs_of
-from lit_epgan.study.runner import default_workers, run_all
-from lit_epgan.text import printable
+from lit_epgan.study.run import Command, Record, Run, cli_command, runs_of
+from lit_epgan.study.runner import Display, default_workers, run_all, say
+from lit_epgan.text import csv_cell, printable
 
 
 def study(args: list[str], command: Command = cli_command) -> int:
     """Run a study, or go on with it, and write its report.
 
-    Args:
-        args: Words after ``study``.
-        command: What starts a run.
-
     Returns:
         0; 1 if a run failed or logged no number for the table; 130 if it was stopped by Ctrl-C, 143 by SIGTERM.
-
-    Raises:
-        UserError: a mistake in the study's YAML or on the command line, or another study writes to the same folder.
     """
     options = _parser().parse_args(args)
     if options.workers < 1:
@@ -52,10 +47,10 @@ def _run(plans: list[Study], options: argparse.Namespace, output: Path, command:
         for known in options.known:
             taken, changed = take_known(plan, runs[plan.variant], known)
             why = "were run with other settings or do not tell them, and are run again"
-            _say(console, f"{known}: {taken} runs are known{f'; {changed} more {why}' if changed else ''}.")
+            say(console, f"{known}: {taken} runs are known{f'; {changed} more {why}' if changed else ''}.")
     failed = run_all([run for some in runs.values() for run in some], options.workers, Display(console), command)
     # plots only once there is something to plot
-    from lit_epgan.study.illustrations import write_settings
+    from lit_epgan.study.plots import write_settings
     from lit_epgan.study.report import missing_metrics, print_table, write_report
 
     words = [
@@ -77,12 +72,8 @@ def _run(plans: list[Study], options: argparse.Namespace, output: Path, command:
     for sentence in trouble:
         print(f"error: {printable(sentence)}", file=sys.stderr)
     for plan in plans:
-        _say(console, f"page: {output / plan.variant / 'index.html'}")
+        say(console, f"page: {output / plan.variant / 'index.html'}")
     return 1 if trouble else 0
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(printable(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _chosen(plans: list[Study], names: list[str] | None, path: Path) -> list[Study]:
@@ -115,3 +106,76 @@ def _parser() -> argparse.ArgumentParser:
         help="an earlier runs.csv of this study; its runs with the same settings are not run again",
     )
     return parser
+
+
+NEEDED = ("method", "seed", "exit_code", "seconds")  # older tables have no variant, rounds and settings
+Line = dict[str, str]
+
+
+def take_known(study: Study, runs: Sequence[Run], path: Path) -> tuple[int, int]:
+    """Let runs count as finished whose numbers stand in ``path``; only those of the same settings, and none twice.
+
+    What counts of each metric becomes the one line of the run's ``metrics.csv``; checkpoints and pictures stay where
+    they were made. Returns how many were taken, and how many left because their settings have changed or are not told.
+    """
+    lines = _read(path)
+    taken = changed = 0
+    for run in runs:
+        line = lines.get(_key(run.variant, run.method.name, run.seed))
+        if run.is_finished() or line is None or line["exit_code"] != "0":
+            continue
+        if line.get("settings") != run.settings:
+            changed += 1
+            continue
+        seconds, rounds = _number(line, "seconds", path), _whole_number(line, "rounds", path)
+        values = {"epoch": str(rounds - 1)}
+        for method in (m for m in study.methods.values() if m.runs_of == run.method.name):
+            row = lines.get(_key(run.variant, method.name, run.seed), {})
+            for metric in study.metrics:
+                column, source = csv_cell(metric.name), method.metric(metric)
+                if row.get(column) and source:
+                    values[source] = repr(_number(row, column, path) / metric.scale)
+        with replacing(run.folder / METRICS) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([values.keys(), values.values()])
+        write_end(run.folder, FitEnd(rounds, rounds, finished=True, logged=rounds))
+        write_text(run.log, f"taken from {path}\n")
+        run.write(Record(run.settings, 0, seconds))
+        taken += 1
+    return taken, changed
+
+
+def _key(variant: str, method: str, seed: int | str) -> tuple[str, str, str]:
+    """What a line is found by, as it stands in the table."""
+    return csv_cell(variant), csv_cell(method), str(seed)
+
+
+def _read(path: Path) -> dict[tuple[str, str, str], Line]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file, restval=""))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"--known {path} cannot be read: {error}.") from error
+    missing = [name for name in NEEDED if lines and name not in lines[0]]
+    if missing or not lines:
+        why = f"it has no column {missing[0]}" if missing else "it is empty"
+        raise UserError(f"--known {path} is no runs.csv of a study: {why}.")
+    return {_key(line.get("variant", ""), line["method"], line["seed"]): line for line in lines}
+
+
+def _number(line: Line, column: str, path: Path) -> float:
+    try:
+        return float(line[column])
+    except (KeyError, ValueError):
+        raise _no_number(line, column, path) from None
+
+
+def _whole_number(line: Line, column: str, path: Path) -> int:
+    try:
+        return int(line[column])
+    except (KeyError, ValueError):
+        raise _no_number(line, column, path) from None
+
+
+def _no_number(line: Line, column: str, path: Path) -> UserError:
+    run = f"{line['method']}, seed {line['seed']}"
+    return UserError(f"--known {path}: {column} of {run} is {line.get(column)!r}, but a number is expected.")

@@ -1,45 +1,131 @@
-"""What a study's YAML says: methods, seeds and the metrics they are judged by."""
+"""What a study's YAML says: methods, seeds and the metrics they are judged by; one study for each of its variants."""
 
-import difflib
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter, ValidationError, WrapValidator
+from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from lit_epgan.errors import UserError
+from lit_epgan.listing import meant
 from lit_epgan.runs.config_files import find_config
 from lit_epgan.runs.yaml_files import load_yaml
-from lit_epgan.study.names import check_file_name
-from lit_epgan.study.variants import variants
+from lit_epgan.text import printable
 
-Better = Literal["lower", "higher", "neither"]
-TestName = Literal["welch", "paired"]
-ARROWS: dict[Better, str] = {"lower": "↓", "higher": "↑", "neither": ""}
-OverRounds = Literal["last", "mean", "sum"]
+LONGEST_NAME = 200  # bytes; file systems take 255, and something is put before and after
+OWN_KEY = "(its key)"  # under which the name of an entry is added to it
+OWN_VARIANT = "(its variant)"
+RUN_COLUMNS = ("variant", "method", "seed", "exit_code", "seconds", "rounds", "settings")  # of runs.csv, beside metrics
+ARROWS = {"lower": "↓", "higher": "↑", "neither": ""}
+OWN_TYPES = ("value", "name", "mapping")  # of errors whose message goes on from the place
 
 
-@dataclass(frozen=True)
+def _is(what: str) -> WrapValidator:
+    """The message about a value says what it is to be, whatever is wrong with it."""
+
+    def validated(value: Any, validate: Callable[[Any], Any]) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise PydanticCustomError(
+                "value", " is {value}; it is {what}.", {"value": repr(value), "what": what}
+            ) from None
+
+    return WrapValidator(validated)
+
+
+def _file_name(name: Any) -> str:
+    """A name that a file can have in any folder, and nowhere else: folders and pictures bear it."""
+    if not isinstance(name, str):
+        fault = "is no text (put it in quotes)"
+    elif not name.strip():
+        fault = "is empty"
+    elif "/" in name or "\\" in name:
+        fault = "has a slash in it"
+    elif name.startswith("."):
+        fault = "begins with a dot"
+    elif printable(name) != name:
+        fault = "has control characters in it"
+    elif len(name.encode()) > LONGEST_NAME:
+        fault = f"is longer than {LONGEST_NAME} bytes"
+    else:
+        return name
+    text = repr(name)
+    shown = text if len(text) < 80 else f"{text[:60]}...{text[-10:]}"
+    told = {"name": shown, "fault": fault}
+    raise PydanticCustomError("name", ": {name} {fault}; it names a file or folder, so choose another one.", told)
+
+
+def _said(entry: Any) -> Any:
+    """An entry without what is null, which is as good as left out."""
+    return {key: value for key, value in entry.items() if value is not None} if isinstance(entry, dict) else entry
+
+
+def _named(*keys: str) -> BeforeValidator:
+    """A mapping of names to entries; each entry has its name under ``keys``, where it says nothing else there."""
+
+    def named(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise PydanticCustomError("mapping", " is no mapping of names to what is said of them.")
+        entries = {_file_name(name): _said({} if entry is None else entry) for name, entry in value.items()}
+        return {
+            name: {**dict.fromkeys(keys, name), **entry} if isinstance(entry, dict) else entry
+            for name, entry in entries.items()
+        }
+
+    return BeforeValidator(named)
+
+
+def _different(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError
+    return seeds
+
+
+Better = Annotated[Literal["lower", "higher", "neither"], _is("one of lower, higher, neither")]
+TestName = Annotated[Literal["welch", "paired"], _is("one of welch, paired")]
+OverRounds = Annotated[Literal["last", "mean", "sum"], _is("one of last, mean, sum")]
+Number = Annotated[float, Field(strict=True), _is("a number")]
+Rounds = Annotated[int, Field(strict=True, ge=1), _is("a number of rounds, at least 1")]
+Seeds = Annotated[
+    list[Annotated[int, Field(strict=True)]],
+    Field(min_length=1),
+    AfterValidator(_different),
+    _is("a list of different whole numbers, e.g. [0, 1, 2]"),
+]
+Text = Annotated[str, PlainValidator(str)]
+Own = Annotated[Text, Field(alias=OWN_KEY)]
+FileName = Annotated[str, PlainValidator(_file_name)]
+Configs = Annotated[list[Path], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
+Settings = dict[str, Any]
+changed: Any = dataclasses.replace  # mypy takes none of pydantic's for a dataclass
+checked = dataclass(frozen=True, config={"extra": "forbid", "validate_by_name": True, "validate_by_alias": True})
+
+
+@checked
 class Metric:
     """A column of the table.
 
     Attributes:
-        name: the column's short name.
         source: the metric's name in ``metrics.csv``.
         better: ``lower`` or ``higher``: what to print in bold; ``neither``: a price, not compared.
-        title: the column's heading.
         over_rounds: what of a run's rounds counts: ``last``, ``mean`` or ``sum``.
         after: the value after this many rounds counts instead, so that a table shows a curve.
         scale: factor of the values, for another unit.
         relative: whether to print the mean's change against the baseline's.
     """
 
-    name: str
-    source: str
-    better: Better
-    title: str
+    name: Own
+    source: Annotated[Text, Field(alias="metric")]
+    title: Text
+    better: Better = "lower"
     over_rounds: OverRounds = "last"
-    scale: float = 1.0
+    scale: Number = 1.0
     relative: bool = False
-    after: int | None = None
+    after: Rounds | None = None
 
     @property
     def heading(self) -> str:
@@ -47,31 +133,28 @@ class Metric:
         return f"{self.title} {ARROWS[self.better]}".strip()
 
 
-@dataclass(frozen=True)
+@checked
 class Method:
     """A row of the table.
 
     Attributes:
-        name: the name of its folder.
-        title: what people call it.
-        configs: the configurations it starts from, on top of each other.
+        configs: the configurations it starts from, on top of each other; by default the study's.
         settings: dotted keys and their values, given to the command line in this order.
         source: another method whose runs this row is read from; it has none of its own then.
-        metrics: column to metric name, where it is not the study's; "" (null) where the method has none.
+        metrics: column to metric name, where it is not the study's; None where the method has none.
         grid: name of the sample grid's picture in a run's folder.
-        note: a sentence for the page.
         published: column to the value that the study's ``published`` source prints, as text.
     """
 
-    name: str
-    title: str
-    configs: list[Path]
-    settings: dict[str, Any] = field(default_factory=dict)
-    source: str | None = None
-    metrics: dict[str, str] = field(default_factory=dict)
-    grid: str = "samples"
-    note: str = ""
-    published: dict[str, str] = field(default_factory=dict)
+    name: Own
+    title: Text
+    configs: Configs = Field(default_factory=list, alias="config")
+    settings: Settings = Field(default_factory=dict, alias="set")
+    source: Text | None = Field(default=None, alias="from")
+    metrics: dict[str, Text | None] = Field(default_factory=dict)
+    grid: FileName = "samples"
+    note: Text = ""
+    published: dict[str, Text] = Field(default_factory=dict)
 
     @property
     def runs_of(self) -> str:
@@ -79,11 +162,11 @@ class Method:
         return self.source or self.name
 
     def metric(self, metric: Metric) -> str:
-        """Name of ``metric`` in this method's ``metrics.csv``."""
-        return self.metrics.get(metric.name, metric.source)
+        """Name of ``metric`` in this method's ``metrics.csv``; empty where it has none."""
+        return self.metrics.get(metric.name, metric.source) or ""
 
 
-@dataclass(frozen=True)
+@checked
 class Ratio:
     """A claim about two methods.
 
@@ -94,18 +177,40 @@ class Ratio:
         equal_within: a factor, within which the two are to be equal.
     """
 
-    metric: str
-    of: str
-    to: str
-    at_most: float | None = None
-    equal_within: float | None = None
+    metric: Text
+    of: Text
+    to: Text
+    at_most: Annotated[float, Field(strict=True, gt=0), _is("a number above 0")] | None = None
+    equal_within: Annotated[float, Field(strict=True, gt=1), _is("a number above 1")] | None = None
 
 
-@dataclass(frozen=True)
+@checked
+class Variant:
+    """A setting in which the study's methods are compared.
+
+    Attributes:
+        settings: come before the methods' own.
+        seeds: by default the study's.
+        methods: those that take part, all by default, with further settings for each.
+        published: method to the values that stand in place of its own.
+    """
+
+    title: Text
+    settings: Settings = Field(default_factory=dict, alias="set")
+    seeds: Seeds | None = None
+    methods: Annotated[
+        dict[str, Settings | None] | None,
+        BeforeValidator(lambda value: dict.fromkeys(value) if isinstance(value, list) else value),
+    ] = None
+    published: dict[str, dict[str, Text]] = Field(default_factory=dict)
+
+
+@checked
 class Study:
     """A study as its YAML says it.
 
     Attributes:
+        columns: the metrics by name.
         published: where the methods' published values stand, as "EP-GAN paper, table 1"; empty without any.
         ratios: claims about pairs of methods, tested together.
         pairwise: methods to be compared with each other, beside the comparison with the baseline.
@@ -113,19 +218,26 @@ class Study:
         variant: the setting that it is about, where the YAML has several.
     """
 
-    name: str
-    title: str
-    description: str
-    seeds: list[int]
-    baseline: str
-    metrics: list[Metric]
-    methods: dict[str, Method]
-    partition: str = "partition"
-    published: str = ""
-    ratios: list[Ratio] = field(default_factory=list)
-    pairwise: list[str] = field(default_factory=list)
-    variant: str = ""
+    name: Own
+    title: Text
+    configs: Annotated[Configs, Field(alias="config")]
+    seeds: Seeds
+    baseline: Text
+    columns: Annotated[dict[str, Metric], _named(OWN_KEY, "metric", "title"), Field(alias="metrics", min_length=1)]
+    methods: Annotated[dict[str, Method], _named(OWN_KEY, "title"), Field(min_length=1)]
+    description: Text = ""
+    partition: FileName = "partition"
+    published: Text = ""
+    ratios: list[Ratio] = Field(default_factory=list)
+    pairwise: list[str] = Field(default_factory=list)
     test: TestName = "welch"
+    variants: Annotated[dict[str, Variant], _named("title")] = Field(default_factory=dict)
+    variant: Annotated[str, Field(alias=OWN_VARIANT)] = ""
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The table's columns."""
+        return list(self.columns.values())
 
     @property
     def judged(self) -> list[Metric]:
@@ -138,162 +250,106 @@ class Study:
         return [method for method in self.methods.values() if method.source is None]
 
 
-STUDY_KEYS = (
-    *("title", "description", "config", "seeds", "baseline", "metrics", "methods"),
-    *("partition", "published", "pairwise", "ratios", "test", "variants"),
-)
-RUN_COLUMNS = ("variant", "method", "seed", "exit_code", "seconds", "rounds", "settings")  # of runs.csv, beside metrics
-METHOD_KEYS = ("title", "config", "set", "from", "metrics", "grid", "note", "published")
-RATIO_KEYS = ("metric", "of", "to", "at_most", "equal_within")
-METRIC_KEYS = ("metric", "better", "title", "over_rounds", "scale", "relative", "after")
-
-
 def read_studies(path: Path) -> list[Study]:
     """Read and check a study's YAML: one study, or one for each of its variants.
 
     Raises:
         UserError: A key is missing or misspelt, or a name leads nowhere; the message says which.
     """
-    content = load_yaml(path)
-    _check_keys(content, STUDY_KEYS, str(path))
-    for key in ("config", "seeds", "baseline", "metrics", "methods"):
-        if not content.get(key):
-            raise UserError(f"{path}: {key} is missing.")
-    for key in ("metrics", "methods", "variants"):
-        named = content.get(key) or {}
-        if not isinstance(named, dict):
-            raise UserError(f"{path}: {key} is no mapping of names to what is said of them.")
-        for name in named:
-            check_file_name(name, f"{path}: {key}")
-    return [_study(variant, one, path) for variant, one in variants(content, path)]
+    content = _said(load_yaml(path))
+    if isinstance(content, dict):
+        content = {OWN_KEY: path.stem, "title": path.stem, **content}
+    try:
+        study = TypeAdapter(Study).validate_python(content, by_alias=True, by_name=False)
+    except ValidationError as error:
+        errors = sorted(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
+        raise UserError(_sentence(errors[0], str(path))) from error
+    configs = {name: method.configs or study.configs for name, method in study.methods.items()}
+    found = {name: [find_config(str(each)) for each in some] for name, some in configs.items()}
+    study = changed(study, methods={name: changed(study.methods[name], configs=some) for name, some in found.items()})
+    in_settings = [_in_setting(study, name, each, path) for name, each in study.variants.items()]
+    for one in in_settings or [study]:
+        _check_names(one, path)
+    return in_settings or [study]
 
 
-def read_study(path: Path) -> Study:
-    """As ``read_studies``, of a YAML without variants."""
-    (study,) = read_studies(path)
-    return study
-
-
-def _study(variant: str, content: dict[str, Any], path: Path) -> Study:
-    metrics = [_metric(name, entry, path) for name, entry in content["metrics"].items()]
-    methods = {name: _method(name, entry or {}, content["config"], path) for name, entry in content["methods"].items()}
-    study = Study(
-        name=path.stem,
-        title=str(content.get("title", path.stem)),
-        description=str(content.get("description") or ""),
-        seeds=_seeds(content["seeds"], path),
-        baseline=content["baseline"],
-        metrics=metrics,
+def _in_setting(study: Study, name: str, variant: Variant, path: Path) -> Study:
+    """The study of a variant: a claim about a method that does not take part is left out."""
+    further = dict.fromkeys(study.methods) if variant.methods is None else variant.methods
+    for method in (*further, *variant.published):
+        if method not in study.methods:
+            there = ", ".join(study.methods)
+            raise UserError(f"{path}: variants.{name} names {method!r}, which is none of the methods {there}.")
+    methods = {
+        key: changed(
+            method,
+            settings=variant.settings | method.settings | (further[key] or {}),
+            published=variant.published.get(key, method.published),
+        )
+        for key, method in study.methods.items()
+        if key in further
+    }
+    absent = study.methods.keys() - methods.keys()
+    return changed(
+        study,
+        variant=name,
+        title=f"{study.title}: {variant.title}",
+        seeds=variant.seeds or study.seeds,
         methods=methods,
-        partition=content.get("partition", "partition"),
-        published=str(content.get("published") or ""),
-        ratios=[_ratio(entry, f"{path}: ratios[{i}]") for i, entry in enumerate(content.get("ratios") or [])],
-        pairwise=content.get("pairwise") or [],
-        variant=variant,
-        test=_test(content.get("test", "welch"), path),
+        pairwise=[method for method in study.pairwise if method not in absent],
+        ratios=[ratio for ratio in study.ratios if not {ratio.of, ratio.to} & absent],
     )
-    check_file_name(study.partition, f"{path}: partition")
-    _check_names(study, path)
-    return study
-
-
-def _metric(name: str, entry: Any, path: Path) -> Metric:
-    where = f"{path}: metrics.{name}"
-    if name in RUN_COLUMNS:
-        raise UserError(f"{where}: this name is a column that every runs.csv has; choose another.")
-    _check_keys(entry, METRIC_KEYS, where)
-    better, over_rounds = entry.get("better", "lower"), entry.get("over_rounds", "last")
-    for key, value, choices in (("better", better, Better), ("over_rounds", over_rounds, OverRounds)):
-        if value not in get_args(choices):
-            raise UserError(f"{where}.{key} is {value!r}; it is one of {', '.join(get_args(choices))}.")
-    scale = entry.get("scale", 1.0)
-    if not isinstance(scale, int | float):
-        raise UserError(f"{where}.scale is {scale!r}; it is a number.")
-    after = entry.get("after")
-    if after is not None and (not isinstance(after, int) or after < 1):
-        raise UserError(f"{where}.after is {after!r}; it is a number of rounds, at least 1.")
-    relative = bool(entry.get("relative", False))
-    title = str(entry.get("title", name))
-    return Metric(name, entry.get("metric", name), better, title, over_rounds, scale, relative, after)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _method(name: str, entry: Any, config: str | list[str], path: Path) -> Method:
-    where = f"{path}: methods.{name}"
-    _check_keys(entry, METHOD_KEYS, where)
-    check_file_name(entry.get("grid", "samples"), f"{where}.grid")
-    return Method(
-        name=name,
-        title=str(entry.get("title", name)),
-        configs=[find_config(str(each)) for each in _listed(entry.get("config", config))],
-        settings=entry.get("set") or {},
-        source=entry.get("from"),
-        metrics={column: source or "" for column, source in (entry.get("metrics") or {}).items()},
-        grid=entry.get("grid", "samples"),
-        note=entry.get("note", ""),
-        published={column: str(value) for column, value in (entry.get("published") or {}).items()},
-    )
-
-
-def _ratio(entry: Any, where: str) -> Ratio:
-    _check_keys(entry, RATIO_KEYS, where)
-    for key in ("metric", "of", "to"):
-        if not isinstance(entry.get(key), str):
-            raise UserError(f"{where}: {key} is missing.")
-    bars = {key: entry[key] for key in ("at_most", "equal_within") if key in entry}
-    for key, least in (("at_most", 0), ("equal_within", 1)):
-        if key in bars and not (isinstance(bars[key], int | float) and bars[key] > least):
-            raise UserError(f"{where}.{key} is {bars[key]!r}; it is a number above {least}.")
-    return Ratio(entry["metric"], entry["of"], entry["to"], **bars)
-
-
-def _test(value: Any, path: Path) -> TestName:
-    for name in get_args(TestName):
-        if value == name:
-            return name
-    raise UserError(f"{path}: test is {value!r}; it is one of {', '.join(get_args(TestName))}.")
-
-
-def _seeds(value: Any, path: Path) -> list[int]:
-    if not isinstance(value, list) or not all(isinstance(seed, int) for seed in value) or len(set(value)) < len(value):
-        raise UserError(f"{path}: seeds is {value!r}; it is a list of different whole numbers, e.g. [0, 1, 2].")
-    return value
 
 
 def _check_names(study: Study, path: Path) -> None:
-    if study.baseline not in study.methods:
-        raise UserError(f"{path}: the baseline {study.baseline!r} is none of the methods {', '.join(study.methods)}.")
-    for name in study.pairwise:
-        if name not in study.methods:
-            raise UserError(
-                f"{path}: pairwise names {name!r}, which is none of the methods {', '.join(study.methods)}."
-            )
-    columns = [metric.name for metric in study.metrics]
+    columns, methods = list(study.columns), list(study.methods)
+    for column in columns:
+        if column in RUN_COLUMNS:
+            where = f"{path}: metrics.{column}"
+            raise UserError(f"{where}: this name is a column that every runs.csv has; choose another.")
+    if study.baseline not in methods:
+        raise UserError(f"{path}: the baseline {study.baseline!r} is none of the methods {', '.join(methods)}.")
+    named = [("pairwise", name, "the methods ", methods) for name in study.pairwise]
     for i, ratio in enumerate(study.ratios):
-        for name, known in ((ratio.of, study.methods), (ratio.to, study.methods), (ratio.metric, columns)):
-            if name not in known:
-                raise UserError(f"{path}: ratios[{i}] names {name!r}, which is none of {', '.join(known)}.")
+        named += [(f"ratios[{i}]", name, "", methods) for name in (ratio.of, ratio.to)]
+        named.append((f"ratios[{i}]", ratio.metric, "", columns))
+    for where, name, kind, known in named:
+        if name not in known:
+            raise UserError(f"{path}: {where} names {name!r}, which is none of {kind}{', '.join(known)}.")
     for method in study.methods.values():
-        if method.source is not None and method.source not in [other.name for other in study.trained]:
-            raise UserError(
-                f"{path}: methods.{method.name}.from is {method.source!r}, which is no method with runs of its own."
-            )
-        for key, named in (("metrics", method.metrics), ("published", method.published)):
-            for column in named:
+        where, source = f"{path}: methods.{method.name}", method.source
+        if source is not None and source not in [other.name for other in study.trained]:
+            raise UserError(f"{where}.from is {source!r}, which is no method with runs of its own.")
+        for key, given in (("metrics", method.metrics), ("published", method.published)):
+            for column in given:
                 if column not in columns:
-                    raise UserError(
-                        f"{path}: methods.{method.name}.{key} names {column!r}; the columns are {', '.join(columns)}."
-                    )
+                    raise UserError(f"{where}.{key} names {column!r}; the columns are {', '.join(columns)}.")
 
 
-def _check_keys(entry: Any, known: tuple[str, ...], where: str) -> None:
-    if not isinstance(entry, dict):
-        raise UserError(f"{where}: expected the keys {', '.join(known)}.")
-    for key in entry:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}."
-            raise UserError(f"{where}: there is no key {key}; {hint}")
+ENTRIES: dict[str, type] = {"metrics": Metric, "methods": Method, "ratios": Ratio, "variants": Variant}
+
+
+def _sentence(error: ErrorDetails, path: str) -> str:
+    """What is wrong, and where: of a key the one that may have been meant."""
+    *above, last = error["loc"] or ("",)
+    known = _keys(ENTRIES[str(above[0])] if above else Study)
+    if error["type"] == "missing":
+        return f"{_place(path, above)}: {last} is missing."
+    if error["type"] == "unexpected_keyword_argument":
+        hint = meant(str(last), known, f"the keys are {', '.join(known)}.")
+        return f"{_place(path, above)}: there is no key {last}; {hint}"
+    where = _place(path, error["loc"])
+    if error["type"] == "dataclass_type":
+        return f"{where}: expected the keys {', '.join(known)}."
+    return f"{where}{error['msg']}" if error["type"] in OWN_TYPES else f"{where}: {error['msg']}."
+
+
+def _place(path: str, loc: Sequence[int | str]) -> str:
+    keys = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc)
+    return f"{path}: {keys[1:]}" if keys else path
+
+
+def _keys(entry: type) -> list[str]:
+    """What the YAML calls the fields of an entry."""
+    found = [each.alias or name for name, each in entry.__pydantic_fields__.items()]  # type: ignore[attr-defined]
+    return [key for key in found if key not in (OWN_KEY, OWN_VARIANT)]

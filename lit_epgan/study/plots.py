@@ -1,13 +1,19 @@
-"""A study's pictures: metrics over the rounds, and the methods' samples side by side."""
+"""A study's pictures, with captions and their values in words: metrics over the rounds, the methods' samples."""
 
+import base64
+import csv
+import io
 import itertools
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -100,11 +106,7 @@ def grids(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> Figure | No
 def settings(studies: Sequence[Study], runs: Mapping[str, Sequence[Run]]) -> Figure | None:
     """Samples of every method (a row) in every variant (a column); None if no method has pictures of two.
 
-    EP-GAN's figures 3 to 10 are rows of it.
-
-    Args:
-        studies: the variants of a study.
-        runs: of each variant, by its name.
+    EP-GAN's figures 3 to 10 are rows of it. ``runs`` are by the variant's name.
     """
     found = {
         (name, study.variant): path
@@ -188,3 +190,138 @@ def _dress(axes: Axes, metric: Metric) -> None:
     axes.set_ylabel(mathtext(metric.title))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+DPI = 150  # of the plots in a run's folder
+METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # none: equal numbers give equal pages
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of the page.
+
+    Attributes:
+        alt: what it shows, with its values, for whoever cannot see it.
+        drawing: SVG that the page shows in place of the PNG at ``path``; maybe none.
+    """
+
+    path: Path
+    caption: str
+    alt: str
+    title: str = ""
+    drawing: str = ""
+
+    @property
+    def uri(self) -> str:
+        """The file's bytes as a data URI, so that the page needs no other file and no network."""
+        return "data:image/png;base64," + base64.b64encode(self.path.read_bytes()).decode()
+
+    @property
+    def width(self) -> int:
+        """Pixels of a page (96 an inch) over which a run's plot is as large as it was drawn, by the PNG's header."""
+        return int.from_bytes(self.path.read_bytes()[16:20], "big") * 96 // DPI
+
+
+def drawing(figure: Figure, name: str, dpi: int = 100) -> str:
+    """A figure as SVG to stand within a page: what is black in it has the colour of the page's text, light or dark.
+
+    ``name`` keeps the SVG's ids apart from those of the page's other drawings; ``dpi`` is of the images within it.
+    """
+    written = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(written, format="svg", dpi=dpi, bbox_inches="tight", transparent=True, metadata=METADATA)
+    svg = written.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"(fill|stroke): #000000", r"\1: currentColor", svg)
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg, count=2)  # HTML knows them
+    return re.sub(r'<g id="[^"]*"', "<g", svg)  # the same in every figure
+
+
+TOLD = 20  # clients up to which the words say what each of them holds
+SETTINGS_DPI = 80  # every page holds that picture
+
+
+def write_settings(studies: Sequence[Study], runs: Mapping[str, Sequence[Run]], output: Path) -> list[Picture]:
+    """Write ``settings.png``, the samples of a study's variants side by side, if there are two with pictures."""
+    figure = settings(studies, {name: [r for r in some if r.is_finished()] for name, some in runs.items()})
+    if figure is None:
+        return []
+    path = output / "settings.png"
+    save(figure, path, SETTINGS_DPI)
+    caption = "Samples of every method after its last round, a setting a column (the first seed of each)."
+    titles = "; ".join(study.title for study in studies)
+    drawn = drawing(figure, path.stem, SETTINGS_DPI)
+    return [Picture(path, caption, f"Sample grids, methods down, settings across: {titles}", drawing=drawn)]
+
+
+def illustrate(study: Study, rows: Sequence[Row], runs: Sequence[Run], output: Path) -> dict[str, list[Picture]]:
+    """Write the finished runs' pictures to ``output``; those of the page by their kind."""
+    found = grids(study, rows, runs)
+    if found is not None:
+        save(found, output / "grids.png")
+    return {
+        "samples": _samples(study, rows, runs),
+        "curves": _curves(study, runs, output),
+        "partition": _partition(study, runs, output),
+    }
+
+
+def _samples(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> list[Picture]:
+    pictures = []
+    for row in rows:
+        path, title = grid_file(row.method, runs), row.method.title
+        if path is not None:
+            told = "; ".join(numbers(study, row))
+            pictures.append(Picture(path, told, f"Samples of {title}. {told}", title))
+    return pictures
+
+
+def _curves(study: Study, runs: Sequence[Run], output: Path) -> list[Picture]:
+    pictures = []
+    for metric in (each for each in study.judged if each.after is None):
+        figure = curves(study, metric, runs)
+        if all(np.size(line.get_xdata()) < 2 for line in figure.axes[0].lines):
+            continue  # of a metric that is measured once there is nothing to draw
+        path = output / f"curve-{metric.name}.png"
+        save(figure, path)
+        spread = "; mean over the seeds, shaded from the lowest to the highest" if len(study.seeds) > 1 else ""
+        alt = curve_in_words(study, metric, runs)
+        pictures.append(Picture(path, f"{metric.title}{spread}.", alt, drawing=drawing(figure, path.stem)))
+    return pictures
+
+
+def curve_in_words(study: Study, metric: Metric, runs: Sequence[Run]) -> str:
+    """``score over the rounds: FedAvg from 1.2 to 6.5``: each method's mean over the seeds, first and last."""
+    told = []
+    for name, (_, values) in courses(study, metric, runs).items():
+        first, last = values.mean(0)[[0, -1]]
+        told.append(f"{study.methods[name].title} from {number_text(first)} to {number_text(last)}")
+    return f"{metric.title} over the rounds: {'; '.join(told)}"
+
+
+def _partition(study: Study, runs: Sequence[Run], output: Path) -> list[Picture]:
+    source = partition_file(study, runs)
+    if source is None:
+        return []
+    with replacing(output / "partition.png") as beside:
+        beside.write_bytes(source.read_bytes())
+    caption = f"Training examples of each client, by class (seed {study.seeds[0]})."
+    table = source.parent.with_name("partition.csv")
+    alt = partition_in_words(table) if table.is_file() else "Clients by classes, shaded by number of examples"
+    return [Picture(output / "partition.png", caption, alt)]
+
+
+def partition_in_words(table: Path) -> str:
+    """Who holds what; of many clients the smallest and the largest number of examples."""
+    with table.open(newline="", encoding="utf-8") as file:
+        _, *lines = csv.reader(file)
+    held = {name: [int(count) for count in counts] for name, *counts in lines}
+    sizes = [sum(counts) for counts in held.values()]
+    if len(held) > TOLD:
+        return f"{len(held)} clients hold {sum(sizes):,} examples, from {min(sizes):,} to {max(sizes):,} each"
+    return "; ".join(f"{name} holds {sum(counts):,} examples of {_classes(counts)}" for name, counts in held.items())
+
+
+def _classes(counts: Sequence[int]) -> str:
+    some = sum(count > 0 for count in counts)
+    return f"{some} class{'' if some == 1 else 'es'}"

@@ -12,9 +12,7 @@ from typing import Any
 
 from lit_epgan.atomic import write_text
 from lit_epgan.runs.config_files import with_bases
-from lit_epgan.runs.curves import Curve, curve, rounds
-from lit_epgan.runs.end import read_end
-from lit_epgan.runs.run_folder import CHECKPOINTS, wandb_has_key
+from lit_epgan.runs.run_folder import CHECKPOINTS, Curve, curve, read_end, rounds, wandb_has_key
 from lit_epgan.runs.yaml_files import load_yaml
 from lit_epgan.study.plan import Method, Study
 

@@ -20,12 +20,10 @@ class Cell:
     """A method's values of one metric over the seeds.
 
     Attributes:
-        values: one for each finished run that logged the metric.
+        values: one for each finished run that logged the metric, whose seeds are ``seeds``.
         p: two-sided p-value of the study's t-test against the baseline's values, corrected for the number of methods
-            (Holm); None for the baseline itself and where
-            there are fewer than two values.
+            (Holm); None for the baseline itself and where there are fewer than two values.
         relative: the mean's change against the baseline's mean, as a share of it; None where it is not asked for.
-        seeds: those of the values.
     """
 
     values: tuple[float, ...]
@@ -59,12 +57,9 @@ class Row:
     """A method's line of the table.
 
     Attributes:
-        method: whose.
         cells: by metric.
         runs: how many are finished.
-        rounds: of a run, on average; NaN for what is only another look at a method's runs.
-        seconds: of a run.
-        round_seconds: of a round.
+        rounds, seconds: of a run, on average; NaN for what is only another look at a method's runs.
     """
 
     method: Method

@@ -1,24 +1,63 @@
-"""What a study claims about pairs of methods: ratios of means with intervals, and whether they keep to a bar."""
+"""What a study compares beside the baseline: any two methods, and its claims about ratios of means."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
-from lit_epgan.study.plan import Ratio, Study
-from lit_epgan.study.significance import TITLES, RatioOfMeans, holm, ratio_of_means
+from lit_epgan.study.plan import Metric, Ratio, Study
+from lit_epgan.study.significance import TITLES, RatioOfMeans, holm, p_value, ratio_of_means
 from lit_epgan.study.table import Row, number_text, p_text
 from lit_epgan.text import markdown as literal
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """One metric's comparisons: for each method a line of p-values against them all as text, ``-`` against itself."""
+
+    metric: Metric
+    titles: list[str]
+    lines: list[list[str]]
+
+
+def pairwise(study: Study, rows: Sequence[Row]) -> list[Pairs]:
+    """Comparisons in every metric that has a better end; none where the study names no methods for them."""
+    chosen = [row for row in rows if row.method.name in study.pairwise]
+    titles = [row.method.title for row in chosen]
+    if not chosen:
+        return []
+    return [Pairs(m, titles, _lines(study, m, chosen)) for m in study.judged]
+
+
+def pairwise_table(pairs: Sequence[Pairs]) -> str:
+    """A table for each metric."""
+    lines = []
+    for each in pairs:
+        titles = [literal(title) for title in each.titles]
+        lines += [f"{literal(each.metric.title)}:", "", f"| | {' | '.join(titles)} |"]
+        lines += [f"|{'---|' * (len(titles) + 1)}"]
+        lines += [f"| {' | '.join([title, *line])} |" for title, line in zip(titles, each.lines, strict=True)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _lines(study: Study, metric: Metric, chosen: Sequence[Row]) -> list[list[str]]:
+    values = [row.cells[metric.name].by_seed for row in chosen]
+    places = list(combinations(range(len(chosen)), 2))
+    ps = holm([p_value(study.test, values[i], values[j]) for i, j in places])
+    lines = [["-"] * len(chosen) for _ in chosen]
+    for (i, j), p in zip(places, ps, strict=True):
+        lines[i][j] = lines[j][i] = "-" if p is None else p_text(p)
+    return lines
+
 
 HEADS = ("of", "to", "ratio", "95 % interval", "p", "claim")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim and what the runs say to it.
+    """A claim and what the runs say to it: None where there are too few values, or some are not above 0.
 
-    Attributes:
-        ratio: the claim.
-        found: the ratio with its intervals; None where there are too few values, or some are not above 0.
-        p: corrected for the number of the study's claims (Holm); None as above.
+    ``p`` is corrected for the number of the study's claims (Holm).
     """
 
     ratio: Ratio
@@ -78,7 +117,7 @@ def caption(study: Study, told: Sequence[Claim]) -> str:
     return f"Ratios of geometric means ({named}); intervals and p by {test} of the logarithms, p corrected by Holm"
 
 
-def markdown(study: Study, told: Sequence[Claim]) -> str:
+def ratio_table(study: Study, told: Sequence[Claim]) -> str:
     """The table."""
     table = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
     table += [f"| {' | '.join(map(literal, line))} |" for line in lines(study, told)]
