@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, Answer, Median, Round, Task
-from lit_epgan.engine.sums_alone import MASKS, refuse_single_reports
+from lit_epgan.engine.aggregation import MASKS, refuse_single_reports
 from lit_epgan.engine.wire import encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (

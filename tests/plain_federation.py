@@ -24,5 +24,5 @@ def federated(
         data.sampler,
         **options,
     )
-    federation.place.data = lambda k, round_: data.clients[k].batches(None, 1, data.seed, round_, k, "records")
+    federation.model.data = lambda k, round_: data.clients[k].batches(None, 1, data.seed, round_, k, "records")
     return federation
