@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from lit_epgan.engine.workplace import optimized_parameters
 from side_by_side import interleaved, markdown, options, publish
 from torch import Tensor, nn
 
@@ -17,7 +18,6 @@ from lit_epgan.engine.messages import is_finite
 from lit_epgan.engine.module_state import ModuleState
 from lit_epgan.engine.networks import AlgorithmNetworks
 from lit_epgan.engine.optimizer_state import OptimizerStates
-from lit_epgan.engine.workplace import optimized_parameters
 from lit_epgan.federated import FedAvg
 from lit_epgan.randomness import seed_streams
 

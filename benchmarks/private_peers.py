@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lit_epgan.callbacks.engine_loop import LocalSteps
 from opacus_peer import opacus, opacus_epsilon, opacus_in_trainer
 from private_task import (
     BATCH,
@@ -36,7 +37,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.callbacks.engine_loop import LocalSteps
 from lit_epgan.datamodules import FederatedDataModule, WritersDataModule
 from lit_epgan.engine import Mechanism
 from lit_epgan.modules import Classifier

@@ -12,10 +12,10 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torchmetrics import Metric
 
 from lit_epgan.callbacks.client_copies import ClientCopies
-from lit_epgan.callbacks.lightning_internals import forget_earlier, result_metrics
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine.parameters import matches
 from lit_epgan.errors import UserError
+from lit_epgan.fit.loop import forget_earlier, result_metrics
 from lit_epgan.listing import few
 from lit_epgan.metrics.over_clients import ClientResults, over_clients
 from lit_epgan.text import printable

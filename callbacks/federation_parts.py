@@ -7,7 +7,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
-from lit_epgan.callbacks.lightning_internals import own_attributes
 from lit_epgan.callbacks.silence import LOGGING
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import (
@@ -30,6 +29,7 @@ from lit_epgan.engine.parameters import first_names
 from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.runner import optimized_parameters
 from lit_epgan.errors import UserError
+from lit_epgan.fit.loop import own_attributes
 
 
 class FederatedParts(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks.dispensable import dispensable
-from lit_epgan.callbacks.lightning_internals import logged_step
+from lit_epgan.fit.loop import logged_step
 from lit_epgan.runs.run_folder import PICTURES, round_picture
 
 TILE = 48  # least side of a tile in pixels: a person must see what an 8 x 8 image shows

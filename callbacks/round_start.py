@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from lit_epgan.callbacks.lightning_internals import between_rounds, loops_state
+from lit_epgan.fit.loop import between_rounds, loops_state
 
 
 class RoundStart:
@@ -25,16 +25,14 @@ class RoundStart:
 
     def _capture(self) -> dict[str, Any]:
         trainer = self._trainer
-        return copy.deepcopy(
-            {
-                "global_step": trainer.global_step,
-                "loops": loops_state(trainer),
-                "lr_schedulers": [c.scheduler.state_dict() for c in trainer.lr_scheduler_configs],
-                "optimizer_states": [
-                    {"state": {}, "param_groups": o.state_dict()["param_groups"]} for o in trainer.optimizers
-                ],
-            }
-        )
+        schedules = [c.scheduler.state_dict() for c in trainer.lr_scheduler_configs]
+        groups = [{"state": {}, "param_groups": o.state_dict()["param_groups"]} for o in trainer.optimizers]
+        return {
+            "global_step": trainer.global_step,
+            "loops": loops_state(trainer),  # made anew by each call
+            "lr_schedulers": copy.deepcopy(schedules),
+            "optimizer_states": copy.deepcopy(groups),
+        }
 
     def rewrite(self, checkpoint: dict[str, Any], finished: bool) -> None:
         """Make ``checkpoint`` one of the nearest state between two rounds; ``finished``: this round has been merged."""

@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lit_epgan.callbacks.lightning_internals import hook_in_progress, save_at_epoch_end
 from lit_epgan.errors import UserError
+from lit_epgan.fit.loop import RoundLoop, save_at_epoch_end
 
 SINGLE = {"SingleDeviceStrategy", "SingleDeviceXLAStrategy", "FederatedStrategy"}
 SHARDED = ("FSDP", "DeepSpeed", "ModelParallel")
@@ -107,7 +107,7 @@ def _guard_log(module: LightningModule) -> None:
     log = type(module).log
 
     def guarded(name: str, value: Any, *args: Any, **options: Any) -> None:
-        in_step = hook_in_progress(module) == "training_step" and options.get("on_step") is not False
+        in_step = RoundLoop.of(module.trainer).client_trains and options.get("on_step") is not False
         if options.get("sync_dist") and in_step:
             raise UserError(
                 f"self.log({name!r}, sync_dist=True) in training_step would wait for the other ranks at every step, "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+BESIDE = ("benchmarks", "evidence")
 LINK = re.compile(r"(\]\(|src=\")(?!https?:|#|mailto:)([^)\s\"#]+)")
 REFERENCE = {
     "callbacks": "Callbacks",
@@ -20,12 +21,12 @@ REFERENCE = {
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the benchmarks' pages, and every file outside of docs/ that a page links to."""
+    """Add the pages of benchmarks/ and evidence/, and every file outside of docs/ that a page links to."""
     from mkdocs.structure.files import File
 
-    wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks").rglob("*.md")}
-    wanted |= {target for page in ROOT.glob("docs/**/*.md") for target in _outside(page)}
-    wanted |= {target for page in ROOT.glob("benchmarks/**/*.md") for target in _outside(page)}
+    beside = [page for room in BESIDE for page in (ROOT / room).rglob("*.md")]
+    wanted = {page.relative_to(ROOT).as_posix() for page in beside}
+    wanted |= {target for page in (*ROOT.glob("docs/**/*.md"), *beside) for target in _outside(page)}
     for name in sorted(wanted):
         if (ROOT / name).is_file():
             files.append(File.generated(config, _in_site(name), abs_src_path=str(ROOT / name)))
@@ -37,7 +38,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Let links that leave docs/ lead to where the files are in the site."""
     here = page.file.src_uri
-    source = here if here.startswith("benchmarks/") else f"docs/{here}"
+    source = here if here.split("/")[0] in BESIDE else f"docs/{here}"
 
     def moved(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[2]))

@@ -174,7 +174,7 @@ def test_no_cycles_among_rooms() -> None:
 def test_every_file_names_the_package() -> None:
     """Tests and scripts run in the checkout, where ``import callbacks`` would give every class a second identity."""
     files = [path for _, path in modules()]
-    files += [path for folder in ("tests", "benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")]
+    files += [path for folder in ("tests", "benchmarks", "evidence", "docs") for path in (ROOT / folder).rglob("*.py")]
     assert not [path for path in files if any(within(i, "callbacks", "datamodules", "configs") for i in imports(path))]
 
 

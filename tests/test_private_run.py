@@ -244,7 +244,7 @@ def test_clients_beside_the_cohort_are_not_asked() -> None:
 
 
 class One(Message):
-    one: Tensor = merged("sum")
+    one: torch.Tensor = merged("sum")
 
 
 class Again(FedAvg):

@@ -141,7 +141,7 @@ def test_batches_have_any_structure(made: Callable[[Batch], Any]) -> None:
 
 
 def test_more_clients_than_go_together_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_epgan.engine.vectorized.CLIENTS", 2)
+    monkeypatch.setattr("lit_epgan.engine.side_by_side.CLIENTS", 2)
     assert_side_by_side(algorithm=SCAFFOLD)
 
 
@@ -235,7 +235,7 @@ def hooked(when: str) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimize
         ("its optimizer has hooks of its own", {"optimizer": hooked("post")}),
         ("optimizers' state", {"optimizer_state": "keep"}),
         ("looks at the module or at all records", {"algorithm": lambda: SCAFFOLD("gradient")}),
-        ("MOON adds to clients' losses", {"algorithm": lambda: MOON("backbone")}),
+        ("looks at the module or at all records", {"algorithm": lambda: MOON("backbone")}),
         ("layers of their own", {"net": lambda: Net(nn.BatchNorm1d(8)), "buffers": "local"}),
         ("a batch holds a str", {"batches": lambda k, r: [(*b, "name") for b in batches_of(k, r)]}),
         ("with convolutions", {"net": lambda: Net(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 1, 1), nn.Flatten())}),

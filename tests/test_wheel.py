@@ -115,7 +115,7 @@ def test_what_is_installed_here_claims_one_name(tmp_path: Path) -> None:
         "print(*[spec.origin for name in sys.argv[1:] if (spec := find_spec(name))])"
     )
     names = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name.isidentifier()]
-    assert {"callbacks", "datamodules", "configs", "tests", "benchmarks"} <= set(names)
+    assert {"callbacks", "datamodules", "configs", "tests", "benchmarks", "evidence"} <= set(names)
     found = subprocess.run(
         [sys.executable, "-P", "-c", code, *names], cwd=tmp_path, capture_output=True, text=True, check=True, env={}
     )

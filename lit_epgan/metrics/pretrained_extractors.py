@@ -100,7 +100,7 @@ class Lite0(FeatureExtractor):
     file: ClassVar[str] = "efficientnet-lite0-57934424.pth"
     sha256: ClassVar[str] = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
     source: ClassVar[str] = f"that of {PACKAGE} 0.1.0"
-    batch_on_cpu: ClassVar[int] = 4  # more leave the cache (benchmarks/lite0_batches.py)
+    batch_on_cpu: ClassVar[int] = 4  # more leave the cache (evidence/lite0_batches.py)
 
     def __init__(self, side: int = SIDE) -> None:
         super().__init__()

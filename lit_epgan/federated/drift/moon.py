@@ -58,11 +58,11 @@ class MOON(Algorithm):
 
     def train(self, client: Client, sent: Broadcast) -> Message:
         """Local steps with the contrast of the client's representations, once there is an earlier one."""
-        theta = sent["parameters"]
+        theta, network = sent["parameters"], client.module.get_submodule(self.representation)
         if self.mu == 0 or "previous" not in client.state:
             client.fit(theta)
         else:
-            with _Contrast(self, client, theta) as contrasted:
+            with _Contrast(self, client, network, theta) as contrasted:
                 client.fit(theta, loss=contrasted.loss)
         client.state["previous"] = client.parameters.clone()
         return self.Report(change=client.change)
@@ -71,9 +71,8 @@ class MOON(Algorithm):
 class _Contrast:
     """Within, the submodule is watched, and ``loss`` is mu times the contrast of what a step's pass gave."""
 
-    def __init__(self, settings: MOON, client: Client, theta: Tensor) -> None:
-        self._settings, self._flat = settings, client.flat
-        self._network = client.module.get_submodule(settings.representation)
+    def __init__(self, settings: MOON, client: Client, network: nn.Module, theta: Tensor) -> None:
+        self._settings, self._flat, self._network = settings, client.flat, network
         self._server, self._previous = self._tensors(theta), self._tensors(client.state["previous"])
         self._caught: tuple[tuple[Any, ...], dict[str, Any], Tensor] | None = None
 

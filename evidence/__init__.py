@@ -1,0 +1,1 @@
+"""What was measured once, for a number on a page: README.md."""
