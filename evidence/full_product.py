@@ -3,7 +3,7 @@
 from lit_epgan.embedding import EmbeddingFactor
 from lit_epgan.engine import Broadcast, Client
 from lit_epgan.federated import EmbeddingSites, ExpectationPropagation, GeneratorSites
-from lit_epgan.federated.function_space.release_units import TOTAL
+from lit_epgan.federated.function_space.embedding_release import TOTAL
 from lit_epgan.inference.gaussian import GaussianFactor
 
 

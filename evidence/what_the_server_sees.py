@@ -26,6 +26,7 @@ from benchmarks.side_by_side import markdown, options, publish
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, Answer, Median, Round, Task
+from lit_epgan.engine.aggregation import MASKS, refuse_single_reports
 from lit_epgan.engine.wire import encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (

@@ -287,7 +287,7 @@ def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder() -> None
     caches: list[dict[str, Tensor]] = [{} for _ in SIZES]
     private = [Private() for _ in SIZES]
     for site in sites:
-        site.place.optimizers.round_begins()
+        site.model.optimizers.round_begins()
     for number in range(4):
         round_ = Round(server.federation, number)
         while round_.exchange is not None:
