@@ -74,8 +74,8 @@ SMALL = {
 }
 
 # ten minutes each, and root's rights for network namespaces: test_kits.py, test_flare.py and test_remote.py do parts;
-# the last one reads results, and has a test of its own
-BY_HAND = {"hospital_walk.py", "same_model.py", "federating_pays.py"}
+# the last but one reads results, and has a test of its own; the last runs what test_configs.py runs
+BY_HAND = {"hospital_walk.py", "same_model.py", "federating_pays.py", "digests.py"}
 
 
 def test_time_in_which_kernels_ran_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
