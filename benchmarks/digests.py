@@ -37,7 +37,8 @@ from tests import test_configs
 
 BOUND = 1e-9
 SECONDS = 600  # that a process may take
-FIXED = ["--seed_everything", "0", "--trainer.max_epochs", "3", "--trainer.default_root_dir", "run"]
+RUN = "../run"  # one for all ranks
+FIXED = ["--seed_everything", "0", "--trainer.max_epochs", "3", "--trainer.default_root_dir", RUN]
 DRAWN = "privacy.paid"  # it holds a number that a privacy ledger's account is known by, another one in each run
 FLOAT64 = ["--trainer.precision", "64-true"]
 HOW = {"": [], "federate": [], "2": ["--trainer.strategy", "federated", "--trainer.devices", "2"]}
@@ -111,7 +112,7 @@ def digest(run: tuple[str, list[str]], out: Path, cache: Path) -> bool:
             one.join(SECONDS)
             one.kill()
             one.join()
-        checkpoint = places[0] / "run" / "checkpoints" / "last.ckpt"
+        checkpoint = Path(scratch) / "run" / "checkpoints" / "last.ckpt"
         if any(one.exitcode for one in started) or not checkpoint.is_file():
             return False
         loaded = torch.load(checkpoint, map_location="cpu", weights_only=True)
