@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 SMALL = {
     "complexity.py": [],
     "frozen_backbone.py": ["--frozen", "1", "--rounds", "2", "--repeats", "1"],
-    "client_switch.py": ["--sizes", "1", "--rounds", "1"],
     "local_step.py": ["--steps", "20", "--repeats", "1"],
     "simulations.py": [
         *("--models", "MLP 3k", "--clients", "10", "--rounds", "2", "--repeats", "1"),
