@@ -17,7 +17,6 @@ from unittest import mock
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lit_epgan.engine.sums_alone import MASKS, refuse_single_reports
 from safetensors.torch import save
 from torch import nn
 from torch.utils.data import TensorDataset
