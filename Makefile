@@ -3,6 +3,7 @@
 #   TORCH_INDEX=URL        an index with CPU-only builds of torch, e.g. https://download.pytorch.org/whl/cpu
 #                          (spares the CUDA libraries: about 5 of 5.7 GB)
 #   PYTEST="-m 'not slow'" words for pytest in make package
+#   KERNELS="MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2"  the kernels of make kernels
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -13,7 +14,10 @@ READY := $(VENV)/.ready
 # the tests' parallel workers must not fight for the cores
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test quick lint docs package clean
+# products are rounded by other kernels than the processor's own: the oldest, which every x86-64 has
+KERNELS ?= MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 OPENBLAS_CORETYPE=Nehalem
+
+.PHONY: demo test quick kernels lint docs package clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -25,6 +29,10 @@ test: $(READY)
 
 quick: $(READY)
 	$(ONE_THREAD) $(RUN) -m pytest -n 2 -m "not slow"
+
+# the quick tests of every file that multiplies matrices
+kernels: $(READY)
+	$(KERNELS) $(ONE_THREAD) $(RUN) -m pytest -n 2 -m "not slow" $$(grep -lE 'linalg|cholesky|einsum|matmul| @ ' tests/test_*.py)
 
 lint: $(READY)
 	$(RUN) -m ruff check .

@@ -18,9 +18,9 @@ from side_by_side import markdown, options, publish
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.callbacks.gpu_search import search_cheaply
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.clients import DatasetClient
+from lit_epgan.fit.options import search_cheaply
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks.mlp import MLPDiscriminator, MLPGenerator
 

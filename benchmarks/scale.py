@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
-from lit_epgan.callbacks.private_states import PrivateStatesPlace
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg
+from lit_epgan.fit.client_states import PrivateStatesPlace
 
 RECORDS, COLUMNS = 4, 8
 

@@ -50,6 +50,8 @@ class BoostedClassifiers(RoundEvaluation):
             anything to test on, or smote without imbalanced-learn.
     """
 
+    tells_of_clients = True  # a private run leaves it out
+
     def __init__(self, methods: Sequence[str] = tuple(METHODS), repeats: int = 20, seed: int = 0,
                  tested_on: Literal["own", "all"] = "own") -> None:  # fmt: skip
         super().__init__()

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks.client_metrics import ClientMetrics
-from lit_epgan.callbacks.dispensable import dispensable
 from lit_epgan.metrics.over_clients import MEAN, SPREAD, WEIGHTED, ClientResults, over_clients
+from lit_epgan.runs.optional_files import optional_file
 from lit_epgan.text import markup, mathtext, printable
 
 PRINTED = 20  # clients in the terminal
@@ -51,7 +51,7 @@ class ClientReport(Callback):
         file, picture = run / f"{stage}_clients.csv", run / "pictures" / f"{stage}_clients.png"
         with replacing(file) as beside:
             results.table().to_csv(beside)
-        with dispensable(picture), replacing(picture) as beside:
+        with optional_file(picture), replacing(picture) as beside:
             clients_picture(results).savefig(beside, dpi=150, format="png")
         print_clients(results, Console())
         print(f"Every client's metrics are in {printable(str(file))}, as a picture in {printable(str(picture))}.")

@@ -8,8 +8,8 @@ import torch.distributed
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
-from lit_epgan.callbacks.rank_watch import RankWatch
 from lit_epgan.fit.loop import RankLauncher, leave_out_sigterm_broadcast
+from lit_epgan.fit.rank_watch import RankWatch
 from lit_epgan.runs.checkpoints import where_to_go_on
 
 ROUND = timedelta(days=30)  # one rank may be at its round for long; the watch knows whether it is still there

@@ -13,18 +13,6 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from lit_epgan.callbacks.client_metrics import ClientMetrics
-from lit_epgan.callbacks.estimated_steps import client_steps, estimate_by
-from lit_epgan.callbacks.federation_arguments import check_kind
-from lit_epgan.callbacks.federation_parts import FederatedParts, Merging, federation_of, model_of, write_server
-from lit_epgan.callbacks.federation_state import FederationState
-from lit_epgan.callbacks.federation_view import FederationView
-from lit_epgan.callbacks.gpu_search import search_cheaply
-from lit_epgan.callbacks.mechanism_in_fit import MechanismInFit
-from lit_epgan.callbacks.personal_evaluation import PersonalEvaluation, has_personal
-from lit_epgan.callbacks.private_states import PrivateStatesPlace, check_place, private_states
-from lit_epgan.callbacks.round_start import RoundStart
-from lit_epgan.callbacks.silence import public
-from lit_epgan.callbacks.trainer_options import check_module, check_schedules, check_trainer, save_between_rounds
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Aggregator, Algorithm, ClientRunner, Federation, Mechanism, Model, Sampler
 from lit_epgan.engine.algorithm import check_hooks
@@ -34,9 +22,25 @@ from lit_epgan.engine.optimizer_state import OptimizerPolicy
 from lit_epgan.engine.rounds import cohorts_by
 from lit_epgan.engine.side_by_side import StepHook
 from lit_epgan.errors import UserError
+from lit_epgan.fit.client_states import PrivateStatesPlace, check_place, private_states
 from lit_epgan.fit.driver import RoundDriver, ServerTraining
 from lit_epgan.fit.ends import Alone, this_end
 from lit_epgan.fit.loop import RoundLoop
+from lit_epgan.fit.model import FederatedParts, Merging, federation_of, model_of, write_server
+from lit_epgan.fit.options import (
+    check_kind,
+    check_module,
+    check_schedules,
+    check_trainer,
+    client_steps,
+    estimate_by,
+    save_between_rounds,
+    search_cheaply,
+)
+from lit_epgan.fit.personal import PersonalEvaluation, has_personal
+from lit_epgan.fit.private_runs import MechanismInFit, public
+from lit_epgan.fit.state import FederationState, RoundStart
+from lit_epgan.fit.view import FederationView
 from lit_epgan.precision import no_autocast
 
 

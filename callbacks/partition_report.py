@@ -17,8 +17,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from lit_epgan.atomic import replacing
-from lit_epgan.callbacks.dispensable import dispensable
 from lit_epgan.datamodules.partition import partition_table
+from lit_epgan.runs.optional_files import optional_file
 from lit_epgan.text import csv_cell, markup, mathtext, printable
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class PartitionReport(Callback):
     their names from ``trainer.datamodule.label_names``, where there are any, else their numbers.
     """
 
+    tells_of_clients = True  # a private run leaves it out
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         datamodule = getattr(trainer, "datamodule", None)
         labels = getattr(getattr(datamodule, "data", None), "labels", None)
@@ -50,7 +52,7 @@ class PartitionReport(Callback):
         with replacing(run / "partition.csv") as beside:
             table.rename(index=csv_cell, columns=lambda name: csv_cell(str(name))).to_csv(beside)
         picture = run / "pictures" / "partition.png"
-        with dispensable(picture), replacing(picture) as beside:
+        with optional_file(picture), replacing(picture) as beside:
             partition_picture(table).savefig(beside, dpi=150, format="png")
         print_partition(table, run / "partition.csv", Console())
 

@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from lit_epgan.atomic import replacing
-from lit_epgan.callbacks.dispensable import dispensable
 from lit_epgan.fit.loop import logged_step
+from lit_epgan.runs.optional_files import optional_file
 from lit_epgan.runs.run_folder import PICTURES, round_picture
 
 TILE = 48  # least side of a tile in pixels: a person must see what an 8 x 8 image shows
@@ -44,7 +44,7 @@ def publish(trainer: Trainer, name: str, pixels: Any) -> None:
         return
     folder = Path(trainer.default_root_dir)
     newest = folder / PICTURES / f"{name}.png"
-    with dispensable(newest):
+    with optional_file(newest):
         with replacing(newest) as beside:
             Image.fromarray(pixels).save(beside, format="png")
         if trainer.state.fn == "fit":

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from lit_epgan.atomic import write_text
 from lit_epgan.bounds import at_least
-from lit_epgan.callbacks.dispensable import dispensable
 from lit_epgan.runs.loggers import headlines
+from lit_epgan.runs.optional_files import optional_file
 from lit_epgan.text import printable
 
 FILE = "progress.json"
@@ -148,7 +148,7 @@ class FederatedProgressBar(ProgressBar):
         metrics = self._shown(trainer)
         record = {**at._asdict(), "done": at.done, "metrics": metrics}
         file = Path(trainer.default_root_dir) / FILE
-        with dispensable(file):
+        with optional_file(file):
             write_text(file, json.dumps(record))
         if self._bar is not None:
             room = self._bar.console.width - NARROWEST - TIMES

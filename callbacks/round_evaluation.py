@@ -6,8 +6,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_epgan.callbacks.silence import public
 from lit_epgan.errors import UserError
+from lit_epgan.fit.private_runs import public
 from lit_epgan.randomness import generator_for
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lit_epgan.atomic import naming, replacing
 from lit_epgan.bounds import at_least
-from lit_epgan.callbacks.one_writer import OneWriter
 from lit_epgan.callbacks.pictures import to_pixels
+from lit_epgan.callbacks.prediction_writer import OneWriter
 from lit_epgan.networks.modes import evaluating
 from lit_epgan.randomness import generator_for
 

@@ -16,8 +16,7 @@ from lit_epgan.callbacks import FederationCallback
 from lit_epgan.command.lightning_cli import FederatedCLI
 from lit_epgan.embedding import GaussianMechanism
 from lit_epgan.embedding.factor import SENSITIVITY
-from lit_epgan.federated.function_space.generator_sites import SITE, known_sites
-from lit_epgan.federated.function_space.site_samples import SiteTensors
+from lit_epgan.federated.function_space.generator_sites import SITE, SiteTensors, known_sites
 from lit_epgan.metrics.memorisation import (
     auc,
     by_inner_product,

@@ -17,7 +17,6 @@ from unittest import mock
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lit_epgan.engine.sums_alone import MASKS, refuse_single_reports
 from safetensors.torch import save
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -26,6 +25,7 @@ from benchmarks.side_by_side import markdown, options, publish
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, Answer, Median, Round, Task
+from lit_epgan.engine.aggregation import MASKS, refuse_single_reports
 from lit_epgan.engine.wire import encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (

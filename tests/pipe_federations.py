@@ -44,7 +44,7 @@ ALGORITHMS: dict[str, tuple[type[LightningModule], Algorithm]] = {
 
 
 def half(name: str, instead: Algorithm | None = None) -> PlainFederation:
-    """The federation; the server's process uses its server, the site's its seat.
+    """The federation; the server's process uses its server, the clients' its runner.
 
     Args:
         name: of its module and its algorithm.

@@ -1,6 +1,6 @@
-"""A site: all clients' seat, in a process of its own. It reads tasks from standard input and writes answers.
+"""All clients, in a process of their own. It reads tasks from standard input and writes answers.
 
-A federation begins with its name and ends with ``END``; the site serves one after another.
+A federation begins with its name and ends with ``END``; the process serves one after another.
 """
 
 import sys
@@ -33,7 +33,7 @@ def serve(name: str) -> None:
     """Answer a federation's tasks until its end; an empty message ends a round."""
     federation, states = half(name), PrivateStates()
     caches: dict[int, dict[str, Tensor]] = {}
-    federation.place.optimizers.round_begins()
+    federation.model.optimizers.round_begins()
     while (data := receive(sys.stdin.buffer)) not in (None, END):
         if not data:
             states.commit()

@@ -28,7 +28,7 @@ DIGITS = [
         ([*DIGITS, "--data.clients_per_round", "5"], "at most 2"),
         ([*DIGITS, "--model.lr", "nan"], "lr"),
         ([*DIGITS, "--trainer.max_steps", "5"], "count rounds with max_epochs"),
-        ([*DIGITS, "--federation.local", '["nothing.*"]'], "nothing.*"),
+        ([*TINY, "--federation.local", '["nothing.*"]'], "nothing.*"),
     ],
 )
 def test_refused_in_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:

@@ -47,9 +47,9 @@ class Histories(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         federation = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
         assert federation._driver is not None
-        client, snapshots = federation._driver.seat.client, pl_module.prior.snapshots
+        client, snapshots = federation._driver.runner.client, pl_module.prior.snapshots
         assert client is not None
-        self.rounds[-1][client.index] = client.weight, snapshots.read().clone(), snapshots.filled.clone()
+        self.rounds[-1][client.index] = client.records, snapshots.read().clone(), snapshots.filled.clone()
 
 
 def federated_history(rounds: int, size: int = 3, **options: Any) -> tuple[GAN, Histories]:

@@ -49,7 +49,7 @@ def test_time_in_which_kernels_ran_is_counted_once(monkeypatch: pytest.MonkeyPat
 
 def test_every_script_is_tried() -> None:
     scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
-    assert scripts == set(SMALL)
+    assert scripts - {"digests.py"} == set(SMALL)  # that one runs what test_configs.py runs
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def run(module: LightningModule, rounds: int, interval: str = "step", **options:
 
 
 MOMENTS = {
-    "in the first round": ("on_train_batch_end", 0, 4),
+    "in the first round": ("on_train_batch_end", 0, 0),  # at each client, and so at the last one
     "at a client's first batch": ("on_train_batch_start", 2, 0),
     "in the middle of a client": ("on_train_batch_end", 2, 2),
     "at the end of a round": ("on_train_epoch_end", 2, 0),

@@ -23,7 +23,7 @@ from torchmetrics.classification import (
 )
 
 from lit_epgan.callbacks import ClientMetrics, FederationCallback
-from lit_epgan.callbacks.client_copies import ClientCopies
+from lit_epgan.callbacks.client_metrics import ClientCopies
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.over_clients import over_clients

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from lit_epgan.federated.drift.interpolation import Interpolated
 
 from lit_epgan.engine import (
     Algorithm,
@@ -13,17 +12,12 @@ from lit_epgan.engine import (
     Broadcast,
     Client,
     FixedSize,
-    OptimizedParameters,
+    Message,
     PlainFederation,
     Rounds,
     Server,
-    Training,
-    Work,
 )
-from lit_epgan.errors import UserError
-from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx, GeneratorSites, Interpolation
-from lit_epgan.federated.bayesian.ep import TiltedTraining
-from lit_epgan.federated.drift.fedprox import Proximal
+from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx, GeneratorSites
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import own_batches
@@ -68,19 +62,6 @@ def test_an_empty_shell_changes_nothing(inner: Algorithm) -> None:
     assert_same(plain.server.state, shell.server.state)
 
 
-def test_a_work_is_called_at_the_hooks_that_it_or_its_base_defines() -> None:
-    assert not Training.overrides("after_step")
-    assert TiltedTraining.overrides("after_step")
-    assert Proximal.overrides("adjust_gradients")
-    assert not Proximal.overrides("after_step")
-    assert Interpolated.overrides("after_local_step")
-
-    class Further(Proximal):
-        pass
-
-    assert Further.overrides("adjust_gradients")
-
-
 @pytest.mark.parametrize("refine", [0.0, 0.5])
 def test_generator_sites_around_ep_keep_eps_invariant(refine: float) -> None:
     """q = p0 x product of sites, and the server's model is its mean."""
@@ -105,13 +86,10 @@ def test_a_site_is_refined_without_the_prior_of_the_others() -> None:
     """Parameter-space EP around a refining client would pull its own site towards the others."""
     pulled: list[tuple[int, int]] = []
 
-    class Pulled(Training):
-        def after_step(self, optimized: OptimizedParameters) -> None:
-            pulled.append((self.client.round, self.client.step))
-
     class Pull(Algorithm):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Pulled(client, received)]
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            client.fit(sent["parameters"], after_step=lambda part: pulled.append((client.round, client.step)))
+            return self.Report(change=client.change)
 
     fit(
         Known(),
@@ -130,68 +108,30 @@ def test_generator_sites_show_inner_every_batch_but_those_of_refinement(refine: 
     """EP's sites look at the steps there, the tilt and FedNP at the features to come."""
     shown: list[tuple[int, int]] = []
 
-    class Watched(Training):
-        def batch(self, batch: Any) -> Any:
-            shown.append((self.client.round, self.client.step))
-            return batch
-
     class Watching(Algorithm):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Watched(client, received)]
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            def show(batch: Any) -> Any:
+                shown.append((client.round, client.step - 1))
+                return batch
+
+            client.fit(sent["parameters"], batch=show)
+            return self.Report(change=client.change)
 
     algorithm = GeneratorSites("generator", own_rows=3, refine=refine, inner=Watching())
     fit(Known(), data(sizes=(32, 32)), rounds=2, algorithm=algorithm)
-    later = [0, 1, 2, 3] if refine == 0 else [3]  # half of four steps refine, and the next begins anew
+    later = [0, 1, 2, 3] if refine == 0 else [2, 3]  # half of four steps refine
     assert [step for round_, step in shown if round_ == 0] == [0, 1, 2, 3] * 2
     assert [step for round_, step in shown if round_ == 1] == later * 2
-
-
-def plain_interpolation(weight: float, every: int, steps: int) -> list[float]:
-    """One parameter that every step moves by one."""
-    theta = 0.0
-    for step in range(1, steps + 1):
-        theta += 1.0
-        if step % every == 0:
-            theta = (1 - weight) * theta
-    return [theta]
-
-
-@pytest.mark.parametrize(("weight", "every", "steps"), [(0.25, 2, 5), (0.5, 1, 3), (1.0, 3, 6), (0.0, 1, 4)])
-def test_interpolation_by_hand(weight: float, every: int, steps: int) -> None:
-    class Walk(Regression):
-        def __init__(self) -> None:
-            super().__init__(lr=1.0, momentum=0.0)
-            self.body = torch.nn.Linear(1, 1, bias=False)
-            torch.nn.init.zeros_(self.body.weight)
-
-        def loss(self, batch: Any) -> torch.Tensor:
-            return -self.body.weight.sum()
-
-    module = Walk()
-    fit(module, federation(sizes=(8,), local_steps=steps), rounds=1, algorithm=Interpolation(weight, every))
-    assert module.body.weight.item() == pytest.approx(plain_interpolation(weight, every, steps)[0])
-
-
-def test_interpolation_without_weight_is_the_inner_algorithm() -> None:
-    assert_same(trained(FedProx(0.3)), trained(Interpolation(0.0, 2, inner=FedProx(0.3))))
-
-
-@pytest.mark.parametrize("argument", [{"weight": 1.5}, {"every": 0}])
-def test_what_interpolation_cannot_be(argument: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(argument))):
-        Interpolation(**argument)
 
 
 def test_a_client_sees_its_own_records_once() -> None:
     rows: dict[str, list[int]] = {}
 
-    class Counted(Training):
-        def end(self) -> None:
-            rows[self.client.name] = [len(x) for x, _ in self.client.data()]
-
     class Counting(FedAvg):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Counted(client, received)]
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            report = super().train(client, sent)
+            rows[client.name] = [len(x) for x, _ in client.data()]
+            return report
 
     fit(Regression(), federation(), rounds=1, algorithm=Counting())
     assert {name: sum(sizes) for name, sizes in rows.items()} == {

@@ -287,7 +287,7 @@ def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder() -> None
     caches: list[dict[str, Tensor]] = [{} for _ in SIZES]
     private = [Private() for _ in SIZES]
     for site in sites:
-        site.place.optimizers.round_begins()
+        site.model.optimizers.round_begins()
     for number in range(4):
         round_ = Round(server.federation, number)
         while round_.exchange is not None:
@@ -357,7 +357,7 @@ def test_records_are_added_until_a_log_likelihood_is_as_exact_as_asked() -> None
     topped = inference.search._topped_up(at, target, covariance, generator_for("more"))
     assert topped.records > at.records
     statistics, generator = inference.search.statistics, generator_for("anew")
-    logs = torch.stack([target.discrepancies(statistics.means(at.theta, topped.records, generator)) for _ in range(40)])
+    logs = torch.stack([target.discrepancies(statistics.means(at.theta, topped.records, generator)) for _ in range(10)])
     assert 0.05 < float((0.5 * logs).var(0).mean()) < 0.1
 
 

@@ -14,12 +14,11 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Broadcast, Client, Report, Rounds, Server, Work
-from lit_epgan.engine.messages import tensor_of
+from lit_epgan.engine import Broadcast, Client, Message, Rounds, Server
 from lit_epgan.engine.samplers import Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.federated import F2A, MDGAN, FedAvgGAN
-from lit_epgan.federated.f2a import OwnDiscriminator
+from lit_epgan.federated.fedavg_gan import DiscriminatorPart
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
@@ -130,29 +129,17 @@ class Watching(F2A):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.starts: list[tuple[int, Tensor]] = []
-        self.reports: list[Report] = []
+        self.reports: list[Message] = []
         self.forgiven: list[float] = []
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        return [Watched(self, client, received)]
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        self.reports.append(super().train(client, sent))
+        self.starts.append((client.index, DiscriminatorPart(client.flat, client.module).read(client.start)))
+        return self.reports[-1]
 
     def round(self, server: Server) -> Rounds:
         yield from super().round(server)
         self.forgiven.append(float(server.state["forgiveness"]))
-
-
-class Watched(OwnDiscriminator):
-    def __init__(self, watching: Watching, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.watching = watching
-
-    def begin(self) -> None:
-        super().begin()
-        self.watching.starts.append((self.client.index, self.part.read(self.client.parameters)))
-
-    def report(self) -> Report:
-        self.watching.reports.append(super().report())
-        return self.watching.reports[-1]
 
 
 def test_each_client_goes_on_with_its_own_discriminator() -> None:
@@ -160,8 +147,10 @@ def test_each_client_goes_on_with_its_own_discriminator() -> None:
     fit(TwoParameters(), two_clients(), rounds=2, algorithm=algorithm)
     assert [k for k, _ in algorithm.starts] == [0, 1, 0, 1]
     for k, end in enumerate(discriminators()):
-        assert set(algorithm.reports[k]) == {"discriminator"}  # half of a model
-        change = tensor_of(algorithm.reports[k]["discriminator"])
+        report = algorithm.reports[k].terms(1.0)
+        assert set(report) == {"discriminator"}  # half of a model
+        change = report["discriminator"]
+        assert isinstance(change, Tensor)
         assert change.shape == (1,)
         assert float(algorithm.starts[k][1]) == 0.8
         assert float(algorithm.starts[2 + k][1]) == pytest.approx(end, rel=1e-12)
@@ -202,16 +191,17 @@ def test_md_gan_of_one_client_is_the_generators_own_step() -> None:
     noise: list[Tensor] = []
     draw = algorithm._noise
     algorithm._noise = lambda *words: noise.append(draw(*words)) or noise[-1]  # type: ignore[method-assign,func-returns-value]
-    seen: list[Tensor] = []
+    seen: list[dict[str, Tensor]] = []
+    train = algorithm.train
 
-    class Look(Work):
-        def end(self) -> None:
-            seen.append({n: p.detach().clone() for n, p in self.client.module.discriminator.named_parameters()})  # type: ignore[arg-type]
+    def watched(client: Client, sent: Broadcast) -> Message:
+        report = train(client, sent)
+        seen.append({n: p.detach().clone() for n, p in client.module.discriminator.named_parameters()})  # type: ignore[union-attr]
+        return report
 
-    works = algorithm.works
-    algorithm.works = lambda *words: [Look(*words[1:]), *works(*words)]  # type: ignore[method-assign]
+    algorithm.train = watched  # type: ignore[method-assign]
     fit(module, federation(sizes=(20,)), rounds=1, algorithm=algorithm)
-    loss = alone.objective.generator_loss(functional_call(alone.discriminator, seen[0], (alone.generator(noise[1]),)))  # type: ignore[arg-type]
+    loss = alone.objective.generator_loss(functional_call(alone.discriminator, seen[0], (alone.generator(noise[1]),)))
     for parameter, gradient in zip(
         alone.generator.parameters(),
         torch.autograd.grad(loss, list(alone.generator.parameters())),
@@ -237,26 +227,20 @@ class Members(Sampler):
 
 def test_a_client_away_at_a_swap_keeps_its_discriminator() -> None:
     """Clients 0 and 1 swap while client 2 is away."""
-    starts: list[tuple[int, int, float]] = []
+    began: dict[tuple[int, int], float] = {}
+    ended: dict[tuple[int, int], float] = {}
 
     class Watching(MDGANOfOnes):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [*super().works(question, client, received), Start(client, received)]
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            report, part = super().train(client, sent), DiscriminatorPart(client.flat, client.module)
+            began[client.round, client.index] = float(part.read(client.start))
+            ended[client.round, client.index] = float(part.read(client.parameters))
+            return report
 
-    class Start(Work):
-        def begin(self) -> None:
-            starts.append((self.client.round, self.client.index, float(self.client.module.discriminator.value)))
-
-        def end(self) -> None:
-            ends.append((self.client.round, self.client.index, float(self.client.module.discriminator.value)))
-
-    ends: list[tuple[int, int, float]] = []
     sets = [TensorDataset(torch.full((2, 1), x, dtype=torch.float64)) for x in (2.0, -1.0, 0.5)]
     data = FederatedDataModule.from_datasets(sets, batch_size=4, local_steps=1)
     cohorts = Members([0, 1, 2], [0, 1], [0, 1, 2])
     fit(TwoParameters(), data, rounds=3, algorithm=Watching(batch_size=2, swap_every=2), sampler=cohorts)
-    began = {(r, k): d for r, k, d in starts}
-    ended = {(r, k): d for r, k, d in ends}
     assert began[1, 0] == ended[0, 0]
     assert began[2, 0] == pytest.approx(ended[1, 1], rel=1e-12)
     assert began[2, 1] == pytest.approx(ended[1, 0], rel=1e-12)
@@ -299,14 +283,11 @@ def gan(**options: Any) -> GAN:
 def test_clients_train_no_generator(algorithm: type[FedAvgGAN]) -> None:
     seen: list[Tensor] = []
 
-    class Look(Work):
-        def end(self) -> None:
-            module: Any = self.client.module
-            seen.append(torch.cat([p.detach().flatten() for p in module.generator.parameters()]))
-
     class Seeing(algorithm):  # type: ignore[misc, valid-type]
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [*super().works(question, client, received), Look(client, received)]
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            report = super().train(client, sent)
+            seen.append(torch.cat([p.detach().flatten() for p in client.module.generator.parameters()]))  # type: ignore[union-attr]
+            return report
 
     module = gan()
     before = torch.cat([p.detach().flatten() for p in module.generator.parameters()]).double()

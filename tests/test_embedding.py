@@ -1,6 +1,7 @@
 """Random Fourier features, the maps and codes around them, and data sets as factors that sum."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,7 +163,8 @@ def test_random_convolutions_are_two_convolutions_of_torch() -> None:
     assert torch.equal(h(images), again(images))
 
 
-def test_maps_are_chosen_by_the_data_or_by_name() -> None:
+def test_maps_are_chosen_by_the_data_or_by_name(classifier_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(classifier_cache))
     assert feature_map(None, (3,), stream())(rows(4, 3)).tolist() == rows(4, 3).tolist()
     assert feature_map(None, (1, 8, 8), stream()).double()(rows(4, 1, 8, 8)).shape == (4, 16 * 16)
     images = rows(4, 1, 8, 8).float()

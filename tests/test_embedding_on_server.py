@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
-from lit_epgan.engine import Algorithm, Rounds, Server, passing
+from lit_epgan.engine import Algorithm, Message, Rounds, Server, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, FedAvg, MatchedEmbedding
 from tests.federations import federation, fit
@@ -27,10 +27,11 @@ class Totals(EmbeddingOnServer):
 
     def round(self, server: Server) -> Rounds:
         self.totals.append({})
-        yield from passing(
-            super().round(server), lambda asked: asked, lambda _, total: self.totals[-1].update(total.sums)
-        )
+        yield from passing(super().round(server), lambda asked: asked, lambda _, report: self._note(report))
         self.parameters.append(server.parameters.clone())
+
+    def _note(self, report: Message) -> None:
+        self.totals[-1].update(vars(report)["_total"].sums)  # all that has come, not only what was declared
 
 
 def test_nothing_but_the_release_reaches_the_server() -> None:

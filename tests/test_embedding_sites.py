@@ -12,9 +12,8 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.embedding import EmbeddingFactor
-from lit_epgan.engine import Broadcast, Client, Rounds, Server, Work
+from lit_epgan.engine import Broadcast, Client, Message, Rounds, Server
 from lit_epgan.federated import EmbeddingSites, ExpectationPropagation, FedAvg
-from lit_epgan.federated.function_space.embedding_sites import EmbeddingWork
 from lit_epgan.networks.average import frozen_copy
 from lit_epgan.randomness import generator_for
 from tests.federations import fit
@@ -91,18 +90,15 @@ class Cavities(EmbeddingSites):
         super().__init__(**(FAST | options))
         self.met: dict[tuple[int, int], EmbeddingFactor | None] = {}
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        return [*super().works(question, client, received)[:-1], Meeting(self, client, received)]
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        message = super().train(client, sent)
+        if self.met[client.round, client.index] is not None:
+            assert torch.equal(client.remember("points", lambda: torch.empty(0)), self.release.herded(sent))
+        return message
 
-
-class Meeting(EmbeddingWork):
-    settings: Cavities
-
-    def begin(self) -> None:
-        super().begin()
-        self.settings.met[self.client.round, self.client.index] = cavity = self.cavity()
-        if cavity is not None:
-            assert torch.equal(self._points, self.release.herded(self.received))
+    def cavity(self, client: Client, sent: Broadcast) -> EmbeddingFactor | None:
+        self.met[client.round, client.index] = cavity = super().cavity(client, sent)
+        return cavity
 
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
@@ -253,17 +249,12 @@ def test_a_client_whose_report_is_dropped_sends_the_same_noise_again() -> None:
     class Sent(EmbeddingSites):
         sent: list[tuple[int, Tensor]]
 
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [*super().works(question, client, received)[:-1], Sending(self, client, received)]
-
-    class Sending(EmbeddingWork):
-        settings: Sent
-
-        def report(self) -> Any:
-            report = super().report()
-            if "embedding" in report:
-                self.settings.sent.append((self.client.index, report["embedding"]))
-            return report
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            message = super().train(client, sent)
+            release = message.terms(client.records).get("embedding")
+            if isinstance(release, Tensor):
+                self.sent.append((client.index, release))
+            return message
 
     algorithm = Sent(noise_multiplier=1.0, **FAST)
     algorithm.sent = []

@@ -205,7 +205,7 @@ def test_the_index_in_the_middle_of_47() -> None:
 
 
 class FirstParameters(Callback):
-    """What each round's first client starts from."""
+    """What each client starts from."""
 
     def __init__(self) -> None:
         self.seen: list[list[float]] = []
@@ -221,7 +221,7 @@ def test_clients_receive_the_new_model() -> None:
     received = FirstParameters()
     module = Quadratic(lr=0.5)
     fit(module, quadratics([(4.0, 4.0), (8.0, 8.0)], [2, 2], local_steps=1), rounds=3, callbacks=[received])
-    assert [start[0] for start in received.seen] == pytest.approx([0, 3, 4.5])
+    assert [start[0] for start in received.seen] == pytest.approx([0, 0, 3, 3, 4.5, 4.5])
     assert module.theta.tolist() == pytest.approx([5.25, 5.25])
     printed = [0.0, 0.0]
     for _ in range(3):

@@ -22,40 +22,38 @@ def test_features_of_a_convolution_are_means_over_positions() -> None:
     module, x = Convolutions(), torch.randn(3, 1, 4, 4)
     features = Features(module, "net.1")
     assert features.width == 5
-    features.watch(module)
-    torch.testing.assert_close(features.of(module, x), module.net[1](module.net[0](x)).mean((2, 3)))
-    features.expect(2)
-    module(x)
-    caught = features.take()
-    assert caught is not None
-    assert caught.shape == (2, 5)
-    assert caught.requires_grad
-    assert features.take() is None
-    module(x)
-    assert features.take() is None
-    features.leave()
+    with features.watching(module):
+        torch.testing.assert_close(features.of(module, x), module.net[1](module.net[0](x)).mean((2, 3)))
+        features.expect(2)
+        module(x)
+        caught = features.take()
+        assert caught is not None
+        assert caught.shape == (2, 5)
+        assert caught.requires_grad
+        assert features.take() is None
+        module(x)
+        assert features.take() is None
+    assert not module.net[1]._forward_hooks
     assert Features(module, "net").width == 1
 
 
 def test_features_of_a_sequence_are_means_over_time() -> None:
     module = nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 6), nn.Tanh())})
     features, x = Features(module, "body.1"), torch.randn(3, 9, 4)
-    features.watch(module)
-    torch.testing.assert_close(features.of(module, x), module["body"](x).mean(1))
-    odd = Features(Convolutions(), "net.2")
-    odd.watch(module := Convolutions())
-    with pytest.raises(UserError, match=r"net\.2.*\(2, 20\).*5"):
-        odd.of(module, torch.randn(2, 1, 4, 4))
+    with features.watching(module):
+        torch.testing.assert_close(features.of(module, x), module["body"](x).mean(1))
+    odd, images = Features(Convolutions(), "net.2"), Convolutions()
+    with odd.watching(images), pytest.raises(UserError, match=r"net\.2.*\(2, 20\).*5"):
+        odd.of(images, torch.randn(2, 1, 4, 4))
 
 
 def test_a_sequence_of_as_many_frames_as_features_is_averaged_over_time() -> None:
     module = nn.ModuleDict({"body": nn.Linear(4, 6), "convolution": nn.Conv1d(4, 6, 1)})
     linear, convolution = Features(module, "body"), Features(module, "convolution")
-    linear.watch(module)
-    convolution.watch(module)
     x = torch.randn(3, 6, 4)
-    torch.testing.assert_close(linear.of(module, x), module["body"](x).mean(1))
-    torch.testing.assert_close(convolution.of(module, x.mT), module["convolution"](x.mT).mean(2))
+    with linear.watching(module), convolution.watching(module):
+        torch.testing.assert_close(linear.of(module, x), module["body"](x).mean(1))
+        torch.testing.assert_close(convolution.of(module, x.mT), module["convolution"](x.mT).mean(2))
 
 
 def test_a_network_without_a_width_is_an_error() -> None:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from lit_epgan.callbacks.classifier_prior import ClassifierPrior, projected
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
-from lit_epgan.engine import Algorithm, Broadcast, Client, Report, Rounds, Server, Work
+from lit_epgan.engine import Algorithm, Broadcast, Client, Rounds, Server
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedNP
-from lit_epgan.federated.bayesian.fednp import NeuralPrior, Q, kl_from_standard_normal
+from lit_epgan.federated.bayesian.fednp import Q, kl_from_standard_normal
+from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site
 from lit_epgan.inference.gaussian import GaussianFactor
 from lit_epgan.inference.tilted import tilted_moments_quadrature
 from tests.federations import federation, fit
@@ -52,8 +53,36 @@ class Watching(FedNP):
         self.sites: dict[int, GaussianFactor] = {}
         self.losses: list[tuple[float, float]] = []
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        return [WatchedPrior(self, client, received)]
+    def train(self, client: Client, sent: Broadcast) -> FedNP.Report:
+        fit, q = client.fit, factor_of(sent, Q)
+        cavity = q / own_site(client.state, q.precision, Q)
+
+        def watched(start: Tensor, *, loss: Any, **told: Any) -> None:
+            def extra() -> Tensor | None:
+                features, found = self.caught._caught, loss()
+                if found is not None and features is not None:
+                    self.losses.append((float(found), self._by_hand(client, cavity, features.detach())))
+                return found
+
+            fit(start, loss=extra, **told)
+
+        client.fit = watched  # type: ignore[method-assign, assignment]
+        report = super().train(client, sent)
+        self.sites[client.index] = own_site(client.state, q.precision, Q)
+        return report
+
+    def _by_hand(self, client: Client, cavity: GaussianFactor, features: Tensor) -> float:
+        """The loss once more, with the moments by quadrature and everything else coordinate by coordinate."""
+        head: Any = client.module.head
+        f = float((features @ self.tilt.weight.T + self.tilt.bias).mean())
+        _, mean, variance = tilted_moments_quadrature(cavity.mean, cavity.variance, torch.tensor(f).double())
+        mu, sigma_squared = self.network(mean, variance)
+        w = [*head.weight.flatten().tolist(), *head.bias.tolist()]
+        terms = [(a - float(m)) ** 2 / (2 * float(s)) for a, m, s in zip(w, mu, sigma_squared, strict=True)]
+        if self.normalised:
+            terms = [t + 0.5 * math.log(float(s)) for t, s in zip(terms, sigma_squared, strict=True)]
+        kl = sum(0.5 * (float(s) + float(m) ** 2 - 1 - math.log(float(s))) for m, s in zip(mean, variance, strict=True))
+        return self.weight * (sum(terms) / len(terms) + kl)
 
     def round(self, server: Server) -> Rounds:
         yield from super().round(server)
@@ -62,36 +91,6 @@ class Watching(FedNP):
             product = product * site
         torch.testing.assert_close(self.posterior(server).precision, product.precision)
         torch.testing.assert_close(self.posterior(server).precision_mean, product.precision_mean)
-
-
-class WatchedPrior(NeuralPrior):
-    settings: Watching
-
-    def extra_loss(self) -> Tensor | None:
-        features = self.features._caught
-        loss = super().extra_loss()
-        if loss is not None and features is not None:
-            self.settings.losses.append((float(loss), self._by_hand(features.detach())))
-        return loss
-
-    def _by_hand(self, features: Tensor) -> float:
-        """The loss once more, with the moments by quadrature and everything else coordinate by coordinate."""
-        settings, head = self.settings, self.client.module.head
-        cavity = Q.of(self.received) / self.site()
-        f = float((features @ settings.tilt.weight.T + settings.tilt.bias).mean())
-        _, mean, variance = tilted_moments_quadrature(cavity.mean, cavity.variance, torch.tensor(f).double())
-        mu, sigma_squared = settings.network(mean, variance)
-        w = [*head.weight.flatten().tolist(), *head.bias.tolist()]  # type: ignore[operator, union-attr]
-        terms = [(a - float(m)) ** 2 / (2 * float(s)) for a, m, s in zip(w, mu, sigma_squared, strict=True)]
-        if settings.normalised:
-            terms = [t + 0.5 * math.log(float(s)) for t, s in zip(terms, sigma_squared, strict=True)]
-        kl = sum(0.5 * (float(s) + float(m) ** 2 - 1 - math.log(float(s))) for m, s in zip(mean, variance, strict=True))
-        return settings.weight * (sum(terms) / len(terms) + kl)
-
-    def report(self) -> Report:
-        report = super().report()
-        self.settings.sites[self.client.index] = self.site()
-        return report
 
 
 @pytest.mark.parametrize("normalised", [False, True])

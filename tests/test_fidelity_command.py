@@ -50,10 +50,10 @@ def folder_of(images: Tensor, folder: Path) -> Path:
 
 
 def drawn(seed: int, strength: float) -> Tensor:
-    """Coloured stripes in noise of some strength: 30 images of 32 x 32."""
+    """Coloured stripes in noise of some strength: 20 images of 32 x 32."""
     rng = np.random.default_rng(seed)
-    stripes = np.sin(np.arange(32) * rng.uniform(0.1, 2, (30, 3, 1, 1)))
-    noisy = 127 * stripes * np.ones((32, 1)) + rng.normal(0, strength, (30, 3, 32, 32)) + 128
+    stripes = np.sin(np.arange(32) * rng.uniform(0.1, 2, (20, 3, 1, 1)))
+    noisy = 127 * stripes * np.ones((32, 1)) + rng.normal(0, strength, (20, 3, 32, 32)) + 128
     return torch.from_numpy(noisy.clip(0, 255).astype(np.uint8))
 
 

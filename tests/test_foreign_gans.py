@@ -14,7 +14,7 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites, GeneratorSites
-from lit_epgan.federated.function_space.site_samples import SiteTensors
+from lit_epgan.federated.function_space.generator_sites import SiteTensors
 
 ALGORITHMS = {
     "generator": lambda: GeneratorSites(generator="generator", own_rows=2, pool=50),

@@ -12,7 +12,7 @@ from torch import nn
 
 import lit_epgan.modules.sampling
 from lit_epgan.errors import UserError
-from lit_epgan.federated.sample_shape import sample_shape
+from lit_epgan.federated.function_space.embedding_release import sample_shape
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from tests.gans import Batches, fit, gan

@@ -25,10 +25,9 @@ def distance(first: Tensor, second: Tensor) -> float:
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("cache")
+def classifier(classifier_cache: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(classifier_cache))
         yield image_classifiers.digits_classifier()
 
 

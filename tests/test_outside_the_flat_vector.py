@@ -8,11 +8,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 
-from lit_epgan.callbacks.trainer_options import check_module, check_trainer
 from lit_epgan.datamodules import Institutions
 from lit_epgan.engine import Algorithm, Round
 from lit_epgan.engine.private import Private
 from lit_epgan.errors import UserError
+from lit_epgan.fit.options import check_module, check_trainer
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
 from tests.notes import Notes

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lit_epgan.engine.workplace import load_server
 
 from lit_epgan.engine import Round
 from lit_epgan.engine.wire import decode_answer, encode_task
@@ -49,7 +48,7 @@ def over_pipes(name: str, site: subprocess.Popen[bytes]) -> torch.Tensor:
                 round_.receive(k, decode_answer(data))
             round_.close()
         send(site.stdin, b"")
-        load_server(federation.place, federation.server.parameters)
+        federation.model.load_server(federation.server.parameters)
     send(site.stdin, END)
     return federation.server.parameters
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Broadcast, Client, Training, Work
+from lit_epgan.engine import Broadcast, Client, Message
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
 from lit_epgan.modules.supervised import Classifier
@@ -210,15 +210,12 @@ def test_fedbn_merges_everything_but_the_norms(norm: Any) -> None:
 
 
 def test_a_restart_within_the_round_keeps_the_personal_layers() -> None:
-    class Anew(Training):
-        def batch(self, batch: Any) -> Any:
-            if self.client.step == 1:
-                self.client.restart()
-            return batch
-
     class Restarting(FedAvg):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Anew(client, received)]
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            client.fit(sent["parameters"], steps=1)
+            if client.steps != 1:
+                client.fit(sent["parameters"])
+            return self.Report(change=client.change)
 
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         start = copy.deepcopy(local.state_dict())

@@ -163,8 +163,7 @@ def test_every_algorithm_for_gans_trains_so(algorithm: Algorithm) -> None:
 
 def test_rows_of_other_sites_have_their_gradient_as_it_is() -> None:
     """Own rows weigh what the algorithm gives them in all, by the mean of the real records; the others by their own."""
-    from lit_epgan.engine.work import Client
-
+    from lit_epgan.engine import Client
     from lit_epgan.federated.tilted_batch import tilted_batch
     from lit_epgan.privacy.noisy_steps import NoisySteps
 

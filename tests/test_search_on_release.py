@@ -43,7 +43,7 @@ class Watched(SearchOnRelease):
             self.asked[-1].append(exchange.question)
             return exchange
 
-        yield from passing(super().round(server), out, lambda _, total: self.totals.append(total["embedding"].clone()))
+        yield from passing(super().round(server), out, lambda _, report: self.totals.append(report.embedding.clone()))
 
 
 def stage_of(plain: PlainFederation) -> Stage:

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.embedding import EmbeddingFactor
-from lit_epgan.engine import Broadcast, Client, Work
+from lit_epgan.engine import Broadcast, Client, Message
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites
-from lit_epgan.federated.function_space.embedding_sites import EmbeddingWork
-from lit_epgan.federated.function_space.shared_features import SharedFeatures
+from lit_epgan.federated.function_space.embedding_release import SharedFeatures
 from tests.federations import fit
 from tests.test_embedding_sites import FAST, Cloud, data, records, state_of
 
@@ -39,17 +38,10 @@ class Received(EmbeddingSites):
         super().__init__(**options)
         self.received: dict[int, dict[str, Tensor]] = {}
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        return [*super().works(question, client, received)[:-1], Receiving(self, client, received)]
-
-
-class Receiving(EmbeddingWork):
-    settings: Received
-
-    def begin(self) -> None:
-        super().begin()
-        layer = self.client.module.get_submodule("critic.0")
-        self.settings.received.setdefault(self.client.round, {k: v.clone() for k, v in layer.state_dict().items()})
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        layer = client.module.get_submodule("critic.0")
+        self.received.setdefault(client.round, {k: v.clone() for k, v in layer.state_dict().items()})
+        return super().train(client, sent)
 
 
 def test_features_are_those_of_the_round_of_the_release() -> None:

@@ -8,10 +8,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
-from lit_epgan.callbacks.states_on_disk import StatesOnDisk
 from lit_epgan.engine.private import Private, PrivateStates
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD
+from lit_epgan.fit.client_states import StatesOnDisk
 from tests.federations import federation
 from tests.modules import Regression
 

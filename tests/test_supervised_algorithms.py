@@ -25,7 +25,6 @@ from lit_epgan.federated import (
     FedProx,
     FedYogi,
 )
-from lit_epgan.federated.bayesian.fedpa import PosteriorSampling
 from lit_epgan.inference.shrinkage import ShrinkageCovariance
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
@@ -156,27 +155,25 @@ def test_fedpa_without_a_covariance_is_fedavg() -> None:
     torch.testing.assert_close(found, trained(FedAvg(), 3))
 
 
-def test_exact_posteriors_take_fedpa_to_the_optimum() -> None:
+def test_exact_posteriors_take_fedpa_to_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the clients' true means and covariances in the place of samples, one round is enough."""
 
+    scale = (CURVATURES * torch.tensor(RECORDS).double()[:, None]).sum(0) / sum(RECORDS)
+    exact = iter(zip(CENTRES, CURVATURES / scale, strict=True))
+
     class Exact(ShrinkageCovariance):
-        def __init__(self, mean: Tensor, precision: Tensor) -> None:
-            super().__init__(0.0)
-            self.mean, self.precision, self.count = mean, precision, 1
+        def __init__(self, rho: float) -> None:
+            super().__init__(rho)
+            self.mean, self.precision = next(exact)
+
+        def add(self, sample: Tensor) -> None:
+            self.count = 1
 
         def solve(self, vector: Tensor) -> Tensor:
             return self.precision * vector
 
-    class Knowing(FedPA):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Known(self, client, received)]
-
-    class Known(PosteriorSampling):
-        def end(self) -> None:
-            k, scale = self.client.index, (CURVATURES * torch.tensor(RECORDS).double()[:, None]).sum(0) / sum(RECORDS)
-            self._samples = Exact(CENTRES[k], CURVATURES[k] / scale)
-
-    torch.testing.assert_close(trained(Knowing(), 1), optimum(), rtol=1e-12, atol=1e-12)
+    monkeypatch.setattr("lit_epgan.federated.bayesian.fedpa.ShrinkageCovariance", Exact)
+    torch.testing.assert_close(trained(FedPA(every=1), 1), optimum(), rtol=1e-12, atol=1e-12)
 
 
 # ---------------------------------------------------------------- FedLA

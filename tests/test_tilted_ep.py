@@ -9,10 +9,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.engine import Broadcast, Client, Work
-from lit_epgan.engine.messages import tensor_of
+from lit_epgan.engine import Broadcast, Client
 from lit_epgan.federated import FedAvg, FedProx, TiltedExpectationPropagation
-from lit_epgan.federated.bayesian.tilted_ep import Q, TiltedPrior
+from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site
+from lit_epgan.federated.bayesian.tilted_ep import Q
 from lit_epgan.inference import GaussianFactor
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
@@ -120,8 +120,8 @@ def test_sites_and_messages_are_as_long_as_the_components_say() -> None:
     assert state["server"]["tilted.precision"].shape == (3, d)
     assert state["clients"]["client-2"]["algorithm"]["tilted.precision_mean"].shape == (3, d)
     assert algorithm.f[2].shape == (3,)
-    lengths = [tensor_of(algorithm.reports[2][name]).numel() for name in ("tilted.precision", "parameters")]
-    assert lengths == [3 * d, d]
+    report = algorithm.reports[2]
+    assert [report.sites.precision.numel(), report.change.numel()] == [3 * d, d]
 
 
 # Where theory says what must come out ---------------------------------------------------------------------------------
@@ -167,17 +167,13 @@ def test_a_single_clients_cavity_is_the_prior() -> None:
     cavities = []
 
     class Watched(TiltedExpectationPropagation):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Watching(self, client, received)]
-
-    class Watching(TiltedPrior):
-        def batch(self, batch: Any) -> Any:
-            q = Q.of(self.received)
-            cavities.append((q / self.site(), q**1.0))
-            return super().batch(batch)
+        def train(self, client: Client, sent: Broadcast) -> TiltedExpectationPropagation.Report:
+            q = factor_of(sent, Q)
+            cavities.append((q / own_site(client.state, q.precision, Q), q**1.0))
+            return super().train(client, sent)
 
     fit(TwoOptimizers(), federation(sizes=(20,)), rounds=3, algorithm=Watched(FEATURES, hidden=0, lr=0.1))
-    assert len(cavities) == 3 * 3
+    assert len(cavities) == 3
     for cavity, _ in cavities:
         torch.testing.assert_close(cavity.precision, cavities[0][1].precision)
         torch.testing.assert_close(cavity.precision_mean, cavities[0][1].precision_mean)

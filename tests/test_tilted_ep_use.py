@@ -10,10 +10,9 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
 from lit_epgan.command.cli import main
-from lit_epgan.engine import Broadcast, Client, Work
+from lit_epgan.engine import Broadcast, Client
 from lit_epgan.errors import UserError
 from lit_epgan.federated import TiltedExpectationPropagation
-from lit_epgan.federated.bayesian.tilted_ep import TiltedPrior
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from tests.federations import federation, fit
@@ -27,20 +26,22 @@ def test_f_sees_the_real_rows_and_costs_no_further_pass() -> None:
     passes = {"discriminator": 0}
 
     class Watched(TiltedExpectationPropagation):
-        def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-            return [Watching(self, client, received)]
+        def train(self, client: Client, sent: Broadcast) -> TiltedExpectationPropagation.Report:
+            fit = client.fit
 
-    class Watching(TiltedPrior):
-        def extra_loss(self) -> Tensor | None:
-            if self.features._caught is not None:
-                seen.append(self.features._caught.detach().clone())
-            loss = super().extra_loss()
-            assert loss is None or float(loss) == 0  # what the module logs stays its own
-            return loss
+            def watched(start: Tensor, *, loss: Any, **told: Any) -> None:
+                def extra() -> Tensor | None:
+                    if self.caught._caught is not None:
+                        seen.append(self.caught._caught.detach().clone())
+                    found = loss()
+                    assert found is None or float(found) == 0  # what the module logs stays its own
+                    return found
 
-        def end(self) -> None:
-            passes["steps"] = passes["discriminator"]
-            super().end()
+                fit(start, loss=extra, **told)
+                passes["steps"] = passes["discriminator"]
+
+            client.fit = watched  # type: ignore[method-assign, assignment]
+            return super().train(client, sent)
 
     expected: list[Tensor] = []
 
@@ -67,17 +68,12 @@ class Watched(TiltedExpectationPropagation):
         super().__init__(*arguments, **options)
         self.seen: list[Tensor] = []
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        return [Watching(self, client, received)]
+    def train(self, client: Client, sent: Broadcast) -> TiltedExpectationPropagation.Report:
+        def look() -> None:
+            if self.caught._caught is not None:
+                self.seen.append(self.caught._caught.detach().clone())
 
-
-class Watching(TiltedPrior):
-    settings: Watched
-
-    def extra_loss(self) -> Tensor | None:
-        if self.features._caught is not None:
-            self.settings.seen.append(self.features._caught.detach().clone())
-        return super().extra_loss()
+        return super().train(client.told(loss=look), sent)
 
 
 @pytest.mark.parametrize("options", [{}, {"objective": "wgan-gp"}, {"r1": 0.5}, {"average": None}], ids=str)

@@ -10,10 +10,10 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lit_epgan.callbacks import FederatedStrategy, FederationCallback
-from lit_epgan.callbacks.trainer_options import check_trainer
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx
+from lit_epgan.fit.options import check_trainer
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 

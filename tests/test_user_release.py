@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.embedding import EmbeddingFactor
-from lit_epgan.engine import Report, Rounds, Server, passing
+from lit_epgan.engine import Client, Message, Report, Rounds, Server, passing
 from lit_epgan.engine.mechanisms import flat_norm
 from lit_epgan.engine.messages import Broadcast, tensor_of
 from lit_epgan.errors import UserError
@@ -69,10 +69,10 @@ def test_a_client_sends_a_vector_of_norm_one_at_most_and_no_number_of_records(tm
     fit(Cloud(), data(), 1, tmp_path, algorithm=Totals(), mechanism=mechanism)
     assert len(mechanism.came) == 3
     for came, left in zip(mechanism.came, mechanism.left, strict=True):
-        assert set(came) == {"embedding", "embedding.members"}
+        assert set(came) == {"embedding", "members"}
         assert 0.1 < float(flat_norm(came)) <= 1 + 1e-12
         torch.testing.assert_close(tensor_of(came["embedding"]), tensor_of(left["embedding"]))  # nothing to clip
-        assert float(tensor_of(came["embedding.members"])) == 1
+        assert float(tensor_of(came["members"])) == 1
 
 
 @pytest.mark.parametrize("wrong", [1e30, float("nan"), float("inf")])
@@ -130,9 +130,9 @@ def test_nothing_exact_of_a_user_is_kept(tmp_path: Path) -> None:
     kept: list[dict[str, Tensor]] = []
 
     class Peeking(Totals):
-        def works(self, question: str, client: Any, received: Broadcast) -> Any:
+        def released(self, client: Client, sent: Broadcast) -> Message:
             kept.append(client.released)
-            return super().works(question, client, received)
+            return super().released(client, sent)
 
     fit(Cloud(), data(), 1, tmp_path, algorithm=Peeking(), mechanism=CentralNoise(1.0, 1.0))
     assert kept == [{}, {}, {}]

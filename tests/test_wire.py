@@ -1,48 +1,39 @@
-"""Answers as bytes: a change travels as where a client is, where the server knows from where it started."""
+"""Answers as bytes: every entry comes back as it was, and nothing that is no number."""
+
+import json
 
 import pytest
 import torch
-from lit_epgan.engine.jobs import Answer
 
-from lit_epgan.engine.messages import Count, Task, Weighted
+from lit_epgan.engine import Answer, Count, Weighted
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.wire import decode_answer, encode_answer
+from lit_epgan.engine.wire import LENGTH, decode_answer, encode_answer
 
-START = torch.tensor([1.0, 1e8])
-TASK = Task(0, 0, 0, "train", True, {"parameters": START, "other": torch.zeros(2)})
-
-
-def answer(origin: torch.Tensor | None, tensor: torch.Tensor) -> Answer:
-    return Answer({"parameters": Weighted(tensor, 2.0, origin), "weight": Count(2.0, True)}, Private(), 3)
+CHANGE, LOSS = torch.tensor([1.5, 1e8 + 8]), torch.tensor([0.25], dtype=torch.float64)
+ANSWER = Answer(
+    {"change": Weighted(CHANGE, 2.0), "loss": LOSS, "weight": Count(2.0, True), "joined": Count(1)}, Private(), 3
+)
 
 
-@pytest.mark.parametrize("origin", [START, START.clone()])
-def test_the_server_works_a_change_out_as_beside_the_client(origin: torch.Tensor) -> None:
-    """1e8 + 3 is no float32: the change would be rounded where it is worked out in that precision."""
-    tensor = torch.tensor([1.5, 1e8 + 8])
-    found = decode_answer(encode_answer(answer(origin, tensor), TASK), TASK)
-    term = found.report["parameters"]
-    assert isinstance(term, Weighted)
-    assert term.origin is START  # the same for all clients, which a sum takes off once
-    assert term.tensor.equal(tensor)
-    assert term.weight == 2.0
+def test_an_answer_comes_back_as_it_was() -> None:
+    found = decode_answer(encode_answer(ANSWER))
+    assert set(found.report) == {"change", "loss", "weight", "joined"}
+    change, loss = found.report["change"], found.report["loss"]
+    assert isinstance(change, Weighted)
+    assert change.weight == 2.0
+    assert change.tensor.equal(CHANGE)
+    assert isinstance(loss, torch.Tensor)
+    assert loss.equal(LOSS)
+    assert (found.report["weight"], found.report["joined"]) == (Count(2.0, True), Count(1, False))
     assert found.steps == 3
 
 
-@pytest.mark.parametrize("origin", [torch.zeros(2), None])
-def test_a_change_from_elsewhere_travels_as_a_change(origin: torch.Tensor | None) -> None:
-    tensor = torch.tensor([1.5, 3.0])
-    term = decode_answer(encode_answer(answer(origin, tensor), TASK), TASK).report["parameters"]
-    assert isinstance(term, Weighted)
-    assert term.origin is None
-    assert term.tensor.equal(tensor)
-
-
-def test_a_place_that_nobody_was_sent_to_is_no_answer() -> None:
-    data = encode_answer(answer(START, START + 1), TASK)
-    for other in (None, Task(0, 0, 0, "train", True, {})):
-        with pytest.raises(ValueError, match="what was not sent"):
-            decode_answer(data, other)
-    shorter = Task(0, 0, 0, "train", True, {"parameters": torch.zeros(3)})
-    with pytest.raises(ValueError, match="another shape"):
-        decode_answer(data, shorter)
+@pytest.mark.parametrize("wrong", ["NaN", "Infinity", '"two"', "null", "[2.0]"])
+def test_a_weight_that_is_no_finite_number_is_no_answer(wrong: str) -> None:
+    data = encode_answer(ANSWER)
+    end = LENGTH + int.from_bytes(data[:LENGTH], "little")
+    header = json.loads(data[LENGTH:end])
+    header["weights"]["change"] = json.loads(wrong)
+    words = json.dumps(header).encode()
+    with pytest.raises(ValueError, match="stands where a finite number should"):
+        decode_answer(len(words).to_bytes(LENGTH, "little") + words + data[end:])

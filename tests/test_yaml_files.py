@@ -16,7 +16,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 MERGES = "a0: &a0 {k: 1}\n" + "".join(f"a{k}: &a{k} {{<<: [{', '.join([f'*a{k - 1}'] * 10)}]}}\n" for k in range(1, 30))
 ITSELF = "a: &a [1, *a]\n"
-DEEP = "[" * 2000 + "]" * 2000
+DEEP = "[" * 600 + "]" * 600
 
 
 @pytest.mark.parametrize("text", [BOMB, MERGES, ITSELF, DEEP], ids=["lists", "merges", "itself", "deep"])

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine import Broadcast, Client, Report, Work
+from lit_epgan.engine import Broadcast, Client
 from lit_epgan.federated import TiltedExpectationPropagation
-from lit_epgan.federated.bayesian.tilted_ep import TiltedPrior
+from lit_epgan.federated.features import Features
 from lit_epgan.inference import GaussianFactor, gumbel_softmax
 from lit_epgan.inference.tilted import tilted_moments
 from lit_epgan.randomness import generator_for
@@ -21,6 +21,14 @@ from tests.test_federation import plain_cohort
 Networks = dict[str, GaussianFactor]  # by name of the network, natural parameters (J, n)
 
 
+class RememberingFeatures(Features):
+    """Keeps the mean that a client has asked for."""
+
+    def mean(self, *arguments: Any) -> Tensor:
+        self.last = super().mean(*arguments)
+        return self.last
+
+
 class Remembering(TiltedExpectationPropagation):
     """Keeps a copy of its networks as they begin, and what each client reports and its f."""
 
@@ -28,19 +36,13 @@ class Remembering(TiltedExpectationPropagation):
         networks = super().build(module, seed)
         self.initial = copy.deepcopy(self.tilt)
         self.f: dict[int, Tensor] = {}
-        self.reports: dict[int, Report] = {}
+        self.reports: dict[int, TiltedExpectationPropagation.Report] = {}
+        self.caught: RememberingFeatures = RememberingFeatures(module, self.features)
         return networks
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        return [Remembered(self, client, received)]
-
-
-class Remembered(TiltedPrior):
-    settings: Remembering
-
-    def report(self) -> Report:
-        report = super().report()
-        self.settings.f[self.client.index], self.settings.reports[self.client.index] = self._f, report
+    def train(self, client: Client, sent: Broadcast) -> TiltedExpectationPropagation.Report:
+        self.reports[client.index] = report = super().train(client, sent)
+        self.f[client.index] = self.caught.last.double()
         return report
 
 

@@ -16,7 +16,6 @@ from lightning.pytorch.loggers import WandbLogger
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import ClientReport, FederationCallback
-from lit_epgan.callbacks.gpu_search import search_cheaply
 from lit_epgan.command.error_messages import disk_error, explain_by_setting, own_error, user_settings
 from lit_epgan.command.parser import check_values, parse_error, quote_numbers, read_null
 from lit_epgan.command.process import no_collection
@@ -42,6 +41,7 @@ from lit_epgan.command.run_setup import (
     say,
 )
 from lit_epgan.errors import UserError
+from lit_epgan.fit.options import search_cheaply
 from lit_epgan.runs.checkpoints import best_of, newest_whole, require_whole, seal_checkpoints, where_to_go_on
 from lit_epgan.runs.lock import locked
 from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG, default_folder, is_first_rank

@@ -107,7 +107,7 @@ class StepHooks:
         return StepHooks(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(StepHooks)))
 
     def only(self, optimized: list[OptimizedParameters]) -> "StepHooks":
-        """The same, called for these optimizers' steps alone."""
+        """The same; gradients and steps of other optimizers' parameters are left alone."""
 
         def guarded(hook: Callable[[OptimizedParameters], None]) -> Callable[[OptimizedParameters], None]:
             return lambda each: hook(each) if each in optimized else None
@@ -149,7 +149,7 @@ class Client:
         round, seed: the round's number, from 0, and the federation's seed.
         module: its own copy of the module.
         flat: the module's federated parameters.
-        optimized: the federated parameters of each optimizer.
+        optimized: the federated parameters of each optimizer that its steps are told of.
         state: its private tensors, kept from round to round; what it learns is forgotten if its report is dropped.
         released: its private tensors that are never forgotten: what it releases once and for all.
         steps: how many local steps there will be (None: unknown, or no training).
@@ -202,7 +202,7 @@ class Client:
         told = StepHooks.of(
             batch=batch, loss=loss, gradient=gradient, after_step=after_step, after_local_step=after_local_step
         )
-        self._steps.fit(self, start, steps, self._hooks + told)
+        self._steps.fit(self, start, steps, self._hooks + told.only(self.optimized))
 
     def told(self, **hooks: Callable[..., Any] | None) -> "Client":
         """The same client, whose steps are told further hooks, after those of its own; for algorithms around others.
@@ -210,7 +210,7 @@ class Client:
         Args:
             hooks: as in ``StepHooks``.
         """
-        return replace(self, _hooks=self._hooks + StepHooks.of(**hooks))
+        return replace(self, _hooks=self._hooks + StepHooks.of(**hooks).only(self.optimized))
 
     @property
     def parameters(self) -> Tensor:

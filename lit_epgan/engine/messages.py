@@ -93,13 +93,13 @@ class Message:
         weight: what the means are weighted by, n_k unless the client says otherwise; at the server its sum.
     """
 
-    weight: float | None = None
+    weight: Any = None
     _kinds: ClassVar[dict[str, Field]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         dataclass(kw_only=True, eq=False)(cls)
-        cls._kinds = {each.name: each for each in fields(cls) if "kind" in each.metadata}  # type: ignore[arg-type]
+        cls._kinds = {each.name: each for each in fields(cls) if "kind" in each.metadata}
         unmerged = [each.name for each in fields(cls) if each.name not in cls._kinds and each.name != "weight"]
         if unmerged:
             raise TypeError(f"{cls.__qualname__}.{unmerged[0]} does not say how it merges: give it merged(...)")
@@ -159,7 +159,7 @@ class Message:
                 values[name] = sums.get(name)
                 if kind == "mean" and values[name] is not None:
                     values[name] = values[name] / weight
-        found = cls(**values, weight=weight)  # type: ignore[arg-type]
+        found = cls(**values, weight=weight)
         found.__dict__["_total"] = total
         return found
 

@@ -350,7 +350,8 @@ class _Row:
         self._model = model
         self.job: Job
         self.client: Client
-        self.hooks, self.steps, self.waits = StepHooks(), None, False
+        self.hooks, self.waits = StepHooks(), False
+        self.steps: int | None = None
 
     def begin(self, runner: ClientRunner, job: Job) -> None:
         """Run the client's side of the algorithm until its steps are wanted."""

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor
 
-from lit_epgan.engine.messages import Count, Report, Task, Weighted, tensor_of
+from lit_epgan.engine.messages import Count, Task, Term, Weighted, tensor_of
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.runner import Answer
 
@@ -67,8 +67,8 @@ def decode_answer(data: bytes) -> Answer:
     header, tensors = _unpacked(data)
     weights = {name: _number(weight) for name, weight in header["weights"].items()}
     counts = {name: Count(_number(number), bool(of)) for name, (number, of) in header["counts"].items()}
-    report: Report = {n: Weighted(t, weights[n]) if n in weights else t for n, t in tensors.items()} | counts
-    return Answer(report, Private(), int(_number(header["steps"])))
+    report: dict[str, Term] = {n: Weighted(t, weights[n]) if n in weights else t for n, t in tensors.items()}
+    return Answer(report | counts, Private(), int(_number(header["steps"])))
 
 
 def _number(value: Any) -> float:

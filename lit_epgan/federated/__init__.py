@@ -1,51 +1,71 @@
-"""Federated algorithms."""
+"""Federated algorithms, a file each: a round on the server, and the work that it asks of a client."""
 
-import importlib
+from lit_epgan.federated.bayesian.conjugate_ep import ConjugateEP
+from lit_epgan.federated.bayesian.ep import ExpectationPropagation
+from lit_epgan.federated.bayesian.fedla import FedLA
+from lit_epgan.federated.bayesian.fednp import FedNP
+from lit_epgan.federated.bayesian.fedpa import FedPA
+from lit_epgan.federated.bayesian.prior_on import PriorOn
+from lit_epgan.federated.bayesian.site_rules import LaplaceSites, SampleMoments, SiteRule
+from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
+from lit_epgan.federated.drift.apfl import APFL
+from lit_epgan.federated.drift.ditto import Ditto
+from lit_epgan.federated.drift.feddyn import FedDyn
+from lit_epgan.federated.drift.fednova import FedNova
+from lit_epgan.federated.drift.fedprox import FedProx
+from lit_epgan.federated.drift.fedseq import FedSeq
+from lit_epgan.federated.drift.moon import MOON
+from lit_epgan.federated.drift.personal import PersonalModels
+from lit_epgan.federated.drift.scaffold import SCAFFOLD
+from lit_epgan.federated.drift.server_optimizers import FedAdam, FedAvgM, FedYogi, ServerOptimizer
+from lit_epgan.federated.f2a import F2A
+from lit_epgan.federated.fedavg import FedAvg
+from lit_epgan.federated.fedavg_gan import FedAvgGAN
+from lit_epgan.federated.function_space.distilled_sites import DistilledSites
+from lit_epgan.federated.function_space.embedding_on_server import EmbeddingOnServer, MatchedEmbedding
+from lit_epgan.federated.function_space.embedding_sites import EmbeddingSites
+from lit_epgan.federated.function_space.generator_sites import GeneratorSites
+from lit_epgan.federated.likelihood_free.discrepancy_search import DiscrepancySearch
+from lit_epgan.federated.likelihood_free.energy_search import EnergySearch
+from lit_epgan.federated.likelihood_free.published_rejection import PublishedRejection
+from lit_epgan.federated.likelihood_free.search_on_release import SearchOnRelease
+from lit_epgan.federated.md_gan import MDGAN
 
-_ALL = {
-    "ConjugateEP": "lit_epgan.federated.bayesian.conjugate_ep",
-    "ExpectationPropagation": "lit_epgan.federated.bayesian.ep",
-    "FedLA": "lit_epgan.federated.bayesian.fedla",
-    "FedNP": "lit_epgan.federated.bayesian.fednp",
-    "FedPA": "lit_epgan.federated.bayesian.fedpa",
-    "GaussianSites": "lit_epgan.federated.bayesian.gaussian_sites",
-    "LaplaceSites": "lit_epgan.federated.bayesian.laplace",
-    "PriorOn": "lit_epgan.federated.bayesian.prior_on",
-    "SampleMoments": "lit_epgan.federated.bayesian.sample_moments",
-    "SiteRule": "lit_epgan.federated.bayesian.site_rule",
-    "TiltedExpectationPropagation": "lit_epgan.federated.bayesian.tilted_ep",
-    "APFL": "lit_epgan.federated.drift.apfl",
-    "Ditto": "lit_epgan.federated.drift.ditto",
-    "FedDyn": "lit_epgan.federated.drift.feddyn",
-    "FedNova": "lit_epgan.federated.drift.fednova",
-    "FedProx": "lit_epgan.federated.drift.fedprox",
-    "FedSeq": "lit_epgan.federated.drift.fedseq",
-    "Interpolation": "lit_epgan.federated.drift.interpolation",
-    "LabelPriors": "lit_epgan.federated.drift.label_priors",
-    "MOON": "lit_epgan.federated.drift.moon",
-    "PersonalModels": "lit_epgan.federated.drift.personal",
-    "SCAFFOLD": "lit_epgan.federated.drift.scaffold",
-    "FedAdam": "lit_epgan.federated.drift.server_optimizers",
-    "FedAvgM": "lit_epgan.federated.drift.server_optimizers",
-    "FedYogi": "lit_epgan.federated.drift.server_optimizers",
-    "ServerOptimizer": "lit_epgan.federated.drift.server_optimizers",
-    "F2A": "lit_epgan.federated.f2a",
-    "FedAvg": "lit_epgan.federated.fedavg",
-    "FedAvgGAN": "lit_epgan.federated.fedavg_gan",
-    "DistilledSites": "lit_epgan.federated.function_space.distilled_sites",
-    "EmbeddingOnServer": "lit_epgan.federated.function_space.embedding_on_server",
-    "MatchedEmbedding": "lit_epgan.federated.function_space.embedding_on_server",
-    "EmbeddingSites": "lit_epgan.federated.function_space.embedding_sites",
-    "GeneratorSites": "lit_epgan.federated.function_space.generator_sites",
-    "SyntheticRecords": "lit_epgan.federated.function_space.synthetic_records",
-    "DiscrepancySearch": "lit_epgan.federated.likelihood_free.discrepancy_search",
-    "EnergySearch": "lit_epgan.federated.likelihood_free.energy_search",
-    "PublishedRejection": "lit_epgan.federated.likelihood_free.published_rejection",
-    "SearchOnRelease": "lit_epgan.federated.likelihood_free.search_on_release",
-    "MDGAN": "lit_epgan.federated.md_gan",
-}
-for _n, _m in _ALL.items():
-    try:
-        globals()[_n] = getattr(importlib.import_module(_m), _n)
-    except ImportError:  # not converted yet
-        globals()[_n] = type(_n, (), {})
+__all__ = [
+    "APFL",
+    "F2A",
+    "MDGAN",
+    "MOON",
+    "SCAFFOLD",
+    "ConjugateEP",
+    "DiscrepancySearch",
+    "DistilledSites",
+    "Ditto",
+    "EmbeddingOnServer",
+    "EmbeddingSites",
+    "EnergySearch",
+    "ExpectationPropagation",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgGAN",
+    "FedAvgM",
+    "FedDyn",
+    "FedLA",
+    "FedNP",
+    "FedNova",
+    "FedPA",
+    "FedProx",
+    "FedSeq",
+    "FedYogi",
+    "GeneratorSites",
+    "LaplaceSites",
+    "MatchedEmbedding",
+    "PersonalModels",
+    "PriorOn",
+    "PublishedRejection",
+    "SampleMoments",
+    "SearchOnRelease",
+    "ServerOptimizer",
+    "SiteRule",
+    "TiltedExpectationPropagation",
+]

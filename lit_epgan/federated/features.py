@@ -1,11 +1,11 @@
 """Features that a module computes anyway: the output of a named submodule, caught as the module trains."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from lit_epgan.errors import UserError
 from lit_epgan.federated.tilted_batch import batch_rows
@@ -38,20 +38,18 @@ class Features:
             )
         self.name = name
         self.width, self._at = self._width(module)
-        self._handle: RemovableHandle | None = None
         self._rows = 0
         self._caught: Tensor | None = None
 
-    def watch(self, module: nn.Module) -> None:
-        """Begin to watch the submodule."""
-        self.leave()
-        self._handle = module.get_submodule(self.name).register_forward_hook(self._catch)
-
-    def leave(self) -> None:
-        """Leave the module as it was."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle, self._rows, self._caught = None, 0, None
+    @contextmanager
+    def watching(self, module: nn.Module) -> Iterator[None]:
+        """Inside, the submodule is watched."""
+        handle = module.get_submodule(self.name).register_forward_hook(self._catch)
+        try:
+            yield
+        finally:
+            handle.remove()
+            self._rows, self._caught = 0, None
 
     def expect(self, rows: int) -> None:
         """Catch the first ``rows`` rows of the next pass."""

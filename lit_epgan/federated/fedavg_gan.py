@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ class FedAvgGAN(Algorithm):
             client.fit(sent["parameters"])
         return self.Report(discriminator=DiscriminatorPart(client.flat, client.module).read(client.change))
 
-    def merge(self, server: Server, report: "FedAvgGAN.Report") -> None:
+    def merge(self, server: Server, report: Any) -> None:
         """The discriminators' mean, then the generator's training."""
         part = DiscriminatorPart(server.flat, server.module)
         part.write(server.parameters, part.read(server.parameters) + report.discriminator)

@@ -14,7 +14,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, as_tensor
 
-from lit_epgan.callbacks.federation_state import FederationState
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Answer, ClientRunner, Federation, LocalData, Server
 from lit_epgan.engine.causes import cause_in_data
@@ -25,6 +24,7 @@ from lit_epgan.engine.side_by_side import Job, SideBySide
 from lit_epgan.errors import UserError
 from lit_epgan.fit.ends import Alone
 from lit_epgan.fit.loop import Progress, RoundLoop
+from lit_epgan.fit.state import FederationState
 from lit_epgan.networks.modes import replaced_logging, silent
 
 

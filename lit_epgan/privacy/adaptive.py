@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.mechanisms import Plan, flat_norm
-from lit_epgan.engine.messages import Broadcast, Report
+from lit_epgan.engine.messages import Broadcast, Report, Total
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.central import CentralNoise
 

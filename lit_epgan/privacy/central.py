@@ -6,12 +6,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client
 from lit_epgan.engine.collectives import all_reduce, gather_objects, rank
 from lit_epgan.engine.mechanisms import Mechanism, Plan, flat_norm
-from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Weighted, tensor_of
+from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Total, Weighted, tensor_of
 from lit_epgan.engine.runner import WEIGHT
 from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
 from lit_epgan.errors import UserError

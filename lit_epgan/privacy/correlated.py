@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.collectives import gather_objects
 from lit_epgan.engine.mechanisms import Plan
+from lit_epgan.engine.messages import Total
 from lit_epgan.engine.samplers import Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.book import Account

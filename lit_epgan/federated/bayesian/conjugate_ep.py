@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Report, Rounds, Server, Work
+from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, merged
 from lit_epgan.errors import UserError
-from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
-from lit_epgan.inference.gaussian import FullGaussianFactor, GaussianFactor, ImproperFactorError
+from lit_epgan.federated.bayesian.gaussian_tensors import tensors_of
+from lit_epgan.inference.gaussian import FullGaussianFactor, ImproperFactorError
 
-Q = GaussianSites("conjugate.", FullGaussianFactor)
+Q = "conjugate."
 LARGEST = 1000  # parameters: a precision matrix of 8 MB, and as many passes over a client's records
 TOLERANCE = 1e-2  # relative: single precision leaves 1e-3 on badly scaled features
 
@@ -40,6 +40,15 @@ class ConjugateEP(Algorithm):
             the reports so far leave q improper.
     """
 
+    class Report(Message):
+        """What leaves a client.
+
+        Attributes:
+            site: g_k the first time, 1 from then on.
+        """
+
+        site: FullGaussianFactor = merged("product", FullGaussianFactor)
+
     def __init__(self, prior_precision: float = 0.0, temperature: float = 1.0) -> None:
         if not prior_precision >= 0 or not temperature > 0:
             raise UserError(
@@ -62,57 +71,44 @@ class ConjugateEP(Algorithm):
                 f"{LARGEST}: use ExpectationPropagation, whose sites are diagonal"
             )
         precision = self.prior_precision * torch.eye(len(initial)).to(initial)
-        Q.start(server.state, FullGaussianFactor(precision, self.prior_precision * initial))
+        prior = FullGaussianFactor(precision, self.prior_precision * initial)
+        server.state |= tensors_of(prior, Q) | server.state
 
-    def posterior(self, server: Server) -> GaussianFactor:
+    def posterior(self, server: Server) -> FullGaussianFactor:
         """q, with a full precision matrix (d, d), in float64."""
-        return Q.of(server.state)
+        return FullGaussianFactor(server.state[f"{Q}precision"], server.state[f"{Q}precision_mean"])
 
     def round(self, server: Server) -> Rounds:
         """Whoever has not reported its site does; q's mean is the model."""
-        total = yield Exchange({}, question="site", training=False)
-        Q.update(server.state, total)
+        report = yield Exchange({}, question="site", training=False)
+        q = self.posterior(server) * report.site
+        server.state |= tensors_of(q, Q)
         try:
-            server.parameters.copy_(self.posterior(server).mean)
+            server.parameters.copy_(q.mean)
         except ImproperFactorError as error:
             raise UserError(
                 "ConjugateEP: the records of the clients so far do not determine the parameters; set prior_precision "
                 "above 0, or let all clients take part in the first round"
             ) from error
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The exact site."""
-        return [ExactSite(client, received, self.temperature)]
+    def site(self, client: Client, sent: Broadcast) -> "ConjugateEP.Report":
+        """The exact site once, from gradients of the client's whole loss; then no change."""
+        origin = torch.zeros_like(client.parameters)
+        if "reported" in client.state:
+            return self.Report(site=FullGaussianFactor.uniform(origin.double()))
+        client.state["reported"] = torch.ones(1)
 
+        def gradient(point: Tensor) -> Tensor:
+            client.flat.load(point)
+            return client.gradient().double()
 
-class ExactSite(Work):
-    """A client's site from gradients of its whole loss."""
-
-    def __init__(self, client: Client, received: Broadcast, temperature: float) -> None:
-        super().__init__(client, received)
-        self.temperature = temperature
-
-    def report(self) -> Report:
-        """The site once, then no change."""
-        origin = torch.zeros_like(self.client.parameters)
-        if "reported" in self.client.state:
-            return Q.report(FullGaussianFactor.uniform(origin.double()))
-        self.client.state["reported"] = torch.ones(1)
-        return Q.report(self._site(origin))
-
-    def _site(self, origin: Tensor) -> FullGaussianFactor:
-        at_origin = self._gradient(origin)
-        columns = [self._gradient(e) - at_origin for e in torch.eye(len(origin)).to(origin)]
-        hessian = torch.stack(columns, 1)
+        at_origin = gradient(origin)
+        hessian = torch.stack([gradient(e) - at_origin for e in torch.eye(len(origin)).to(origin)], 1)
         foreseen = hessian.sum(1) + at_origin
-        if not torch.allclose(self._gradient(origin + 1), foreseen, 0, TOLERANCE * float(hessian.abs().max())):
+        if not torch.allclose(gradient(origin + 1), foreseen, 0, TOLERANCE * float(hessian.abs().max())):
             raise UserError(
-                f"the loss of {type(self.client.module).__name__} is not quadratic in its parameters, so that its "
+                f"the loss of {type(client.module).__name__} is not quadratic in its parameters, so that its "
                 "site is no Gaussian: use ExpectationPropagation"
             )
-        scale = self.client.weight / self.temperature
-        return FullGaussianFactor(scale * (hessian + hessian.T) / 2, -scale * at_origin)
-
-    def _gradient(self, point: Tensor) -> Tensor:
-        self.client.flat.load(point)
-        return self.client.gradient().double()
+        scale = client.records / self.temperature
+        return self.Report(site=FullGaussianFactor(scale * (hessian + hessian.T) / 2, -scale * at_origin))

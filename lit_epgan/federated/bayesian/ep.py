@@ -1,5 +1,8 @@
 """Expectation propagation in parameter space, with a Gaussian site factor for each client."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -7,24 +10,18 @@ from lit_epgan.engine import (
     Algorithm,
     Broadcast,
     Client,
-    Count,
     Exchange,
+    Message,
     OptimizedParameters,
-    Report,
     Rounds,
     Server,
-    Training,
-    Work,
+    merged,
     scalar,
 )
 from lit_epgan.errors import UserError
-from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
-from lit_epgan.federated.bayesian.laplace import LaplaceSites
-from lit_epgan.federated.bayesian.site_rule import SiteRule
+from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site, tensors_of
+from lit_epgan.federated.bayesian.site_rules import LaplaceSites, SiteRule
 from lit_epgan.inference.gaussian import GaussianFactor, damped
-
-NORMALISERS = ("normaliser", "mean_records", "cohort")
-Q = GaussianSites()
 
 
 class ExpectationPropagation(Algorithm):
@@ -62,6 +59,23 @@ class ExpectationPropagation(Algorithm):
         UserError: if an argument is out of its range.
     """
 
+    class Report(Message):
+        """What leaves a client; in the first round its site follows once everybody's normalisers are known.
+
+        Attributes:
+            normaliser: mean of its statistic over each optimizer's parameters (optimizers,).
+            records: n_k.
+            site: its new site over the old one; the new one itself where sites are tied.
+            new: whether it has had no site before.
+            cohort: 1; 0 of a client that has learnt nothing.
+        """
+
+        normaliser: Tensor | None = merged("sum", default=None)
+        records: float | None = merged("records", default=None)
+        site: GaussianFactor | None = merged("product", GaussianFactor, default=None)
+        new: float | None = merged("count", default=None)
+        cohort: float = merged("count")
+
     def __init__(
         self,
         prior_scale: float = 300.0,
@@ -82,18 +96,19 @@ class ExpectationPropagation(Algorithm):
         self.damping = damping
         self.tied = tied
 
+    # The server ------------------------------------------------------------------------------------------------------
+
     def start(self, server: Server) -> None:
         """q = p0, no sites."""
-        precision = torch.full_like(server.parameters, self.prior_precision, dtype=torch.float64)
-        prior = GaussianFactor(precision, precision * server.parameters)
-        if self.tied and "prior_precision_mean" not in server.state:
-            server.state["prior_precision_mean"] = prior.precision_mean.clone()
-        server.state.setdefault("sites", scalar(0).to(precision.device))
-        Q.start(server.state, prior)
+        state, prior = server.state, self._prior_at(server.parameters)
+        if self.tied:
+            state.setdefault("prior_precision_mean", prior.precision_mean.clone())
+        state.setdefault("sites", scalar(0).to(prior.precision.device))
+        state |= tensors_of(prior) | state
 
     def posterior(self, server: Server) -> GaussianFactor:
         """q, the product of the prior and all sites, in float64."""
-        return Q.of(server.state)
+        return factor_of(server.state)
 
     def prior(self, tensors: Broadcast) -> GaussianFactor:
         """p0, in float64; kept by the server, and sent once, where sites are tied."""
@@ -104,193 +119,131 @@ class ExpectationPropagation(Algorithm):
         """One a round, and that of the normalisers in the first."""
         return super().exchanges(start, stop) + (start == 0)
 
+    def broadcast(self, server: Server) -> Broadcast:
+        """q, whose mean is the server's model; the model itself where q has no mean yet, or the module moved it."""
+        state, model = server.state, server.parameters
+        names = ("sites", "normaliser", "mean_records", "prior_precision_mean")
+        sent = {name: state[name] for name in names if name in state}
+        if not state["sites"]:
+            return {**sent, "parameters": model}
+        q = factor_of(state)
+        moved = not torch.equal(model, q.mean.to(model.dtype))
+        return {**sent, **tensors_of(q), **({"parameters": model} if moved else {})}
+
     def round(self, server: Server) -> Rounds:
         """q out, the sites' changes back; in the first round the normalisers before them."""
-        state = server.state
+        state, q = server.state, factor_of(server.state)
         kept = {"prior_precision_mean": 0} if self.tied else {}
-        total = yield Exchange(self._sent(server), kept=kept)
-        if float(total["cohort"]) == 0:  # no client took a step
+        report = yield Exchange(self.broadcast(server), kept=kept)
+        if float(report.cohort) == 0:  # no client took a step
             return
-        normalisers = {name: total[name] for name in NORMALISERS}
+        means = {"normaliser": report.normaliser / report.cohort, "mean_records": report.records / report.cohort}
         if "normaliser" not in state:
-            total = yield Exchange(normalisers, question="site", training=False)
+            report = yield Exchange(means, question="late_site", training=False)
         if self.tied:
-            share = float(total["cohort"]) / server.clients
             # q / p0 = g^K, so (g^(1 - d m/K) (prod g_k)^(d/K))^K
-            prior = self.prior(state)
-            left = (Q.of(state) / prior) ** (1 - self.damping * share)
-            Q.keep(state, prior * left * Q.of(total.sums) ** self.damping)
-            state["sites"] = state["sites"] * (1 - share) + total["cohort"]
+            share, prior = float(report.cohort) / server.clients, self.prior(state)
+            q = prior * (q / prior) ** (1 - self.damping * share) * report.site**self.damping
+            state["sites"] = state["sites"] * (1 - share) + report.cohort
         else:
-            Q.update(state, total)
-            state["sites"] += total["sites"]
-        state.update(normalisers)
-        server.parameters.copy_(Q.of(state).mean)
+            q = q * report.site
+            state["sites"] += report.new
+        state |= tensors_of(q) | means
+        server.parameters.copy_(q.mean)
 
-    def _sent(self, server: Server) -> Broadcast:
-        """q, whose mean is the server's model; the model itself where q has no mean yet, or the module moved it."""
-        state, dtype = server.state, server.parameters.dtype
-        names = ["sites", *(["prior_precision_mean"] if self.tied else [])]
-        sent = {name: state[name] for name in (*names, *NORMALISERS) if name in state}
-        if not state["sites"]:
-            return {**sent, "parameters": server.parameters}
-        moved = not torch.equal(server.parameters, Q.of(state).mean.to(dtype))
-        return {**sent, **Q.broadcast(state), **({"parameters": server.parameters} if moved else {})}
+    # A client --------------------------------------------------------------------------------------------------------
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """Training towards the tilted distribution; the site by itself where it had to wait for the normalisers."""
-        return [(TiltedTraining if question == "train" else LateSite)(self, client, received)]
+    def train(self, client: Client, sent: Broadcast) -> "ExpectationPropagation.Report":
+        """Steps towards the tilted distribution; then the site, or what it will be made of is kept."""
+        rule, q = self.sites, self._posterior(sent)
+        start = sent.get("parameters")
+        if start is None:
+            start = client.remember("q.mean", lambda: q.mean.to(client.flat.dtype))
+        rule.begin(client)
+        pulls = self._pulls(client, *self.cavity(client, sent))
 
+        def pull(part: OptimizedParameters) -> None:
+            for theta, (towards, shrink) in zip(part.live, pulls.get(part.index, ()), strict=False):
+                torch.addcmul(towards, theta, shrink, out=theta)
 
-class SiteReport:
-    """What a client's site is, and how it changes q, from a statistic and a centre of its training.
-
-    Args:
-        settings: the algorithm.
-        client: who reports.
-        received: q and the normalisers.
-    """
-
-    def __init__(self, settings: ExpectationPropagation, client: Client, received: Broadcast) -> None:
-        self.settings, self.client, self.received = settings, client, received
-
-    @property
-    def posterior(self) -> GaussianFactor:
-        """q; before the first site it is p0, which is not sent."""
-        if Q.known(self.received):
-            return Q.of(self.received)
-        initial = self.received["parameters"].double()
-        precision = torch.full_like(initial, self.settings.prior_precision)
-        return GaussianFactor(precision, precision * initial)
-
-    def site(self) -> GaussianFactor:
-        """The client's site factor in q; uniform before its first report."""
-        if self.settings.tied:
-            return (self.posterior / self.settings.prior(self.received)) ** (1 / self.client.clients)
-        return Q.own(self.client.state, self.client.parameters.double())
-
-    def cavity(self) -> GaussianFactor:
-        """q without the client's site."""
-        return self.posterior / self.site()
-
-    def others(self) -> float:
-        """How many sites of others the cavity holds."""
-        sites, clients = float(self.received["sites"]), self.client.clients
-        return sites * (clients - 1) / clients if self.settings.tied else sites - Q.known(self.client.state)
-
-    def normalisers(self, statistic: Tensor) -> Report:
-        """Sums that relative precisions need: means of the ``statistic`` (d,), records, clients."""
-        means = [
-            sum(float(part.sum()) for part in optimized.parts(statistic))
-            / max(1, sum(s.stop - s.start for s in optimized.slices))
-            for optimized in self.client.optimized
-        ]
-        return {
-            "normaliser": torch.tensor(means, dtype=torch.float64),
-            "mean_records": Count(self.client.weight, True),
-            "cohort": Count(1),
-        }
-
-    def of(self, statistic: Tensor, centre: Tensor) -> Report:
-        """The new site, as a change of the old one (as itself where sites are tied); the client keeps it."""
-        precision = self._precision(statistic)
-        new = GaussianFactor(precision, precision * centre)
-        if self.settings.tied:
-            return {**Q.report(new), "cohort": Count(1)}
-        old, first = self.site(), not Q.known(self.client.state)
-        new = damped(old, new, self.settings.damping)
-        Q.keep(self.client.state, new)
-        return {**Q.report(new / old), "sites": Count(first), "cohort": Count(1)}
-
-    def unchanged(self) -> Report:
-        """Of a client that has learnt nothing: it counts neither in q nor in the normalisers."""
-        return {
-            **Q.report(GaussianFactor.uniform(self.client.parameters.double())),
-            "normaliser": torch.zeros(len(self.client.optimized), dtype=torch.float64),
-            **{name: Count(0) for name in ("mean_records", "cohort", "sites")},
-        }
-
-    def _precision(self, statistic: Tensor) -> Tensor:
-        received, rule = self.received, self.settings.sites
-        means = received["normaliser"] / received["cohort"]
-        relative = torch.ones_like(statistic, dtype=torch.float64)
-        statistic = statistic.double()
-        for optimized, mean in zip(self.client.optimized, means.tolist(), strict=True):
-            for part in optimized.slices:
-                relative[part] = rule.relative_precision(statistic[part], mean)
-        records = float(received["mean_records"] / received["cohort"])
-        return relative.clamp_(*rule.clip) * (self.client.weight / records)
-
-
-class TiltedTraining(Training):
-    """The client's own steps, each followed by a step towards the cavity; at the end its new site."""
-
-    def __init__(self, settings: ExpectationPropagation, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings, self.rule = settings, settings.sites
-        self.reports = SiteReport(settings, client, received)
-
-    def start(self) -> Tensor:
-        """q's mean, or the model where it came by itself."""
-        if "parameters" in self.received:
-            return self.received["parameters"]
-        return self.client.remember("q.mean", lambda: self.reports.posterior.mean.to(self.client.flat.dtype))
-
-    def begin(self) -> None:
-        """The cavity, and from it the proximal step's factors for each optimizer."""
-        self.rule.begin(self.client)
-        self._pull: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        others, settings = self.reports.others(), self.settings
-        if others == 0 and settings.prior_precision == 0:
-            return
-        cavity, dtype = self.reports.cavity(), self.client.flat.dtype
-        for optimized in self.client.optimized:
-            c = optimized.lr * settings.prior_scale * cavity.precision / (others or 1.0)
-            shrink = 1 / (1 + c)
-            # c mu / (1 + c), without dividing by a precision that p0 may leave at zero
-            pull = optimized.lr * settings.prior_scale / (others or 1.0) * cavity.precision_mean * shrink
-            parts = zip(optimized.parts(pull.to(dtype)), optimized.parts(shrink.to(dtype)), strict=True)
-            self._pull[optimized.index] = list(parts)
-
-    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
-        """The rule looks at the gradients."""
-        self.rule.adjust_gradients(self.client, optimized)
-
-    def after_step(self, optimized: OptimizedParameters) -> None:
-        """theta <- (theta + c mu) / (1 + c)."""
-        for theta, (pull, shrink) in zip(optimized.live, self._pull.get(optimized.index, ()), strict=False):
-            torch.addcmul(pull, theta, shrink, out=theta)
-
-    def after_local_step(self) -> None:
-        """The rule looks at the parameters."""
-        self.rule.after_local_step(self.client)
-
-    def report(self) -> Report:
-        """The normalisers and the site; where they are not known yet, what the site will be made of is kept."""
-        client, rule = self.client, self.rule
+        gradient, after_local_step = partial(rule.gradient, client), partial(rule.after_local_step, client)
+        client.fit(start, gradient=gradient, after_step=pull, after_local_step=after_local_step)
         if not rule.knows(client):
-            rule.end_round(client, keep=not self.settings.tied)
-            return self.reports.unchanged()
-        statistic, centre = rule.statistic(client), rule.centre(client)
-        report = dict(self.reports.normalisers(statistic))
-        if "normaliser" in self.received:
-            report |= self.reports.of(statistic, centre)
+            report = self._unchanged(client)
         else:
-            client.state |= {"late.statistic": statistic.clone(), "late.centre": centre.clone()}
-        rule.end_round(client, keep=not self.settings.tied)
+            statistic, centre, site = rule.statistic(client), rule.centre(client), dict[str, Any]()
+            if "normaliser" in sent:
+                site = self._new_site(client, sent, statistic, centre)
+            else:
+                client.state |= {"late.statistic": statistic.clone(), "late.centre": centre.clone()}
+            means = torch.tensor([_mean(part.parts(statistic)) for part in client.optimized], dtype=torch.float64)
+            report = self.Report(normaliser=means, records=client.records, cohort=1, **site)
+        rule.end_round(client, keep=not self.tied)
         return report
 
-
-class LateSite(Work):
-    """The site of a training that is over, once everybody's normalisers are known."""
-
-    def __init__(self, settings: ExpectationPropagation, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.reports = SiteReport(settings, client, received)
-
-    def report(self) -> Report:
-        """The site's change."""
-        state = self.client.state
+    def late_site(self, client: Client, sent: Broadcast) -> "ExpectationPropagation.Report":
+        """The site of a training that is over, once everybody's normalisers are known."""
+        state = client.state
         if "late.statistic" not in state:
-            return self.reports.unchanged()
-        return self.reports.of(state.pop("late.statistic"), state.pop("late.centre"))
+            return self._unchanged(client)
+        site = self._new_site(client, sent, state.pop("late.statistic"), state.pop("late.centre"))
+        return self.Report(cohort=1, **site)
+
+    def cavity(self, client: Client, sent: Broadcast) -> tuple[GaussianFactor, float]:
+        """q without the client's site, and how many sites of others it holds."""
+        sites = float(sent["sites"])
+        others = sites * (client.clients - 1) / client.clients if self.tied else sites - ("precision" in client.state)
+        return self._posterior(sent) / self._site(client, sent), others
+
+    def _site(self, client: Client, sent: Broadcast) -> GaussianFactor:
+        """The client's site factor in q; uniform before its first report."""
+        if self.tied:
+            return (self._posterior(sent) / self.prior(sent)) ** (1 / client.clients)
+        return own_site(client.state, client.parameters.double())
+
+    def _posterior(self, sent: Broadcast) -> GaussianFactor:
+        """q; before the first site it is p0, which is not sent."""
+        return factor_of(sent) if "precision" in sent else self._prior_at(sent["parameters"])
+
+    def _prior_at(self, initial: Tensor) -> GaussianFactor:
+        precision = torch.full_like(initial, self.prior_precision, dtype=torch.float64)
+        return GaussianFactor(precision, precision * initial)
+
+    def _pulls(self, client: Client, cavity: GaussianFactor, others: float) -> dict[int, list[tuple[Tensor, Tensor]]]:
+        """By optimizer c mu / (1 + c) and 1 / (1 + c) in step with its live parameters; none where q is uniform."""
+        if others == 0 and self.prior_precision == 0:
+            return {}
+        pulls, dtype = {}, client.flat.dtype
+        for part in client.optimized:
+            strength = part.lr * self.prior_scale / (others or 1.0)
+            shrink = 1 / (1 + part.lr * self.prior_scale * cavity.precision / (others or 1.0))
+            # c mu / (1 + c), without dividing by a precision that p0 may leave at zero
+            towards = strength * cavity.precision_mean * shrink
+            pulls[part.index] = list(zip(part.parts(towards.to(dtype)), part.parts(shrink.to(dtype)), strict=True))
+        return pulls
+
+    def _new_site(self, client: Client, sent: Broadcast, statistic: Tensor, centre: Tensor) -> dict[str, Any]:
+        """A report's fields: the new site, as a change of the old one unless sites are tied; the client keeps it."""
+        rule, statistic = self.sites, statistic.double()
+        relative = torch.ones_like(statistic)
+        for part, mean in zip(client.optimized, sent["normaliser"].tolist(), strict=True):
+            for where in part.slices:
+                relative[where] = rule.relative_precision(statistic[where], mean)
+        precision = relative.clamp_(*rule.clip) * (client.records / float(sent["mean_records"]))
+        new = GaussianFactor(precision, precision * centre)
+        if self.tied:
+            return {"site": new}
+        first, old = "precision" not in client.state, self._site(client, sent)
+        new = damped(old, new, self.damping)
+        client.state |= tensors_of(new)
+        return {"site": new / old, "new": first}
+
+    def _unchanged(self, client: Client) -> "ExpectationPropagation.Report":
+        """Of a client that has learnt nothing: it counts neither in q nor in the normalisers."""
+        uniform = GaussianFactor.uniform(client.parameters.double())
+        zeros = torch.zeros(len(client.optimized), dtype=torch.float64)
+        return self.Report(normaliser=zeros, records=0, site=uniform, new=0, cohort=0)
+
+
+def _mean(parts: list[Tensor]) -> float:
+    return sum(float(part.sum()) for part in parts) / max(1, sum(part.numel() for part in parts))

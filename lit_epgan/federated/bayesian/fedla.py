@@ -1,21 +1,9 @@
 """FedLA: every client's posterior by an online Laplace approximation, merged by precision."""
 
 import torch
+from torch import Tensor
 
-from lit_epgan.engine import (
-    Algorithm,
-    Broadcast,
-    Client,
-    Count,
-    Exchange,
-    OptimizedParameters,
-    Report,
-    Rounds,
-    Server,
-    Training,
-    Weighted,
-    Work,
-)
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters, Server, merged
 from lit_epgan.errors import UserError
 
 
@@ -42,6 +30,19 @@ class FedLA(Algorithm):
         UserError: if an argument is out of its range.
     """
 
+    class Report(Message):
+        """What leaves a client.
+
+        Attributes:
+            precision: P_k (d,).
+            pull: P_k (theta_k - theta) (d,).
+            fisher: F_k (d,).
+        """
+
+        precision: Tensor = merged("mean")
+        pull: Tensor = merged("mean")
+        fisher: Tensor = merged("mean")
+
     def __init__(self, strength: float = 0.1, floor: float = 1e-8) -> None:
         if not strength >= 0 or not floor > 0:
             raise UserError(f"FedLA's strength and floor are {strength} and {floor}; give strength >= 0 and floor > 0")
@@ -52,51 +53,32 @@ class FedLA(Algorithm):
         """L = 0."""
         server.state.setdefault("precision", torch.zeros_like(server.parameters))
 
-    def round(self, server: Server) -> Rounds:
-        """theta and L out; back, with each client's precision, its change weighted by it and its Fisher information."""
-        total = yield Exchange({"parameters": server.parameters, "precision": server.state["precision"]})
-        server.parameters += total["pull"] / total["precision"]
-        server.state["precision"] = total.mean("fisher").to(server.parameters.dtype)
+    def broadcast(self, server: Server) -> Broadcast:
+        """theta and L."""
+        return {"parameters": server.parameters, "precision": server.state["precision"]}
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """Training under the server's Gaussian."""
-        return [OnlineLaplace(self, client, received)]
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """Steps with g <- g + lambda L (theta' - theta), and F_k, the mean of g^2 before that."""
+        theta, prior = sent["parameters"], self.strength * sent["precision"]
+        fisher, steps = torch.zeros_like(prior), [0] * len(client.optimized)
 
+        def pull(part: OptimizedParameters) -> None:
+            parameters, gradients = part.with_gradient()
+            if not gradients:
+                return
+            steps[client.optimized.index(part)] += 1
+            torch._foreach_addcmul_(part.flat.views(fisher, parameters), gradients, gradients)
+            drift = torch._foreach_sub([p.detach() for p in parameters], part.flat.views(theta, parameters))
+            torch._foreach_addcmul_(gradients, drift, part.flat.views(prior, parameters))
 
-class OnlineLaplace(Training):
-    """A client's steps with the prior's gradient, and its Fisher information along them."""
+        client.fit(theta, gradient=pull)
+        for part, taken in zip(client.optimized, steps, strict=True):
+            for where in part.slices:
+                fisher[where] /= max(1, taken)
+        precision = fisher + prior + self.floor
+        return self.Report(precision=precision, pull=precision * client.change, fisher=fisher)
 
-    def __init__(self, settings: FedLA, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings = settings
-
-    def begin(self) -> None:
-        """lambda L, and F = 0."""
-        self._prior = self.settings.strength * self.received["precision"]
-        self._fisher = torch.zeros_like(self._prior)
-        self._steps = [0] * len(self.client.optimized)
-
-    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
-        """F <- F + g^2, then g <- g + lambda L (theta' - theta)."""
-        parameters, gradients = optimized.with_gradient()
-        if not gradients:
-            return
-        self._steps[self.client.optimized.index(optimized)] += 1
-        fisher = optimized.flat.views(self._fisher, parameters)
-        torch._foreach_addcmul_(fisher, gradients, gradients)
-        server = optimized.flat.views(self.received["parameters"], parameters)
-        drift = torch._foreach_sub([p.detach() for p in parameters], server)
-        torch._foreach_addcmul_(gradients, drift, optimized.flat.views(self._prior, parameters))
-
-    def report(self) -> Report:
-        """P_k, P_k (theta_k - theta) and F_k, weighted by n_k."""
-        for optimized, steps in zip(self.client.optimized, self._steps, strict=True):
-            for part in optimized.slices:
-                self._fisher[part] /= max(1, steps)
-        precision, weight = self._fisher + self._prior + self.settings.floor, self.client.weight
-        return {
-            "precision": Weighted(precision, weight),
-            "pull": Weighted(precision * self.change(), weight),
-            "fisher": Weighted(self._fisher, weight),
-            "weight": Count(weight, True),
-        }
+    def merge(self, server: Server, report: "FedLA.Report") -> None:
+        """theta <- theta + sum_k n_k P_k (theta_k - theta) / sum_k n_k P_k,   L = sum_k n_k F_k / sum_k n_k."""
+        server.parameters += report.pull / report.precision
+        server.state["precision"] = report.fisher.to(server.parameters.dtype)

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Report, Rounds, Server, Training, Work
+from lit_epgan.engine import Algorithm, Broadcast, Client, Server, merged
 from lit_epgan.errors import UserError
-from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
+from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site, tensors_of
 from lit_epgan.federated.features import Features
 from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.inference.gaussian import GaussianFactor
 from lit_epgan.inference.tilted import tilted_moments, tilted_moments_quadrature
 from lit_epgan.networks.natural_parameter import NaturalParameterNetwork
 
-Q = GaussianSites("latent.")
+Q = "latent."
 
 
 class FedNP(Algorithm):
@@ -58,6 +58,15 @@ class FedNP(Algorithm):
         UserError: if an argument is out of its range, or there is no such submodule.
     """
 
+    class Report(Algorithm.Report):
+        """What leaves a client; beside w's change,
+
+        Attributes:
+            site: its new site over the old one, (latent,).
+        """
+
+        site: GaussianFactor = merged("product", GaussianFactor)
+
     def __init__(
         self,
         features: str,
@@ -94,7 +103,7 @@ class FedNP(Algorithm):
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
         """f's linear function and the natural-parameter network."""
-        width = Features(module, self.features).width
+        self.caught = Features(module, self.features)
         known = [name for name, part in module.named_modules() if name and any(True for _ in part.parameters())]
         if self.classifier not in known:
             raise UserError(
@@ -102,7 +111,7 @@ class FedNP(Algorithm):
                 f"{', '.join(known)}"
             )
         numel = sum(p.numel() for p in module.get_submodule(self.classifier).parameters())
-        self.tilt = nn.Linear(width, 1)
+        self.tilt = nn.Linear(self.caught.width, 1)
         self.network = NaturalParameterNetwork(self.latent, self.hidden, numel)
         return nn.ModuleDict({"tilt": self.tilt, "network": self.network})
 
@@ -113,11 +122,11 @@ class FedNP(Algorithm):
     def start(self, server: Server) -> None:
         """q(z) = N(0, I)."""
         ones = torch.ones(self.latent, dtype=torch.float64, device=server.parameters.device)
-        Q.start(server.state, GaussianFactor(ones, torch.zeros_like(ones)))
+        server.state |= tensors_of(GaussianFactor(ones, torch.zeros_like(ones)), Q) | server.state
 
     def posterior(self, server: Server) -> GaussianFactor:
         """q(z), in float64."""
-        return Q.of(server.state)
+        return factor_of(server.state, Q)
 
     @torch.no_grad()
     def predicted(self, server: Server) -> tuple[Tensor, Tensor]:
@@ -126,84 +135,51 @@ class FedNP(Algorithm):
         mu, sigma_squared = self.network(mean, variance)
         return mu, sigma_squared
 
-    def round(self, server: Server) -> Rounds:
-        """w and q(z) out, their changes back."""
-        total = yield Exchange({"parameters": server.parameters, **Q.broadcast(server.state)})
-        server.parameters += total.mean("parameters")
-        Q.update(server.state, total)
+    def broadcast(self, server: Server) -> Broadcast:
+        """w and q(z)."""
+        return {"parameters": server.parameters, **tensors_of(self.posterior(server), Q)}
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """Training under the neural prior."""
-        return [NeuralPrior(self, client, received)]
+    def train(self, client: Client, sent: Broadcast) -> "FedNP.Report":
+        """Steps under the prior that the network makes of the client's tilted latent; then its new site."""
+        q, old = factor_of(sent, Q), own_site(client.state, sent[f"{Q}precision"], Q)
+        cavity = [t.to(client.flat.dtype) for t in (q / old).moments]
+        classifier = list(client.module.get_submodule(self.classifier).parameters())
+        seen = False
 
+        def expect(batch: Any) -> Any:
+            self.caught.expect(len(batch_rows(batch)))
+            return batch
 
-class NeuralPrior(Training):
-    """A client's steps under the prior that the network makes of its tilted latent; at the end its new site."""
+        def prior_loss() -> Tensor | None:
+            nonlocal seen
+            features = self.caught.take()
+            if features is None:
+                return None
+            seen = True
+            _, mean, variance = self.tilted_moments(*cavity, self.tilt(features).mean().expand(self.latent))
+            mu, sigma_squared = self.network(mean, variance)
+            w = torch.cat([p.flatten() for p in classifier])
+            prior = (w - mu).square() / (2 * sigma_squared)
+            if self.normalised:
+                prior = prior + sigma_squared.log() / 2
+            return self.weight * (prior.mean() + kl_from_standard_normal(mean, variance))
 
-    def __init__(self, settings: FedNP, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings = settings
-        self.features: Features = client.remember("features", lambda: Features(client.module, settings.features))
-
-    def site(self) -> GaussianFactor:
-        """The client's g_k(z), in float64; uniform before its first report."""
-        return Q.own(self.client.state, self.received[Q.precision])
-
-    def begin(self) -> None:
-        """The cavity."""
-        self.features.watch(self.client.module)
-        cavity = Q.of(self.received) / self.site()
-        self._cavity = [t.to(self.client.flat.dtype) for t in cavity.moments]
-        self._classifier = list(self.client.module.get_submodule(self.settings.classifier).parameters())
-        self._seen = False
-
-    def batch(self, batch: Any) -> Any:
-        """The next pass is of these rows."""
-        self.features.expect(len(batch_rows(batch)))
-        return batch
-
-    def extra_loss(self) -> Tensor | None:
-        """lambda [mean_i (w_i - mu_i)^2 / (2 sigma_i^2) + KL(N(m', s') || p)]."""
-        settings, features = self.settings, self.features.take()
-        if features is None:
-            return None
-        self._seen = True
-        mean, variance = self._tilted(settings.tilt(features).mean())
-        mu, sigma_squared = settings.network(mean, variance)
-        w = torch.cat([p.flatten() for p in self._classifier])
-        prior = (w - mu).square() / (2 * sigma_squared)
-        if settings.normalised:
-            prior = prior + sigma_squared.log() / 2
-        return settings.weight * (prior.mean() + kl_from_standard_normal(mean, variance))
-
-    def end(self) -> None:
-        """f over all own records."""
-        client = self.client
-        if self.client.step == 0:
-            return
-        if not self._seen:
-            raise UserError(f"the module's training step makes no pass through the features {self.settings.features!r}")
-        self._f = self.features.mean(client.module, client.data(), self.settings.tilt, client.parameters).double()
-        self.leave()
-
-    def leave(self) -> None:
-        """Watch no more."""
-        self.features.leave()
-
-    def report(self) -> Report:
-        """w's change, and the site's; none of the site's where no step was taken."""
-        if self.client.step == 0:
-            return {**super().report(), **Q.report(GaussianFactor.uniform(self.received[Q.precision]))}
-        old, q = self.site(), Q.of(self.received)
-        f = self._f.expand(self.settings.latent)
-        _, mean, variance = self.settings.tilted_moments(*(q / old).moments, f)
+        with self.caught.watching(client.module):
+            client.fit(sent["parameters"], batch=expect, loss=prior_loss)
+            if client.step == 0:
+                return self.Report(change=client.change, site=GaussianFactor.uniform(q.precision))
+            if not seen:
+                raise UserError(f"the module's training step makes no pass through the features {self.features!r}")
+            f = self.caught.mean(client.module, client.data(), self.tilt, client.parameters).double()
+        _, mean, variance = self.tilted_moments(*(q / old).moments, f.expand(self.latent))
         change = GaussianFactor.from_moments(mean, variance) / q
-        Q.keep(self.client.state, old * change)
-        return {**super().report(), **Q.report(change)}
+        client.state |= tensors_of(old * change, Q)
+        return self.Report(change=client.change, site=change)
 
-    def _tilted(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        _, mean, variance = self.settings.tilted_moments(*self._cavity, f.expand(self.settings.latent))
-        return mean, variance
+    def merge(self, server: Server, report: "FedNP.Report") -> None:
+        """w by FedAvg; q by the product."""
+        super().merge(server, report)
+        server.state |= tensors_of(self.posterior(server) * report.site, Q)
 
 
 def kl_from_standard_normal(mean: Tensor, variance: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import warnings
 
 import torch
 
-from lit_epgan.engine import Algorithm, Broadcast, Client, Count, OptimizedParameters, Report, Training, Weighted, Work
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters
 from lit_epgan.errors import UserError
 from lit_epgan.inference.shrinkage import ShrinkageCovariance
 
@@ -45,51 +45,34 @@ class FedPA(Algorithm):
         self.rho = rho
         self.burn_in_rounds = burn_in_rounds
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """Training whose iterates are samples."""
-        return [PosteriorSampling(self, client, received)]
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """Steps whose averages are samples; then -Sigma_k^-1 (theta - mean_k), and FedAvg's change without a sample."""
+        theta, samples = sent["parameters"], ShrinkageCovariance(self.rho)
+        average, steps = torch.zeros_like(theta), 0
+        sampling = client.round >= self.burn_in_rounds
 
+        def sample(part: OptimizedParameters) -> None:
+            nonlocal steps
+            if part is not client.optimized[-1]:
+                return
+            steps += 1
+            if steps <= self.burn_in:
+                return
+            position = (steps - self.burn_in - 1) % self.every
+            if position == 0:
+                average.copy_(client.parameters)
+            else:
+                average.add_(client.parameters - average, alpha=1 / (position + 1))
+            if position == self.every - 1:
+                samples.add(average)
 
-class PosteriorSampling(Training):
-    """A client's steps, and averages of its iterates as samples of its posterior."""
-
-    def __init__(self, settings: FedPA, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings = settings
-
-    def begin(self) -> None:
-        """No samples yet."""
-        self._samples = ShrinkageCovariance(self.settings.rho)
-        self._steps = 0
-        self._average = torch.zeros_like(self.start())
-
-    def after_step(self, optimized: OptimizedParameters) -> None:
-        """Where the last optimizer has stepped, the iterate joins the running average."""
-        settings, client = self.settings, self.client
-        if optimized is not client.optimized[-1] or client.round < settings.burn_in_rounds:
-            return
-        self._steps += 1
-        position = (self._steps - settings.burn_in - 1) % settings.every
-        if self._steps <= settings.burn_in:
-            return
-        if position == 0:
-            self._average.copy_(client.parameters)
-        else:
-            self._average.add_(client.parameters - self._average, alpha=1 / (position + 1))
-        if position == settings.every - 1:
-            self._samples.add(self._average)
-
-    def report(self) -> Report:
-        """-Sigma_k^-1 (theta - mean_k), weighted by n_k; without a sample, FedAvg's."""
-        client, settings = self.client, self.settings
-        if not self._samples.count:
-            if client.round >= settings.burn_in_rounds:
-                warnings.warn(
-                    f"FedPA has no sample of {client.name}, whose round of {self._steps} steps is shorter than "
-                    f"burn_in + every ({settings.burn_in} + {settings.every}): its report is FedAvg's; set every to "
-                    "fewer steps",
-                    stacklevel=2,
-                )
-            return super().report()
-        change = -self._samples.solve(self.start() - self._samples.mean)
-        return {"parameters": Weighted(change, client.weight), "weight": Count(client.weight, True)}
+        client.fit(theta, after_step=sample if sampling else None)
+        if samples.count:
+            return self.Report(change=-samples.solve(theta - samples.mean))
+        if sampling:
+            warnings.warn(
+                f"FedPA has no sample of {client.name}, whose round of {steps} steps is shorter than burn_in + every "
+                f"({self.burn_in} + {self.every}): its report is FedAvg's; set every to fewer steps",
+                stacklevel=2,
+            )
+        return self.Report(change=client.change)

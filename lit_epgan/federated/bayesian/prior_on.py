@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
-from lit_epgan.engine import Algorithm, Around, Broadcast, Client, OptimizedParameters, Work
+from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Message, OptimizedParameters
 from lit_epgan.errors import UserError
 
 
@@ -29,21 +30,24 @@ class PriorOn(Around):
             raise UserError("PriorOn's networks are none: name at least one submodule.")
         self.networks = tuple(networks)
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """The inner algorithm's work, by a client that has no other optimizers than the networks'."""
-        chosen = client.remember("prior on", lambda: self._chosen(client))
-        seen = replace(client, optimized=[each for each in client.optimized if each.index in chosen])
-        return super().works(question, seen, received)
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """The inner algorithm's training, by a client that has no other optimizers than the networks'."""
+        return super().train(self._restricted(client), sent)
 
-    def _chosen(self, client: Client) -> set[int]:
-        """The optimizers of the networks."""
+    def __getattr__(self, question: str) -> Any:
+        found = super().__getattr__(question)
+        if not callable(found):
+            return found
+        return lambda who, *rest: found(self._restricted(who) if isinstance(who, Client) else who, *rest)
+
+    def _restricted(self, client: Client) -> Client:
         chosen: set[int] = set()
         for network in self.networks:
             own = {each.index for each in client.optimized if _belongs(client.module, each, network)}
             if not own:
                 raise UserError(f"PriorOn's networks: no optimizer trains {network!r}; name a submodule that one does.")
             chosen |= own
-        return chosen
+        return replace(client, optimized=[each for each in client.optimized if each.index in chosen])
 
 
 def _belongs(module: nn.Module, optimized: OptimizedParameters, network: str) -> bool:

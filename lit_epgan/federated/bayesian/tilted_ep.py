@@ -9,31 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_epgan.engine import (
-    Algorithm,
-    Broadcast,
-    Client,
-    Count,
-    Exchange,
-    OptimizedParameters,
-    Report,
-    Rounds,
-    Server,
-    Training,
-    Work,
-    scalar,
-)
+from lit_epgan.engine import Algorithm, Broadcast, Client, OptimizedParameters, Server, merged, scalar
 from lit_epgan.errors import UserError
-from lit_epgan.federated.bayesian.gaussian_sites import GaussianSites
-from lit_epgan.federated.bayesian.tilt import Tilt
+from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site, tensors_of
 from lit_epgan.federated.features import Features
 from lit_epgan.federated.tilted_batch import batch_rows
 from lit_epgan.inference.gaussian import GaussianFactor
 from lit_epgan.inference.tilted import tilted_moments, tilted_moments_printed
-from lit_epgan.inference.tilted_mixture import Moments, TiltedMixture, tilted_sites
+from lit_epgan.inference.tilted_mixture import Moments, TiltedMixture, gumbel_softmax, tilted_sites
 from lit_epgan.randomness import generator_for
 
-Q = GaussianSites("tilted.")
+Q = "tilted."
 LEFT_OUT = "tilted.left_out"
 
 
@@ -84,6 +70,19 @@ class TiltedExpectationPropagation(Algorithm):
         UserError: if an argument is out of its range, or there are no such features.
     """
 
+    class Report(Algorithm.Report):
+        """What leaves a client; beside theta_k's change,
+
+        Attributes:
+            sites: its new sites over the old ones, (J, d).
+            left_out: share of the coordinates that are not tilted.
+            tilted: 1; 0 of a client that has taken no step.
+        """
+
+        sites: GaussianFactor = merged("product", GaussianFactor)
+        left_out: Tensor = merged("sum")
+        tilted: float = merged("count")
+
     def __init__(
         self,
         features: str,
@@ -130,7 +129,8 @@ class TiltedExpectationPropagation(Algorithm):
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
         """f and the components' weights."""
-        self.tilt = Tilt(Features(module, self.features).width, self.hidden, self.components, self.temperature)
+        self.caught = Features(module, self.features)
+        self.tilt = Tilt(self.caught.width, self.hidden, self.components, self.temperature)
         return nn.ModuleDict({"tilt": self.tilt})
 
     def network_optimizer(self, networks: nn.ModuleDict) -> Optimizer:
@@ -143,137 +143,136 @@ class TiltedExpectationPropagation(Algorithm):
         if self.components > 1:
             apart = torch.randn(mean.shape, generator=generator_for(server.seed, "components"))
             mean += self.spread * apart.to(mean)
-        Q.start(
-            server.state, GaussianFactor(torch.full_like(mean, 1 / self.prior_variance), mean / self.prior_variance)
-        )
+        prior = GaussianFactor(torch.full_like(mean, 1 / self.prior_variance), mean / self.prior_variance)
+        server.state |= tensors_of(prior, Q) | server.state
 
     def posterior(self, server: Server) -> GaussianFactor:
         """q_j, (J, d), in float64."""
-        return Q.of(server.state)
+        return factor_of(server.state, Q)
 
-    def round(self, server: Server) -> Rounds:
-        """theta and q out; their changes back."""
+    def broadcast(self, server: Server) -> Broadcast:
+        """theta and q."""
+        return {"parameters": server.parameters, **tensors_of(self.posterior(server), Q)}
+
+    def train(self, client: Client, sent: Broadcast) -> "TiltedExpectationPropagation.Report":
+        """Steps under the tilted prior, which the client's own features tilt; then its new sites, which it keeps."""
+        old, dtype = own_site(client.state, sent[f"{Q}precision"], Q), client.flat.dtype
+        cavity = factor_of(sent, Q) / old
+        priors = {}  # by optimizer; the cavity until it is tilted
+        for part in client.optimized:
+            own = (_gather(t, part).to(dtype) for t in (cavity.precision, cavity.precision_mean))
+            priors[part.index] = TiltedMixture(GaussianFactor(*own), self.moments)
+        vector, tilted = torch.empty_like(client.parameters), False
+
+        def expect(batch: Any) -> Any:
+            if (client.step - 1) % self.tilt_every == 0:
+                self.caught.expect(len(batch_rows(batch)))
+            return batch
+
+        def tilt() -> Tensor | None:
+            nonlocal tilted
+            features = self.caught.take()
+            if features is None:
+                return None
+            f = self.tilt(features if self.train_backbone else features.detach()).mean(0)
+            log_weights, slopes = self.tilt.log_weights(), f.new_zeros(2, self.components)
+            for part in client.optimized:
+                theta = _gather(client.parameters, part)
+                slopes += torch.stack(priors[part.index].tilt(theta, f.detach(), log_weights.detach()))
+            tilted = True
+            # zero, with the gradient of -weight log p(theta): the loss that is logged stays the module's own
+            return self.weight * (slopes * torch.stack([f - f.detach(), log_weights - log_weights.detach()])).sum()
+
+        def add_gradient(part: OptimizedParameters) -> None:
+            """g <- g + weight (theta P - H)."""
+            parameters, gradients = part.with_gradient()
+            if tilted and gradients:
+                theta = _gather(client.parameters, part)
+                pull = priors[part.index].attraction(theta)
+                _scatter(theta * pull.precision - pull.precision_mean, part, vector)
+                torch._foreach_add_(gradients, part.flat.views(vector, parameters), alpha=self.weight)
+
+        def step_towards(part: OptimizedParameters) -> None:
+            """theta <- (theta + c H) / (1 + c P)."""
+            if tilted:
+                theta, c = _gather(client.parameters, part), part.lr * self.weight
+                pull = priors[part.index].attraction(theta)
+                _scatter((theta + c * pull.precision_mean) / (1 + c * pull.precision), part, vector)
+                torch._foreach_copy_(part.live, part.parts(vector))
+
+        proximal = self.step == "proximal"
+        with self.caught.watching(client.module):
+            client.fit(
+                sent["parameters"],
+                batch=expect,
+                loss=tilt,
+                gradient=None if proximal else add_gradient,
+                after_step=step_towards if proximal else None,
+            )
+            if client.step == 0:
+                none = GaussianFactor.uniform(cavity.precision)
+                return self.Report(change=client.change, sites=none, left_out=scalar(0), tilted=0)
+            if not tilted:
+                raise UserError(f"the module's training step makes no pass through the features {self.features!r}")
+            f = self.caught.mean(client.module, client.data(), self.tilt, client.parameters).double()
+        new, left_out = tilted_sites(cavity, f, self.moments)
+        client.state |= {name: tensor.to(dtype) for name, tensor in tensors_of(new, Q).items()}
+        change = own_site(client.state, cavity.precision, Q) / old
+        share = scalar(left_out / new.precision.numel())
+        return self.Report(change=client.change, sites=change, left_out=share, tilted=1)
+
+    def merge(self, server: Server, report: Any) -> None:
+        """theta, f and pi by FedAvg; q_j by the product, whose p0_j moves with theta where it is to."""
         state, before = server.state, server.parameters.to(torch.float64, copy=True)
-        total = yield Exchange({"parameters": server.parameters, **Q.broadcast(state)})
-        server.parameters += total.mean("parameters")
-        Q.update(state, total)
+        super().merge(server, report)
+        q = self.posterior(server) * report.sites
         if self.recentre:
-            state[Q.precision_mean] += (server.parameters - before) / self.prior_variance
+            q.precision_mean.add_((server.parameters - before) / self.prior_variance)
         first = float(state.get(LEFT_OUT, scalar(0))) == 0
-        state[LEFT_OUT] = total[LEFT_OUT] / total["tilted.clients"].clamp(min=1)
+        state |= {**tensors_of(q, Q), LEFT_OUT: report.left_out / report.tilted.clamp(min=1)}
         if first and float(state[LEFT_OUT]) > 0:
             share = f"{float(state[LEFT_OUT]):.1%}"
             warnings.warn(f"{share} of the tilted coordinates have no {self.variant} moments: not tilted", stacklevel=2)
 
-    def works(self, question: str, client: Client, received: Broadcast) -> list[Work]:
-        """Training under the tilted prior."""
-        return [TiltedPrior(self, client, received)]
+
+class Tilt(nn.Module):
+    """f (rows, J) of features (rows, width), and log weights (J,) of the components, both learned.
+
+    Args:
+        width: number of features.
+        hidden: width of f's hidden layer; 0 is a linear f.
+        components: J.
+        temperature: of the weights' Gumbel-softmax.
+    """
+
+    def __init__(self, width: int, hidden: int, components: int, temperature: float) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(width, hidden), nn.ReLU()) if hidden else nn.Identity()
+        self.outer = nn.Linear(hidden or width, components)
+        self.temperature = temperature
+        # one component needs no weights, and draws no noise for them
+        self.logits = nn.Parameter(torch.zeros(components)) if components > 1 else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """f (rows, J) of features (rows, width)."""
+        f: Tensor = self.outer(self.inner(features.to(self.outer.weight.dtype)))
+        return f
+
+    def log_weights(self) -> Tensor:
+        """log pi (J,): a draw of the relaxed weights."""
+        if self.logits is None:
+            return torch.zeros_like(self.outer.bias)
+        return gumbel_softmax(self.logits, self.temperature)
 
 
-class TiltedPrior(Training):
-    """A client's steps under the tilted prior, which its own features tilt; at the end its new sites."""
-
-    def __init__(self, settings: TiltedExpectationPropagation, client: Client, received: Broadcast) -> None:
-        super().__init__(client, received)
-        self.settings, self.tilt = settings, settings.tilt
-        self.features: Features = client.remember("features", lambda: Features(client.module, settings.features))
-
-    def site(self) -> GaussianFactor:
-        """The client's g_kj, (J, d), in float64; uniform before its first report."""
-        return Q.own(self.client.state, self.received[Q.precision])
-
-    def begin(self) -> None:
-        """The cavity is the prior until it is tilted."""
-        self.features.watch(self.client.module)
-        cavity, dtype = Q.of(self.received) / self.site(), self.client.flat.dtype
-        self._priors: dict[int, TiltedMixture] = {}
-        for optimized in self.client.optimized:
-            parts = (_gather(t, optimized).to(dtype) for t in (cavity.precision, cavity.precision_mean))
-            self._priors[optimized.index] = TiltedMixture(GaussianFactor(*parts), self.settings.moments)
-        self._moved = torch.empty_like(self.client.parameters)
-        self._tilted = False
-
-    def batch(self, batch: Any) -> Any:
-        """The next pass is of these rows."""
-        if self.client.step % self.settings.tilt_every == 0:
-            self.features.expect(len(batch_rows(batch)))
-        return batch
-
-    def extra_loss(self) -> Tensor | None:
-        """Zero, with the gradient of -weight log p(theta) in f and the weights."""
-        settings, features = self.settings, self.features.take()
-        if features is None:
-            return None
-        f = self.tilt(features if settings.train_backbone else features.detach()).mean(0)
-        log_weights = self.tilt.log_weights()
-        theta, slopes = self.client.parameters, f.new_zeros(2, settings.components)
-        for optimized in self.client.optimized:
-            own = _gather(theta, optimized)
-            slopes += torch.stack(self._priors[optimized.index].tilt(own, f.detach(), log_weights.detach()))
-        self._tilted = True
-        # zero, with the prior's gradient: the loss that is logged stays the module's own
-        return settings.weight * (slopes * torch.stack([f - f.detach(), log_weights - log_weights.detach()])).sum()
-
-    def adjust_gradients(self, optimized: OptimizedParameters) -> None:
-        """g <- g + weight (theta P - H)."""
-        parameters, gradients = optimized.with_gradient()
-        if self.settings.step == "loss" and self._tilted and gradients:
-            theta = _gather(self.client.parameters, optimized)
-            pull = self._priors[optimized.index].attraction(theta)
-            slope = self._scatter(theta * pull.precision - pull.precision_mean, optimized)
-            torch._foreach_add_(gradients, optimized.flat.views(slope, parameters), alpha=self.settings.weight)
-
-    def after_step(self, optimized: OptimizedParameters) -> None:
-        """theta <- (theta + c H) / (1 + c P)."""
-        if self.settings.step == "proximal" and self._tilted:
-            theta, c = _gather(self.client.parameters, optimized), optimized.lr * self.settings.weight
-            pull = self._priors[optimized.index].attraction(theta)
-            moved = self._scatter((theta + c * pull.precision_mean) / (1 + c * pull.precision), optimized)
-            torch._foreach_copy_(optimized.live, optimized.parts(moved))
-
-    def end(self) -> None:
-        """f over all own records."""
-        client = self.client
-        if self.client.step == 0:
-            return
-        if not self._tilted:
-            raise UserError(f"the module's training step makes no pass through the features {self.settings.features!r}")
-        self._f = self.features.mean(client.module, client.data(), self.tilt, client.parameters).double()
-        self.leave()
-
-    def leave(self) -> None:
-        """Watch no more."""
-        self.features.leave()
-
-    def report(self) -> Report:
-        """theta's change, and the sites'; the client keeps its sites in the parameters' precision.
-
-        Without a step there is no change.
-        """
-        if self.client.step == 0:
-            change = GaussianFactor.uniform(self.received[Q.precision].flatten())
-            counts: Report = {LEFT_OUT: scalar(0), "tilted.clients": Count(0)}
-            return {**super().report(), **Q.report(change), **counts}
-        state, dtype, old = self.client.state, self.client.flat.dtype, self.site()
-        new, left_out = tilted_sites(Q.of(self.received) / old, self._f, self.settings.moments)
-        Q.keep(state, GaussianFactor(new.precision.to(dtype), new.precision_mean.to(dtype)))
-        change = self.site() / old
-        return {
-            **super().report(),
-            **Q.report(GaussianFactor(change.precision.flatten(), change.precision_mean.flatten())),
-            LEFT_OUT: scalar(left_out / new.precision.numel()),
-            "tilted.clients": Count(1),
-        }
-
-    def _scatter(self, values: Tensor, optimized: OptimizedParameters) -> Tensor:
-        """A flat vector (d,) with one optimizer's values at their places."""
-        sizes = [part.stop - part.start for part in optimized.slices]
-        for part, value in zip(optimized.slices, values.split(sizes), strict=True):
-            self._moved[part] = value
-        return self._moved
-
-
-def _gather(vectors: Tensor, optimized: OptimizedParameters) -> Tensor:
+def _gather(vectors: Tensor, part: OptimizedParameters) -> Tensor:
     """One optimizer's part (..., n) of flat vectors (..., d); a view where it is in one piece."""
-    parts = [vectors[..., part] for part in optimized.slices]
+    parts = [vectors[..., where] for where in part.slices]
     return parts[0] if len(parts) == 1 else torch.cat([vectors[..., :0], *parts], -1)
+
+
+def _scatter(values: Tensor, part: OptimizedParameters, into: Tensor) -> None:
+    """Put one optimizer's values (n,) at their places in a flat vector (d,)."""
+    sizes = [where.stop - where.start for where in part.slices]
+    for where, value in zip(part.slices, values.split(sizes), strict=True):
+        into[where] = value

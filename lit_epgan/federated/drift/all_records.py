@@ -1,5 +1,7 @@
 """How many records all clients hold together, for algorithms whose server sums over everybody and asks a few."""
 
+from typing import Any
+
 from torch import Tensor
 
 from lit_epgan.engine import Message, Server, merged, scalar
@@ -27,11 +29,11 @@ def begin_counting(server: Server) -> None:
         server.state.setdefault(name, scalar(0))
 
 
-def count(server: Server, report: Counted) -> None:
+def count(server: Server, report: Any) -> None:
     """Take in who has presented themselves."""
     for name, new in ((KNOWN, report.new), (WEIGHT, report.new_records)):
         known = server.state[name]
-        server.state[name] = known + new.to(known.device)  # type: ignore[union-attr]
+        server.state[name] = known + new.to(known.device)
 
 
 def all_records(server: Server) -> float:

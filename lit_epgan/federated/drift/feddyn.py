@@ -1,5 +1,7 @@
 """FedDyn: every client's loss is changed, round by round, until its minimum is everybody's."""
 
+from typing import Any
+
 import torch
 
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters, Server
@@ -44,7 +46,8 @@ class FedDyn(Algorithm):
         server.state.setdefault(SLOPE, torch.zeros_like(server.parameters))
         begin_counting(server)
 
-    Report = Counted
+    class Report(Counted):
+        """What leaves a client."""
 
     def train(self, client: Client, sent: Broadcast) -> Message:
         """Steps down the changed loss: g <- g - g_k + alpha (theta_k - theta); then g_k, of a client that has moved."""
@@ -63,7 +66,7 @@ class FedDyn(Algorithm):
         new = moved and own is None
         return self.Report(change=client.change, new=new, new_records=client.records * new)
 
-    def merge(self, server: Server, report: Counted) -> None:
+    def merge(self, server: Server, report: Any) -> None:
         """h <- h - alpha sum_S p_k (theta_k - theta);  theta <- mean_S theta_k - h / alpha."""
         count(server, report)
         slopes = server.state[SLOPE]

@@ -74,7 +74,7 @@ class FedNova(Algorithm):
         direction = client.change / norm if norm else client.change
         return self.Report(direction=direction, norm=client.records * norm)
 
-    def merge(self, server: Server, report: "FedNova.Report") -> None:
+    def merge(self, server: Server, report: Any) -> None:
         """theta <- theta + (sum_k p_k ||a_k||) sum_k p_k (theta_k - theta) / ||a_k||."""
         server.parameters += report.norm / report.weight * report.direction
 

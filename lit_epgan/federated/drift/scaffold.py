@@ -1,6 +1,6 @@
 """SCAFFOLD: control variates take the clients' drift out of their steps."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class SCAFFOLD(Algorithm):
         client.state["control"] = renewed
         return self.Report(change=client.change, control=renewed - own, new=new, new_records=client.records * new)
 
-    def merge(self, server: Server, report: "SCAFFOLD.Report") -> None:
+    def merge(self, server: Server, report: Any) -> None:
         """theta <- theta + lr mean (theta_k - theta);  c <- c + sum_S n_k (c_k+ - c_k) / sum_all n."""
         server.parameters += self.lr * report.change
         control, before = server.state["control"], all_records(server)

@@ -6,8 +6,15 @@ import torch
 from torch import Tensor
 
 from lit_epgan.engine import Rounds, Server, check_server_training
-from lit_epgan.federated.function_space.generator_sites import RECORDS, SITE, GeneratorSites, known_sites
-from lit_epgan.federated.function_space.site_samples import SiteTensors, drawn, joined
+from lit_epgan.federated.function_space.generator_sites import (
+    RECORDS,
+    SITE,
+    GeneratorSites,
+    SiteTensors,
+    drawn,
+    joined,
+    known_sites,
+)
 
 
 class DistilledSites(GeneratorSites):

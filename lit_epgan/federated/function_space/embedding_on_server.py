@@ -8,13 +8,11 @@ from torch import Tensor, nn
 
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, check_server_training
 from lit_epgan.errors import UserError
-from lit_epgan.federated.asked_once import AskedOnce
-from lit_epgan.federated.function_space.embedding_release import EmbeddingRelease
-from lit_epgan.federated.function_space.release_units import Release
+from lit_epgan.federated.function_space.embedding_release import EmbeddingRelease, Release
 from lit_epgan.networks.average import ParameterAverage
 
 
-class EmbeddingOnServer(AskedOnce):
+class EmbeddingOnServer(Algorithm):
     """Clients release their mean embeddings once; the server trains the module on points herded to the sum.
 
     first round   every client of the cohort releases (n_k, n_k mu_k) and nothing else: no parameters, no buffers, and
@@ -67,6 +65,14 @@ class EmbeddingOnServer(AskedOnce):
         release = self.release.guarantee
         return None if release is None else str(release)
 
+    def trains(self, round_: int) -> bool:
+        """Never: no record reaches a training step, nor any loss that it logs."""
+        return False
+
+    def exchanges(self, start: int, stop: int) -> int:
+        """One, in the first round."""
+        return int(start == 0 < stop)
+
     def build(self, module: nn.Module, seed: int) -> None:
         """The features."""
         self.release.build(module, seed)
@@ -78,7 +84,7 @@ class EmbeddingOnServer(AskedOnce):
     def round(self, server: Server) -> Rounds:
         """The releases, once; then the server's own training."""
         if server.round == 0:
-            releases = yield Exchange({}, question="released", training=False, answers=(Release,))
+            releases = yield Exchange({}, question="released", training=False, answer=Release)
             self.release.add(server, releases)
         else:
             self.train_server(server)

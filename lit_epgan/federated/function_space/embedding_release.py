@@ -1,8 +1,8 @@
 """What embedding algorithms share: the features of a federation, each client's one release, the herding of the sum."""
 
 import copy
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +20,147 @@ from lit_epgan.embedding import (
     herd,
     median_distance,
 )
-from lit_epgan.embedding.factor import SENSITIVITY
+from lit_epgan.embedding.factor import SENSITIVITY, clipped
 from lit_epgan.embedding.feature_maps import FlatFeatures
-from lit_epgan.engine import Broadcast, Client, Server, scalar
+from lit_epgan.engine import Broadcast, Client, Message, Server, merged, scalar
 from lit_epgan.errors import UserError
-from lit_epgan.federated.function_space.release_units import TOTAL, Release, Unit, unit_of
-from lit_epgan.federated.function_space.shared_features import SharedFeatures
-from lit_epgan.federated.sample_shape import sample_shape
+from lit_epgan.networks.average import frozen_copy
+from lit_epgan.networks.modes import evaluating
 from lit_epgan.randomness import generator_for
 
 CODES, NETWORK, VERSION = "embedding.codes", "embedding.network", "embedding.version"
+TOTAL, OWN = "embedding", "embedding"
+Unit = Literal["record", "user"]
+
+
+class Release(Message):
+    """A client's release as it is sent.
+
+    Attributes:
+        embedding: of single records their count and sums (1 + D,), of a user the embedding (D,).
+        members: 1 of a user.
+    """
+
+    embedding: Tensor | None = merged("sum", default=None)
+    members: float | None = merged("records", default=None)
+
+
+class RecordUnit:
+    """(n_k, sum_i phi(x_i)) of a client's n_k records, with noise of the client's own.
+
+    Args:
+        mechanism: adds the noise.
+    """
+
+    def __init__(self, mechanism: GaussianMechanism) -> None:
+        self.mechanism = mechanism
+
+    def of(self, client: Client, factor: Callable[[], EmbeddingFactor]) -> Tensor:
+        """The release (1 + D,) of the client's factor: noised once; whoever asks again gets the same numbers."""
+        if OWN not in client.released:
+            client.released[OWN] = factor().released(self.mechanism, client.seed, client.index).statistics
+        return client.released[OWN]
+
+    def report(self, released: Tensor) -> Release:
+        """What is sent of a release (1 + D,): all of it."""
+        return Release(embedding=released)
+
+    def sum_of(self, releases: Release) -> Tensor:
+        """The sum (1 + D,) of the clients' releases."""
+        assert releases.embedding is not None
+        return releases.embedding
+
+    def weight(self, client: Client) -> float:
+        """What the client counts in the sum: n_k."""
+        return client.records
+
+
+class UserUnit:
+    """(1, mu_k min(1, 1 / ||mu_k||)) of a client that is one user, mu_k = 1/n_k sum_i phi(x_i), exactly.
+
+    The user moves the sum of mu_k by 1 at most. The noise is that of the federation's mechanism, as ``CentralNoise`` at
+    a bound of 1; the divisor is the number of users who were asked, which is public.
+    """
+
+    def of(self, client: Client, factor: Callable[[], EmbeddingFactor]) -> Tensor:
+        """The release (1 + D,) of the client's factor. Being exact, it is not kept."""
+        mean = clipped(factor().mean)
+        return torch.cat([mean.new_ones(1), mean])
+
+    def report(self, released: Tensor) -> Release:
+        """What is sent of a release (1 + D,): the embedding (D,), and that it is one user's."""
+        return Release(embedding=released[1:], members=1.0)
+
+    def sum_of(self, releases: Release) -> Tensor:
+        """The sum (1 + D,) of the clients' releases."""
+        embedding, members = releases.embedding, releases.members
+        assert embedding is not None
+        return torch.cat([members.to(embedding), embedding])  # type: ignore[union-attr]
+
+    def weight(self, client: Client) -> float:
+        """What the client counts in the sum: 1."""
+        return 1.0
+
+
+def unit_of(unit: Unit, mechanism: GaussianMechanism) -> RecordUnit | UserUnit:
+    """The unit of that name.
+
+    Raises:
+        UserError: there is none, or a user is to be protected by the noise that a client adds for single records.
+    """
+    if unit == "record":
+        return RecordUnit(mechanism)
+    if unit != "user":
+        raise UserError(f"unit is {unit!r}; a release protects a record or a user")
+    if mechanism.noise_multiplier:
+        raise UserError(
+            f"noise_multiplier {mechanism.noise_multiplier:g} is noise that each client adds for its single records; "
+            "for users leave it out and give the federation a mechanism: CentralNoise(bound=1.0, noise_multiplier=...)"
+        )
+    return UserUnit()
+
+
+class SharedFeatures(nn.Module):
+    """x (n, ...) -> the output of a submodule for x, by a copy of the network that it is part of.
+
+    Everybody has the server's model, so what it looks at is public; later rounds do not change the copy.
+
+    Args:
+        module: the model.
+        name: dotted name of the submodule, as in ``discriminator.layers.3``.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__()
+        self._caught: Tensor | None = None
+        network, _, rest = name.partition(".")
+        self.network = frozen_copy(module.get_submodule(network))
+        self.network.get_submodule(rest).register_forward_hook(self._catch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The submodule's output for records (n, ...)."""
+        self.network(x)
+        caught, self._caught = self._caught, None
+        assert caught is not None, "the network does not pass through its own submodule"
+        return caught
+
+    @property
+    def vector(self) -> Tensor:
+        """All floating-point tensors of the copy, one after another."""
+        return torch.cat([tensor.flatten() for tensor in self._tensors()])
+
+    @torch.no_grad()
+    def load(self, vector: Tensor) -> None:
+        """Take up what another copy's ``vector`` said."""
+        tensors = self._tensors()
+        for tensor, part in zip(tensors, vector.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for tensor in self.network.state_dict().values() if tensor.is_floating_point()]
+
+    def _catch(self, module: nn.Module, arguments: tuple, output: Any) -> None:
+        self._caught = output
 
 
 class InDouble(nn.Module):
@@ -274,3 +405,17 @@ class EmbeddingRelease:
                 f"no gradient passes through the features {self.features!r}, so no points can be herded by them: give "
                 "a differentiable network"
             )
+
+
+@torch.no_grad()
+def sample_shape(module: nn.Module) -> torch.Size:
+    """Shape of one sample of ``module.sample(n, generator)``; the module's buffers stay as they are.
+
+    Sampling may make BatchNorm statistics anew, and a resumed run, which asks once more, must not differ by them.
+    """
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with evaluating(module):  # BatchNorm takes no single sample in training
+        shape: torch.Size = module.sample(1, generator_for("shape")).shape[1:]  # type: ignore[operator]
+    for name, buffer in module.named_buffers():
+        buffer.copy_(before[name])
+    return shape

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from lit_epgan.embedding import EmbeddingFactor, SimplexWeights
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, passing
 from lit_epgan.errors import UserError
-from lit_epgan.federated.function_space.embedding_release import VERSION, EmbeddingRelease
-from lit_epgan.federated.function_space.release_units import TOTAL, Release
+from lit_epgan.federated.function_space.embedding_release import TOTAL, VERSION, EmbeddingRelease, Release
 from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
 
 WEIGHTS, WEIGHTS_OF, SENT = "embedding.weights", "embedding.weights_of", "embedding.sent"
@@ -101,7 +100,7 @@ class EmbeddingSites(Around):
                 exchange,
                 sent=lambda k: {**exchange.sent_to(k), **known},
                 kept={**exchange.kept, **kept},
-                answers=(*exchange.answers, Release),
+                beside=(*exchange.beside, Release),
             )
 
         def back(exchange: Exchange, report: Message) -> None:

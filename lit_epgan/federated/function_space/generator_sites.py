@@ -21,10 +21,61 @@ from lit_epgan.engine import (
     scalar,
 )
 from lit_epgan.errors import UserError
-from lit_epgan.federated.function_space.site_samples import Samples, SiteTensors, drawn, joined
 from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
+from lit_epgan.networks.modes import evaluating
+from lit_epgan.randomness import generator_for
 
 SITE, RECORDS = "site.", "records."  # and a client's index
+Samples = tuple[Tensor, Tensor | None]  # rows and their labels, if they have any
+
+
+class SiteTensors:
+    """What of a module is a site, as one vector.
+
+    Args:
+        module: offers ``sample(n, generator)``, or ``sample_labelled`` and a buffer ``label_shares``.
+        generator: name of the submodule that it draws from.
+    """
+
+    def __init__(self, module: nn.Module, generator: str) -> None:
+        self._module, self._generator = module, generator
+
+    def _tensors(self) -> list[Tensor]:
+        submodule = self._module.get_submodule(self._generator)
+        shares = [self._module.get_buffer("label_shares")] if hasattr(self._module, "sample_labelled") else []
+        tensors = [*submodule.parameters(), *submodule.buffers(), *shares]
+        return [t.detach() for t in tensors if t.is_floating_point()]
+
+    def read(self) -> Tensor:
+        """The vector, copied."""
+        return torch.cat([t.flatten() for t in self._tensors()])
+
+    def load(self, site: Tensor) -> None:
+        """Make the module hold a site."""
+        start = 0
+        for tensor in self._tensors():
+            tensor.copy_(site[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()
+
+    @torch.no_grad()
+    def draw(self, site: Tensor, n: int, *stream: str | int) -> Samples:
+        """n samples of a site, and their labels where it knows any, leaving the module as it was.
+
+        Args:
+            site: the vector.
+            n: how many.
+            stream: what their randomness is derived from.
+        """
+        kept, module = self.read(), self._module
+        self.load(site)
+        generator = generator_for(*stream)
+        with evaluating(module):
+            if hasattr(module, "sample_labelled"):
+                samples, labels = module.sample_labelled(n, generator)  # type: ignore[operator]
+            else:
+                samples, labels = module.sample(n, generator), None  # type: ignore[operator]
+        self.load(kept)
+        return samples, labels
 
 
 class GeneratorSites(Around):
@@ -126,13 +177,13 @@ class GeneratorSites(Around):
                 exchange,
                 sent=lambda k: exchange.sent_to(k) | _sent(state, self.seen_by(k, sites)),
                 kept={**exchange.kept, **({} if self.refine else _versions(sites))},
-                answers=(*exchange.answers, self.Site),
+                beside=(*exchange.beside, self.Site),
             )
 
         def back(exchange: Exchange, report: Message) -> None:
             if not exchange.training:
                 return
-            own = report.part(self.Site)
+            own: Any = report.part(self.Site)
             for k, change in own.site.items():
                 state[f"{SITE}{k}"] = state.get(f"{SITE}{k}", initial) + change
                 state[f"{RECORDS}{k}"] = own.site_records[k].to(server.parameters)
@@ -158,9 +209,7 @@ class GeneratorSites(Around):
         report = self.inner.train(client.told(batch=batch), sent)
         return report.beside(site) if refinement else report
 
-    def _tilted(
-        self, client: Client, sent: Broadcast, tensors: "SiteTensors", others: list[int]
-    ) -> Callable[[Any], Any]:
+    def _tilted(self, client: Client, sent: Broadcast, tensors: SiteTensors, others: list[int]) -> Callable[[Any], Any]:
         """From a client's batch to own rows and samples of the others' sites, with the rows' weights."""
         pool = self.pool_of(1 + len(others))
 
@@ -180,7 +229,7 @@ class GeneratorSites(Around):
 
         return batch
 
-    def _kept(self, client: Client, tensors: "SiteTensors", before: Tensor) -> Message:
+    def _kept(self, client: Client, tensors: SiteTensors, before: Tensor) -> Message:
         """The site that the module holds is the client's; how it has changed."""
         change = tensors.read() - before
         client.state["site"] = before + change  # as the server adds it up
@@ -227,3 +276,18 @@ def _apportion(shares: Tensor, n: int) -> list[int]:
     for i in (exact - counts).argsort(descending=True)[: n - int(counts.sum())].tolist():
         counts[i] += 1
     return [int(c) for c in counts]
+
+
+def joined(pools: list[Samples]) -> Samples:
+    """Pools (n, ...) of the sites as one (sites, n, ...), and their labels."""
+    labels = [y for _, y in pools if y is not None]
+    return torch.stack([x for x, _ in pools]), torch.stack(labels) if labels else None
+
+
+def drawn(pools: Samples, records: Tensor, rows: int) -> Samples:
+    """``rows`` samples of pools (sites, n, ...), sites in proportion to their ``records`` (sites,)."""
+    samples, labels = pools
+    origin = torch.multinomial(records, rows, replacement=True)
+    index = torch.randint(samples.shape[1], (rows,))
+    place = origin.to(samples.device), index.to(samples.device)
+    return samples[place], None if labels is None else labels[place]

@@ -56,7 +56,7 @@ class DiscrepancySearch(GradientFree):
             question = next(asking)
             while True:
                 answers = yield self.asks(server, "discrepancy", {ROOT: question.root, SIMULATED: question.simulated})
-                question = asking.send(SummedAnswer(mean_answer(answers), float(answers.weight)))  # type: ignore[arg-type]
+                question = asking.send(SummedAnswer(mean_answer(answers), float(answers.weight)))
         except StopIteration as end:
             return end.value
 

@@ -10,8 +10,7 @@ from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
 from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, scalar
 from lit_epgan.errors import UserError
-from lit_epgan.federated.asked_once import AskedOnce
-from lit_epgan.federated.function_space.release_units import TOTAL, RecordUnit, Release
+from lit_epgan.federated.function_space.embedding_release import TOTAL, RecordUnit, Release
 from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
 from lit_epgan.likelihood_free.inference import FOUND
 from lit_epgan.likelihood_free.mean_embeddings import answered
@@ -19,7 +18,7 @@ from lit_epgan.likelihood_free.mean_embeddings import answered
 CLIENTS = "embedding.clients"
 
 
-class SearchOnRelease(AskedOnce, GradientFree):
+class SearchOnRelease(GradientFree):
     """Inference whose every question is answered by one release of each client.
 
     first round   client k releases (n_k, sum_i phi(x_i)) under the Gaussian mechanism, and nothing else ever
@@ -66,6 +65,10 @@ class SearchOnRelease(AskedOnce, GradientFree):
         self.unit = RecordUnit(GaussianMechanism(noise_multiplier, delta, noise_seed))
         self.generations = generations
 
+    def exchanges(self, start: int, stop: int) -> int:
+        """One, in the first round."""
+        return int(start == 0 < stop)
+
     def guarantee(self) -> str | None:
         """What holds for each client's release, and so for all that is found; None without noise."""
         made = self.unit.mechanism.guarantee(SENSITIVITY)
@@ -74,7 +77,7 @@ class SearchOnRelease(AskedOnce, GradientFree):
     def generation(self, server: Server) -> Rounds:
         """The releases, once; then the server's own work."""
         if server.round == 0:
-            releases = yield Exchange({}, question="release", training=False, answers=(Release,))
+            releases = yield Exchange({}, question="release", training=False, answer=Release)
             server.state[CLIENTS] = scalar(len(server.cohort))
             server.state[TOTAL] = self.unit.sum_of(releases)
             return

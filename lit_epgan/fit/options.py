@@ -1,7 +1,11 @@
-"""Trainer options that would break a federated round, refused with the sentence that says what to use instead."""
+"""Arguments and Trainer options of a federation: what would break a round is refused with the remedy."""
 
+import math
+import os
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
@@ -13,8 +17,34 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.engine.optimizer_state import OptimizerPolicy
 from lit_epgan.errors import UserError
 from lit_epgan.fit.loop import RoundLoop, save_at_epoch_end
+
+
+def check_kind(name: str, given: Any, kind: type, example: str) -> None:
+    """Refuse anything but an object of a class; None is what was left out.
+
+    Args:
+        name: of the argument.
+        given: its value.
+        kind: the class.
+        example: how such an object is made.
+
+    Raises:
+        UserError: it is the class itself, its name, or something else.
+    """
+    if given is None or isinstance(given, kind):
+        return
+    if isinstance(given, type):
+        wrong = f"the class {given.__name__}, not an object of it: write {given.__name__}()"
+    elif isinstance(given, str):
+        wrong = f"the text {given!r}: write an object, such as {example}"
+    else:
+        wrong = f"of the type {type(given).__name__}, no {kind.__name__}: write an object, such as {example}"
+    raise UserError(f"FederationCallback's {name} is {wrong}.")
+
 
 SINGLE = {"SingleDeviceStrategy", "SingleDeviceXLAStrategy", "FederatedStrategy"}
 SHARDED = ("FSDP", "DeepSpeed", "ModelParallel")
@@ -158,3 +188,65 @@ def check_schedules(trainer: Trainer) -> None:
                 "one optimizer has a scheduler of interval 'step', which starts afresh with each client, and "
                 "one of interval 'epoch', which runs with the rounds: give it one of the two"
             )
+
+
+def client_steps(datamodule: FederatedDataModule, trainer: Trainer, policy: OptimizerPolicy) -> int:
+    """The most optimizer steps that a client makes before its schedule begins anew.
+
+    Args:
+        datamodule: of the federation.
+        trainer: knows the rounds and how many batches make a step.
+        policy: ``reset`` begins schedules anew in every round, ``keep`` never.
+
+    Raises:
+        UserError: nobody knows, since a client's loader does not say how many batches it gives, or rounds have no end.
+    """
+    rounds = trainer.max_epochs if trainer.max_epochs is not None else -1
+    if policy == "keep" and rounds < 1:
+        raise UserError("trainer.estimated_stepping_batches is not known where rounds have no end: give max_epochs.")
+    batches = [_most_batches(datamodule, round_) for round_ in range(min(2, max(1, rounds)))]
+    steps = [math.ceil(each / trainer.accumulate_grad_batches) for each in batches]
+    return max(steps) if policy == "reset" else steps[0] + (rounds - 1) * steps[-1]  # only the first round may differ
+
+
+def _most_batches(datamodule: FederatedDataModule, round_: int) -> int:
+    """Batches of the client that has the most in a round."""
+    wanted, most = datamodule.steps_of_round(round_), datamodule.max_local_steps
+    counts = [datamodule.clients[k].steps(wanted, datamodule.local_epochs) for k in datamodule.active]
+    known = [most if count is None else count for count in counts]
+    if any(count is None for count in known):
+        raise UserError(
+            "trainer.estimated_stepping_batches is not known: a client's loader does not say how many batches it "
+            "gives; set the data module's local_steps."
+        )
+    largest = max(count for count in known if count is not None)
+    return largest if most is None else min(largest, most)
+
+
+def estimate_by(trainer: Trainer, steps: Callable[[], int]) -> Callable[[], None]:
+    """Let the trainer's ``estimated_stepping_batches`` be what ``steps`` says.
+
+    Lightning counts the batches of an epoch, which here are all clients'.
+
+    Returns:
+        Call it to have Lightning's own again.
+    """
+    kind = type(trainer)
+    estimating = type(kind.__name__, (kind,), {"estimated_stepping_batches": property(lambda _: steps())})
+    trainer.__class__ = estimating
+
+    def restore() -> None:
+        trainer.__class__ = kind
+
+    return restore
+
+
+def search_cheaply() -> None:
+    """Where there is no GPU, let Adam and its like find that out without a search of the disk in every step.
+
+    Lightning's import sets the variable to 1: PyTorch then looks for GPUs through NVIDIA's library NVML, and without a
+    GPU searches the disk for it every time. Its other way to look is free there. On a machine with a GPU Lightning's
+    setting stands: it lets processes fork.
+    """
+    if not torch.cuda.is_available():
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"

@@ -1,13 +1,13 @@
 """A federation's parts, built from a module, a data module and a Trainer; what a checkpoint holds of its server."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
-from lit_epgan.callbacks.client_gradient import client_gradient, client_loss
-from lit_epgan.callbacks.silence import LOGGING
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import (
     Aggregator,
@@ -30,6 +30,8 @@ from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.runner import optimized_parameters
 from lit_epgan.errors import UserError
 from lit_epgan.fit.loop import own_attributes
+from lit_epgan.fit.private_runs import LOGGING
+from lit_epgan.networks.modes import evaluating, silent
 
 
 class FederatedParts(NamedTuple):
@@ -133,3 +135,61 @@ def write_server(
     held |= {name: tensor.clone() for name, tensor in tensors.items()}
     state.update({n: held[first] for n, first in first_names(module).items() if n in state and first in held})
     federation.tensors.as_at_start(state)
+
+
+def client_gradient(module: LightningModule, flat: FlatParameters, batches: Iterable[Any]) -> Tensor:
+    """The gradient (d,) of the training loss, its mean over all rows of ``batches``, at the module's parameters.
+
+    Leaves parameters, buffers and their gradients as they were.
+
+    Raises:
+        UserError: the module optimizes manually, and so has no one loss.
+    """
+    if not module.automatic_optimization:
+        raise UserError(
+            f"{type(module).__name__} optimizes manually, so there is no one loss whose gradient could be taken: "
+            "choose SCAFFOLD's control path"
+        )
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    total, rows = torch.zeros_like(flat.vector), 0
+    views = flat.views(total, flat.parameters)
+    with silent(module):
+        for index, batch in enumerate(batches):
+            with torch.enable_grad():
+                output = module.training_step(batch, index)
+                assert output is not None, "a training step that skips its batch has no gradient"
+                loss = output if isinstance(output, Tensor) else output["loss"]
+                gradients = torch.autograd.grad(loss, flat.parameters, allow_unused=True)
+            n = extract_batch_size(batch)
+            for view, gradient in zip(views, gradients, strict=True):
+                if gradient is not None:
+                    view.add_(gradient, alpha=n)
+            rows += n
+    for name, buffer in module.named_buffers():
+        buffer.copy_(buffers[name])
+    return total / max(1, rows)
+
+
+@torch.no_grad()
+def client_loss(module: LightningModule, batches: Iterable[Any]) -> Tensor:
+    """The training loss (), its mean over all rows of ``batches``, at the module's parameters, in evaluation mode.
+
+    Leaves the module as it was; what it logs is thrown away.
+
+    Raises:
+        UserError: the module optimizes manually, and so has no one loss.
+    """
+    if not module.automatic_optimization:
+        raise UserError(
+            f"{type(module).__name__} optimizes manually, so there is no one loss that could be taken: evaluate its "
+            "networks on client.data() by yourself"
+        )
+    total, rows = torch.zeros((), device=module.device), 0
+    with silent(module), evaluating(module):
+        for index, batch in enumerate(batches):
+            output = module.training_step(batch, index)
+            assert output is not None, "a training step that skips its batch has no loss"
+            n = extract_batch_size(batch)
+            total = total + n * (output if isinstance(output, Tensor) else output["loss"])
+            rows += n
+    return total / max(1, rows)

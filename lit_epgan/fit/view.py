@@ -6,18 +6,18 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_epgan.callbacks.federation_state import FederationState
-from lit_epgan.callbacks.personal_evaluation import (
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.engine import Algorithm, Federation, Model, Server
+from lit_epgan.fit.driver import RoundDriver
+from lit_epgan.fit.loop import Progress
+from lit_epgan.fit.personal import (
     PersonalEvaluation,
     Policy,
     has_personal,
     personal_of,
     warn_of_missing,
 )
-from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.engine import Algorithm, Federation, Model, Server
-from lit_epgan.fit.driver import RoundDriver
-from lit_epgan.fit.loop import Progress
+from lit_epgan.fit.state import FederationState
 
 
 class FederationView(Callback):

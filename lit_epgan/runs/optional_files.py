@@ -10,7 +10,7 @@ from lit_epgan.atomic import naming
 
 
 @contextmanager
-def dispensable(path: Path) -> Iterator[None]:
+def optional_file(path: Path) -> Iterator[None]:
     """Within, ``path`` is written; where the disk refuses, that is said (once for each path) and the run goes on."""
     try:
         with naming(path):

@@ -1,4 +1,4 @@
-"""What clients keep from round to round, in files: memory holds the states of those at work."""
+"""Where clients' private states from round to round are kept: in memory, or in files beside the checkpoints."""
 
 import os
 import secrets
@@ -6,9 +6,10 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lit_epgan import tensor_file
@@ -186,3 +187,57 @@ class StatesOnDisk(PrivateStates):
             for other in self._parent.iterdir():
                 if other.is_dir() and len(other.name) == len(self._run) and other.name != self._run:
                     shutil.rmtree(other, ignore_errors=True)
+
+
+PrivateStatesPlace = Literal["memory", "disk"]
+FOLDER = "private_states"
+
+
+def check_place(trainer: Trainer, place: PrivateStatesPlace, simulated: bool, personal: bool) -> None:
+    """Refuse a place that does not exist, or that nobody would tidy.
+
+    Args:
+        trainer: of the fit.
+        place: as FederationCallback's ``private_states``.
+        simulated: whether one job holds all clients.
+        personal: whether clients keep layers or buffers of their own, which a checkpoint must hold to be evaluated.
+
+    Raises:
+        UserError: as said.
+    """
+    if place not in ("memory", "disk"):
+        raise UserError(f"FederationCallback's private_states is {place!r}; choose memory or disk")
+    if place == "disk" and not simulated:
+        raise UserError("private_states: disk is for simulations; an institution's state is one, so choose memory")
+    if place == "disk" and personal:
+        raise UserError(
+            "private_states: disk leaves personal layers and buffers out of the checkpoints, which could not be "
+            "evaluated then: choose memory, or leave local and local buffers out"
+        )
+    if place == "disk" and _checkpoints(trainer) is None:
+        raise UserError(
+            "private_states: disk keeps the states beside the checkpoints that refer to them: add RoundCheckpoint() to "
+            "the Trainer's callbacks"
+        )
+
+
+def private_states(trainer: Trainer, place: PrivateStatesPlace, names: list[str]) -> PrivateStates:
+    """The clients' states at their place.
+
+    Args:
+        trainer: whose RoundCheckpoint says where the disk's place is, and when a checkpoint is written.
+        place: as FederationCallback's ``private_states``.
+        names: all clients' names.
+    """
+    checkpoints = _checkpoints(trainer)
+    if checkpoints is None:
+        return PrivateStates()
+    on_disk = place == "disk"
+    states = StatesOnDisk(checkpoints.folder(trainer) / FOLDER, names) if on_disk else PrivateStates()
+    checkpoints.on_saved = states.checkpointed
+    return states
+
+
+def _checkpoints(trainer: Trainer) -> Any:
+    """The callback that writes a checkpoint a round, and says when it is written: RoundCheckpoint."""
+    return next((c for c in trainer.callbacks if hasattr(c, "on_saved")), None)  # type: ignore[attr-defined]

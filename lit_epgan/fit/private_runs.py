@@ -1,0 +1,218 @@
+"""What a mechanism does around a fit: what a private one silences and refuses, how it begins and ends."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.clients import CoinBatches, DatasetClient
+from lit_epgan.datamodules.elsewhere import Away
+from lit_epgan.engine import Algorithm, Mechanism, Plan, Sampler
+from lit_epgan.engine.mechanisms import LocalPlan
+from lit_epgan.engine.module_state import ModuleState
+from lit_epgan.errors import UserError
+from lit_epgan.listing import few
+from lit_epgan.networks.modes import LOGGING as LOGGING
+
+
+class Dropping:
+    """A module's ``log`` that drops what comes while it trains, at a round's end too: it is of the clients' records.
+
+    Args:
+        module: whose it is.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self.public = False
+        self._module, self._log = module, module.log  # of the class, or a guard around it
+
+    def __call__(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """Log it, if it is public or of validation."""
+        if self.public or not self._module.trainer.training:
+            self._log(name, value, *args, **options)
+
+
+def without_training_logs(module: LightningModule) -> None:
+    """Drop what the module logs in training."""
+    module.log = Dropping(module)  # type: ignore[method-assign]
+
+
+@contextmanager
+def public(module: LightningModule) -> Iterator[None]:
+    """Within, what is logged comes of the server's model or of the configuration, and is kept in a private run."""
+    log = module.__dict__.get("log")
+    if isinstance(log, Dropping):
+        log.public = True
+    try:
+        yield
+    finally:
+        if isinstance(log, Dropping):
+            log.public = False
+
+
+STATISTICS = ("running_mean", "running_var")
+
+
+def refuse_what_tells(datamodule: FederatedDataModule, tensors: ModuleState, optimizer_state: str) -> None:
+    """Refuse settings by which more than the protected model would leave.
+
+    Raises:
+        UserError: naming the setting, and what to use instead.
+    """
+    statistics = [n for n, merge in tensors.merges.items() if merge == "mean" and n.endswith(STATISTICS)]
+    if statistics:
+        raise UserError(
+            f"the buffers {few(statistics)} would be merged under noise, which running statistics do not survive: use "
+            "GroupNorm for BatchNorm, or leave them the server's with federation.buffers exclude"
+        )
+    if optimizer_state == "keep":
+        raise UserError(
+            "federation.optimizer_state keep would put every client's optimizer into the checkpoint of a private run: "
+            "use reset"
+        )
+    if tensors.personal:
+        raise UserError(
+            f"the personal layers {few(tensors.personal)} would stand in the checkpoint of a private run: leave "
+            "federation.local out"
+        )
+    named = zip(datamodule.client_names, datamodule.clients, strict=True)
+    streams = [name for name, client in named if client.records is None and not isinstance(client, Away)]
+    if streams:
+        raise UserError(f"the number of records of {few(streams)} is not known, so that taking part would tell of it")
+
+
+def without_callbacks_that_tell(trainer: Trainer) -> None:
+    """Leave out the callbacks that write what single clients hold, and say so once."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    gone = [type(c).__name__ for c in callbacks if getattr(c, "tells_of_clients", False)]
+    trainer.callbacks = [c for c in callbacks if not getattr(c, "tells_of_clients", False)]  # type: ignore[attr-defined]
+    told = "" if not gone else f", and so are {few(gone)}"
+    rank_zero_info(f"a private run: what the module logs in training is left out{told}")
+
+
+def refuse_late_changes(module: LightningModule) -> None:
+    """Refuse a module that changes batches after a federation has taken them up: the records are put away by then.
+
+    Raises:
+        UserError: it overrides ``on_after_batch_transfer``.
+    """
+    if is_overridden("on_after_batch_transfer", module):
+        raise UserError(
+            f"{type(module).__name__} changes batches in on_after_batch_transfer, where a private run has put the "
+            "records away: do it in the data set, or in on_before_batch_transfer"
+        )
+
+
+def drawn_by_coins(datamodule: FederatedDataModule, seed: int | None) -> LocalPlan:
+    """Let every local step draw its records by coins, and say how many steps there will be.
+
+    Args:
+        datamodule: whose clients they are.
+        seed: repeats the coins; None: they come from the operating system.
+
+    Raises:
+        UserError: a client's records are drawn by a loader of its own.
+    """
+    named = zip(datamodule.client_names, datamodule.clients, strict=True)
+    own = [name for name, client in named if not isinstance(client, DatasetClient | Away)]
+    if own:
+        raise UserError(
+            f"the records of {few(own)} are drawn by a loader of their own, or are a stream, so that nobody can say "
+            "how likely each is: give map-style data sets (FederatedDataModule.from_datasets)"
+        )
+    held = {k: datamodule.clients[k] for k in datamodule.active if not isinstance(datamodule.clients[k], Away)}
+    for client in held.values():
+        client.draw = CoinBatches(seed)  # type: ignore[attr-defined]
+
+    def steps(round_: int) -> dict[int, int]:
+        if not datamodule.trains(round_):
+            return {}
+        of_round = datamodule.steps_of_round(round_)
+        cohort = [k for k in datamodule.cohort(round_) if k in held]
+        return {k: held[k].steps(of_round, datamodule.local_epochs) or 0 for k in cohort}
+
+    records = {k: client.records or 0 for k, client in held.items()}
+    return LocalPlan(records, datamodule.client_names, datamodule.batch_size, steps)
+
+
+class MechanismInFit:
+    """A federation's mechanism, from the set-up to the end of a fit; without one it does nothing.
+
+    Args:
+        mechanism: what is done to whole reports, or to local steps.
+    """
+
+    def __init__(self, mechanism: Mechanism | None) -> None:
+        self.mechanism = mechanism
+        self._local: LocalPlan | None = None
+
+    @property
+    def by_record(self) -> bool:
+        """Whether it is at work at the clients, and not on what they send."""
+        return self.mechanism is not None and self.mechanism.by_record
+
+    def set_up(self, trainer: Trainer, module: LightningModule) -> None:
+        """Leave out what tells of single clients or records.
+
+        Raises:
+            UserError: the module does what a private run must not do.
+        """
+        if self.mechanism is None:
+            return
+        if self.mechanism.private or self.mechanism.by_record:
+            without_callbacks_that_tell(trainer)
+            without_training_logs(module)
+        if self.by_record:
+            refuse_late_changes(module)
+
+    def prepare(self, datamodule: FederatedDataModule, tensors: ModuleState, optimizer_state: str) -> None:
+        """Refuse settings by which more than the protected model would leave, and see to it how records are drawn.
+
+        A Trainer makes a fit's first batch before ``begin``: coins have to be there by then.
+
+        Raises:
+            UserError: naming the setting.
+        """
+        if self.mechanism is None:
+            return
+        if self.mechanism.private:
+            refuse_what_tells(datamodule, tensors, optimizer_state)
+        self._local = drawn_by_coins(datamodule, self.mechanism.noise_seed) if self.by_record else None
+
+    def begin(
+        self,
+        trainer: Trainer,
+        algorithm: Algorithm,
+        sampler: Sampler,
+        datamodule: FederatedDataModule,
+        state: dict[str, Any],
+    ) -> None:
+        """Tell the mechanism what is planned, and print what it guarantees; which round comes next is known by now.
+
+        Raises:
+            UserError: what is planned must not be done, or nobody knows how long it goes on.
+        """
+        if self.mechanism is None:
+            return
+        if (self.mechanism.private or self.by_record) and (trainer.max_epochs is None or trainer.max_epochs < 0):
+            raise UserError(
+                f"{type(self.mechanism).__name__} has to know how many rounds there will be, for each of them costs "
+                "epsilon: set trainer.max_epochs"
+            )
+        rounds = range(trainer.current_epoch, trainer.max_epochs or 0)
+        exchanges = algorithm.exchanges(rounds.start, rounds.stop)
+        folder, resumed = Path(trainer.default_root_dir), trainer.current_epoch > 0
+        clients = len(datamodule.active)
+        self.mechanism.begin(Plan(sampler, clients, exchanges, folder, resumed, state, rounds, self._local))
+        if (promised := self.mechanism.guarantee()) is not None:
+            rank_zero_info(f"{type(self.mechanism).__name__}: {promised}")
+
+    def end(self) -> None:
+        """Nothing more is released."""
+        if self.mechanism is not None:
+            self.mechanism.end()
