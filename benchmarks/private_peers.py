@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lit_epgan.callbacks.engine_loop import LocalSteps
 from opacus_peer import opacus, opacus_epsilon, opacus_in_trainer
 from private_task import (
     BATCH,
@@ -46,22 +45,22 @@ WRITERS, COHORT, IMAGES, ROUNDS, LOCAL_RATE, NORM, NOISE = 340, 34, 20, 20, 0.3,
 
 
 def federated(
-    seed: int, data: FederatedDataModule, lr: float, rounds: int, mechanism: Mechanism, steps: LocalSteps = "trainer"
+    seed: int, data: FederatedDataModule, lr: float, rounds: int, mechanism: Mechanism, side_by_side: bool = False
 ) -> tuple[Any, float]:
     watch, module = Stopwatch(), classifier(seed, lr)
-    trainer(rounds, FederationCallback(mechanism=mechanism, local_steps=steps), watch).fit(module, datamodule=data)
+    trainer(rounds, FederationCallback(mechanism=mechanism, side_by_side=side_by_side), watch).fit(
+        module, datamodule=data
+    )
     return module.eval(), watch.seconds
 
 
 # One client's records -------------------------------------------------------------------------------------------------
 
 
-def ours(
-    seed: int, z: float, train: TensorDataset, test: TensorDataset, steps: LocalSteps, noise_seed: int | None = None
-) -> Result:
+def ours(seed: int, z: float, train: TensorDataset, test: TensorDataset) -> Result:
     data = FederatedDataModule.from_datasets([train], batch_size=BATCH, seed=seed)
-    mechanism = RecordNoise(BOUND, z, delta=DELTA, noise_seed=noise_seed)
-    module, seconds = federated(seed, data, RATE, EPOCHS, mechanism, steps)
+    mechanism = RecordNoise(BOUND, z, delta=DELTA)
+    module, seconds = federated(seed, data, RATE, EPOCHS, mechanism)
     return accuracy(module, test), seconds
 
 
@@ -74,10 +73,10 @@ def writers(seed: int) -> WritersDataModule:
     return data
 
 
-def our_fedavg(seed: int, steps: LocalSteps) -> Result:
+def our_fedavg(seed: int, side_by_side: bool) -> Result:
     data = writers(seed)
     mechanism = CentralNoise(NORM, NOISE, delta=DELTA)
-    module, seconds = federated(seed, data, LOCAL_RATE, ROUNDS, mechanism, steps)
+    module, seconds = federated(seed, data, LOCAL_RATE, ROUNDS, mechanism, side_by_side)
     return accuracy(module, data.data.test), seconds  # type: ignore[arg-type]
 
 
@@ -180,16 +179,14 @@ def main() -> None:
     z = noise_multiplier_for(EPSILON, DELTA, lambda z: [kind.with_noise(z, steps)])
     train, test = digits()
     by_record: dict[str, Callable[[int], Result]] = {
-        "RecordNoise, a federation of one client": lambda seed: ours(seed, z, train, test, "trainer"),
-        "RecordNoise, local_steps: engine": lambda seed: ours(seed, z, train, test, "engine"),
-        "the same with noise_seed": lambda seed: ours(seed, z, train, test, "engine", seed),
+        "RecordNoise, a federation of one client": lambda seed: ours(seed, z, train, test),
         "Opacus in a Lightning Trainer": lambda seed: opacus_in_trainer(seed, z, train, test),
         "Opacus in a plain loop": lambda seed: opacus(seed, z, train, test),
     }
     table = rows(compared(by_record, args.seeds), f"records, epsilon {EPSILON:g}")
     by_user: dict[str, Callable[[int], Result]] = {
-        "CentralNoise": lambda seed: our_fedavg(seed, "trainer"),
-        "CentralNoise, local_steps: engine": lambda seed: our_fedavg(seed, "engine"),
+        "CentralNoise": lambda seed: our_fedavg(seed, side_by_side=False),
+        "CentralNoise, side_by_side": lambda seed: our_fedavg(seed, side_by_side=True),
         "pfl, GaussianMechanism": pfl_fedavg,
     }
     try:
@@ -207,8 +204,8 @@ def main() -> None:
         "mean and standard deviation of the test accuracy, median seconds of processor time of the training alone. "
         f"Records: {RECORDS} of them at one client, {steps} steps at a rate of {BATCH / RECORDS:.4f}, norm {BOUND:g}, "
         f"noise multiplier {z:.4f} by our accountant for epsilon {EPSILON:g} (Opacus's: {prv:.3f} by PRV, {rdp:.3f} by "
-        f"Renyi divergences). Coins and noise come from the operating system's source; Opacus's, pfl's, and those with "
-        f"noise_seed, from generators that can be predicted. Users: {WRITERS} writers, {COHORT} a round, {ROUNDS} "
+        f"Renyi divergences). Coins and noise come from the operating system's source; Opacus's and pfl's from "
+        f"generators that can be predicted. Users: {WRITERS} writers, {COHORT} a round, {ROUNDS} "
         f"rounds, norm {NORM:g}, noise multiplier {NOISE:g}. Bars: accuracies within their spread, at most the peer's "
         f"seconds.{missing}"
     )

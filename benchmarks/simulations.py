@@ -27,7 +27,7 @@ from simulation_task import MODELS, RATE, STEPS, Task, Watch, memory
 from simulators import SIMULATORS
 
 NEEDS = {"pfl": "pfl", "Flower": "flwr"}
-OURS = ["plain driver", "plain driver, vectorized", "Trainer", "Trainer, local_steps: engine"]
+OURS = ["plain driver", "plain driver, vectorized", "Trainer", "Trainer, side_by_side"]
 ONE = [(name, 1) for name in ["bare loop", *OURS, "Trainer alone", "pfl"]]
 TWO = [(name, 2) for name in ["bare loop", *OURS, "pfl", "Flower"]]
 TASKS = {  # rounds of each

@@ -106,23 +106,23 @@ def _lightning(task: Task, rounds: int, data: dict[str, Any], callbacks: list[An
     return module.network
 
 
-def _federated(task: Task, rounds: int, watch: Watch, local_steps: Any) -> nn.Module:
+def _federated(task: Task, rounds: int, watch: Watch, side_by_side: bool) -> nn.Module:
     from lit_epgan.callbacks import FederationCallback
     from lit_epgan.datamodules import FederatedDataModule
 
     sets = [TensorDataset(*each) for each in zip(*task.records, strict=True)]
     data = FederatedDataModule.from_datasets(sets, batch_size=BATCH, local_steps=STEPS, seed=SEED)
-    return _lightning(task, rounds, {"datamodule": data}, [FederationCallback(local_steps=local_steps)], watch)
+    return _lightning(task, rounds, {"datamodule": data}, [FederationCallback(side_by_side=side_by_side)], watch)
 
 
 def trainer(task: Task, rounds: int, watch: Watch) -> nn.Module:
     """A Trainer with the FederationCallback."""
-    return _federated(task, rounds, watch, "trainer")
+    return _federated(task, rounds, watch, side_by_side=False)
 
 
-def trainer_by_engine(task: Task, rounds: int, watch: Watch) -> nn.Module:
-    """The same with local_steps: engine."""
-    return _federated(task, rounds, watch, "engine")
+def trainer_side_by_side(task: Task, rounds: int, watch: Watch) -> nn.Module:
+    """The same with clients side by side where the module admits it."""
+    return _federated(task, rounds, watch, side_by_side=True)
 
 
 class OneAfterAnother:
@@ -259,7 +259,7 @@ SIMULATORS: dict[str, Simulator] = {
     "plain driver": sequential,
     "plain driver, vectorized": vectorized,
     "Trainer": trainer,
-    "Trainer, local_steps: engine": trainer_by_engine,
+    "Trainer, side_by_side": trainer_side_by_side,
     "Trainer alone": trainer_alone,
     "pfl": pfl,
     "Flower": flower,

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Algorithm, Count, Exchange, Stack, Training, Weighted
+from lit_epgan.engine import Algorithm, Message, merged
 from lit_epgan.federated import FedAvg
 from lit_epgan.modules import Classifier
 
@@ -19,23 +19,19 @@ QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", 
 class EqualVoices(Algorithm):
     """The mean of the clients' changes in which every client counts alike. It sums."""
 
-    def works(self, question, client, received):
-        return [EqualVoice(client, received)]
-
-
-class EqualVoice(Training):
-    """FedAvg's client, but for what it sends."""
-
-    def report(self):
-        return {"parameters": Weighted(self.change(), 1), "weight": Count(1)}
+    def train(self, client, sent):
+        client.fit(sent["parameters"])
+        return self.Report(change=client.change, weight=1)
 
 
 class GeometricMedian(Algorithm):
     """The point with the least sum of distances to the clients' changes (Weiszfeld 1937). It needs each report."""
 
-    def round(self, server):
-        total = yield Exchange({"parameters": server.parameters}, combine={"parameters": Stack()})
-        changes = torch.stack(list(total.each["parameters"].values()))
+    class Report(Message):
+        change: torch.Tensor = merged("stack")
+
+    def merge(self, server, report):
+        changes = torch.stack(list(report.change.values()))
         middle = changes.mean(0)
         for _ in range(50):
             near = 1 / (changes - middle).norm(dim=1, keepdim=True).clamp(min=1e-9)

@@ -1,23 +1,21 @@
-"""A server's driver and four institutions, each a thread with a socket of its own, under secure aggregation."""
+"""A server and four institutions, each a thread with a socket of its own, under secure aggregation."""
 
 import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lit_epgan.callbacks.secure_driver import SecureServerDriver
-from lit_epgan.engine.workplace import load_server
 from torch import Tensor
 
 from lit_epgan.engine import Federation, Round
 from lit_epgan.engine.private import PrivateStates
-from lit_epgan.remote.contributions import Contributions
+from lit_epgan.fit.ends import AtSecureServer
 from lit_epgan.remote.policy import Policy, ReportFilter
-from lit_epgan.remote.protocol import Endpoint
-from lit_epgan.remote.remote_clients import RemoteClients
+from lit_epgan.remote.protocol import Endpoint, Terms
 from lit_epgan.remote.remote_server import RemoteRound, RemoteServer
 from lit_epgan.remote.secure_aggregation import Masking
 from tests.pipe_federations import half
@@ -72,7 +70,7 @@ class Institution(Thread):
     def _work(self, federation: Any, server: RemoteServer, states: PrivateStates) -> None:
         number = 0
         while not server.ended:
-            federation.place.optimizers.round_begins()
+            federation.model.optimizers.round_begins()
             round_ = RemoteRound(server, states, number)
             while round_.exchange is not None:
                 for k in list(round_.asked):
@@ -99,17 +97,18 @@ class Secure:
         maskings: Mapping[int, Callable[..., Masking]] | None = None,
         changes: Callable[[Federation], None] = lambda federation: None,
     ) -> None:
-        at = Endpoint("server", str(folder / secrets.token_hex(4)), secrets.token_hex(16))
-        self.clients = RemoteClients(at.listener(), NAMES, 60.0, LARGEST)
+        terms = Terms(patience=60.0, gather=60.0, largest=LARGEST, secure=True)
+        at = Endpoint("server", str(folder / secrets.token_hex(4)), secrets.token_hex(16), terms=terms)
+        self.server = AtSecureServer(at, folder, {})
         kinds = {k: (maskings or {}).get(k, Masking) for k in range(4)}
         self.institutions = [Institution(at, name, k, kinds[k](NAMES[k], NAMES), folder) for k in range(4)]
         self.plain, self.folder = half(name), folder
         for each in self.institutions:  # all have drawn their modules' first weights from the one global stream
             each.start()
         changes(self.plain.federation)
-        contributions = Contributions(folder / "contributions.csv")
-        driven = (self.plain.seat, None, self.clients, 1, contributions)
-        self.driver = SecureServerDriver(self.plain.federation, LARGEST, *driven)
+        self.server.begin(self.plain.federation, self.plain.runner, SimpleNamespace(max_epochs=None))  # type: ignore[arg-type]
+        assert self.server._clients is not None
+        self.clients = self.server._clients
 
     @property
     def parameters(self) -> Tensor:
@@ -119,8 +118,9 @@ class Secure:
     def round(self, number: int, here: Collection[int] = range(4)) -> None:
         """One round, once these clients have called."""
         self.clients.meet(here)
-        self.driver.expect(number)
-        self.driver.finish()
+        round_ = Round(self.plain.federation, number)
+        self.server.run(round_, lambda _: [], lambda client: None)
+        self.budget = round_.budget
 
     def end(self) -> None:
         with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ def without_masks(rounds: Mapping[int, Collection[int]], name: str = "fedavg") -
     """The server's parameters after rounds in which these clients have counted, in one process."""
     federation = half(name)
     for number, counted in rounds.items():
-        federation.place.optimizers.round_begins()
+        federation.model.optimizers.round_begins()
         round_ = Round(federation.federation, number)
         while round_.exchange is not None:
             for k in list(round_.asked):
@@ -144,5 +144,5 @@ def without_masks(rounds: Mapping[int, Collection[int]], name: str = "fedavg") -
                 private = federation.federation.private.take_up(NAMES[k])
                 round_.receive(k, federation.answer(round_.task(k, private.delivered), private))
             round_.close()
-        load_server(federation.place, federation.server.parameters)
+        federation.model.load_server(federation.server.parameters)
     return federation.server.parameters

@@ -50,7 +50,7 @@ class WaitingCritic(Critic):
     """Its clients send their changes when all of them are done."""
 
     def round(self, server: Server) -> Rounds:
-        yield Exchange({"parameters": server.parameters}, answers=(Nothing,))
+        yield Exchange({"parameters": server.parameters}, answer=Nothing)
         self.merge(server, (yield Exchange({}, question="change", training=False)))
 
     def train(self, client: Client, sent: Broadcast) -> Message:

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 SMALL = {
     "complexity.py": [],
     "frozen_backbone.py": ["--frozen", "1", "--rounds", "2", "--repeats", "1"],
-    "client_switch.py": ["--sizes", "1", "--rounds", "1"],
     "local_step.py": ["--steps", "20", "--repeats", "1"],
     "simulations.py": [
         *("--models", "MLP 3k", "--clients", "10", "--rounds", "2", "--repeats", "1"),
@@ -50,7 +49,7 @@ def test_time_in_which_kernels_ran_is_counted_once(monkeypatch: pytest.MonkeyPat
 
 def test_every_script_is_tried() -> None:
     scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
-    assert scripts == set(SMALL)
+    assert scripts - {"digests.py"} == set(SMALL)  # that one runs what test_configs.py runs
 
 
 @pytest.fixture

@@ -92,7 +92,6 @@ CHEAPER = {
     "user_release.yaml": FEW_FEATURES + ON_SERVER,
     "distilled_sites.yaml": ON_SERVER,
     "dp_mepf.yaml": [*ON_SERVER, "--federation.algorithm.herding_steps", "2", "--federation.algorithm.points", "10"],
-    "feddm.yaml": [*ON_SERVER, "--federation.algorithm.matching_steps", "3"],
 }
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lit_epgan.likelihood_free.mixture import GaussianMixture
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import gammaln, multigammaln
@@ -20,6 +19,7 @@ from torch import Tensor
 from evidence import chain_diagnostics, claims, detection, exact_mixture, full_product, one_run_audit, same_model
 from lit_epgan.engine import Algorithm
 from lit_epgan.federated import EmbeddingSites, ExpectationPropagation, GeneratorSites
+from lit_epgan.likelihood_free.simulator import GaussianMixture
 from lit_epgan.study.plan import read_studies
 from lit_epgan.study.run import Run, cli_command, runs_of
 from tests.federations import federation, fit

@@ -16,7 +16,7 @@ from tests.test_vectorized import ALGORITHMS, CLIENTS, ROUNDS, Batch, Net, batch
 DRIVEN = {**ALGORITHMS, "EP": lambda: ExpectationPropagation(prior_scale=10.0, tied=True)}
 CONFIGS = (
     *("fedavg", "ep_laplace", "fedprox", "scaffold", "feddyn", "fednova", "fedadam", "fedpa", "fedseq", "moon"),
-    *("krum", "median", "norm_clipping", "ditto", "apfl", "label_priors"),
+    *("krum", "median", "norm_clipping", "ditto", "apfl"),
 )
 SHORT = ["--config", "digits_classifier.yaml", "--data.clients", "5"]
 

@@ -7,10 +7,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import TensorDataset
 
-from lit_epgan.callbacks import FederationCallback, lightning_internals
+from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Round
 from lit_epgan.federated import SCAFFOLD
+from lit_epgan.fit.loop import result_metrics
 from tests.federations import fit
 from tests.modules import Regression
 
@@ -48,7 +49,7 @@ class Held(Callback):
         self.most.append(0)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        self.most[-1] = max(self.most[-1], len(lightning_internals.result_metrics(trainer)))
+        self.most[-1] = max(self.most[-1], len(result_metrics(trainer)))
 
 
 @pytest.mark.parametrize("clients", [FEW, MANY])

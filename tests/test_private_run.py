@@ -252,7 +252,7 @@ class Again(FedAvg):
 
     def round(self, server: Server) -> Rounds:
         yield Exchange({"parameters": server.parameters})
-        yield Exchange({}, question="one", training=False, answers=(One,))
+        yield Exchange({}, question="one", training=False, answer=One)
 
     def one(self, client: Client, sent: Broadcast) -> Message:
         return One(one=torch.ones(1))

@@ -26,7 +26,6 @@ from lit_epgan.federated import (
     FedAvg,
     FedDyn,
     FedProx,
-    LabelPriors,
     TiltedExpectationPropagation,
 )
 from lit_epgan.privacy import Ledger, RecordNoise, Releases, spent
@@ -355,7 +354,6 @@ def test_modules_that_it_cannot_protect_are_refused(module: Callable[[], Any], n
     [
         (SCAFFOLD(control="gradient"), "SCAFFOLD looks at a client's records outside its local steps"),
         (ConjugateEP(), "ConjugateEP looks at a client's records outside its local steps"),
-        (LabelPriors(scores="body.3"), "LabelPriors looks at a client's records outside its local steps"),
         (MOON(representation="body.0"), "MOON adds a term of its own to a client's loss"),
         (TiltedExpectationPropagation("body.0"), "TiltedExpectationPropagation adds a term of its own"),
     ],

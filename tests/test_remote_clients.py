@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from lit_epgan.engine.jobs import Answer
 from torch import Tensor
 
 from lit_epgan.engine.messages import Count, Task, Weighted, scalar
 from lit_epgan.engine.private import Private
+from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import LENGTH, encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.remote.contributions import Contribution, Contributions

@@ -12,10 +12,10 @@ from threading import Thread
 
 import pytest
 import torch
-from lit_epgan.engine.jobs import Answer
 
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
+from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import decode_task, encode_answer
 from lit_epgan.remote.protocol import VERSION, Endpoint, Frame, Kind, Terms, answered
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS
@@ -187,7 +187,7 @@ def wrong(kind: str, task: Task) -> bytes:
     size = task.received["parameters"].numel() + (kind == "of another shape")
     value = float("nan") if kind == "not finite" else 1.0
     parameters = torch.full((size,), value, dtype=torch.float64)
-    report = {"parameters": Weighted(parameters, 5.0), "weight": Count(5.0, True), "federation/weight": Count(5.0)}
+    report = {"change": Weighted(parameters, 5.0), "weight": Count(5.0, True), "federation/weight": Count(5.0)}
     body = encode_answer(Answer(report, Private(), 1))
     if kind == "too large":
         return answered(task, body + bytes(200_000)).written()
@@ -228,7 +228,7 @@ def test_what_is_sent_wrong_leaves_no_trace_in_the_model(tmp_path: Path) -> None
     """It is the model to the bit of a federation whose two institutions break their links at once."""
     with_hostile(tmp_path / "silent", "silent", "silent")
     said = with_hostile(tmp_path / "1", "of another shape", "not finite")
-    assert "'client-2' is left out: its 'parameters' is of shape (42,), and that of most of shape (41,)" in said
+    assert "'client-2' is left out: its 'change' is of shape (42,), and that of most of shape (41,)" in said
     assert "the update of client 'client-3' is not finite and is left out" in said
     said = with_hostile(tmp_path / "2", "a pickle", "too large")
     assert "'client-2' is left out: what it sent is no answer" in said

@@ -41,8 +41,6 @@ from lit_epgan.federated import (
     FedSeq,
     FedYogi,
     GeneratorSites,
-    Interpolation,
-    LabelPriors,
     PriorOn,
     SampleMoments,
     TiltedExpectationPropagation,
@@ -73,8 +71,6 @@ ALGORITHMS: list[Algorithm] = [
     TiltedExpectationPropagation(**TILTED),
     TiltedExpectationPropagation(components=2, step="proximal", **TILTED),
     PriorOn(ExpectationPropagation(), ["0"]),
-    Interpolation(0.1, 2, inner=ExpectationPropagation()),
-    LabelPriors("2"),
 ]
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lit_epgan.engine.jobs import Answer
 from safetensors.torch import load, save
 from scipy import stats
 
 from lit_epgan.engine import Algorithm, Exchange, FixedSize, Median, Round, Rounds, Server
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
+from lit_epgan.engine.runner import Answer
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedSeq
 from lit_epgan.remote.policy import Policy
@@ -175,7 +175,7 @@ def test_what_a_round_costs_is_known_as_the_mean_over_its_clients(secure: Callab
     federation = secure()
     federation.round(0)
     expected = half("fedavg").round(0).budget
-    found = federation.driver.budget
+    found = federation.budget
     assert found["client/steps"] == expected["client/steps"] > 0
     assert found["client/bytes_down"] == expected["client/bytes_down"]
     assert found["client/bytes_up"] == expected["client/bytes_up"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from lit_epgan.callbacks.remote import SENT
+from lit_epgan.fit.ends import SENT
 from lit_epgan.command.lightning_cli import FederatedCLI
 from lit_epgan.command.run_setup import make_room, say
 from lit_epgan.datamodules.elsewhere import place

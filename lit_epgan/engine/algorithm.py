@@ -74,7 +74,8 @@ class Exchange:
         sent: all that a client gets to see of the server, by name; or a function of the client's index that gives it.
         question: the name of the algorithm's method that a client answers it by.
         training: whether the module trains to answer it; without, no batch is read and no optimizer steps.
-        answers: the class of the message that answers it (the algorithm's ``Report`` by default), and of those beside.
+        answer: the class of the message that answers it; the algorithm's ``Report`` by default.
+        beside: the classes of those that algorithms around this one send beside it.
         to: the clients that are asked; the whole cohort by default.
         kept: names of entries that a client keeps, with their versions: one is sent, and billed, to each client once.
         merge: whether the server's buffers, frozen parameters and networks of the algorithm are moved by the answers;
@@ -84,7 +85,8 @@ class Exchange:
     sent: Broadcast | Callable[[int], Broadcast]
     question: str = "train"
     training: bool = True
-    answers: tuple[type[Message], ...] = ()
+    answer: type[Message] | None = None
+    beside: tuple[type[Message], ...] = ()
     to: Sequence[int] | None = None
     kept: Mapping[str, int] = field(default_factory=dict)
     merge: bool = True
@@ -187,7 +189,7 @@ class Algorithm:
 
     def round(self, server: Server) -> Rounds:
         """One round: the cohort is asked once."""
-        report = yield Exchange(self.broadcast(server), answers=(self.Report,))
+        report = yield Exchange(self.broadcast(server))
         self.merge(server, report)
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:

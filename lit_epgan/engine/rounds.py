@@ -216,7 +216,7 @@ class Round:
                 "guarantee does not cover: leave the private mechanism out"
             )
         self.asked = [k for k in to if k % ranks() == rank() and k not in self.dropped]
-        self._answers = exchange.answers or (federation.algorithm.Report,)
+        self._answers = (exchange.answer or federation.algorithm.Report, *exchange.beside)
         named: dict[str, Aggregator] = {name: Stack() for kind in self._answers for name in kind.stacked()}
         named |= federation.tensors.combine() if exchange.training else {}
         if self._private:

@@ -92,7 +92,7 @@ class MDGAN(FedAvgGAN):
         report = yield Exchange(
             lambda k: {**samples, **self._own(server, k, first), "hand_on": torch.tensor(last)},
             kept={"discriminator": int(server.state["swaps"])},
-            answers=(self.Report if self.swap_every is not None else _Feedbacks,),
+            answer=self.Report if self.swap_every is not None else _Feedbacks,
         )
         if report.feedback is not None:
             self._step(server, judged, report.feedback.to(server.parameters))

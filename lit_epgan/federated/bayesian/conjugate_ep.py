@@ -80,7 +80,7 @@ class ConjugateEP(Algorithm):
 
     def round(self, server: Server) -> Rounds:
         """Whoever has not reported its site does; q's mean is the model."""
-        report = yield Exchange({}, question="site", training=False, answers=(self.Report,))
+        report = yield Exchange({}, question="site", training=False)
         q = self.posterior(server) * report.site
         server.state |= tensors_of(q, Q)
         try:

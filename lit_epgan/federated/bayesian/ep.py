@@ -134,12 +134,12 @@ class ExpectationPropagation(Algorithm):
         """q out, the sites' changes back; in the first round the normalisers before them."""
         state, q = server.state, factor_of(server.state)
         kept = {"prior_precision_mean": 0} if self.tied else {}
-        report = yield Exchange(self.broadcast(server), answers=(self.Report,), kept=kept)
+        report = yield Exchange(self.broadcast(server), kept=kept)
         if float(report.cohort) == 0:  # no client took a step
             return
         means = {"normaliser": report.normaliser / report.cohort, "mean_records": report.records / report.cohort}
         if "normaliser" not in state:
-            report = yield Exchange(means, question="late_site", training=False, answers=(self.Report,))
+            report = yield Exchange(means, question="late_site", training=False)
         if self.tied:
             # q / p0 = g^K, so (g^(1 - d m/K) (prod g_k)^(d/K))^K
             share, prior = float(report.cohort) / server.clients, self.prior(state)

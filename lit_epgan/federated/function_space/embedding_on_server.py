@@ -84,7 +84,7 @@ class EmbeddingOnServer(Algorithm):
     def round(self, server: Server) -> Rounds:
         """The releases, once; then the server's own training."""
         if server.round == 0:
-            releases = yield Exchange({}, question="released", training=False, answers=(Release,))
+            releases = yield Exchange({}, question="released", training=False, answer=Release)
             self.release.add(server, releases)
         else:
             self.train_server(server)

@@ -100,7 +100,7 @@ class EmbeddingSites(Around):
                 exchange,
                 sent=lambda k: {**exchange.sent_to(k), **known},
                 kept={**exchange.kept, **kept},
-                answers=(*exchange.answers, Release),
+                beside=(*exchange.beside, Release),
             )
 
         def back(exchange: Exchange, report: Message) -> None:

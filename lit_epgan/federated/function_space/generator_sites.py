@@ -177,7 +177,7 @@ class GeneratorSites(Around):
                 exchange,
                 sent=lambda k: exchange.sent_to(k) | _sent(state, self.seen_by(k, sites)),
                 kept={**exchange.kept, **({} if self.refine else _versions(sites))},
-                answers=(*exchange.answers, self.Site),
+                beside=(*exchange.beside, self.Site),
             )
 
         def back(exchange: Exchange, report: Message) -> None:

@@ -98,9 +98,9 @@ class GradientFree(Around):
     def asks(self, server: Server, question: str, sent: Broadcast, answer: type[Message] = Answers) -> Exchange:
         """A question without training. What was trained to summarise records goes with it, once to each client."""
         if not self.from_round:
-            return Exchange(sent, question, training=False, answers=(answer,))
+            return Exchange(sent, question, training=False, answer=answer)
         trained, kept = {"parameters": server.parameters, **sent}, {"parameters": self.from_round}
-        return Exchange(trained, question, training=False, answers=(answer,), kept=kept)
+        return Exchange(trained, question, training=False, answer=answer, kept=kept)
 
     def stage(self, server: Server) -> Stage | None:
         """Where inference is; None before its first generation."""

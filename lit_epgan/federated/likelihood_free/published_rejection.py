@@ -81,7 +81,7 @@ class PublishedRejection(GradientFree):
                 question="distances",
                 training=False,
                 to=list(sizes),
-                answers=(self.Own,),
+                answer=self.Own,
             )
             own = dict(zip(sizes, theta.split(list(sizes.values())), strict=True))
             for k, answer in answers.numbers.items():

@@ -77,7 +77,7 @@ class SearchOnRelease(GradientFree):
     def generation(self, server: Server) -> Rounds:
         """The releases, once; then the server's own work."""
         if server.round == 0:
-            releases = yield Exchange({}, question="release", training=False, answers=(Release,))
+            releases = yield Exchange({}, question="release", training=False, answer=Release)
             server.state[CLIENTS] = scalar(len(server.cohort))
             server.state[TOTAL] = self.unit.sum_of(releases)
             return

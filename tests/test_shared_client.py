@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lit_epgan.callbacks.shared_seat import SharedSeat, rows_of
 
 from lit_epgan.command.cli import main
+from lit_epgan.fit.ends import SharedClient, rows_of
 from lit_epgan.flare.fit import at_institution
 from lit_epgan.remote.protocol import Endpoint
 from tests.processes import ROOT, environment
@@ -25,25 +25,25 @@ def test_each_rank_has_its_rows_and_its_weight(monkeypatch: pytest.MonkeyPatch) 
     batch = {"x": torch.arange(7), "scale": torch.tensor(2.0), "y": (torch.arange(7),)}
     factors = []
     for rank, rows in ((0, [0, 3, 6]), (1, [1, 4]), (2, [2, 5])):
-        monkeypatch.setattr("lit_epgan.callbacks.shared_seat.rank", lambda rank=rank: rank)
-        monkeypatch.setattr("lit_epgan.callbacks.shared_seat.ranks", lambda: 3)
-        seat = SharedSeat()
-        part = seat.part(batch)
+        monkeypatch.setattr("lit_epgan.fit.ends.rank", lambda rank=rank: rank)
+        monkeypatch.setattr("lit_epgan.fit.ends.ranks", lambda: 3)
+        client = SharedClient()
+        part = client.part(batch)
         assert part["x"].tolist() == part["y"][0].tolist() == rows
         assert part["scale"] == 2.0
-        factors.append(seat.factor)
+        factors.append(client.factor)
     assert sum(factors) == pytest.approx(3)
     assert factors == pytest.approx([9 / 7, 6 / 7, 6 / 7])
-    seat = SharedSeat()
-    assert seat.part(torch.arange(2)).tolist() == [0, 1]  # fewer rows than ranks: all have all
-    assert seat.factor == 1
+    client = SharedClient()
+    assert client.part(torch.arange(2)).tolist() == [0, 1]  # fewer rows than ranks: all have all
+    assert client.factor == 1
 
 
 def test_a_loss_counts_by_its_rows() -> None:
-    seat, weight = SharedSeat(), torch.tensor(3.0, requires_grad=True)
-    seat.factor = 0.5
+    client, weight = SharedClient(), torch.tensor(3.0, requires_grad=True)
+    client.factor = 0.5
     loss = weight * 2
-    seat.weigh(loss)
+    client.weigh(loss)
     loss.add_(weight * 10)  # an algorithm's loss is alike on all ranks
     loss.backward()
     assert weight.grad == 0.5 * 2 + 10
