@@ -163,16 +163,14 @@ def test_every_algorithm_for_gans_trains_so(algorithm: Algorithm) -> None:
 
 def test_rows_of_other_sites_have_their_gradient_as_it_is() -> None:
     """Own rows weigh what the algorithm gives them in all, by the mean of the real records; the others by their own."""
-    from lit_epgan.engine import Client
     from lit_epgan.federated.tilted_batch import tilted_batch
     from lit_epgan.privacy.noisy_steps import NoisySteps
 
     module = gan()
     module.trainer = None
     network, (records,) = module.discriminator, [each.tensors[0] for each in digits_like(1, 10)]
-    client = Client(0, "a", 1, 0, 0, module, None, [])  # type: ignore[arg-type]
-    steps = NoisySteps(client, 1e6, 0.0, 8, lambda n: torch.zeros(n, dtype=torch.float64), 64, False)
-    steps.begin()
+    steps = NoisySteps(module, "FedAvg", 1e6, 0.0, 8, lambda n: torch.zeros(n, dtype=torch.float64), 64, False)
+    steps.__enter__()
     replay = digits_like(1, 3)[0].tensors[0]
     batch = tilted_batch([steps.batch([records])[0]], 4, replay, 0.3)
 
