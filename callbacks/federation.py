@@ -138,11 +138,11 @@ class FederationCallback(FederationView):
                 "FederatedDataModule, such as FederatedDataModule.from_datasets(datasets, batch_size=32)"
             )
         check_trainer(trainer)
-        check_module(pl_module, trainer.world_size)
+        self._loop = RoundLoop.of(trainer)
+        check_module(pl_module, self._loop, trainer.world_size)
         self._mechanism.set_up(trainer, pl_module)
         save_between_rounds(trainer)
         self._datamodule = datamodule
-        self._loop = RoundLoop.of(trainer)
         own = self.sampler if self.sampler is not None else datamodule.sampler
         self._end = this_end(datamodule, Path(trainer.default_root_dir), self.policy, self.settings)
         self._sampler = cohorts_by(self.algorithm, own, self.mechanism)

@@ -9,14 +9,17 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 from lit_epgan.datamodules import Institutions
-from lit_epgan.engine import Algorithm, Round
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message, Round
 from lit_epgan.engine.private import Private
 from lit_epgan.errors import UserError
+from lit_epgan.fit.loop import RoundLoop
 from lit_epgan.fit.options import check_module, check_trainer
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
 from tests.notes import Notes
 from tests.test_sealed_server import federation as plain_federation
+
+QUIET: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
 
 
 class Teacher(Regression):
@@ -109,14 +112,15 @@ def test_weight_averaging_callbacks_and_dataloader_iter_are_refused() -> None:
             return None
 
     with pytest.raises(UserError, match="reads past the end of a client"):
-        check_module(Iterating(), ranks=1)
+        check_module(Iterating(), RoundLoop.of(Trainer(**QUIET)), ranks=1)
 
 
 def test_meeting_other_ranks_in_a_step_is_refused() -> None:
     module = Regression()
-    check_module(module, ranks=2)
-    module._current_fx_name = "training_step"
-    with pytest.raises(UserError, match=r"self\.log\('loss', sync_dist=True\) in training_step would wait"):
+    loop = RoundLoop.of(Trainer(**QUIET))
+    check_module(module, loop, ranks=2)
+    loop.client_trains = True
+    with pytest.raises(UserError, match=r"self\.log\('loss', sync_dist=True\) in a client's step would wait"):
         module.log("loss", 1.0, sync_dist=True)
 
 
@@ -149,19 +153,26 @@ def test_several_loaders_of_one_institution_are_refused() -> None:
 
 def test_a_frozen_parameter_that_moved_before_a_restart_goes_back() -> None:
     """After a restart, and after a client that was given up, a teacher is the server's."""
-    plain = plain_federation(Algorithm())
+
+    class Restarting(Algorithm):
+        def train(self, client: Client, sent: Broadcast) -> Message:
+            client.fit(sent["parameters"], steps=1, after_local_step=lambda: frozen.data.fill_(5.0))
+            client.fit(sent["parameters"], steps=1, batch=lambda batch: seen.append(frozen.tolist()) or batch)
+            frozen.data.fill_(7.0)
+            if client.index == 0:
+                raise RuntimeError("given up")
+            return self.Report(change=client.change)
+
+    seen: list[list[float]] = []
+    plain = plain_federation(Restarting())
     frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
-    tensors = plain.place.tensors
+    tensors = plain.model.tensors
     plain.module.register_parameter("teacher", frozen)
     tensors.frozen.append("teacher")
     tensors.server["teacher"] = torch.ones(3)
     round_ = Round(plain.federation, 0)
-    plain.seat.open(round_.task(0), Private(), 1)
-    assert plain.seat.client is not None
-    frozen.data.fill_(5.0)
-    plain.seat.client.restart()
-    assert frozen.tolist() == [1.0] * 3
-    frozen.data.fill_(7.0)
-    plain.seat.abandon()
-    plain.seat.open(round_.task(1), Private(), 1)
-    assert frozen.tolist() == [1.0] * 3
+    with pytest.raises(RuntimeError, match="given up"):
+        plain.answer(round_.task(0), Private())
+    plain.answer(round_.task(1), Private())
+    assert seen == [[1.0] * 3] * 2
+    assert plain.runner.client is None

@@ -190,7 +190,7 @@ def test_nothing_but_names_shapes_keys_and_masked_numbers_leaves(secure: Callabl
     told = json.loads(ready.body[WORDS:])
     assert set(told) == {"layout", "announced"}
     assert told["layout"] == {
-        "parameters": [41],
+        "change": [41],
         "weight": None,
         "federation/weight": None,
         "federation/steps": None,
@@ -228,7 +228,7 @@ def sends(value: float) -> type[Masking]:
         def ready(self, task: Task, answer: Answer, cohort: int) -> bytes:
             if task.round == 1:
                 tensor = torch.zeros(41).index_fill(0, torch.tensor([3]), value)
-                answer.report = {**answer.report, "parameters": Weighted(tensor, 1.0)}
+                answer.report = {**answer.report, "change": Weighted(tensor, 1.0)}
             return super().ready(task, answer, cohort)
 
     return Sends
@@ -271,7 +271,7 @@ class Twice(Algorithm):
     def round(self, server: Server) -> Rounds:
         for _ in range(2):
             total = yield Exchange({"parameters": server.parameters})
-            server.parameters += total.mean("parameters")
+            server.parameters += total.change
 
 
 @torch.no_grad()
@@ -294,7 +294,7 @@ def test_a_round_that_is_void_in_its_second_exchange_leaves_no_trace_of_the_firs
     [
         (LostAtWork, "its link is broken"),
         (sends(float("nan")), "its update is not finite"),
-        (sends(-3e8), "its 'parameters' has numbers beyond 2.68e+08"),
+        (sends(-3e8), "its 'change' has numbers beyond 2.68e+08"),
     ],
 )
 def test_who_is_lost_before_or_has_nothing_to_be_masked_is_left_out_and_the_round_counts(
@@ -439,7 +439,7 @@ def test_what_does_not_say_that_it_is_ready_is_an_error(told: bytes) -> None:
             None,
             "GeneratorSites wants every client's 'site' by itself, which secure aggregation hides",
         ),
-        ("fedavg", FedSeq(length=2), "FedSeq wants every client's 'parameters' by itself"),
+        ("fedavg", FedSeq(length=2), "FedSeq wants every client's 'change' by itself"),
     ],
 )
 def test_algorithms_that_need_single_reports_are_refused_before_anybody_is_asked(

@@ -9,11 +9,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from lit_epgan.fit.ends import SENT
 from lit_epgan.command.lightning_cli import FederatedCLI
 from lit_epgan.command.run_setup import make_room, say
 from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.errors import UserError
+from lit_epgan.fit.ends import SENT
 from lit_epgan.listing import few
 from lit_epgan.remote.protocol import Terms
 from lit_epgan.runs.checkpoints import newest_whole

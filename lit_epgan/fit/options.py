@@ -119,7 +119,7 @@ def _check_callbacks(trainer: Trainer) -> None:
             )
 
 
-def check_module(module: LightningModule, ranks: int) -> None:
+def check_module(module: LightningModule, loop: RoundLoop, ranks: int) -> None:
     """Refuse a module that would read past a client's end, and on several ranks one that meets the others in a step.
 
     Raises:
@@ -130,17 +130,17 @@ def check_module(module: LightningModule, ranks: int) -> None:
             "a training_step that takes dataloader_iter reads past the end of a client: let it take (batch, batch_idx)"
         )
     if ranks > 1:
-        _guard_log(module)
+        _guard_log(module, loop)
 
 
-def _guard_log(module: LightningModule) -> None:
+def _guard_log(module: LightningModule, loop: RoundLoop) -> None:
     log = type(module).log
 
     def guarded(name: str, value: Any, *args: Any, **options: Any) -> None:
-        in_step = RoundLoop.of(module.trainer).client_trains and options.get("on_step") is not False
+        in_step = loop.client_trains and options.get("on_step") is not False
         if options.get("sync_dist") and in_step:
             raise UserError(
-                f"self.log({name!r}, sync_dist=True) in training_step would wait for the other ranks at every step, "
+                f"self.log({name!r}, sync_dist=True) in a client's step would wait for the other ranks at every step, "
                 "and their clients have other numbers of steps: add on_step=False, on_epoch=True"
             )
         log(module, name, value, *args, **options)
