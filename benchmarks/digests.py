@@ -118,7 +118,8 @@ def digest(run: tuple[str, list[str]], out: Path, cache: Path) -> bool:
         loaded = torch.load(checkpoint, map_location="cpu", weights_only=True)
     states = [state for name, state in loaded["callbacks"].items() if "Federation" in name]
     tensors = dict(floating({"model": loaded["state_dict"], "federation": states}))
-    save_file(tensors, out / f"{name_of(*run)}.safetensors")
+    save_file(tensors, log.with_suffix(".part"))
+    log.with_suffix(".part").replace(out / f"{name_of(*run)}.safetensors")  # whole, or not there
     return True
 
 
