@@ -5,7 +5,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine import Aggregator, Count, Krum, Median, PlainFederation, Stack, Sum, Total, TrimmedMean, Weighted
+from lit_epgan.engine import (
+    Aggregator,
+    Algorithm,
+    Count,
+    Krum,
+    Median,
+    PlainFederation,
+    Stack,
+    Sum,
+    Total,
+    TrimmedMean,
+    Weighted,
+)
 from lit_epgan.engine.aggregation import Combination
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
@@ -14,17 +26,18 @@ from tests.test_sealed_server import federation
 CPU = torch.device("cpu")
 
 
-def total(changes: list[Tensor], weights: list[float], aggregator: Aggregator | None) -> Total:
+def mean(changes: list[Tensor], weights: list[float], aggregator: Aggregator | None) -> Tensor:
+    """What an algorithm gets of the clients' changes."""
     combination = Combination({}, aggregator, CPU)
     for k, (change, weight) in enumerate(zip(changes, weights, strict=True)):
-        combination.add(k, {"parameters": Weighted(change, weight), "weight": Count(weight)})
-    return combination.close()
+        combination.add(k, {"change": Weighted(change, weight), "weight": Count(weight)})
+    return Algorithm.Report.of(combination.close()).change
 
 
 @pytest.mark.parametrize("clients", [1, 2, 5, 6])
 def test_the_median_is_numpys(clients: int) -> None:
     changes = torch.randn(clients, 7, generator=torch.Generator().manual_seed(clients))
-    got = total(list(changes), [float(k + 1) for k in range(clients)], Median()).mean("parameters")
+    got = mean(list(changes), [float(k + 1) for k in range(clients)], Median())
     assert got.numpy() == pytest.approx(np.median(changes.numpy(), axis=0), rel=1e-6)
 
 
@@ -33,7 +46,7 @@ def test_the_median_is_numpys(clients: int) -> None:
 )
 def test_the_trimmed_mean_leaves_out_the_extremes(clients: int, share: float, cut: int) -> None:
     changes = torch.randn(clients, 4, generator=torch.Generator().manual_seed(clients))
-    got = total(list(changes), [1.0] * clients, TrimmedMean(share)).mean("parameters")
+    got = mean(list(changes), [1.0] * clients, TrimmedMean(share))
     kept = np.sort(changes.numpy(), axis=0)[cut : clients - cut]
     assert got.numpy() == pytest.approx(kept.mean(0), rel=1e-6)
 
@@ -52,30 +65,30 @@ def krum_by_hand(changes: np.ndarray, wrong: int, kept: int) -> np.ndarray:
 @pytest.mark.parametrize(("clients", "wrong", "kept"), [(3, 0, 1), (5, 1, 1), (9, 2, 3), (9, 3, 9), (8, 1, 2)])
 def test_krum_is_that_of_its_authors(clients: int, wrong: int, kept: int) -> None:
     changes = torch.randn(clients, 6, generator=torch.Generator().manual_seed(clients + wrong), dtype=torch.float64)
-    got = total(list(changes), [float(k + 1) for k in range(clients)], Krum(wrong, kept)).mean("parameters")
+    got = mean(list(changes), [float(k + 1) for k in range(clients)], Krum(wrong, kept))
     assert got.numpy() == pytest.approx(krum_by_hand(changes.numpy(), wrong, kept), rel=1e-9)
 
 
 def test_two_wrong_clients_of_seven_that_agree_do_not_move_krum() -> None:
     changes = [torch.full((3,), x) for x in (1.0, 1.1, 0.9, 1.0, 1.05, 1e6, 1e6)]
-    assert total(changes, [1.0] * 7, Krum(2)).mean("parameters").max() < 1.2
-    assert total(changes, [1.0] * 7, Krum(0, 7)).mean("parameters").min() > 1e5  # all of them: the mean
+    assert mean(changes, [1.0] * 7, Krum(2)).max() < 1.2
+    assert mean(changes, [1.0] * 7, Krum(0, 7)).min() > 1e5  # all of them: the mean
 
 
 def test_krum_refuses_too_few_clients() -> None:
     with pytest.raises(UserError, match="needs at least 7 clients, and a round has 6"):
-        total([torch.ones(2)] * 6, [1.0] * 6, Krum(2))
+        mean([torch.ones(2)] * 6, [1.0] * 6, Krum(2))
     with pytest.raises(UserError, match="needs at least 6 clients, and a round has 5"):
-        total([torch.ones(2)] * 5, [1.0] * 5, Krum(1, 6))
+        mean([torch.ones(2)] * 5, [1.0] * 5, Krum(1, 6))
     with pytest.raises(UserError, match="at least 0 and 1"):
         Krum(-1)
 
 
 def test_one_wrong_client_of_five_moves_a_mean_and_no_median() -> None:
     changes = [torch.full((3,), float(x)) for x in (1.0, 1.1, 0.9, 1.0, 1e6)]
-    assert total(changes, [1.0] * 5, None).mean("parameters").min() > 1e5
-    assert total(changes, [1.0] * 5, Median()).mean("parameters").tolist() == [1.0] * 3
-    assert total(changes, [1.0] * 5, TrimmedMean(0.2)).mean("parameters").max() < 1.1
+    assert mean(changes, [1.0] * 5, None).min() > 1e5
+    assert mean(changes, [1.0] * 5, Median()).tolist() == [1.0] * 3
+    assert mean(changes, [1.0] * 5, TrimmedMean(0.2)).max() < 1.1
 
 
 def test_a_stack_keeps_every_client_apart_and_no_hold_of_live_tensors() -> None:
@@ -139,9 +152,9 @@ def test_in_a_federation_the_median_is_that_of_the_clients_changes() -> None:
 
     class Watching(Median):
         def add(self, client: int, name: str, term: Tensor | Weighted) -> None:
-            if name == "parameters":
+            if name == "change":
                 assert isinstance(term, Weighted)
-                seen.append(term.change)
+                seen.append(term.tensor)
             super().add(client, name, term)
 
     plain = federation(FedAvg(), aggregator=Watching())

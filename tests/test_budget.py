@@ -72,9 +72,9 @@ def test_expectation_propagation_sends_two_vectors_down(tmp_path: Path) -> None:
     """In the first round the model, and the sums of three normalisers by themselves; later they come with q."""
     module = Regression()
     rows = budget(tmp_path, module, ExpectationPropagation())
-    model, sites, normalisers = NUMBER * count(module), NUMBER, 3 * NUMBER
-    assert rows["bytes_down"].tolist() == [model + sites + normalisers, *[2 * model + sites + normalisers] * 2]
-    up = normalisers + WEIGHT + 2 * model + sites
+    model, sites, means = NUMBER * count(module), NUMBER, 2 * NUMBER
+    assert rows["bytes_down"].tolist() == [model + sites + means, *[2 * model + sites + means] * 2]
+    up = 3 * NUMBER + WEIGHT + 2 * model + sites
     assert rows["bytes_up"].tolist() == [up + NUMBER, up, up]  # the number of clients twice, in two exchanges
 
 

@@ -11,11 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lit_epgan.engine import Everyone, FixedSize, Poisson
-from lit_epgan.engine.aggregation import Combination, Total
+from lit_epgan.engine.aggregation import Combination
 from lit_epgan.engine.mechanisms import Plan, flat_norm
-from lit_epgan.engine.messages import Count, Report, Weighted
+from lit_epgan.engine.messages import Count, Report, Total, Weighted
 from lit_epgan.engine.samplers import Chains, Sampler
 from lit_epgan.errors import UserError
+from lit_epgan.federated import FedAvg
 from lit_epgan.privacy import AdaptiveNoise, CentralNoise, DistributedNoise, Ledger, Releases, spent
 
 NUMBERS = st.one_of(
@@ -44,9 +45,8 @@ def summed(*reports: Report) -> Total:
 @example([1e38], [0.0], 0.0, 1 / 64)  # by a factor of so few digits in single precision that it passed the bound
 def test_no_report_moves_a_sum_by_more_than_the_bound(change, factor, weight, bound) -> None:
     """Huge, sparse, not finite, heavy: the report of an honest client's mechanism has weight 1 and a norm of S."""
-    origin = torch.linspace(-1, 1, len(change))
     report = {
-        "parameters": Weighted(torch.tensor(change), weight, origin),
+        "parameters": Weighted(torch.tensor(change), weight),
         "site": torch.tensor(factor, dtype=torch.float64),
         "weight": Count(weight, True),
     }
@@ -201,7 +201,7 @@ def test_shares_of_the_noise_add_up() -> None:
 def test_a_server_that_asks_for_less_noise_gets_nothing() -> None:
     """Of eight clients four are honest at least: a share's standard deviation is 3 * .5 / 2, as in a cohort of all."""
     mechanism = DistributedNoise(0.5, 3.0, honest=0.5)
-    mechanism.around([], SimpleNamespace(clients=8), "FedAvg", True)  # type: ignore[arg-type]
+    mechanism.around(SimpleNamespace(clients=8, module=None), FedAvg(), True)  # type: ignore[arg-type]
     report = {"x": torch.zeros(3)}
     for asked in (0.0, 0.74, float("nan")):
         with pytest.raises(UserError, match=r"a share in a cohort of all 8 clients is 0\.75: nothing is sent"):

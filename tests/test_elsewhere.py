@@ -49,7 +49,7 @@ def test_the_servers_data_module_has_nobody_until_it_is_placed() -> None:
     data.setup("fit")
     place(data, ["a", "b"], None)
     assert all(isinstance(client, Away) for client in data.clients)
-    data.federate(Everyone(), lambda round_: True, lambda round_: False)  # as at the server
+    data.federate(Everyone(), lambda round_: True)  # as at the server
     assert len(list(data.train_dataloader())) == 1  # nobody trains on it
     assert data.val_dataloader() == []
 

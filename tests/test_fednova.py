@@ -88,7 +88,7 @@ def test_along_constant_gradients_only_the_records_count(options: dict[str, Any]
 
 def test_plain_steps_are_what_the_docs_own_algorithm_makes_of_them() -> None:
     ours, theirs = Quadratic(), Quadratic()
-    for module, algorithm in ((ours, FedNova()), (theirs, own_algorithms.FedNova())):
+    for module, algorithm in ((ours, FedNova()), (theirs, own_algorithms.NormalisedAverage())):
         federated(module, clients(batch_size=2, local_steps=None), algorithm).run(3)
     torch.testing.assert_close(ours.theta, theirs.theta, rtol=1e-12, atol=1e-12)
 

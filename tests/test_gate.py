@@ -15,7 +15,7 @@ from tests.test_record_noise import plan
 
 TASK = Task(1, 4, 2, "train", True, {})
 REPORT: Report = {
-    "parameters": Weighted(torch.tensor([3.0, 9.0]), 7.0, torch.tensor([0.0, 5.0])),
+    "parameters": Weighted(torch.tensor([3.0, 4.0]), 7.0),
     "networks": torch.zeros(2, 3, dtype=torch.float64),
     "weight": Count(7.0, True),
 }

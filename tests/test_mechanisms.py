@@ -85,7 +85,7 @@ def test_what_leaves_a_client_is_within_the_bound(algorithm: Algorithm) -> None:
 
 def test_generator_sites_are_clipped_with_the_rest() -> None:
     plain = half("generator_sites")
-    plain.seat.mechanism = plain.federation.mechanism = NormClipping(BOUND)
+    plain.runner.mechanism = plain.federation.mechanism = NormClipping(BOUND)
     first, *_ = leaving(plain, 1)
     _, tensors = decoded(first)
     assert {"parameters", "site"} <= set(tensors)
@@ -129,7 +129,7 @@ def test_a_mechanism_at_the_server_sees_every_total() -> None:
     class Halved(NormClipping):
         def at_server(self, total, cohort):  # type: ignore[no-untyped-def]
             cohorts.append(cohort)
-            total.sums["parameters"] /= 2
+            total.sums["change"] /= 2
             return total
 
     plain, other = federation(SCAFFOLD(), mechanism=Halved(1e9, 1e9)), federation(SCAFFOLD())

@@ -199,11 +199,11 @@ class RoundDriver:
 
     def _data(self, k: int) -> LocalData | None:
         """What a client trains on; None, with a warning, where it has no batch."""
-        dm, known = self.datamodule, self.datamodule.clients[k].records
-        rows = 0.0
+        dm, rows = self.datamodule, 0.0
 
         def records(batch: Any) -> float:
             nonlocal rows
+            known = dm.clients[k].records  # of a loader that is made anew, known once it is read
             if known is not None:
                 return float(known)
             self._first = batch if rows == 0 else self._first
@@ -219,7 +219,7 @@ class RoundDriver:
         def all_of_them() -> Iterator[tuple[Any, bool, float]]:
             yield first
             yield from batches
-            self._records[k] = rows or float(known or 0)
+            self._records[k] = rows or float(dm.clients[k].records or 0)
 
         return LocalData(all_of_them(), dm.steps_of(k, self._number), first[2])
 

@@ -63,9 +63,11 @@ class RoundLoop(_TrainingEpochLoop):
         self.batch_progress.is_last_batch = True
         self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         if self._should_check_val_fx(data_fetcher):
+            self._batches_that_stepped -= 1  # its metrics stand at the step of the round's own
             self.trainer.validating = True
             self.val_loop.run()
             self.trainer.training = True
+            self._batches_that_stepped += 1
 
     def step(self, batch: Any, last: bool, number: int) -> bool:
         """One step of a client; False where the module's ``on_train_batch_start`` has ended the client's round.

@@ -60,7 +60,7 @@ class MOON(Algorithm):
         """Local steps with the contrast of the client's representations, once there is an earlier one."""
         theta, network = sent["parameters"], client.module.get_submodule(self.representation)
         if self.mu == 0 or "previous" not in client.state:
-            client.fit(theta)
+            client.fit(theta, loss=lambda: None)  # it is told, so that whoever refuses such a loss does so at once
         else:
             with _Contrast(self, client, network, theta) as contrasted:
                 client.fit(theta, loss=contrasted.loss)
