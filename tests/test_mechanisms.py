@@ -88,7 +88,7 @@ def test_generator_sites_are_clipped_with_the_rest() -> None:
     plain.runner.mechanism = plain.federation.mechanism = NormClipping(BOUND)
     first, *_ = leaving(plain, 1)
     _, tensors = decoded(first)
-    assert {"parameters", "site"} <= set(tensors)
+    assert {"change", "site"} <= set(tensors)
     assert norm(tensors) == pytest.approx(BOUND, rel=1e-5)
 
 

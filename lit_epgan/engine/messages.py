@@ -19,7 +19,8 @@ def merged(kind: Kind, factor: type | None = None, **options: Any) -> Any:
                   may stand for it
         sum       sum_k x_k, a tensor; a client that sends None adds nothing
         product   the product of Gaussians: their natural parameters add up
-        stack     every client's own tensor, by the client's index: the server sees each by itself
+        stack     every client's own tensor, by the client's index: the server sees each by itself; a plain number is
+                  one of records, which a mechanism bounds
         records   sum_k x_k of numbers that grow with a client's records; a mechanism bounds each
         count     sum_k x_k of numbers that say nothing of what was learnt
 
@@ -138,7 +139,7 @@ class Message:
             elif kind == "product":
                 found |= {f"{name}.{part}": getattr(value, part) for part in parts(each.metadata["factor"])}
             else:
-                found[name] = value
+                found[name] = value if isinstance(value, Tensor) else Count(float(value), True)
         for other in self.__dict__.get("_others", ()):
             found = other.terms(records) | found
         return found

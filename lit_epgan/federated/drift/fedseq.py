@@ -14,7 +14,6 @@ from lit_epgan.engine import (
     Sampler,
     Server,
     merged,
-    scalar,
     stages,
 )
 from lit_epgan.errors import UserError
@@ -48,11 +47,11 @@ class FedSeq(Algorithm):
 
         Attributes:
             change: theta_k (d,) less what the client was sent.
-            records: n_k (1,).
+            records: n_k.
         """
 
         change: Tensor = merged("stack")
-        records: Tensor = merged("stack")
+        records: float = merged("stack")
 
     def __init__(self, length: int = 4) -> None:
         if length < 1:
@@ -66,7 +65,7 @@ class FedSeq(Algorithm):
     def train(self, client: Client, sent: Broadcast) -> Message:
         """The module's own steps from where the client before has ended."""
         client.fit(sent["parameters"])
-        return self.Report(change=client.change, records=scalar(client.records))
+        return self.Report(change=client.change, records=client.records)
 
     def round(self, server: Server) -> Rounds:
         """An exchange for each place in the chains; what has come so far of a chain is what its next client gets."""

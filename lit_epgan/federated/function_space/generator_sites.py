@@ -18,7 +18,6 @@ from lit_epgan.engine import (
     Server,
     merged,
     passing,
-    scalar,
 )
 from lit_epgan.errors import UserError
 from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
@@ -118,11 +117,11 @@ class GeneratorSites(Around):
 
         Attributes:
             site: the site's change.
-            site_records: n_k (1,).
+            site_records: n_k.
         """
 
         site: Tensor | None = merged("stack", default=None)
-        site_records: Tensor | None = merged("stack", default=None)
+        site_records: float | None = merged("stack", default=None)
 
     def __init__(
         self,
@@ -235,7 +234,7 @@ class GeneratorSites(Around):
         client.state["site"] = before + change  # as the server adds it up
         if self.refine:
             client.state["parameters"] = client.parameters.clone()
-        return self.Site(site=change, site_records=scalar(client.records))
+        return self.Site(site=change, site_records=client.records)
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``union``: the sites' own samples, in proportion to the clients' records."""
