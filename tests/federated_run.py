@@ -84,6 +84,7 @@ class Narrator(Callback):
 
     def __init__(self, halt: str | None = None) -> None:
         self.halt = halt
+        self.batch = 0
 
     def say(self, trainer: Trainer, text: str) -> None:
         line = f"rank {trainer.global_rank} round {trainer.current_epoch} {text}"
@@ -95,7 +96,11 @@ class Narrator(Callback):
         self.say(trainer, "is ready")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        self.say(trainer, f"batch {args[-1]}")
+        self.say(trainer, f"batch {self.batch}")
+        self.batch += 1
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.batch = 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.say(trainer, "validated")
@@ -113,7 +118,7 @@ class Trouble(Callback):
     """
 
     def __init__(self, kinds: dict[int, str], patience: float) -> None:
-        self.kinds, self.patience = kinds, patience
+        self.kinds, self.patience, self.was_busy = kinds, patience, False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         kind = self.kinds.get(trainer.global_rank)
@@ -126,7 +131,8 @@ class Trouble(Callback):
             time.sleep(1)
         if kind == "slow":
             time.sleep(0.5)
-        if kind == "busy" and args[-1] == 0:
+        if kind == "busy" and not self.was_busy:
+            self.was_busy = True
             ctypes.PyDLL(None).usleep(int(3e6 * self.patience))
 
 
