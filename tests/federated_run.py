@@ -83,7 +83,7 @@ class Narrator(Callback):
     """
 
     def __init__(self, halt: str | None = None) -> None:
-        self.halt = halt
+        self.halt, self.batches = halt, 0
 
     def say(self, trainer: Trainer, text: str) -> None:
         line = f"rank {trainer.global_rank} round {trainer.current_epoch} {text}"
@@ -94,8 +94,13 @@ class Narrator(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.say(trainer, "is ready")
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.batches = 0
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        self.say(trainer, f"batch {args[-1]}")
+        """Batches are counted over the round's clients."""
+        self.say(trainer, f"batch {self.batches}")
+        self.batches += 1
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.say(trainer, "validated")
@@ -113,7 +118,7 @@ class Trouble(Callback):
     """
 
     def __init__(self, kinds: dict[int, str], patience: float) -> None:
-        self.kinds, self.patience = kinds, patience
+        self.kinds, self.patience, self.was_busy = kinds, patience, False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         kind = self.kinds.get(trainer.global_rank)
@@ -126,7 +131,8 @@ class Trouble(Callback):
             time.sleep(1)
         if kind == "slow":
             time.sleep(0.5)
-        if kind == "busy" and args[-1] == 0:
+        if kind == "busy" and not self.was_busy:
+            self.was_busy = True
             ctypes.PyDLL(None).usleep(int(3e6 * self.patience))
 
 
