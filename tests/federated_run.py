@@ -83,7 +83,8 @@ class Narrator(Callback):
     """
 
     def __init__(self, halt: str | None = None) -> None:
-        self.halt, self.batches = halt, 0
+        self.halt = halt
+        self.batch = 0
 
     def say(self, trainer: Trainer, text: str) -> None:
         line = f"rank {trainer.global_rank} round {trainer.current_epoch} {text}"
@@ -94,13 +95,12 @@ class Narrator(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.say(trainer, "is ready")
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.batches = 0
-
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Batches are counted over the round's clients."""
-        self.say(trainer, f"batch {self.batches}")
-        self.batches += 1
+        self.say(trainer, f"batch {self.batch}")
+        self.batch += 1
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.batch = 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.say(trainer, "validated")
