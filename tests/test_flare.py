@@ -44,9 +44,9 @@ def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path: Path) 
         assert not (folder / "metrics.csv").exists()
         rows = list(csv.DictReader((folder / "sent.csv").open()))
         assert Counter((row["round"], row["entry"]) for row in rows) == {
-            (round_, entry): 1 for round_ in "01" for entry in ("parameters", "weight", "federation/weight")
+            (round_, entry): 1 for round_ in "01" for entry in ("change", "weight", "federation/weight")
         }
-        assert {row["shape"] for row in rows if row["entry"] == "parameters"} == {"4810"}
+        assert {row["shape"] for row in rows if row["entry"] == "change"} == {"4810"}
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_a_dry_run_tells_what_would_leave_and_sends_nothing(tmp_path: Path) -> N
     done = federate(tmp_path / "run", "--dry_run")
     assert "site-1 would send first:" in done.stdout
     assert "site-2 would send first:" in done.stdout
-    assert "parameters" in done.stdout
+    assert "change" in done.stdout
     assert done.stdout.rstrip().endswith("Nothing was sent.")
     assert not (tmp_path / "run" / "metrics.csv").exists()
 
