@@ -214,7 +214,7 @@ def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it() -> No
     ]
 
 
-@pytest.mark.parametrize(("sent", "right"), [({"x": torch.zeros(3)}, 1), ({"x": torch.zeros(4)}, 0), ({}, 0)])
+@pytest.mark.parametrize(("sent", "right"), [({"theta": torch.zeros(3)}, 1), ({"theta": torch.zeros(4)}, 0), ({}, 0)])
 def test_of_two_shapes_that_are_as_frequent_the_servers_own_is_right(sent: dict[str, Tensor], right: int) -> None:
     reports = [{"x": torch.zeros(4)}, {"x": torch.zeros(3)}]
     shapes = Shapes(reports, sent)

@@ -74,7 +74,9 @@ class RoundDriver:
         def tell(why: str) -> None:
             rank_zero_info(f"clients train one after another, and not side by side: {why}")
 
-        if (why := needs_loop(trainer, module)) is not None:
+        simulated = self._end.holds_server and self._end.holds_clients
+        why = needs_loop(trainer, module) if simulated else "each is a process of its own"
+        if why is not None:
             tell(why)
             return None
         # it is a copy of the optimizer that steps for clients side by side, with the rates that a schedule has set

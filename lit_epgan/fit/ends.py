@@ -33,24 +33,44 @@ from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.remote.contributions import PAGE, Contribution, Contributions, operator_page
 from lit_epgan.remote.policy import Policy, ReportFilter
-from lit_epgan.remote.protocol import Endpoint, Frame, Kind, answer_to, endpoint
+from lit_epgan.remote.protocol import LEAST, Endpoint, Frame, Kind, answer_to, endpoint
 from lit_epgan.remote.remote_clients import RemoteClients, Shapes, agreed
 from lit_epgan.remote.remote_server import ListeningServer, RemoteRound, RemoteServer, SharedLink
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault
 from lit_epgan.runs.yaml_files import load_yaml
 
 if TYPE_CHECKING:
-    from lit_epgan.remote.secure_aggregation import (
-        MaskedSum,
-        Masking,  # needs a library of the extra ``flare``
-    )
+    from lit_epgan.remote.secure_aggregation import Masking  # needs a library of the extra ``flare``
 
 STARTING = 120.0  # seconds that a server may take to start
 CONTRIBUTIONS = "contributions.csv"  # in the server's folder: who contributed when
 SENT = "sent.csv"  # in an institution's folder: what has left it
 Answers = Callable[[Any], Iterable[tuple[int, Answer]]]
 Look = Callable[[int], str | None]
-Parts = dict[str, Contribution]
+
+
+def this_end(
+    datamodule: FederatedDataModule, folder: Path, policy: str | None = None, settings: Mapping[str, str] | None = None
+) -> "Alone":
+    """This process's end of the federation.
+
+    Args:
+        datamodule: set up; with data of its own, it takes its place among the clients.
+        folder: the run's.
+        policy: an institution's, a file.
+        settings: which both ends must have alike, values by keys.
+
+    Raises:
+        UserError: the data are not those of one client, or the policy is none.
+    """
+    where = endpoint()
+    if where is None:
+        return Alone()
+    if where.terms.names:
+        take_place(datamodule, where.terms.names, where.name or None)
+    if where.role == "server":
+        return (AtSecureServer if where.terms.secure else AtServer)(where, folder, settings or {})
+    return AtInstitution(where, datamodule.client_names, folder, policy, settings or {})
 
 
 class Alone:
@@ -106,16 +126,17 @@ class AtServer(Alone):
     holds_clients = False
 
     def __init__(self, where: Endpoint, folder: Path, settings: Mapping[str, str]) -> None:
-        self._where, self._folder, self._listener = where, folder, where.listener()
+        self._terms, self._folder, self._listener = where.terms, folder, where.listener()
         self._settings, self._least = agreed(settings), where.terms.least
         self._federation: Federation
         self._clients: RemoteClients | None = None
         self._rounds: int | None = None
         self._contributions = Contributions(folder / CONTRIBUTIONS)
+        self._parts: list[Contribution] = []  # each client's, in the round
 
     def begin(self, federation: Federation, runner: ClientRunner, trainer: Trainer) -> None:
         """Wait until all clients are there, or have been waited for."""
-        terms = self._where.terms
+        terms = self._terms
         self._federation, self._rounds = federation, trainer.max_epochs
         self._clients = clients = RemoteClients(
             self._listener, federation.names, terms.patience, terms.largest, self._settings
@@ -127,47 +148,26 @@ class AtServer(Alone):
 
     def run(self, round_: Round, answers: Answers, look: Look) -> None:
         """Ask everybody, take in what comes, and write down who contributed."""
-        clients, names = self._clients, self._federation.names
+        federation, clients, number = self._federation, self._clients, round_.number
         assert clients is not None
         self._take_in(clients)
-        cohort, parts = self._federation.server.cohort, {name: Contribution() for name in names}
-        clients.begin(round_.number, cohort, self._federation.algorithm.trains(round_.number))
+        self._parts = [Contribution() for _ in federation.names]
+        cohort = federation.server.cohort
+        clients.begin(number, cohort, federation.algorithm.trains(number))
         while round_.exchange is not None:
-            for k in list(round_.asked):
-                parts[names[k]].asked = True
-            self._exchange(round_, clients, parts)
-            self._check(round_.number, clients)
+            delivered = {k: federation.private.take_up(federation.names[k]).delivered for k in round_.asked}
+            tasks = {k: round_.task(k, own) for k, own in delivered.items()}
+            for k in tasks:
+                self._parts[k].asked = True
+            self._exchange(round_, clients, tasks, delivered)
+            self._check(number, clients)
             if round_.exchange is not None:  # the round is not void
                 round_.close()
-        clients.over(round_.number, round_.dropped)
-        for k, name in enumerate(names):
-            parts[name].counted = parts[name].asked and k not in round_.dropped
-        self._contributions.note(round_.number, parts)
+        clients.over(number, round_.dropped)
+        for k, part in enumerate(self._parts):
+            part.counted = part.asked and k not in round_.dropped
+        self._contributions.note(number, dict(zip(federation.names, self._parts, strict=True)))
         self._show()
-
-    def _exchange(self, round_: Round, clients: RemoteClients, parts: Parts) -> None:
-        """Ask everybody who is to be asked, and take in what they answer."""
-        names = self._federation.names
-        held = {k: self._federation.private.take_up(names[k]) for k in round_.asked}
-        tasks = {k: round_.task(k, own.delivered) for k, own in held.items()}
-        answers = list(clients.ask(tasks))  # all of them, for most of them say which shapes are right
-        sent = next(iter(tasks.values())).received if tasks else {}
-        shapes = Shapes([answer.report for _, answer in answers if answer is not None], sent)
-        for k, answer in answers:
-            part = parts[names[k]]
-            if answer is not None and (misfit := shapes.misfit(answer.report)):
-                clients.lose(k, misfit)
-                answer = None
-            if answer is None:
-                part.why = clients.why(k)
-                round_.leave_out(k, part.why)
-                continue
-            heard = clients.heard[k]
-            part.seconds, part.bytes = part.seconds + heard.seconds, part.bytes + heard.bytes
-            answer.private.delivered = held[k].delivered
-            round_.receive(k, answer)
-            if k in round_.dropped:
-                part.why = "its update is not finite"
 
     def _take_in(self, clients: RemoteClients) -> None:
         """Those who have called since the last round know nothing of what they were sent before."""
@@ -175,6 +175,35 @@ class AtServer(Alone):
             kept = self._federation.private.clients.get(self._federation.names[k])
             if kept is not None:
                 kept.delivered = {}
+
+    def _exchange(
+        self, round_: Round, clients: RemoteClients, tasks: dict[int, Task], delivered: Mapping[int, dict[str, int]]
+    ) -> None:
+        """Ask everybody who is to be asked, and take in what they answer."""
+        answers = list(clients.ask(tasks))  # all of them, for most of them say which shapes are right
+        sent = next(iter(tasks.values())).received if tasks else {}
+        shapes = Shapes([answer.report for _, answer in answers if answer is not None], sent)
+        for k, answer in answers:
+            if answer is not None and (misfit := shapes.misfit(answer.report)):
+                clients.lose(k, misfit)
+                answer = None
+            if answer is None:
+                self._leave_out(round_, k, clients.why(k))
+                continue
+            self._heard(clients, k)
+            answer.private.delivered = delivered[k]
+            round_.receive(k, answer)
+            if k in round_.dropped:
+                self._parts[k].why = "its update is not finite"
+
+    def _heard(self, clients: RemoteClients, k: int) -> None:
+        heard, part = clients.heard.pop(k, None), self._parts[k]
+        if heard is not None:
+            part.seconds, part.bytes = part.seconds + heard.seconds, part.bytes + heard.bytes
+
+    def _leave_out(self, round_: Round, k: int, why: str) -> None:
+        self._parts[k].why = why
+        round_.leave_out(k, why)
 
     def _check(self, number: int, clients: RemoteClients) -> None:
         here = len(clients.present)
@@ -212,78 +241,59 @@ class AtSecureServer(AtServer):
         Raises:
             UserError: a round has fewer clients than a sum must have, or the aggregator looks at single reports.
         """
-        from lit_epgan.remote.secure_aggregation import LEAST  # needs a library of the extra ``flare``
-
-        super().begin(federation, runner, trainer)
-        _check_cohort(federation.sampler, len(federation.active), LEAST)
+        clients = federation.sampler.rate(len(federation.active)) * len(federation.active)
+        if clients < LEAST:
+            raise UserError(
+                f"secure aggregation sums the reports of at least {LEAST} institutions, and a round has {clients:g}: "
+                "the fewer there are, the more each sum shows of them; take more (data.clients_per_round), or leave "
+                "secure aggregation out"
+            )
         refuse_single_reports(federation.algorithm, {}, federation.aggregator, MASKS)
         federation.secure = True
         self._least = max(self._least, LEAST)
+        super().begin(federation, runner, trainer)
 
-    def _exchange(self, round_: Round, clients: RemoteClients, parts: Parts) -> None:
+    def _exchange(
+        self, round_: Round, clients: RemoteClients, tasks: dict[int, Task], delivered: Mapping[int, dict[str, int]]
+    ) -> None:
         """Ask who is ready, and those for masked answers."""
-        from lit_epgan.remote.secure_aggregation import LEAST, MaskedSum
+        from lit_epgan.remote.secure_aggregation import MaskedSum  # needs a library of the extra ``flare``
 
-        names, summed = self._federation.names, MaskedSum(self._where.terms.largest)
-        held = {k: self._federation.private.take_up(names[k]) for k in round_.asked}
-        tasks = {k: round_.task(k, own.delivered) for k, own in held.items()}
-        self._get_ready(round_, clients, tasks, summed, parts)
-        members = {k: task for k, task in tasks.items() if names[k] in summed.members}
+        names, summed = self._federation.names, MaskedSum(self._terms.largest)
+        for k, trouble in clients.gather(
+            tasks,
+            lambda k: Frame(Kind.TASK, encode_task(tasks[k])),
+            lambda k, frame: summed.take(names[k], answer_to(tasks[k], frame, Kind.READY)),
+        ):
+            self._heard(clients, k)
+            if trouble != "":
+                self._leave_out(round_, k, clients.why(k) if trouble is None else trouble)
+        members = [k for k in tasks if names[k] in summed.members]
         if not members:
             return  # the round, when it is closed, says so
         if len(members) < LEAST:
-            missing = f"; {_why(parts)}" if _why(parts) else ""
-            self._void(round_, f"{len(members)} institutions are ready, of at least {LEAST}{missing}", parts)
-        elif lost := self._collect(round_, clients, members, summed, parts):
-            self._void(round_, f"{few(lost)} got lost when the others had masked for it", parts)
-        else:
-            kept = {k: Private(delivered=held[k].delivered) for k in members}
-            round_.receive_sum(kept, *summed.total())
-
-    def _get_ready(
-        self, round_: Round, clients: RemoteClients, tasks: dict[int, Task], summed: "MaskedSum", parts: Parts
-    ) -> None:
-        """Let everybody do its work; those that are lost meanwhile, or have nothing to be masked, are left out."""
-        names = self._federation.names
-
-        def taken(k: int, frame: Frame) -> str:
-            return summed.take(names[k], answer_to(tasks[k], frame, Kind.READY))
-
-        for k, trouble in clients.gather(tasks, lambda k: Frame(Kind.TASK, encode_task(tasks[k])), taken):
-            self._heard(clients, k, parts)
-            if trouble != "":
-                self._leave_out(round_, k, clients.why(k) if trouble is None else trouble, parts)
-
-    def _collect(
-        self, round_: Round, clients: RemoteClients, members: dict[int, Task], summed: "MaskedSum", parts: Parts
-    ) -> list[str]:
-        """Add the members' masked answers; the names of those whose answers do not come."""
+            left_out = few([f"{names[k]}: {part.why}" for k, part in enumerate(self._parts) if part.why], between="; ")
+            missing = f"; {left_out}" if left_out else ""
+            self._void(round_, f"{len(members)} institutions are ready, of at least {LEAST}{missing}")
+            return
         told, lost = Frame(Kind.SET, summed.told()), []
         for k, words in clients.gather(
-            members, lambda k: told, lambda k, frame: summed.words(answer_to(members[k], frame))
+            members, lambda k: told, lambda k, frame: summed.words(answer_to(tasks[k], frame))
         ):
-            self._heard(clients, k, parts)
+            self._heard(clients, k)
             if words is None:
-                self._leave_out(round_, k, clients.why(k), parts)
-                lost.append(self._federation.names[k])
+                self._leave_out(round_, k, clients.why(k))
+                lost.append(names[k])
             else:
                 summed.add(words)
-        return lost
+        if lost:
+            self._void(round_, f"{few(lost)} got lost when the others had masked for it")
+        else:
+            round_.receive_sum({k: Private(delivered=delivered[k]) for k in members}, *summed.total())
 
-    def _heard(self, clients: RemoteClients, k: int, parts: Parts) -> None:
-        heard = clients.heard.pop(k, None)
-        if heard is not None:
-            part = parts[self._federation.names[k]]
-            part.seconds, part.bytes = part.seconds + heard.seconds, part.bytes + heard.bytes
-
-    def _leave_out(self, round_: Round, k: int, why: str, parts: Parts) -> None:
-        parts[self._federation.names[k]].why = why
-        round_.leave_out(k, why)
-
-    @staticmethod
-    def _void(round_: Round, why: str, parts: Parts) -> None:
+    def _void(self, round_: Round, why: str) -> None:
         round_.void(why)
-        for part in parts.values():
+        for part in self._parts:
             if part.asked and not part.why:
                 part.why = "the round is void"
 
@@ -300,14 +310,10 @@ class AtInstitution(Alone):
             raise UserError(f"the institution {where.name!r} is none of the federation's clients: {', '.join(names)}")
         report_filter = ReportFilter(_policy(policy), folder / SENT, where.terms.dry)
         client, masking = list(names).index(where.name), _masking(where, names, report_filter.policy)
-        self.shared = SharedClient()
+        self._shared = SharedClient() if ranks() > 1 else None
         link = where.called(STARTING) if rank() == 0 else None
-        if ranks() > 1:
-            kind, shared = RemoteServer if rank() == 0 else ListeningServer, SharedLink(link)
-            self._server = kind(shared, where.name, client, report_filter, agreed(settings), masking)
-        else:
-            assert link is not None
-            self._server = RemoteServer(link, where.name, client, report_filter, agreed(settings), masking)
+        kind = RemoteServer if rank() == 0 else ListeningServer
+        self._server = kind(SharedLink(link), where.name, client, report_filter, agreed(settings), masking)
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """Whoever draws the cohorts, this process has one client."""
@@ -315,13 +321,13 @@ class AtInstitution(Alone):
 
     def begin(self, federation: Federation, runner: ClientRunner, trainer: Trainer) -> None:
         """Several ranks train the one client together."""
-        if ranks() > 1:
-            runner.around = self.shared.hooks
+        if self._shared is not None:
+            runner.around = self._shared.hooks
 
     def weigh(self, loss: Tensor) -> None:
         """Where several ranks train the client, by this rank's rows."""
-        if ranks() > 1:
-            self.shared.weigh(loss)
+        if self._shared is not None:
+            self._shared.weigh(loss)
 
     def round(self, federation: Federation, number: int) -> Any:
         """The server's round, as far as it concerns this client."""
@@ -388,35 +394,11 @@ def _masking(where: Endpoint, names: Sequence[str], policy: Policy) -> "Masking 
     if not where.terms.secure:
         return None
     from lit_epgan.remote.keys import Identity
-    from lit_epgan.remote.secure_aggregation import LEAST, Masking
+    from lit_epgan.remote.secure_aggregation import Masking
 
     folder = where.certificates
     identity = Identity.of_folder(Path(folder), where.name) if folder else None
     return Masking(where.name, names, identity, policy.cohort or LEAST)
-
-
-def this_end(
-    datamodule: FederatedDataModule, folder: Path, policy: str | None = None, settings: Mapping[str, str] | None = None
-) -> Alone:
-    """This process's end of the federation.
-
-    Args:
-        datamodule: set up; with data of its own, it takes its place among the clients.
-        folder: the run's.
-        policy: an institution's, a file.
-        settings: which both ends must have alike, values by keys.
-
-    Raises:
-        UserError: the data are not those of one client, or the policy is none.
-    """
-    where = endpoint()
-    if where is None:
-        return Alone()
-    if where.terms.names:
-        take_place(datamodule, where.terms.names, where.name or None)
-    if where.role == "server":
-        return (AtSecureServer if where.terms.secure else AtServer)(where, folder, settings or {})
-    return AtInstitution(where, datamodule.client_names, folder, policy, settings or {})
 
 
 class AskedByServer(Sampler):
@@ -484,18 +466,3 @@ def rows_of(batch: Any) -> int:
     found: list[int] = []
     apply_to_collection(batch, Tensor, lambda tensor: found.append(len(tensor) if tensor.dim() else 1))
     return found[0] if found else 0
-
-
-def _why(parts: Parts) -> str:
-    """Who is left out, and why."""
-    return few([f"{name}: {part.why}" for name, part in parts.items() if part.why], between="; ")
-
-
-def _check_cohort(sampler: Sampler, clients: int, least: int) -> None:
-    expected = sampler.rate(clients) * clients
-    if expected < least:
-        raise UserError(
-            f"secure aggregation sums the reports of at least {least} institutions, and a round has {expected:g}: the "
-            "fewer there are, the more each sum shows of them; take more (data.clients_per_round), or leave secure "
-            "aggregation out"
-        )

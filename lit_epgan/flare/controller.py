@@ -17,7 +17,7 @@ from nvflare.apis.signal import Signal
 from lit_epgan.flare.fit import SERVER, Fit, FitPlan
 from lit_epgan.remote.protocol import Frame, Kind, Terms
 
-NOTES, ANSWER = "notes", "answer"  # the task's name and its entry; the answer's entry
+MESSAGES, ANSWER = "messages", "answer"  # the task's name and its entry; the answer's entry
 CHECK = 0.05  # seconds between two looks
 PAUSE = 2.0  # seconds before an institution is asked again to start its fit
 LAST_WORDS = 3.0  # seconds that the messages of the end may take
@@ -26,7 +26,7 @@ LAST_WORDS = 3.0  # seconds that the messages of the end may take
 class RoundController(Controller):  # type: ignore[misc]
     """To the server's fit it is all institutions; what they say comes from FLARE's clients.
 
-    Notes that need no answer wait for the next one that does, so that a round is one task for each institution. An
+    Messages that need no answer wait for the next one that does, so that a round is one task for each institution. An
     institution whose fit has crashed is asked to start it again, and calls the server again.
 
     Args:
@@ -111,7 +111,7 @@ class RoundController(Controller):  # type: ignore[misc]
 
     def _asked(self, site: str, messages: list[bytes], abort_signal: Signal, fl_ctx: FLContext) -> bytes | str | None:
         """The site's answer to messages; why there is none, as FLARE's return code, where the site has said so."""
-        task = Task(NOTES, Shareable({NOTES: list(messages)}))
+        task = Task(MESSAGES, Shareable({MESSAGES: list(messages)}))
         self.send_and_wait(task, fl_ctx, targets=[site], abort_signal=abort_signal)
         result = task.client_tasks[0].result if task.client_tasks else None
         if result is None:

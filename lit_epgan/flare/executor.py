@@ -12,13 +12,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from lit_epgan.flare.controller import ANSWER, NOTES
+from lit_epgan.flare.controller import ANSWER, MESSAGES
 from lit_epgan.flare.fit import MISTAKE, Fit, FitPlan
 from lit_epgan.remote.keys import FILES
 from lit_epgan.remote.protocol import Frame, Kind, Terms
 
 
-class SeatExecutor(Executor):  # type: ignore[misc]
+class FitExecutor(Executor):  # type: ignore[misc]
     """To the institution's fit it is the server. What the fit does stands in a file of this machine.
 
     Args:
@@ -39,9 +39,9 @@ class SeatExecutor(Executor):  # type: ignore[misc]
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Hand messages to the fit; the answer to the last one, where it is a task. Without messages start the fit."""
-        messages = shareable.get(NOTES)
+        messages = shareable.get(MESSAGES)
         if (
-            task_name != NOTES
+            task_name != MESSAGES
             or not isinstance(messages, list)
             or not all(isinstance(each, bytes) for each in messages)
         ):

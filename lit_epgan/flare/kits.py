@@ -15,14 +15,14 @@ from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
 from lit_epgan.errors import UserError
-from lit_epgan.flare.controller import NOTES, RoundController
-from lit_epgan.flare.executor import SeatExecutor
+from lit_epgan.flare.controller import MESSAGES, RoundController
+from lit_epgan.flare.executor import FitExecutor
 from lit_epgan.listing import few
 from lit_epgan.remote.protocol import Terms
 from lit_epgan.runs.yaml_files import load_yaml
 
 JOB = "lit_epgan"
-CONTROLLER, EXECUTOR = (f"{kind.__module__}.{kind.__qualname__}" for kind in (RoundController, SeatExecutor))
+CONTROLLER, EXECUTOR = (f"{kind.__module__}.{kind.__qualname__}" for kind in (RoundController, FitExecutor))
 FETCH = 0.1  # seconds between two questions of a site for work
 MEMBERS = "members.json"  # in the server's kit
 AUTHORITY = "authority"  # the folder that can make further kits
@@ -58,7 +58,7 @@ def write_job(folder: Path, institutions: Mapping[str, str], terms: Terms, resum
         deploy_map={at_server: ["server"], at_site: list(institutions)},
     )
     _write_config(job / at_server / "config/config_fed_server.json", workflows=[{"id": "controller", **controller}])
-    executor = {"tasks": [NOTES], "executor": {"path": EXECUTOR, "args": told}}
+    executor = {"tasks": [MESSAGES], "executor": {"path": EXECUTOR, "args": told}}
     _write_config(
         job / at_site / "config/config_fed_client.json", executors=[executor], default_task_fetch_interval=FETCH
     )
@@ -159,7 +159,7 @@ def provision(members: Members, folder: Path) -> dict[str, Path]:
 
 
 def _settle_site(kit: Path) -> None:
-    """At a site nothing runs but a seat, and nothing leaves but its answers."""
+    """At a site nothing runs but its end of a federation, and nothing leaves but its answers."""
     resources = _resources(kit)
     resources["class_allow_list"] = [EXECUTOR]
     resources["allow_log_streaming"] = False

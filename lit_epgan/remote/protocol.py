@@ -12,8 +12,9 @@ from lit_epgan.engine.messages import Task
 
 VARIABLE = "LIT_EPGAN_REMOTE"
 PAUSE = 0.05  # seconds between two calls
-VERSION = 1  # of this protocol: which messages there are, and what stands in them
+VERSION = 2  # of this protocol: which messages there are, and what stands in them
 WORDS = 16  # bytes of a round's and an exchange's number
+LEAST = 3  # institutions in a sum: of two, each knows the other's part from the sum and its own
 
 
 @dataclass(frozen=True)

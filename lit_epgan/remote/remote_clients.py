@@ -56,8 +56,8 @@ def disagreement(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | No
 class Shapes:
     """Of each entry the shape that most of an exchange's reports have, which all are held against.
 
-    Where as many have one shape as another, it is that of what the server has sent under the same name, else that of
-    the first of them. Not every report has every entry: some are sent once, as a number of records is.
+    Where as many have one shape as another, it is that of something that the server has sent, else that of the first of
+    them. Not every report has every entry: some are sent once, as a number of records is.
 
     Args:
         reports: all of the exchange, in the order of the clients.
@@ -69,10 +69,9 @@ class Shapes:
         for report in reports:
             for name, term in report.items():
                 told[name][_shape(term)] += 1
-        own = {name: tuple(tensor.shape) for name, tensor in sent.items()}
+        own = {tuple(tensor.shape) for tensor in sent.values()}
         self._right = {
-            name: max(shapes, key=lambda shape: (shapes[shape], shape == own.get(name)))
-            for name, shapes in told.items()
+            name: max(shapes, key=lambda shape: (shapes[shape], shape in own)) for name, shapes in told.items()
         }
 
     def misfit(self, report: Report) -> str | None:

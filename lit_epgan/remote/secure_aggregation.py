@@ -33,13 +33,13 @@ from lit_epgan.engine.messages import Count, Report, Task, Term, Weighted, is_fi
 from lit_epgan.engine.runner import Answer
 from lit_epgan.errors import UserError
 from lit_epgan.remote.keys import Announced, ExchangeKey, Identity, Words, add_pad
+from lit_epgan.remote.protocol import LEAST
 
 SCALE = 2.0**32
 
 Numbers = NDArray[np.float64]
 Layout = Mapping[str, list[int] | None]
 """The shape of each entry by its name; None of a number. The entries stand in the order of their names."""
-LEAST = 3  # of two, each knows the other's part from the sum and its own
 STEPS = "federation/steps"  # the local steps, which must not be told one by one either
 MASKED = "masked"
 NOT_FINITE = "its update is not finite"
