@@ -12,6 +12,7 @@ import collections
 import json
 import logging
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +108,9 @@ def one_round(algorithm: Any, **made: Any) -> Profile:
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
     profile = Profile()
-    Trainer(max_epochs=3, accelerator="cpu", callbacks=[federation, profile], **quiet).fit(Linear(), datamodule=data)
+    with tempfile.TemporaryDirectory() as folder:  # where a private run keeps its ledger
+        settings: dict[str, Any] = {"max_epochs": 3, "accelerator": "cpu", "default_root_dir": folder, **quiet}
+        Trainer(callbacks=[federation, profile], **settings).fit(Linear(), datamodule=data)
     return profile
 
 
