@@ -23,7 +23,7 @@ from lit_epgan.engine.runner import Model, bounded
 from lit_epgan.engine.side_by_side import Job, SideBySide
 from lit_epgan.errors import UserError
 from lit_epgan.fit.ends import Alone
-from lit_epgan.fit.loop import Progress, RoundLoop
+from lit_epgan.fit.loop import RoundLoop, RoundProgress
 from lit_epgan.fit.state import FederationState
 from lit_epgan.networks.modes import replaced_logging, silent
 
@@ -167,11 +167,11 @@ class RoundDriver:
         return self._side_by_side.means() if self._side_by_side is not None else {}
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RoundProgress:
         """Where the federation stands."""
         trainer, client = self._loop.trainer, self.runner.client
         at = ("", 0, None) if client is None else (client.name, client.step, client.steps)
-        return Progress(trainer.current_epoch, trainer.max_epochs or 0, at[0], *self._position, *at[1:])
+        return RoundProgress(trainer.current_epoch, trainer.max_epochs or 0, at[0], *self._position, *at[1:])
 
     # Its clients ------------------------------------------------------------------------------------------------------
 

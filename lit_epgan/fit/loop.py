@@ -108,7 +108,7 @@ class RoundLoop(_TrainingEpochLoop):
         """No rank waits for the others after each batch, for they have different numbers of batches."""
 
 
-class Progress(NamedTuple):
+class RoundProgress(NamedTuple):
     """Where the federation stands, for a progress bar; all counts from 0 but ``step``."""
 
     round: int

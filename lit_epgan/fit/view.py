@@ -9,7 +9,7 @@ from torch import Tensor
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Algorithm, Federation, Model, Server
 from lit_epgan.fit.driver import RoundDriver
-from lit_epgan.fit.loop import Progress
+from lit_epgan.fit.loop import RoundProgress
 from lit_epgan.fit.personal import (
     PersonalEvaluation,
     Policy,
@@ -49,12 +49,12 @@ class FederationView(Callback):
         return self.federation.server
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> RoundProgress:
         """Where the federation stands."""
         if self._driver is not None:
             return self._driver.progress
         trainer = self._datamodule.trainer
-        return Progress(
+        return RoundProgress(
             *((0, 0) if trainer is None else (trainer.current_epoch, trainer.max_epochs or 0)), "", 0, 1, 0, None
         )
 

@@ -112,7 +112,7 @@ class GeneratorSites(Around):
         UserError: if an argument is out of its range, or the module offers no such submodule or no ``sample``.
     """
 
-    class Site(Message):
+    class SiteReport(Message):
         """What leaves a client beside the inner algorithm's report, where its site has changed.
 
         Attributes:
@@ -176,13 +176,13 @@ class GeneratorSites(Around):
                 exchange,
                 sent=lambda k: exchange.sent_to(k) | _sent(state, self.seen_by(k, sites)),
                 kept={**exchange.kept, **({} if self.refine else _versions(sites))},
-                beside=(*exchange.beside, self.Site),
+                beside=(*exchange.beside, self.SiteReport),
             )
 
         def back(exchange: Exchange, report: Message) -> None:
             if not exchange.training:
                 return
-            own: Any = report.part(self.Site)
+            own: Any = report.part(self.SiteReport)
             for k, change in own.site.items():
                 state[f"{SITE}{k}"] = state.get(f"{SITE}{k}", initial) + change
                 state[f"{RECORDS}{k}"] = own.site_records[k].to(server.parameters)
@@ -234,7 +234,7 @@ class GeneratorSites(Around):
         client.state["site"] = before + change  # as the server adds it up
         if self.refine:
             client.state["parameters"] = client.parameters.clone()
-        return self.Site(site=change, site_records=client.records)
+        return self.SiteReport(site=change, site_records=client.records)
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``union``: the sites' own samples, in proportion to the clients' records."""

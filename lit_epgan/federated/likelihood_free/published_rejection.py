@@ -36,7 +36,7 @@ class PublishedRejection(GradientFree):
         UserError: there is no iteration, or the module holds no particles of a simulator.
     """
 
-    class Own(Message):
+    class RecordAnswers(Message):
         """A client's answer, which the server sees by itself.
 
         Attributes:
@@ -68,7 +68,7 @@ class PublishedRejection(GradientFree):
         """``iterations`` comparisons of as many points as there are records."""
         generator, simulator = self.generator(server), self.inference.search.statistics.simulator
         kept = self.inference.search.particles
-        counted = yield self.asks(server, "records", {}, self.Own)
+        counted = yield self.asks(server, "records", {}, self.RecordAnswers)
         sizes = {k: int(n) for k, n in counted.numbers.items() if int(n)}
         if not sizes:
             raise UserError(NOBODY)
@@ -81,7 +81,7 @@ class PublishedRejection(GradientFree):
                 question="distances",
                 training=False,
                 to=list(sizes),
-                answer=self.Own,
+                answer=self.RecordAnswers,
             )
             own = dict(zip(sizes, theta.split(list(sizes.values())), strict=True))
             for k, answer in answers.numbers.items():
@@ -94,12 +94,12 @@ class PublishedRejection(GradientFree):
     @torch.no_grad()
     def records(self, client: Client, sent: Broadcast) -> Message:
         """How many records the client has."""
-        return self.Own(numbers=scalar(len(torch.cat(list(summaries(client))))))
+        return self.RecordAnswers(numbers=scalar(len(torch.cat(list(summaries(client))))))
 
     @torch.no_grad()
     def distances(self, client: Client, sent: Broadcast) -> Message:
         """The client's records against as many points."""
-        return self.Own(numbers=distances(sent[POINTS].cpu(), torch.cat(list(summaries(client)))))
+        return self.RecordAnswers(numbers=distances(sent[POINTS].cpu(), torch.cat(list(summaries(client)))))
 
     @staticmethod
     def _accepted(server: Server, size: int) -> Accepted:
