@@ -140,6 +140,12 @@ class ModuleState:
         """Remember which frozen parameters have moved, for they must go back; the rest goes back anyway."""
         self._frozen_changes(0.0)
 
+    def unfrozen(self) -> list[str]:
+        """Names of the parameters outside the flat vector that need gradients by now."""
+        if not self.frozen:
+            return []
+        return [n for n, p in self._module.named_parameters() if p.requires_grad and n in self.frozen]
+
     def _frozen_changes(self, weight: float) -> Report:
         report: dict[str, Weighted] = {}
         if not self.frozen:
@@ -289,7 +295,9 @@ class ModuleState:
     def _set(self, name: str, value: Tensor | None) -> None:
         path, _, leaf = name.rpartition(".")
         owner = self._module.get_submodule(path)
-        if leaf in owner._buffers or leaf not in owner._parameters:
-            owner._buffers[leaf] = None if value is None else value.clone()
-        elif value is not None:
+        if value is None:  # it appeared in training: another client may register it by itself
+            owner._buffers.pop(leaf, None)
+        elif leaf in owner._buffers or leaf not in owner._parameters:
+            owner._buffers[leaf] = value.clone()
+        else:
             owner._parameters[leaf].data = value.clone()  # type: ignore[union-attr]

@@ -64,8 +64,7 @@ class RoundDriver:
         self._before: ServerCopy | None = None
         self._moved = self._works = False
         self._gathered: list[dict[str, Any]] = []
-        self._withheld: dict[str, Any] = {}
-        self._warned = 0
+        self._warned: set[str] = set()
         self._side_by_side = self._together() if side_by_side else None
 
     def _together(self) -> SideBySide | None:
@@ -120,11 +119,11 @@ class RoundDriver:
         model.load_server(server.parameters)
         model.tensors.settle(self._number)
         gathered = [each for rank_ in gather_objects(self._gathered) for each in rank_]
-        model.attributes.present(model.attributes.pool(gathered))
-        shared = model.attributes.shared()
-        for sentence in shared[self._warned :]:
+        model.attributes.pool(gathered)
+        shared = [*model.attributes.shared(), *model.optimizers.shared()]
+        for sentence in [each for each in shared if each not in self._warned]:
             rank_zero_warn(sentence)
-        self._warned = len(shared)
+        self._warned = set(shared)
 
     def abandon(self) -> None:
         """Leave an unfinished round without a trace."""
@@ -137,18 +136,6 @@ class RoundDriver:
             self.federation.private.abandon()
             self._model.load_server(self.federation.server.parameters)
             self.finished = True
-
-    def withhold(self) -> None:
-        """In a private run's validation the module finds nothing that training gathered: what it logs there is kept."""
-        mechanism = self.federation.mechanism
-        if mechanism is not None and mechanism.private:
-            self._withheld = self._model.attributes.withdraw()
-
-    def give_back(self) -> None:
-        """What was withheld, for the module's hooks at the round's end, whose logs are dropped."""
-        if self._withheld:
-            self._model.attributes.present(self._withheld)
-        self._withheld = {}
 
     def _forget_moved(self) -> None:
         """Attributes that the module's own hooks set anew between rounds are no client's own."""
@@ -180,7 +167,7 @@ class RoundDriver:
         training = round_.exchange.training
         if training and self._side_by_side is not None:
             for job, answer in self._side_by_side.answers(self._jobs(round_)):
-                self._gathered.append(answer.private.attributes)
+                self._gathered.append(answer.gathered)
                 self._loop.stepped(answer.steps)
                 yield job.task.client, answer
             return
@@ -196,7 +183,7 @@ class RoundDriver:
             answer = self.runner.run(round_.task(k, private.delivered), private, data)
             self._works = False
             if training:
-                self._gathered.append(answer.private.attributes)
+                self._gathered.append(answer.gathered)
             yield k, answer
 
     def _data(self, k: int) -> LocalData | None:
