@@ -67,6 +67,8 @@ class ModuleState:
         self.frozen = [n for n in parameters if n not in self.personal]
         self.server = {name: tensor.detach().clone() for name, tensor in known.items()}
         self.versions: dict[str, int] = {}
+        owners = {path: part._buffers for path, part in module.named_modules()}
+        self._empty = {f"{p}.{n}" if p else n for p, held in owners.items() for n, b in held.items() if b is None}
         self._initial = {name: buffer.shape for name, buffer in named.items()}
         self._dirty: set[str] = set()
 
@@ -295,8 +297,10 @@ class ModuleState:
     def _set(self, name: str, value: Tensor | None) -> None:
         path, _, leaf = name.rpartition(".")
         owner = self._module.get_submodule(path)
-        if value is None:  # it appeared in training: another client may register it by itself
+        if value is None and name not in self._empty:  # registered in training: another client does it by itself
             owner._buffers.pop(leaf, None)
+        elif value is None:
+            owner._buffers[leaf] = None
         elif leaf in owner._buffers or leaf not in owner._parameters:
             owner._buffers[leaf] = value.clone()
         else:

@@ -199,7 +199,7 @@ class ClientRunner:
         finally:
             self._at = None
         answer = self.answer(task, client, report, private, before)
-        answer.gathered = {} if hidden else gathered
+        answer.gathered = gathered
         return answer
 
     def answer(
