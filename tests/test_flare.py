@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from lit_epgan.carriers.contributions import read_contributions
 from lit_epgan.command.cli import main
-from lit_epgan.remote.contributions import read_contributions
 from tests.processes import ROOT, environment
 from tests.same_weights import assert_same, last_checkpoint
 
@@ -113,8 +113,8 @@ def test_without_flare_the_command_says_what_to_install(
     monkeypatch.chdir(tmp_path)
     for name in ["nvflare", *(name for name in sys.modules if name.startswith("nvflare."))]:  # a test before has some
         monkeypatch.setitem(sys.modules, name, None)
-    for name in [name for name in sys.modules if name.startswith("lit_epgan.flare")]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in ("controller", "executor", "kits", "deployment"):
+        monkeypatch.delitem(sys.modules, f"lit_epgan.carriers.{name}", raising=False)
     assert main(["federate", *SMALL]) == 2
     assert "pip install -e '.[flare]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -29,11 +29,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load, save
 
+from lit_epgan.carriers.keys import Announced, ExchangeKey, Identity, Words, add_pad
+from lit_epgan.carriers.protocol import LEAST
 from lit_epgan.engine.messages import Count, Report, Task, Term, Weighted, is_finite, tensor_of
 from lit_epgan.engine.runner import Answer
 from lit_epgan.errors import UserError
-from lit_epgan.remote.keys import Announced, ExchangeKey, Identity, Words, add_pad
-from lit_epgan.remote.protocol import LEAST
 
 SCALE = 2.0**32
 

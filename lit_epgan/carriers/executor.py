@@ -12,10 +12,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from lit_epgan.flare.controller import ANSWER, MESSAGES
-from lit_epgan.flare.fit import MISTAKE, Fit, FitPlan
-from lit_epgan.remote.keys import FILES
-from lit_epgan.remote.protocol import Frame, Kind, Terms
+from lit_epgan.carriers.controller import ANSWER, MESSAGES
+from lit_epgan.carriers.fit import MISTAKE, Fit, FitPlan
+from lit_epgan.carriers.keys import FILES
+from lit_epgan.carriers.protocol import Frame, Kind, Terms
 
 
 class FitExecutor(Executor):  # type: ignore[misc]

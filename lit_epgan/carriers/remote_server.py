@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lit_epgan.carriers.policy import ReportFilter
+from lit_epgan.carriers.protocol import VERSION, Frame, Kind, answered
 from lit_epgan.engine.collectives import from_first, rank
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import decode_task, encode_answer
 from lit_epgan.errors import UserError
-from lit_epgan.remote.policy import ReportFilter
-from lit_epgan.remote.protocol import VERSION, Frame, Kind, answered
 
 CLOSED = (
     "the server has closed the link: it has ended, or has given this institution up; its log says why. Start this "
@@ -23,7 +23,7 @@ CLOSED = (
 
 
 if TYPE_CHECKING:
-    from lit_epgan.remote.secure_aggregation import Masking  # needs a library of the extra ``flare``
+    from lit_epgan.carriers.secure_aggregation import Masking  # needs a library of the extra ``flare``
 
 
 class RemoteServer:

@@ -14,11 +14,11 @@ from nvflare.lighter.prov_utils import prepare_builders
 from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
+from lit_epgan.carriers.controller import MESSAGES, RoundController
+from lit_epgan.carriers.executor import FitExecutor
+from lit_epgan.carriers.protocol import Terms
 from lit_epgan.errors import UserError
-from lit_epgan.flare.controller import MESSAGES, RoundController
-from lit_epgan.flare.executor import FitExecutor
 from lit_epgan.listing import few
-from lit_epgan.remote.protocol import Terms
 from lit_epgan.runs.yaml_files import load_yaml
 
 JOB = "lit_epgan"

@@ -15,8 +15,8 @@ from threading import Thread
 from typing import Literal
 
 from lit_epgan.atomic import write_text
+from lit_epgan.carriers.protocol import Endpoint, Terms
 from lit_epgan.errors import UserError
-from lit_epgan.remote.protocol import Endpoint, Terms
 from lit_epgan.runs.run_folder import CHECKPOINTS
 
 VARIABLE = "LIT_EPGAN_FITS"  # the folder of the files

@@ -13,11 +13,11 @@ from multiprocessing.connection import Connection, Listener
 from threading import Thread
 from typing import NamedTuple, TypeVar
 
+from lit_epgan.carriers.protocol import VERSION, Frame, Kind, answer_to, unequal_versions
 from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, Weighted
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import decode_answer, encode_task
 from lit_epgan.listing import few
-from lit_epgan.remote.protocol import VERSION, Frame, Kind, answer_to, unequal_versions
 
 ONES_OWN = ("data", "federation.policy")  # of each institution
 ONES_OWN_ENDINGS = (".ledger",)

@@ -14,8 +14,8 @@ from nvflare.apis.impl.controller import Controller, Task
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from lit_epgan.flare.fit import SERVER, Fit, FitPlan
-from lit_epgan.remote.protocol import Frame, Kind, Terms
+from lit_epgan.carriers.fit import SERVER, Fit, FitPlan
+from lit_epgan.carriers.protocol import Frame, Kind, Terms
 
 MESSAGES, ANSWER = "messages", "answer"  # the task's name and its entry; the answer's entry
 CHECK = 0.05  # seconds between two looks

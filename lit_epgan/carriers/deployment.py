@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from nvflare.fuel.flare_api.api_spec import SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
+from lit_epgan.carriers.fit import SERVER, VARIABLE, FitPlan, at_institution
+from lit_epgan.carriers.kits import CONTROLLER, EXECUTOR, store_in, write_job
+from lit_epgan.carriers.protocol import Terms
 from lit_epgan.errors import UserError
-from lit_epgan.flare.fit import SERVER, VARIABLE, FitPlan, at_institution
-from lit_epgan.flare.kits import CONTROLLER, EXECUTOR, store_in, write_job
 from lit_epgan.listing import few
-from lit_epgan.remote.protocol import Terms
 from lit_epgan.runs.run_folder import INSTITUTIONS, SERVER_LOG
 
 SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
