@@ -9,7 +9,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
-from lit_epgan.carriers.executor import certificates
+from lit_epgan.carriers.flare import certificates
 from lit_epgan.carriers.keys import Announced, ExchangeKey, Identity
 from lit_epgan.errors import UserError
 from tests.certificates import Root, written

@@ -38,13 +38,11 @@ def test_a_kit_for_each_and_no_more_rights_than_needed(tmp_path: Path) -> None:
     made = provision(Members.read(members(tmp_path)), tmp_path / "kits")
     assert set(made) == {"localhost", "east", "north", "op@example.org"}
     site = read(made["east"], "resources.json")
-    assert site["class_allow_list"] == ["lit_epgan.carriers.executor.FitExecutor"]
+    assert site["class_allow_list"] == ["lit_epgan.carriers.flare.FitExecutor"]
     assert site["class_list_enforcement_mode"] == "enforce"
     assert site["allow_log_streaming"] is False
     assert "site_log_streamer" not in {each["id"] for each in site["components"]}
-    assert read(made["localhost"], "resources.json")["class_allow_list"] == [
-        "lit_epgan.carriers.controller.RoundController"
-    ]
+    assert read(made["localhost"], "resources.json")["class_allow_list"] == ["lit_epgan.carriers.flare.RoundController"]
     for kit in ("east", "north", "localhost"):
         rights = read(made[kit], "authorization.json")["permissions"]
         assert set(rights) == {"project_admin"}

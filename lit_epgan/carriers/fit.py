@@ -1,21 +1,21 @@
-"""A fit that is one end of a federation, a process beside FLARE's own; a file of its machine says what it is to do."""
+"""A fit that is one end of a federation, within a process of FLARE's; a file of its machine says what it is to do."""
 
-import contextlib
+import functools
 import json
+import logging
 import os
-import secrets
-import subprocess
+import runpy
 import sys
-import tempfile
+import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
-from typing import Literal
+from typing import TextIO
 
 from lit_epgan.atomic import write_text
-from lit_epgan.carriers.protocol import Endpoint, Terms
+from lit_epgan.carriers.protocol import Endpoint
 from lit_epgan.errors import UserError
 from lit_epgan.runs.run_folder import CHECKPOINTS
 
@@ -28,7 +28,6 @@ QUIET = {
     "enable_progress_bar": "false",
     "callbacks": '[{"class_path": "lit_epgan.callbacks.RoundCheckpoint"}]',
 }
-PATIENCE = 10.0  # seconds that a fit has for leaving after its last message
 MISTAKE = 2  # exit code of a fit that somebody has to do something about
 
 
@@ -78,76 +77,50 @@ class FitPlan:
         return any((Path(self.folder) / CHECKPOINTS).glob("*.ckpt"))
 
 
-class Fit:
+class Fit(Thread):
     """``python -m lit_epgan fit`` as an end of a federation; all that it prints goes to a file.
 
+    It is a thread, and the only one of its process that works: the process's working directory and words are its own.
+
     Args:
-        plan: what to do; without an institution's name it is the server's.
-        terms: the federation's.
+        plan: what to do.
+        where: the end.
         resumes: whether it goes on from its last checkpoint, if it has one.
-        certificates: the folder of the institution's certificate; empty where it has none.
+
+    Attributes:
+        code: its exit code, once it has ended.
     """
 
-    def __init__(self, plan: FitPlan, terms: Terms, resumes: bool, certificates: str = "") -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="lit_epgan_")  # a socket's path must be short
-        address, key = str(Path(self._folder.name) / "link"), secrets.token_hex(32)
-        role: Literal["server", "institution"] = "institution" if plan.name else "server"
-        self.endpoint = Endpoint(role, address, key, plan.name, terms, certificates)
-        self._plan, self._resumes = plan, resumes
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, plan: FitPlan, where: Endpoint, resumes: bool) -> None:
+        super().__init__(daemon=True)
+        self._plan, self._where = plan, where
+        self._words = ["fit", *plan.words, *(["--ckpt_path", "last"] if resumes and plan.has_checkpoint else [])]
+        self.code: int | None = None
 
-    def start(self) -> None:
-        """Start it, in a session of its own."""
-        goes_on = ["--ckpt_path", "last"] if self._resumes and self._plan.has_checkpoint else []
-        command = [sys.executable, "-m", "lit_epgan", "fit", *self._plan.words, *goes_on]
-        log = Path(self._plan.log)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as file:
-            environment = os.environ | self.endpoint.environment()
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=self._plan.directory,
-                stdout=file,
-                stderr=file,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+    def run(self) -> None:
+        """Train, then close the link."""
+        os.chdir(self._plan.directory)
+        sys.argv[1:] = self._words
+        logging.getLogger("lightning").propagate = False  # to FLARE's log
+        try:
+            log = _opened(Path(self._plan.log))
+            with redirect_stdout(log), redirect_stderr(log), self._where.here():
+                self.code = _exit_code()
+        finally:
+            self._where.carrier.close()
 
-    def taken_in(self) -> tuple[Connection, bytes]:
-        """Start an institution's fit, and wait for its call: its link, and what it says first.
 
-        Raises:
-            EOFError: it has ended before.
-        """
-        with self.endpoint.listener() as listener:
-            self.start()
-            Thread(target=self._call_once_it_has_ended, daemon=True).start()
-            link: Connection = listener.accept()
-            return link, link.recv_bytes()
+def _exit_code() -> int:
+    try:
+        runpy.run_module("lit_epgan", run_name="__main__", alter_sys=True)  # by which further ranks are started, too
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    return 1
 
-    def _call_once_it_has_ended(self) -> None:
-        self.wait()
-        with contextlib.suppress(OSError, EOFError):  # nobody waits, mostly
-            self.endpoint.called().close()
 
-    @property
-    def running(self) -> bool:
-        """Whether it has been started and has not ended."""
-        return self._process is not None and self._process.poll() is None
-
-    def wait(self) -> int:
-        """Its exit code, once it has ended."""
-        assert self._process is not None
-        return self._process.wait()
-
-    def stop(self) -> int | None:
-        """Let it end by itself for a while, then end it; its exit code, None if it was never started."""
-        if self._process is not None:
-            try:
-                self._process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                self._process.terminate()
-                self._process.wait()
-        self._folder.cleanup()
-        return self._process.returncode if self._process is not None else None
+@functools.cache  # never closed: Lightning's loggers keep it from one fit to the next
+def _opened(log: Path) -> TextIO:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("a", buffering=1, encoding="utf-8")

@@ -14,8 +14,7 @@ from nvflare.lighter.prov_utils import prepare_builders
 from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
-from lit_epgan.carriers.controller import MESSAGES, RoundController
-from lit_epgan.carriers.executor import FitExecutor
+from lit_epgan.carriers.flare import MESSAGES, FitExecutor, RoundController
 from lit_epgan.carriers.protocol import Terms
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
