@@ -207,7 +207,7 @@ class LostWhenReady(Masking):
 
     def masked(self, members: bytes) -> bytes:
         assert self._ready is not None
-        if self._ready.task.round == 1:
+        if self._ready[0].round == 1:
             raise ConnectionResetError
         return super().masked(members)
 
@@ -239,7 +239,7 @@ class Short(Masking):
 
     def masked(self, members: bytes) -> bytes:
         assert self._ready is not None
-        round_, data = self._ready.task.round, super().masked(members)
+        round_, data = self._ready[0].round, super().masked(members)
         return save({MASKED: load(data)[MASKED][:-1]}) if round_ == 1 else data
 
 

@@ -126,9 +126,8 @@ class RemoteClients:
         largest: int,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self._listener, self._patience, self._largest = listener, patience, largest
+        self._listener, self._patience, self._largest, self._settings = listener, patience, largest, settings or {}
         self._index = {name: k for k, name in enumerate(names)}
-        self._settings = settings or {}
         self._links: dict[int, Connection] = {}
         self._calls: queue.Queue[tuple[int, Connection]] = queue.Queue()
         self._closed = False
@@ -159,8 +158,7 @@ class RemoteClients:
     def begin(self, round_: int, cohort: Sequence[int], trains: bool) -> None:
         """A round begins, in which the cohort is going to train, or is not."""
         for k in self.present:
-            about = {"round": round_, "trains": trains and k in cohort, "cohort": len(cohort)}
-            self._tell(k, Frame.of(Kind.BEGIN, **about))
+            self._tell(k, Frame.of(Kind.BEGIN, round=round_, trains=trains and k in cohort, cohort=len(cohort)))
 
     def ask(self, tasks: Mapping[int, Task]) -> Iterator[tuple[int, Answer | None]]:
         """The clients' answers, in the order of the tasks, so that sums do not depend on who is quick.
@@ -204,7 +202,7 @@ class RemoteClients:
         self._listener.close()
 
     def _take_calls(self) -> None:
-        """Hears everybody who calls; one that says nothing holds nobody up."""
+        """One that says nothing holds nobody up."""
         while not self._closed:
             with contextlib.suppress(AuthenticationError, EOFError, OSError):  # a stranger, or one that has gone again
                 Thread(target=self._take_in, args=(self._listener.accept(),), daemon=True).start()

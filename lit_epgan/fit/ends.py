@@ -15,7 +15,7 @@ from lit_epgan.carriers.contributions import PAGE, Contribution, Contributions, 
 from lit_epgan.carriers.policy import Policy, ReportFilter
 from lit_epgan.carriers.protocol import LEAST, Endpoint, Frame, Kind, answer_to, endpoint
 from lit_epgan.carriers.remote_clients import RemoteClients, Shapes, agreed
-from lit_epgan.carriers.remote_server import ListeningServer, RemoteRound, RemoteServer, SharedLink
+from lit_epgan.carriers.remote_server import RemoteRound, RemoteServer
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.elsewhere import place as take_place
 from lit_epgan.engine import (
@@ -312,8 +312,7 @@ class AtInstitution(Alone):
         client, masking = list(names).index(where.name), _masking(where, names, report_filter.policy)
         self._shared = SharedClient() if ranks() > 1 else None
         link = where.called(STARTING) if rank() == 0 else None
-        kind = RemoteServer if rank() == 0 else ListeningServer
-        self._server = kind(SharedLink(link), where.name, client, report_filter, agreed(settings), masking)
+        self._server = RemoteServer(link, where.name, client, report_filter, agreed(settings), masking)
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """Whoever draws the cohorts, this process has one client."""
@@ -371,7 +370,7 @@ class AtInstitution(Alone):
 
     def end(self) -> None:
         """The server knows: it has counted the rounds, or will miss this institution."""
-        self._server.link.close()
+        self._server.close()
 
 
 def _policy(path: str | None) -> Policy:
