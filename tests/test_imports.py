@@ -90,8 +90,7 @@ WITHOUT_LIGHTNING = (
     ENGINE,
     "lit_epgan.federated",
     "lit_epgan.privacy",
-    "lit_epgan.remote",
-    "lit_epgan.flare",
+    "lit_epgan.carriers",
 )
 
 
@@ -108,9 +107,8 @@ def test_rooms_import_one_way() -> None:
     assert_imports_only("lit_epgan.federated", allowed=("lit_epgan.federated", ENGINE, *MATHEMATICS))
     assert_imports_only("lit_epgan.speech", allowed=("lit_epgan.speech",))
     assert_imports_only("lit_epgan.privacy", allowed=("lit_epgan.privacy", ENGINE))
-    assert_imports_only("lit_epgan.remote", allowed=("lit_epgan.remote", ENGINE))
     runs = ("lit_epgan.runs.run_folder", "lit_epgan.runs.yaml_files")
-    assert_imports_only("lit_epgan.flare", allowed=("lit_epgan.flare", "lit_epgan.remote", *runs))
+    assert_imports_only("lit_epgan.carriers", allowed=("lit_epgan.carriers", ENGINE, *runs))
     inspects = (
         "lit_epgan.embedding",
         "lit_epgan.privacy",

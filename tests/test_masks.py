@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lit_epgan.remote import keys
-from lit_epgan.remote.keys import Words, add_pad, pad_key
-from lit_epgan.remote.secure_aggregation import Numbers, fixed_point, floating_point, largest
+from lit_epgan.carriers import keys
+from lit_epgan.carriers.keys import Words, add_pad, pad_key
+from lit_epgan.carriers.secure_aggregation import Numbers, fixed_point, floating_point, largest
 
 
 def words(*values: int) -> Words:
