@@ -20,33 +20,17 @@ ROUNDING = 1e-12  # a spread so small beside the mean is that of a constant
 
 @dataclass(frozen=True)
 class ClientRows:
-    """A client's rows: numbers, classes, and which of the columns it has at all.
-
-    Attributes:
-        features: float64 tensor (n, d).
-        labels: int64 tensor (n,).
-        observed: bool tensor (d,), the columns that the client has; the others hold NaN.
-    """
+    """A client's rows: features, a float64 tensor (n, d), and classes, an int64 tensor (n,)."""
 
     features: Tensor
     labels: Tensor
-    observed: Tensor
-
-    @classmethod
-    def complete(cls, features: Tensor, labels: Tensor) -> "ClientRows":
-        """Rows of a client that has all columns."""
-        return cls(features, labels, torch.ones(features.shape[1], dtype=torch.bool))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def at(self, rows: Tensor) -> "ClientRows":
         """Some of the rows, by an int64 tensor (m,) of their indices."""
-        return replace(self, features=self.features[rows], labels=self.labels[rows])
-
-    def only(self, columns: list[int]) -> "ClientRows":
-        """Some of the columns, by their indices."""
-        return replace(self, features=self.features[:, columns], observed=self.observed[columns])
+        return ClientRows(self.features[rows], self.labels[rows])
 
 
 class ClientTables(FederatedDataModule):
@@ -70,9 +54,8 @@ class ClientTables(FederatedDataModule):
         federated: settings of ``FederatedDataModule``.
 
     Attributes:
-        columns: names of the columns, known once the data are loaded, as the following are.
-        label_names: the classes in the order of their indices.
-        observed: by client a bool tensor (d,): False for a column that is filled by 0, in standardised units.
+        columns: names of the columns, known once the data are loaded.
+        label_names: the classes in the order of their indices, known then, too.
 
     Raises:
         UserError: a number is out of its range.
@@ -98,7 +81,6 @@ class ClientTables(FederatedDataModule):
         self.location, self.scale, self.doubtful = location, scale, doubtful
         self.columns: list[str] = []
         self.label_names: list[str] = []
-        self.observed: dict[str, Tensor] = {}
 
     def read(self) -> dict[str, ClientRows]:
         """Every client's rows; sets ``columns`` and ``label_names``."""
@@ -116,7 +98,6 @@ class ClientTables(FederatedDataModule):
         train = {name: kept for name, (kept, _) in splits.items()}
         check_clients(train, self.columns, self.label_names, self.doubtful)
         location, scale = self._scaling(train)
-        self.observed = {name: table.observed for name, table in train.items()}
         test = {name: _dataset(out, location, scale) for name, (_, out) in splits.items() if len(out)}
         return ClientData(
             train={name: _dataset(table, location, scale) for name, table in train.items()},
@@ -132,7 +113,7 @@ class ClientTables(FederatedDataModule):
             raise UserError(f"data.features names {few(unknown)}, but the columns are {few(self.columns)}")
         chosen = [self.columns.index(name) for name in self.features]
         self.columns = list(self.features)
-        return {name: table.only(chosen) for name, table in tables.items()}
+        return {name: replace(table, features=table.features[:, chosen]) for name, table in tables.items()}
 
     def _split(self, name: str, table: ClientRows) -> tuple[ClientRows, ClientRows]:
         kept, out = stratified(table.labels, self.test_fraction, generator_for(self.split_seed, name, "test"))
@@ -156,8 +137,7 @@ class ClientTables(FederatedDataModule):
 
 
 def _dataset(table: ClientRows, location: Tensor, scale: Tensor) -> TensorDataset:
-    standardised = torch.where(table.observed, (table.features - location) / scale, 0.0)
-    return TensorDataset(standardised.float(), table.labels)
+    return TensorDataset(((table.features - location) / scale).float(), table.labels)
 
 
 def stratified(labels: Tensor, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -229,7 +209,7 @@ def check_numbers(clients: Mapping[str, ClientRows], columns: Sequence[str]) -> 
     for name, own in clients.items():
         if not len(own):
             raise UserError(f"site {name!r} has no rows: give it some, or leave it out")
-        wrong = torch.nonzero(~own.features.isfinite() & own.observed)
+        wrong = torch.nonzero(~own.features.isfinite())
         if len(wrong):
             row, column = wrong[0].tolist()
             raise UserError(

@@ -111,7 +111,7 @@ class BreastCancerDataModule(DealtTable):
 
         table = load_breast_cancer()
         self.columns, self.label_names = [str(name) for name in table.feature_names], ["benign", "malignant"]
-        return ClientRows.complete(torch.from_numpy(table.data), 1 - torch.from_numpy(table.target).long())
+        return ClientRows(torch.from_numpy(table.data), 1 - torch.from_numpy(table.target).long())
 
 
 def alike(labels: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from benchmarks.side_by_side import markdown, options, publish
+from evidence.calibration import classifier_accuracy
 from evidence.exact_mixture import gibbs
-from lit_epgan.likelihood_free.calibration import classifier_accuracy
 from lit_epgan.likelihood_free.inference import FOUND, Inference
 from lit_epgan.likelihood_free.mean_embeddings import answered, mean_embedding
 from lit_epgan.likelihood_free.simulator import GaussianMixture

@@ -14,8 +14,8 @@ from lit_epgan.datamodules.clients import index_batches
 from lit_epgan.engine import Exchange, Rounds, Server, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated import PublishedRejection
+from lit_epgan.federated.likelihood_free.published_rejection import Accepted, distances, proposals
 from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.abc_search import Accepted, distances, proposals
 from lit_epgan.likelihood_free.moves import consistent
 from lit_epgan.modules import Posterior
 from lit_epgan.randomness import generator_for

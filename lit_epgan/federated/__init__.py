@@ -26,7 +26,6 @@ from lit_epgan.federated.function_space.embedding_on_server import EmbeddingOnSe
 from lit_epgan.federated.function_space.embedding_sites import EmbeddingSites
 from lit_epgan.federated.function_space.generator_sites import GeneratorSites
 from lit_epgan.federated.likelihood_free.discrepancy_search import DiscrepancySearch
-from lit_epgan.federated.likelihood_free.energy_search import EnergySearch
 from lit_epgan.federated.likelihood_free.published_rejection import PublishedRejection
 from lit_epgan.federated.likelihood_free.search_on_release import SearchOnRelease
 from lit_epgan.federated.md_gan import MDGAN
@@ -43,7 +42,6 @@ __all__ = [
     "Ditto",
     "EmbeddingOnServer",
     "EmbeddingSites",
-    "EnergySearch",
     "ExpectationPropagation",
     "FedAdam",
     "FedAvg",

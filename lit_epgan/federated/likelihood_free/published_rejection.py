@@ -1,6 +1,7 @@
 """GRAFFL as it is printed: inaccurate, and it gives every record away. For comparison only."""
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,10 +10,40 @@ from torch import Tensor
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.likelihood_free.gradient_free import NOBODY, GradientFree, summaries
-from lit_epgan.likelihood_free.abc_search import Accepted, distances, proposals
+from lit_epgan.likelihood_free import Simulator
 
 THETA, DISTANCES = "rejection.theta", "rejection.distances"
 POINTS = "points"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The parameters whose points came nearest so far.
+
+    Attributes:
+        theta: (l, p).
+        distances: (l,), ascending; the greatest is the acceptance threshold.
+    """
+
+    theta: Tensor
+    distances: Tensor
+
+    def with_more(self, theta: Tensor, distances: Tensor, most: int) -> "Accepted":
+        """The ``most`` nearest of these and of theta (n, p) at distances (n,) (GRAFFL, algorithm 2, last lines)."""
+        every = torch.cat([self.distances, distances])
+        order = every.argsort(stable=True)[:most]
+        return Accepted(torch.cat([self.theta, theta])[order], every[order])
+
+
+def proposals(simulator: Simulator, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """n parameters from the prior (n, p), and a point by each: float64 (n, d) (GRAFFL, algorithm 2)."""
+    theta = simulator.prior(n, generator)
+    return theta, simulator.simulate(theta, 1, generator)[:, 0].double()
+
+
+def distances(points: Tensor, records: Tensor) -> Tensor:
+    """||x_i - g_i||^2 (n,) of records (n, d) and generated points (n, d), one of each (GRAFFL, section 3)."""
+    return (records.double() - points.double()).square().sum(1)
 
 
 class PublishedRejection(GradientFree):
