@@ -216,7 +216,6 @@ class ClientMetrics(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Note what the batch added to each metric."""
         marks = self._marks(trainer)
         if not marks:
             return
@@ -252,7 +251,6 @@ class ClientMetrics(Callback):
     on_test_epoch_end = on_validation_epoch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the module's metrics as they were."""
         self._release()
 
     # What is measured -------------------------------------------------------------------------------------------------

@@ -40,7 +40,6 @@ class CurveFit(RoundEvaluation):
         self._local: dict[str, Tensor] = {}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the curve of the round before."""
         self._local = {}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -52,7 +51,6 @@ class CurveFit(RoundEvaluation):
                 self._local[progress.client] = curve(pl_module, self._line(trainer))
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw and publish the picture."""
         line = self._line(trainer)
         title = f"round {trainer.current_epoch}" if trainer.state.fn == "fit" else ""
         publish(trainer, "curves", draw(points_of(trainer), line, self._local, curve(pl_module, line), title))

@@ -33,7 +33,6 @@ class DensityMap(RoundEvaluation):
         self.samples = samples
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw and publish the picture."""
         truth = mixture_of(trainer, type(self).__name__).density(grid())
         panels = [("truth", truth, False)]
         for name, points in sample_sets(trainer, pl_module, self.samples, "density map").items():

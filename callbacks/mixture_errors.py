@@ -25,7 +25,6 @@ class MixtureErrors(RoundEvaluation):
     """
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare the posterior's means with the truth."""
         module: Any = pl_module
         mixture = getattr(trainer.datamodule, "mixture", None)  # type: ignore[attr-defined]
         if mixture is None or not hasattr(module, "values") or not {"means", "weights"} <= set(module.values()):

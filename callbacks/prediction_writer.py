@@ -61,14 +61,12 @@ class PredictionWriter(OneWriter):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Collect."""
         known = _origin(getattr(trainer, "datamodule", None))
         columns = {name: column.tolist() for name, column in _columns(outputs, pl_module).items()}
         for values in zip(*columns.values(), strict=True):
             self.collected.append({"record": len(self.collected), **known, **dict(zip(columns, values, strict=True))})
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the file."""
         if not self.collected:
             return
         names = getattr(getattr(trainer, "datamodule", None), "label_names", None)

@@ -78,13 +78,11 @@ class FederatedProgressBar(ProgressBar):
         self._enabled = False
 
     def enable(self) -> None:
-        """Show again."""
         self._enabled = True
 
     # Lightning's hooks
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the bar."""
         self._first_round = trainer.current_epoch
         self._federation = next((c for c in trainer.callbacks if hasattr(type(c), "progress")), None)  # type: ignore[attr-defined]
         if self._enabled and sys.stdout.isatty():
@@ -97,7 +95,6 @@ class FederatedProgressBar(ProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Refresh, if it is time."""
         now = time.monotonic()
         if self._enabled and now >= self._next_refresh:
             self._next_refresh = now + self.refresh_seconds
@@ -119,11 +116,9 @@ class FederatedProgressBar(ProgressBar):
         self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the terminal back."""
         self._close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the terminal back."""
         self._close()
 
     # What is shown

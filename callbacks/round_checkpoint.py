@@ -85,7 +85,6 @@ class RoundCheckpoint(ModelCheckpoint):
         return {str(newest_whole(self.folder(trainer), trusted=True))}  # Trainer.fit's weights_only decides
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the callback."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -34,17 +34,14 @@ class RoundEvaluation(Callback):
         raise NotImplementedError
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look, unless this is the sanity check."""
         if not trainer.sanity_checking and self._due(trainer):
             self._look(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look, if there is nothing to validate."""
         if not sum(trainer.num_val_batches) and self._due(trainer):
             self._look(trainer, pl_module)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look."""
         self._look(trainer, pl_module)
 
     @torch.no_grad()

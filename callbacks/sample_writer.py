@@ -46,11 +46,9 @@ class SampleWriter(OneWriter):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Collect."""
         self.collected.append(outputs.detach().float().cpu())
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the files."""
         if self.collected:
             self._write(trainer, torch.cat(self.collected))
 

@@ -31,7 +31,6 @@ class ToyMetrics(RoundEvaluation):
         self.samples = samples
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Score the module's points and every further set."""
         mixture = mixture_of(trainer, type(self).__name__)
         truth = mixture.density(grid())
         for prefix, points in sample_sets(trainer, pl_module, self.samples, "toy metrics").items():

@@ -258,7 +258,6 @@ class FederatedDataModule(LightningDataModule):
         return (precision.convert_input(move_data_to_device(batch, device)) for batch in batches)
 
     def train_dataloader(self) -> RoundLoader:
-        """The loader of rounds."""
         return RoundLoader(self)
 
     def val_dataloader(self) -> Any:

@@ -106,7 +106,6 @@ class BreastCancerDataModule(DealtTable):
     """
 
     def whole(self) -> ClientRows:
-        """scikit-learn's table."""
         from sklearn.datasets import load_breast_cancer  # other data sets do without it
 
         table = load_breast_cancer()

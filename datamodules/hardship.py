@@ -106,7 +106,6 @@ class RecordSubset(Dataset[Any]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Any:
-        """One record."""
         item = self.dataset[int(self.rows[index])]
         return item if self.labels is None else [item[0], self.labels[index], *item[2:]]
 
@@ -115,7 +114,6 @@ class BatchSubset(RecordSubset, BatchDataset):
     """The same of a data set that reads a whole batch at a time."""
 
     def fetch(self, indices: list[int]) -> Any:
-        """The batch of these records."""
         fetch = batch_fetcher(self.dataset)
         assert fetch is not None
         batch = fetch(self.rows[indices].tolist())

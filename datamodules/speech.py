@@ -192,7 +192,6 @@ class SpeechDataModule(FederatedDataModule):
         self._masks = generator_for(self.seed, self.current_round, client, "masks")
 
     def as_trained(self, batch: Any) -> Any:
-        """The batch, masked."""
         return batch if self.masking is None else [self.masking(batch[0], self._masks), *batch[1:]]
 
     def _prepare(self) -> Prepared:

@@ -93,7 +93,6 @@ class WritersDataModule(FederatedDataModule):
         return TensorDataset(*map(torch.cat, zip(*others, strict=True)))
 
     def _written(self, name: str, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """One writer's images and their labels."""
         generator = generator_for(self.split_seed, name)
         rows = torch.randint(len(pixels), (self.images,), generator=generator)
         hand = torch.randn(4, generator=generator) * torch.tensor(HAND)

@@ -55,7 +55,6 @@ class Described(FederatedCLI):
     folder: Path
 
     def before_instantiate_classes(self) -> None:
-        """Nothing is placed."""
         config = self.config[self.subcommand]
         root = config.trainer.default_root_dir
         self.folder = Path(root or default_folder([str(path) for path in config.config or []])).resolve()
@@ -90,7 +89,6 @@ def federate(args: Sequence[str]) -> int:
 
 
 def _simulate(own: argparse.Namespace, words: list[str]) -> int:
-    """All on this machine."""
     found = Described(words)
     names, folder = found.clients(), found.folder
     flare = _flare("deployment")
@@ -102,7 +100,6 @@ def _simulate(own: argparse.Namespace, words: list[str]) -> int:
 
 
 def _serve(own: argparse.Namespace, words: list[str]) -> int:
-    """The server, for one training."""
     if own.operator is None:
         raise UserError("--server needs --operator KIT, the kit of who starts the training.")
     deployment, kits, plans = _flare("deployment"), _flare("kits"), _flare("fit")
@@ -122,7 +119,6 @@ def _serve(own: argparse.Namespace, words: list[str]) -> int:
 
 
 def _attend(own: argparse.Namespace, words: list[str]) -> int:
-    """A site, until it is stopped."""
     deployment, plans = _flare("deployment"), _flare("fit")
     kit = Path(own.site)
     site = deployment.site_of(kit)
@@ -138,7 +134,6 @@ def _attend(own: argparse.Namespace, words: list[str]) -> int:
 
 
 def _provision(own: argparse.Namespace, rest: list[str]) -> int:
-    """The kits."""
     if rest:
         raise UserError(f"--sites writes kits and trains nothing: {' '.join(rest)} has no meaning there.")
     kits = _flare("kits")

@@ -36,7 +36,6 @@ def bound_memory() -> None:
 
 
 def _swap() -> int:
-    """Bytes of swap space."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             sizes = dict(line.split(":") for line in file)
@@ -93,5 +92,4 @@ def printable_messages() -> Iterator[None]:
 
 
 def _lines(text: str) -> str:
-    """Libraries' messages may have several lines."""
     return "\n".join(map(printable, text.split("\n")))

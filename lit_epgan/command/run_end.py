@@ -47,12 +47,10 @@ class EndOfFit(Callback):
             forget_end(Path(trainer.default_root_dir))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """It has ended by itself."""
         if _writes(trainer):
             _write(trainer, finished=True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """It was stopped, or failed."""
         if self._trains and _writes(trainer):
             with contextlib.suppress(OSError):  # the reason why it failed may be a full disk
                 _write(trainer, finished=False)
@@ -62,7 +60,6 @@ class StopAtBatch(Callback):
     """Stops the trainer after a batch, where a library has lost the exception that a signal raised."""
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """Stop, if a signal has come."""
         stop_if_asked()
 
     on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end  # type: ignore[assignment]

@@ -178,7 +178,6 @@ class KeepHyperparameters(Callback):
         self.settings = settings
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the settings to the checkpoint."""
         checkpoint[ENTRY] = self.settings
 
 

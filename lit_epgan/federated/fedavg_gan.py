@@ -71,7 +71,6 @@ class FedAvgGAN(Algorithm):
             )
 
     def leave(self, module: nn.Module) -> None:
-        """Both networks take turns again."""
         module.turns = ("discriminator", "generator")  # type: ignore[assignment]
 
     def start(self, server: Server) -> None:
@@ -79,13 +78,11 @@ class FedAvgGAN(Algorithm):
         server.module.turns = ("discriminator",)  # type: ignore[assignment]
 
     def train(self, client: Client, sent: Broadcast) -> Message:
-        """The discriminator's steps."""
         with taking_turns(client.module, "discriminator"):
             client.fit(sent["parameters"])
         return self.Report(discriminator=DiscriminatorPart(client.flat, client.module).read(client.change))
 
     def merge(self, server: Server, report: Any) -> None:
-        """The discriminators' mean, then the generator's training."""
         part = DiscriminatorPart(server.flat, server.module)
         part.write(server.parameters, part.read(server.parameters) + report.discriminator)
         self.train_generator(server, self.batches(server))

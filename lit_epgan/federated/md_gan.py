@@ -77,7 +77,6 @@ class MDGAN(FedAvgGAN):
                 raise UserError(f"MDGAN {why}, and the module has {name!r}: {instead}")
 
     def start(self, server: Server) -> None:
-        """The number of swaps so far."""
         super().start(server)
         server.state.setdefault("swaps", torch.tensor(0))
 

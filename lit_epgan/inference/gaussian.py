@@ -123,7 +123,6 @@ class FullGaussianFactor(GaussianFactor):
 
     @property
     def is_proper(self) -> bool:
-        """Whether the precision matrix is positive definite."""
         return bool(torch.linalg.cholesky_ex(self.precision).info == 0)
 
     @property

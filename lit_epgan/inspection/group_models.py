@@ -87,7 +87,6 @@ class FederatedGAN(FederatedGenerator):
         return [own[rows]]
 
     def loss(self, module: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-        """That of the network whose turn it is."""
         return turn_loss(module, batch)
 
     def optimizer(self, module: GAN) -> torch.optim.Optimizer:
@@ -105,7 +104,6 @@ class FederatedGAN(FederatedGenerator):
         return sum(parameter.numel() for parameter in self.gan.discriminator.parameters())
 
     def shown(self, panel: Panel, module: GAN) -> Panel:
-        """With a picture of samples, and their statistics."""
         made = module.sample(self.samples, generator_for("samples"))
         lines = ["samples of the group's GAN"]
         lines += [f"{each.title} {float(each.of(made).mean()):+.2f}" for each in image_statistics(0.0)]
@@ -213,7 +211,6 @@ class FederatedLanguageModel(FederatedGenerator):
         self.model, self.longest, self.listed = model, longest, listed
 
     def check_users(self, private: Mapping[str, Dataset]) -> None:
-        """Refuse data that are no text, too."""
         super().check_users(private)
         for own in private.values():
             if not isinstance(own, Text):
@@ -234,7 +231,6 @@ class FederatedLanguageModel(FederatedGenerator):
         return own.fetch(rows.tolist()) if len(rows) else [own.symbols, own.symbols.bool()]
 
     def loss(self, module: nn.Module, batch: list[Tensor]) -> Tensor:
-        """The cross-entropy of the next byte."""
         assert isinstance(module, LanguageModel)
         return module.training_step(batch, 0) if len(batch[0]) else nothing(module)
 

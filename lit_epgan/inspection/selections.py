@@ -75,7 +75,6 @@ class Misclassified(Selection):
         self.at_least = at_least
 
     def weights(self, records: Records) -> Tensor:
-        """Each example is in one of the groups."""
         correct = records.correct()
         return torch.stack([~correct, correct], 1).float()
 
@@ -147,7 +146,6 @@ class UsersByAccuracy(Selection):
                 )
 
     def weights(self, records: Records) -> Tensor:
-        """All or none of a user's records."""
         assert self.below is not None
         assert self.above is not None
         own = accuracy(records)[records.user]
@@ -175,7 +173,6 @@ class Where(Selection):
         self.groups = (name, f"not {name}")
 
     def weights(self, records: Records) -> Tensor:
-        """Each example is in one of the groups."""
         within = self.predicate(records).bool()
         return torch.stack([within, ~within], 1).float()
 

@@ -97,7 +97,6 @@ class AcousticModel(Recogniser):
         return scores
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Cross-entropy of the batch's frames."""
         x, states = batch
         loss = cross_entropy(self.scores(x), states)
         self.log("loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(x), sync_dist=True)

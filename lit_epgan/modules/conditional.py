@@ -230,7 +230,6 @@ class CVAE(LabelledSampling):
         return error / (2 * self.variance) + divergence(mean, log_variance)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam for encoder and decoder."""
         return adam(self.parameters(), self.lr, (0.9, 0.999))
 
     def _code(self, rows: Batch) -> tuple[Tensor, Tensor]:

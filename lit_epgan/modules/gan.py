@@ -257,7 +257,6 @@ class GAN(Sampling):
         return torch.stack(self.losses.last) if self.losses.last else None
 
     def on_train_epoch_start(self) -> None:
-        """Begin the epoch's mean losses."""
         self.losses = Losses()
 
     def on_train_epoch_end(self) -> None:

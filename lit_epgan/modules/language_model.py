@@ -55,7 +55,6 @@ class LanguageModel(LightningModule):
         return scores
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
         scores, following = self._scored(batch)
         return F.cross_entropy(scores, following)
 
@@ -69,7 +68,6 @@ class LanguageModel(LightningModule):
         self._tally.append(torch.stack([loss, right.to(loss), loss.new_tensor(len(following))]))
 
     def on_validation_epoch_end(self) -> None:
-        """Log what was tallied, over all ranks."""
         tally = torch.stack(self._tally).double().sum(0) if self._tally else torch.zeros(TALLIED, device=self.device)
         loss, right, count = self.trainer.strategy.reduce(tally, reduce_op="sum")
         cross_entropy = loss / count

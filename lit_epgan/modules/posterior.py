@@ -201,14 +201,12 @@ class Posterior(HoldsParticles):
         return summaries.flatten(1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """There is none."""
         raise UserError(
             "a Posterior has no training step: its particles are moved by an algorithm without training, as "
             "federation.algorithm: lit_epgan.federated.DiscrepancySearch"
         )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One that never steps."""
         return torch.optim.SGD([self.particles], lr=0.0)
 
 

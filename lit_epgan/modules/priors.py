@@ -171,7 +171,6 @@ class HistoryPrior(Prior):
         self.approximation, self.variance, self.one_each_step = approximation, variance, one_each_step
 
     def build(self, generator: nn.Module, discriminator: nn.Module, objective: Objective) -> None:
-        """Make room for the snapshots."""
         psa = self.approximation == "psa"
         self.snapshots = Snapshots(discriminator, self.size) if psa else Snapshots(generator, 1)
         self._objective = objective
@@ -181,7 +180,6 @@ class HistoryPrior(Prior):
         self._discriminator = (with_batch_statistics(copy.deepcopy(discriminator)).train().to("meta"),)
 
     def before_step(self, steps: int, generator: nn.Module, discriminator: nn.Module) -> None:
-        """Take a snapshot when one is due."""
         if steps % self.every == 0:
             self.snapshots.take(discriminator if self.approximation == "psa" else generator)
 

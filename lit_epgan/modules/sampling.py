@@ -118,11 +118,9 @@ class Sampling(LightningModule):
     validation_step = test_step = _look_at_none
 
     def on_predict_start(self) -> None:
-        """Make the statistics ready once, for all batches."""
         self.refresh_statistics()
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """As many samples as the batch has rows."""
         return self._draw(len(rows_of(batch).x), None)
 
     def forward(self, noise: Tensor) -> Tensor:

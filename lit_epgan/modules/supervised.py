@@ -56,11 +56,9 @@ class Supervised(LightningModule, ABC):
         return {f"output_{k}": column for k, column in enumerate(outputs.flatten(1).unbind(1))}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
         return self.loss(self(batch[0]), batch[1])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log the scores of a batch."""
         self._evaluate(batch)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
@@ -71,7 +69,6 @@ class Supervised(LightningModule, ABC):
         return self.predictions(self(batch[0]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The one optimizer of backbone and head."""
         return self.optimizer(self.parameters())
 
     def _evaluate(self, batch: Any) -> None:

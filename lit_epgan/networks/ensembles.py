@@ -30,7 +30,6 @@ class DisjointLinear(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.stack(biases)) if biases else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One batched product for all members."""
         blocks = x.unflatten(0, (len(self.weight), -1))
         if self.bias is None:
             return torch.bmm(blocks, self.weight).flatten(0, 1)

@@ -239,7 +239,6 @@ class CentralNoise(Mechanism):
             total.sums[name] = torch.full_like(total[name], self._expected or 0.0)
 
     def end(self) -> None:
-        """Tell the ledger that nothing more is released."""
         if rank() == 0 and self._ledger is not None:
             self._ledger.end(self._account)
 

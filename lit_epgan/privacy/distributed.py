@@ -66,7 +66,6 @@ class DistributedNoise(CentralNoise):
         self._shares = max(1, math.floor(self.honest * plan.sampler.rate(plan.clients) * plan.clients))
 
     def broadcast(self) -> Broadcast:
-        """The standard deviation of a client's share."""
         assert self._planned is not None, "begin comes first"
         deviation = self._planned.noise_multiplier * self.bound / math.sqrt(self._shares)
         return {HONEST: torch.tensor([deviation], dtype=torch.float64)}
@@ -108,7 +107,6 @@ class DistributedNoise(CentralNoise):
         return super().at_server(total, cohort)
 
     def deviations(self, names: Sequence[str]) -> dict[str, float]:
-        """None is added here."""
         return dict.fromkeys(names, 0.0)
 
     def _how(self) -> str:

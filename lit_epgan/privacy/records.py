@@ -205,7 +205,6 @@ class RecordNoise(Mechanism):
     # After it ---------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Tell the ledger that nothing more is released."""
         if rank() == 0 and self._ledger is not None:
             self._ledger.end(*self._accounts.values())
 
@@ -227,7 +226,6 @@ class RecordNoise(Mechanism):
         return every | {name: (*every.get(name, ()), planned) for name, planned in self._planned.items()}
 
     def own_epsilon(self) -> float | None:
-        """Of the client who pays most."""
         return self._dearest(self._all())[1].epsilon if self._planned else None
 
     def guarantee(self) -> str | None:

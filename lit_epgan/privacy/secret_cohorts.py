@@ -27,9 +27,7 @@ class SecretCohorts(Sampler):
         return self.of.draw(clients, self._seed, round_)
 
     def rate(self, clients: int) -> float:
-        """The other sampler's."""
         return self.of.rate(clients)
 
     def check(self, clients: int) -> None:
-        """As for the other sampler."""
         self.of.check(clients)

@@ -302,7 +302,6 @@ class WandbHistory(WandbLogger):
             _set_aside(*self._whole)
 
     def _log_round(self, number: int, rows: list[dict[str, Any]]) -> None:
-        """A round's pictures and numbers."""
         import wandb
 
         for name, path in pictures_of_round(Path(self.save_dir or "."), number).items():

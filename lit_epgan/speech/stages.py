@@ -99,7 +99,6 @@ def _rename(beside: Path, folder: Path) -> None:
 
 
 def _has_room(folder: Path) -> bool:
-    """Whether files can be written there."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(ROOM))

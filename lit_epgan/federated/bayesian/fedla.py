@@ -54,7 +54,6 @@ class FedLA(Algorithm):
         server.state.setdefault("precision", torch.zeros_like(server.parameters))
 
     def broadcast(self, server: Server) -> Broadcast:
-        """theta and L."""
         return {"parameters": server.parameters, "precision": server.state["precision"]}
 
     def train(self, client: Client, sent: Broadcast) -> Message:

@@ -102,7 +102,6 @@ class FedNP(Algorithm):
         )
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
-        """f's linear function and the natural-parameter network."""
         self.caught = Features(module, self.features)
         known = [name for name, part in module.named_modules() if name and any(True for _ in part.parameters())]
         if self.classifier not in known:
@@ -177,7 +176,6 @@ class FedNP(Algorithm):
         return self.Report(change=client.change, site=change)
 
     def merge(self, server: Server, report: "FedNP.Report") -> None:
-        """w by FedAvg; q by the product."""
         super().merge(server, report)
         server.state |= tensors_of(self.posterior(server) * report.site, Q)
 

@@ -80,7 +80,6 @@ class LaplaceSites(SiteRule):
         self.fisher_decay = fisher_decay
 
     def begin(self, client: Client) -> None:
-        """F is the last round's, or zero."""
         if "fisher" not in client.state:
             client.state["fisher"] = torch.zeros_like(client.parameters)
 
@@ -93,7 +92,6 @@ class LaplaceSites(SiteRule):
             torch._foreach_addcmul_(fisher, gradients, gradients, value=1 - self.fisher_decay)
 
     def statistic(self, client: Client) -> Tensor:
-        """F (d,)."""
         return client.state["fisher"]
 
     def relative_precision(self, statistic: Tensor, mean: float) -> Tensor:
@@ -101,7 +99,6 @@ class LaplaceSites(SiteRule):
         return statistic / max(mean, 1e-30)
 
     def end_round(self, client: Client, keep: bool) -> None:
-        """F is kept, or gone."""
         if not keep:
             client.state.pop("fisher")
 
@@ -132,7 +129,6 @@ class SampleMoments(SiteRule):
         self.share = share
 
     def after_local_step(self, client: Client) -> None:
-        """Welford's recursion, once the samples have begun."""
         n = self._samples(client)
         if n == 1:
             client.state["samples.mean"] = client.parameters.clone()
@@ -143,11 +139,9 @@ class SampleMoments(SiteRule):
             client.state["samples.squares"].addcmul_(drift, drift, value=1 - 1 / n)
 
     def knows(self, client: Client) -> bool:
-        """There is a sample."""
         return self._samples(client) > 0
 
     def statistic(self, client: Client) -> Tensor:
-        """V (d,)."""
         return client.state["samples.squares"] / self._samples(client)
 
     def relative_precision(self, statistic: Tensor, mean: float) -> Tensor:
@@ -159,7 +153,6 @@ class SampleMoments(SiteRule):
         return client.state["samples.mean"]
 
     def end_round(self, client: Client, keep: bool) -> None:
-        """The next round's samples begin anew."""
         for name in ("samples.mean", "samples.squares"):
             client.state.pop(name, None)
 

@@ -128,7 +128,6 @@ class TiltedExpectationPropagation(Algorithm):
                 raise UserError(f"TiltedExpectationPropagation's {name} is {getattr(self, name)}; it must be {what}")
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
-        """f and the components' weights."""
         self.caught = Features(module, self.features)
         self.tilt = Tilt(self.caught.width, self.hidden, self.components, self.temperature)
         return nn.ModuleDict({"tilt": self.tilt})
@@ -151,7 +150,6 @@ class TiltedExpectationPropagation(Algorithm):
         return factor_of(server.state, Q)
 
     def broadcast(self, server: Server) -> Broadcast:
-        """theta and q."""
         return {"parameters": server.parameters, **tensors_of(self.posterior(server), Q)}
 
     def train(self, client: Client, sent: Broadcast) -> "TiltedExpectationPropagation.Report":

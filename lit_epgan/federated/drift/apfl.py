@@ -42,7 +42,6 @@ class APFL(PersonalModels):
         self.share, self.adaptive = share, adaptive
 
     def model_of(self, client: Client, theta: Tensor) -> PersonalModel:
-        """The client's own model within the mixture."""
         return _Mixed(client, theta, self)
 
     def personal(self, state: Mapping[str, Tensor], server: Tensor) -> Tensor:
@@ -62,7 +61,6 @@ class _Mixed(PersonalModel):
         self._settings, self._share = settings, settings.share_of(client.state)
 
     def step(self) -> None:
-        """v_k and, at first, a_k."""
         settings, share = self._settings, self._share
         apart = self.own - self.before
         found = self.gradient(mixture(self.own, self.before, share), self.batch)
@@ -72,7 +70,6 @@ class _Mixed(PersonalModel):
             self._share = min(max(moved, 0.0), 1.0)
 
     def save(self) -> None:
-        """Keep v_k, and a_k where it has moved."""
         super().save()
         state = self.client.state
         if self._share != self._settings.share_of(state):

@@ -34,7 +34,6 @@ class Ditto(PersonalModels):
         self.lam = lam
 
     def model_of(self, client: Client, theta: Tensor) -> PersonalModel:
-        """The personal model, pulled to the server's."""
         return _Pulled(client, theta, self)
 
 

@@ -42,7 +42,6 @@ class FedDyn(Algorithm):
         self.alpha = alpha
 
     def start(self, server: Server) -> None:
-        """No g_k, and nobody known."""
         server.state.setdefault(SLOPE, torch.zeros_like(server.parameters))
         begin_counting(server)
 

@@ -59,7 +59,6 @@ class FedSeq(Algorithm):
         self.length = length
 
     def sampler(self, sampler: Sampler) -> Sampler:
-        """The federation's cohort, dealt into chains."""
         return Chains(self.length, sampler)
 
     def train(self, client: Client, sent: Broadcast) -> Message:

@@ -48,7 +48,6 @@ class MOON(Algorithm):
         self.temperature = temperature
 
     def build(self, module: nn.Module, seed: int) -> None:
-        """Check that the submodule exists."""
         known = [name for name, _ in module.named_modules() if name]
         if self.representation not in known:
             raise UserError(

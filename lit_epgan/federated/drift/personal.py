@@ -35,7 +35,6 @@ class PersonalModels(Algorithm):
         self.lr = lr
 
     def build(self, module: nn.Module, seed: int) -> None:
-        """Check that there is a loss to take."""
         if not hasattr(module, "training_step") or not getattr(module, "automatic_optimization", True):
             raise UserError(
                 f"{type(self).__name__} trains a second model by the loss that training_step returns, and "

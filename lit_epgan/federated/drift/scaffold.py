@@ -59,7 +59,6 @@ class SCAFFOLD(Algorithm):
         begin_counting(server)
 
     def broadcast(self, server: Server) -> Broadcast:
-        """theta and c."""
         return {"parameters": server.parameters, "control": server.state["control"]}
 
     def train(self, client: Client, sent: Broadcast) -> "SCAFFOLD.Report":

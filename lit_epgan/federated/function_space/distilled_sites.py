@@ -53,11 +53,9 @@ class DistilledSites(GeneratorSites):
         self.batch_size = batch_size
 
     def trains(self, round_: int) -> bool:
-        """In the first round only."""
         return round_ == 0
 
     def round(self, server: Server) -> Rounds:
-        """The sites, once; then the server's own training."""
         if server.round == 0:
             yield from super().round(server)
         elif known_sites(server):

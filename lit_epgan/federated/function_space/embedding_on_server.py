@@ -70,11 +70,9 @@ class EmbeddingOnServer(Algorithm):
         return False
 
     def exchanges(self, start: int, stop: int) -> int:
-        """One, in the first round."""
         return int(start == 0 < stop)
 
     def build(self, module: nn.Module, seed: int) -> None:
-        """The features."""
         self.release.build(module, seed)
 
     def start(self, server: Server) -> None:
@@ -82,7 +80,6 @@ class EmbeddingOnServer(Algorithm):
         self.release.start(server)
 
     def round(self, server: Server) -> Rounds:
-        """The releases, once; then the server's own training."""
         if server.round == 0:
             releases = yield Exchange({}, question="released", training=False, answer=Release)
             self.release.add(server, releases)
@@ -145,7 +142,6 @@ class MatchedEmbedding(EmbeddingOnServer):
         self.average = average
 
     def build(self, module: nn.Module, seed: int) -> None:
-        """The features; check that there is a generator."""
         missing = [name for name in ("generator", "latent_dim") if not hasattr(module, name)]
         if missing:
             raise UserError(
@@ -155,7 +151,6 @@ class MatchedEmbedding(EmbeddingOnServer):
         super().build(module, seed)
 
     def train_server(self, server: Server) -> None:
-        """The generator's steps down the discrepancy."""
         with server.holding():
             self._match(server)
 

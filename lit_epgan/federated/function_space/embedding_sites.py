@@ -77,7 +77,6 @@ class EmbeddingSites(Around):
         return super().guarantee() if release is None else f"each client's release: {release}"
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
-        """The features."""
         check_tilted(module, type(self).__name__)
         self.release.build(module, seed)
         return super().build(module, seed)

@@ -154,7 +154,6 @@ class GeneratorSites(Around):
         return [k for k in sites if k != client]
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
-        """Check that the module can be sampled."""
         known = [name for name, _ in module.named_children()]
         if self.generator not in known or not hasattr(module, "sample"):
             raise UserError(
@@ -259,7 +258,6 @@ def known_sites(server: Server) -> list[int]:
 
 
 def _sent(state: dict[str, Tensor], sites: list[int]) -> dict[str, Tensor]:
-    """Sites, with their records."""
     return {f"{what}{k}": state[f"{what}{k}"] for what in (SITE, RECORDS) for k in sites}
 
 

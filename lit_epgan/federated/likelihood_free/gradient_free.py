@@ -76,7 +76,6 @@ class GradientFree(Around):
         return round_ < self.from_round and super().trains(round_)
 
     def exchanges(self, start: int, stop: int) -> int:
-        """The inner algorithm's, and then the generations' questions."""
         trained = super().exchanges(start, min(stop, self.from_round))
         return trained + max(0, stop - max(start, self.from_round)) * self.questions()
 
@@ -85,7 +84,6 @@ class GradientFree(Around):
         return 1
 
     def round(self, server: Server) -> Rounds:
-        """The inner algorithm's; then a generation."""
         if server.round < self.from_round:
             yield from super().round(server)
             return

@@ -83,7 +83,6 @@ class PublishedRejection(GradientFree):
         self.iterations = iterations
 
     def start(self, server: Server) -> None:
-        """The warning."""
         super().start(server)
         warnings.warn(
             "PublishedRejection is GRAFFL's printed rule: it learns next to nothing, and its answers give every record "

@@ -66,7 +66,6 @@ class SearchOnRelease(GradientFree):
         self.generations = generations
 
     def exchanges(self, start: int, stop: int) -> int:
-        """One, in the first round."""
         return int(start == 0 < stop)
 
     def guarantee(self) -> str | None:
@@ -75,7 +74,6 @@ class SearchOnRelease(GradientFree):
         return None if made is None else f"each client's release: {made}"
 
     def generation(self, server: Server) -> Rounds:
-        """The releases, once; then the server's own work."""
         if server.round == 0:
             releases = yield Exchange({}, question="release", training=False, answer=Release)
             server.state[CLIENTS] = scalar(len(server.cohort))
