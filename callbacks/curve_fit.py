@@ -63,11 +63,7 @@ class CurveFit(RoundEvaluation):
 
 
 def points_of(trainer: Trainer) -> dict[str, tuple[Tensor, Tensor]]:
-    """Every client's x and y (n, 1), by name.
-
-    Raises:
-        UserError: the data are something else.
-    """
+    """Every client's x and y (n, 1), by name. UserError: the data are something else."""
     points = {}
     for name, dataset in trainer.datamodule.data.train.items():  # type: ignore[attr-defined]
         tensors: tuple[Tensor, ...] = getattr(dataset, "tensors", ())

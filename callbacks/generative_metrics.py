@@ -92,11 +92,7 @@ class GenerativeMetrics(RoundEvaluation):
                     self._real[split] = reference(extractor, real_parts)
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Score the module's samples and every further set.
-
-        Raises:
-            UserError: they are not finite.
-        """
+        """Score the module's samples and every further set. UserError: they are not finite."""
         if self._extractor is None:
             return
         extractor = self._extractor.to(pl_module.device)

@@ -38,17 +38,10 @@ class PosteriorReport(RoundEvaluation):
 
     Args:
         every_n_epochs: rounds from one look to the next.
-
-    Raises:
-        UserError: the module holds no particles.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse now what could not be done after a round.
-
-        Raises:
-            UserError: the module holds no particles.
-        """
+        """Refuse now what could not be done after a round."""
         if missing := [name for name in ("simulator", "values", "sample") if not hasattr(pl_module, name)]:
             raise UserError(
                 f"{type(pl_module).__name__} has no {few(missing)}: PosteriorReport is for a module that holds "

@@ -27,11 +27,7 @@ class OneWriter(Callback):
         self.collected: list[Any] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew.
-
-        Raises:
-            UserError: several devices predict.
-        """
+        """Begin anew. UserError: several devices predict."""
         if trainer.world_size > 1:
             raise UserError("predictions are written by one device: run predict with --trainer.devices 1.")
         self.written, self.collected = None, []

@@ -55,9 +55,6 @@ class FederatedProgressBar(ProgressBar):
     Args:
         refresh_seconds: Least time between two refreshes of the terminal and of the file.
         line_seconds: Least time between two lines where the output is no terminal; there is one a round at most.
-
-    Raises:
-        UserError: one of them is below zero.
     """
 
     def __init__(self, refresh_seconds: float = 0.5, line_seconds: float = 2.0) -> None:

@@ -19,9 +19,6 @@ class RoundEvaluation(Callback):
 
     Args:
         every_n_epochs: rounds from one look to the next.
-
-    Raises:
-        UserError: ``every_n_epochs`` is below one.
     """
 
     def __init__(self, every_n_epochs: int = 1) -> None:

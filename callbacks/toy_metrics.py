@@ -49,11 +49,7 @@ class ToyMetrics(RoundEvaluation):
 
 
 def mixture_of(trainer: Trainer, asker: str) -> Any:
-    """The data module's true mixture.
-
-    Raises:
-        UserError: it has none.
-    """
+    """The data module's true mixture. UserError: it has none."""
     mixture = getattr(trainer.datamodule, "mixture", None)  # type: ignore[attr-defined]
     if mixture is None:
         raise UserError(

@@ -221,11 +221,7 @@ class FederatedDataModule(LightningDataModule):
         return steps if most is None or steps is None else min(steps, most)
 
     def rows_of(self, batch: Any, client: int) -> int:
-        """Records of a client's batch.
-
-        Raises:
-            UserError: the batch does not show them.
-        """
+        """Records of a client's batch. UserError: the batch does not show them."""
         try:
             return extract_batch_size(batch)
         except MisconfigurationException as error:

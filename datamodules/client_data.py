@@ -46,11 +46,7 @@ class ClientData:
 
 
 def by_name(clients: Mapping[Any, T]) -> Mapping[str, T]:
-    """The same with names that are strings.
-
-    Raises:
-        UserError: if two clients then have the same name.
-    """
+    """The same with names that are strings. UserError: if two clients then have the same name."""
     if all(type(name) is str for name in clients):
         return clients
     named = {str(name): value for name, value in clients.items()}

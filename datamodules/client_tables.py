@@ -56,9 +56,6 @@ class ClientTables(FederatedDataModule):
     Attributes:
         columns: names of the columns, known once the data are loaded.
         label_names: the classes in the order of their indices, known then, too.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     def __init__(

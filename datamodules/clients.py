@@ -200,11 +200,7 @@ class LoaderClient:
 
 
 def one_loader(given: Any, purpose: str) -> Any:
-    """The loader in what a data module gives; None if there is none.
-
-    Raises:
-        UserError: there are several.
-    """
+    """The loader in what a data module gives; None if there is none. UserError: there are several."""
     if isinstance(given, CombinedLoader):
         given = given.flattened
     if isinstance(given, dict | list | tuple):

@@ -28,9 +28,6 @@ class DealtTable(ClientTables):
             the classes as they are dealt.
         options: settings of ``ClientTables`` and of ``FederatedDataModule``; ``split_seed`` decides who holds what,
             too.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     def __init__(
@@ -59,11 +56,7 @@ class DealtTable(ClientTables):
         raise NotImplementedError
 
     def read(self) -> dict[str, ClientRows]:
-        """The clients' rows.
-
-        Raises:
-            UserError: there are not enough rows for so many clients.
-        """
+        """The clients' rows. UserError: there are not enough rows for so many clients."""
         table = self.whole()
         if self.sites > len(table):
             raise UserError(f"data.sites is {self.sites}, but there are only {len(table)} rows: ask for fewer")

@@ -67,11 +67,7 @@ class ImageFiles(BatchDataset):
         return [images] if self.labels is None else [images, self.labels[indices]]
 
     def pixels(self, index: int) -> Tensor:
-        """One image, uint8 tensor (C, H, W).
-
-        Raises:
-            UserError: if the file cannot be read as an image.
-        """
+        """One image, uint8 tensor (C, H, W). UserError: if the file cannot be read as an image."""
         if self.cache is not None and index in self.cache:
             return self.cache[index]
         try:

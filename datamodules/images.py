@@ -203,11 +203,7 @@ def superclass_of(labels: Tensor) -> Tensor:
 
 
 def check_inverted(share: float) -> None:
-    """Refuse what is no share of the users.
-
-    Raises:
-        UserError: ``share`` is not between 0 and 1.
-    """
+    """Refuse what is no share of the users."""
     if not 0 <= share <= 1:
         raise UserError(f"data.inverted is {share}; it is a share of the users, from 0 to 1")
 

@@ -102,9 +102,6 @@ class TextDataModule(FederatedDataModule):
     Attributes:
         symbols: what the numbers mean; known once the data are loaded.
         sentences: each client's, as it has them; known once the data are loaded.
-
-    Raises:
-        UserError: a number is below 1, or ``joined`` is no share.
     """
 
     def __init__(
@@ -259,9 +256,6 @@ class StackOverflowDataModule(TextDataModule):
         clients: how many users train.
         sentences_per_user: that are read, at most.
         text: settings of ``TextDataModule`` and of ``FederatedDataModule``.
-
-    Raises:
-        UserError: a number is below 1.
     """
 
     def __init__(self, path: str, clients: int = 1000, sentences_per_user: int = 100, **text: Any) -> None:

@@ -108,11 +108,7 @@ class ToyDataModule(FederatedDataModule):
         self.clients_wanted = 1 if partition == "pooled" else clients if clients is not None else len(means)
 
     def load(self) -> ClientData:
-        """Draw the points and deal them out.
-
-        Raises:
-            UserError: if the partition cannot be made.
-        """
+        """Draw the points and deal them out. UserError: if the partition cannot be made."""
         x, component = self.mixture.sample(self.points, generator_for(self.data_seed, "train"))
         test = self.mixture.sample(self.test_points, generator_for(self.data_seed, "test"))
         kind = "iid" if self.partition == "pooled" else self.partition
@@ -163,9 +159,6 @@ class PolynomialDataModule(FederatedDataModule):
         data_dir, download: of no effect, since the points are computed; taken so that one command line fits every
             configuration.
         federated: settings of ``FederatedDataModule``.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     def __init__(

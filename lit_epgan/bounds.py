@@ -10,9 +10,6 @@ def at_least(least: float, owner: object, **values: float | None) -> None:
         least: the bound.
         owner: whose arguments they are; the message names its class, or says ``data.`` where the owner is that word.
         values: by name.
-
-    Raises:
-        UserError: names the first.
     """
     for name, value in values.items():
         if value is not None and not value >= least:

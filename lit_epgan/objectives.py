@@ -62,11 +62,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def objective(name: str) -> Objective:
-    """The objective called ``name``.
-
-    Raises:
-        UserError: there is none of that name; the message lists those there are.
-    """
+    """The objective called ``name``. UserError: there is none of that name; the message lists those there are."""
     if name not in OBJECTIVES:
         raise UserError(f"objective {name!r} does not exist: choose one of {', '.join(OBJECTIVES)}.")
     return OBJECTIVES[name]

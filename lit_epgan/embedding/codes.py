@@ -21,9 +21,6 @@ class Points(nn.Module):
     Args:
         data_shape: of a point.
         bound: of each coordinate, known without looking at the data.
-
-    Raises:
-        UserError: ``bound`` is not above 0.
     """
 
     spread: Tensor

@@ -27,9 +27,6 @@ class RandomFourierFeatures(nn.Module):
         frequencies: columns of Omega, N(0, 1 / b^2); the bandwidths take them in turn.
         bandwidths: in x's own unit.
         generator: CPU stream that Omega is drawn from.
-
-    Raises:
-        UserError: there is no frequency, or a bandwidth is not above 0.
     """
 
     omega: Tensor

@@ -54,9 +54,6 @@ class GaussianMechanism:
         delta: for which epsilon is stated; below one over the number of records.
         noise_seed: makes a study repeatable, and the noise predictable to whoever knows it: then there is no guarantee
             in real use. None: the operating system's secure source.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     noise_multiplier: float

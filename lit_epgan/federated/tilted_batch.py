@@ -12,11 +12,7 @@ UNLABELLED = -100  # what torch's cross-entropy leaves out
 
 
 def check_tilted(module: nn.Module, algorithm: str) -> None:
-    """Refuse a module that cannot be sampled, or does not say that its training step weighs rows.
-
-    Raises:
-        UserError: says what the module needs.
-    """
+    """Refuse a module that cannot be sampled, or does not say that its training step weighs rows."""
     name, sample = type(module).__name__, getattr(module, "sample", None)
     try:
         inspect.signature(sample).bind(1, None)  # type: ignore[arg-type]

@@ -62,31 +62,19 @@ class GaussianFactor:
 
     @property
     def mean(self) -> Tensor:
-        """The mean.
-
-        Raises:
-            ImproperFactorError: if any precision is not positive.
-        """
+        """The mean. ImproperFactorError: if any precision is not positive."""
         self._check_proper()
         return self.precision_mean / self.precision
 
     @property
     def variance(self) -> Tensor:
-        """The variance.
-
-        Raises:
-            ImproperFactorError: if any precision is not positive.
-        """
+        """The variance. ImproperFactorError: if any precision is not positive."""
         self._check_proper()
         return 1 / self.precision
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance.
-
-        Raises:
-            ImproperFactorError: if any precision is not positive.
-        """
+        """Mean and variance. ImproperFactorError: if any precision is not positive."""
         self._check_proper()
         return self.precision_mean / self.precision, 1 / self.precision
 
@@ -127,31 +115,19 @@ class FullGaussianFactor(GaussianFactor):
 
     @property
     def mean(self) -> Tensor:
-        """The mean (d,).
-
-        Raises:
-            ImproperFactorError: if the precision is not positive definite.
-        """
+        """The mean (d,). ImproperFactorError: if the precision is not positive definite."""
         self._check_proper()
         return torch.linalg.solve(self.precision, self.precision_mean)
 
     @property
     def covariance(self) -> Tensor:
-        """The covariance (d, d).
-
-        Raises:
-            ImproperFactorError: if the precision is not positive definite.
-        """
+        """The covariance (d, d). ImproperFactorError: if the precision is not positive definite."""
         self._check_proper()
         return torch.linalg.inv(self.precision)
 
     @property
     def variance(self) -> Tensor:
-        """The marginal variances (d,).
-
-        Raises:
-            ImproperFactorError: if the precision is not positive definite.
-        """
+        """The marginal variances (d,). ImproperFactorError: if the precision is not positive definite."""
         return self.covariance.diagonal()
 
     def _check_proper(self) -> None:

@@ -28,9 +28,6 @@ class SGHMC(Optimizer):
         lr: eta.
         friction: alpha, the paper's SGHMC noise factor, in (0, 1]; 1 forgets the velocity (Langevin dynamics).
         temperature: T; 0 is gradient descent with momentum 1 - alpha.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(

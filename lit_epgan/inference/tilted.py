@@ -60,9 +60,6 @@ def tilted_moments(mean: Tensor, variance: Tensor, f: Tensor, terms: int = 3) ->
 
     Returns:
         log Z, mean and variance in the broadcast shape, at least in float32; differentiable in all three inputs.
-
-    Raises:
-        UserError: if there is no such number of terms.
     """
     if terms not in PROBITS:
         raise UserError(f"tilted_moments(terms={terms!r}): choose 1 to {max(PROBITS)} terms")
@@ -152,9 +149,6 @@ def tilted_moments_quadrature(
 
     Returns:
         log Z, mean and variance in the broadcast shape, at least in float32.
-
-    Raises:
-        UserError: if ``points`` is not positive.
     """
     if points < 1:
         raise UserError(f"tilted_moments_quadrature(points={points!r}): take at least one point")
@@ -209,9 +203,6 @@ def tilted_moments_printed(
     Returns:
         log Z, mean and variance in the broadcast shape, at least in float32. The variance may be zero or negative: as
         printed it mostly is. The division by f makes small f inaccurate, and zero not a number.
-
-    Raises:
-        UserError: if ``variant`` is neither of the two.
     """
     if variant not in B2:
         raise UserError(f"tilted_moments_printed(variant={variant!r}): choose one of {', '.join(map(repr, B2))}")

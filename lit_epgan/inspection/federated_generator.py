@@ -51,9 +51,6 @@ class FederatedGenerator(ABC):
         local_steps: of a user in a round, at most, in one pass over the selected examples.
         batch_size: of a user's steps.
         samples: that are made of each group.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     kind: ClassVar[str]  # what the module is, in a sentence

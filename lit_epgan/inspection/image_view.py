@@ -95,9 +95,6 @@ class ImageView(View):
         least: the fewest users of a group; of a smaller one nothing is shown.
         false_alarms: the rate of false alarms of all detectors together.
         tolerance: differences that are nobody's fault, of the mean pixel in [-1, 1] and of shares alike.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     def __init__(

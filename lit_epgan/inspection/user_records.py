@@ -42,11 +42,7 @@ class Records:
 
     @classmethod
     def of(cls, datasets: Sequence[Dataset]) -> "Records":
-        """All records of the users' data sets, in their order.
-
-        Raises:
-            UserError: nobody has a record.
-        """
+        """All records of the users' data sets, in their order. UserError: nobody has a record."""
         held = [_entries(dataset) for dataset in datasets]
         counts = torch.tensor([len(own[0]) if own else 0 for own in held])
         if not counts.sum():
@@ -65,11 +61,7 @@ class Records:
         return self.entry(1)
 
     def entry(self, number: int) -> Tensor:
-        """What stands at that place of every record, (n, ...).
-
-        Raises:
-            UserError: records have fewer entries.
-        """
+        """What stands at that place of every record, (n, ...). UserError: records have fewer entries."""
         if not 0 <= number < len(self.entries):
             raise UserError(
                 f"the selection asks for entry {number} of a record (0 is x, 1 the label), and records have "
@@ -82,11 +74,7 @@ class Records:
         return replace(self, predicted=predicted)
 
     def correct(self) -> Tensor:
-        """Whether the primary model's label is the record's own, (n,), bool.
-
-        Raises:
-            UserError: there is no primary model.
-        """
+        """Whether the primary model's label is the record's own, (n,), bool. UserError: there is no primary model."""
         if self.predicted is None:
             raise UserError("the selection asks what a primary model gets right: give one, as primary")
         return self.predicted == self.y
@@ -140,11 +128,7 @@ class Primary:
 
     @torch.no_grad()
     def __call__(self, records: Records) -> Tensor:
-        """The predicted labels (n,), int64, on the CPU.
-
-        Raises:
-            UserError: ``predict_step`` gives no labels.
-        """
+        """The predicted labels (n,), int64, on the CPU. UserError: ``predict_step`` gives no labels."""
         chunks = zip(*(entry.split(CHUNK) for entry in records.entries), strict=True)
         device = self.module.device
         found = []

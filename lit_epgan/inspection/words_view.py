@@ -84,9 +84,6 @@ class WordsView(View):
         listed: words of a group on the page; the file has all that are shown.
         false_alarms: the rate of false alarms of the shares of joined words, of all groups together.
         tolerance: the share of joined words that is nobody's fault.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     delta_share = 0.5
@@ -212,11 +209,7 @@ def _few(words: Sequence[str]) -> str:
 
 
 def as_text(dataset: Dataset) -> Text:
-    """The data set, if it is text.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """The data set, if it is text. UserError: it is something else."""
     if not isinstance(dataset, Text):
         raise UserError(
             f"the view shows words, and a user's data are a {type(dataset).__name__}: give a data module of text, as "

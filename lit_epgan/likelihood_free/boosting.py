@@ -191,11 +191,7 @@ def raw(site: Site) -> ClassifierScores:
 
 
 def boosted(site: Site) -> ClassifierScores:
-    """With generated samples of the scarcer classes (GRAFFL, sections 4.3 and 4.4).
-
-    Raises:
-        UserError: as ``balanced``.
-    """
+    """With generated samples of the scarcer classes (GRAFFL, sections 4.3 and 4.4). UserError: as ``balanced``."""
     return _of(site, *balanced(site.x, site.y, site.samples))
 
 
@@ -235,11 +231,7 @@ def fedavg(site: Site) -> ClassifierScores:
 
 
 def check_smote() -> None:
-    """Refuse to go on without imbalanced-learn.
-
-    Raises:
-        UserError: how to install it.
-    """
+    """Refuse to go on without imbalanced-learn."""
     try:
         import imblearn  # noqa: F401
     except ImportError as error:

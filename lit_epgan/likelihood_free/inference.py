@@ -291,9 +291,6 @@ class Inference:
             frequencies: of the features; D is twice as many. As many numbers as parameters are kept of them. By default
                 seven for each parameter, and at least 32.
             most_records: as above.
-
-        Raises:
-            UserError: a number is out of its range.
         """
         if most_records < 1:
             raise UserError(f"most_records is {most_records}; it must be at least 1")

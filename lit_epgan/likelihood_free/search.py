@@ -115,9 +115,6 @@ class Search:
         moves: of each in a generation, at least; at most eight times as many.
         even: the effective share of the particles that a step keeps.
         surplus: M over what the metric is worth in records, in the end; less is faster, with fewer accepted moves.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     statistics: Statistics

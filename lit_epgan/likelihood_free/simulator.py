@@ -57,9 +57,6 @@ class Independent(Simulator):
         priors: by a parameter's name, its distribution; a number or a vector of any support that torch can map to the
             real line: ``{"rate": Gamma(2.0, 1.0), "share": Beta(1.0, 1.0)}``.
         dimensions: d, of a record.
-
-    Raises:
-        UserError: there is no parameter, or one that is discrete.
     """
 
     def __init__(self, priors: Mapping[str, Distribution], dimensions: int) -> None:
@@ -129,9 +126,6 @@ class GaussianMixture(Simulator):
         mean_precision: kappa; small, and the means are wide apart.
         dof: nu, above d - 1; by default d + 2, the least integer for which Sigma_k has a mean, s I / (nu - d - 1).
         scale: s.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     def __init__(

@@ -75,11 +75,7 @@ class FeatureMoments:
         self.count += len(features)
 
     def statistics(self) -> FeatureStatistics:
-        """Mean (d,) and covariance (d, d), as numpy arrays.
-
-        Raises:
-            UserError: fewer than two rows have no covariance.
-        """
+        """Mean (d,) and covariance (d, d), as numpy arrays. UserError: fewer than two rows have no covariance."""
         if self.count < 2:
             raise UserError(f"a Frechet distance cannot be computed from {self.count} images: take at least two.")
         covariance = (self._squares - torch.outer(self._sum, self._sum) / self.count) / (self.count - 1)

@@ -198,11 +198,7 @@ class SameConv(nn.Conv2d):
 
 
 def weights_file() -> Path:
-    """Where the optional package keeps its weights.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Where the optional package keeps its weights. UserError: it is not installed."""
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.origin is None:
         raise UserError(

@@ -73,9 +73,6 @@ class AcousticModel(Recogniser):
         lr: Adam's learning rate.
         betas: its decay rates.
         lr_decay: factor of the learning rate in the last epoch; it falls linearly from epoch to epoch. None: constant.
-
-    Raises:
-        UserError: a learning rate that is not positive.
     """
 
     def __init__(
@@ -127,21 +124,13 @@ def accuracy(scores: Tensor, states: Tensor) -> Tensor:
 
 
 def check_states(data: int | None, network: int | None) -> None:
-    """Refuse a network whose outputs are not the data's HMM states.
-
-    Raises:
-        UserError: both say how many there are, and differ.
-    """
+    """Refuse a network whose outputs are not the data's HMM states."""
     if data is not None and network is not None and data != network:
         raise UserError(f"the data have {data} HMM states, the network {network}: set its pdfs to {data}.")
 
 
 def check_inputs(data: int | None, beside: int, network: int | None) -> None:
-    """Refuse a network that takes other columns than a frame's and those beside it.
-
-    Raises:
-        UserError: data and network say how many there are, and differ.
-    """
+    """Refuse a network that takes other columns than a frame's and those beside it."""
     if data is not None and network is not None and data + beside != network:
         further = f" and {beside} of features beside it" if beside else ""
         raise UserError(

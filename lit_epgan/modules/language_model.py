@@ -36,11 +36,7 @@ class LanguageModel(LightningModule):
         self._tally: list[Tensor] = []
 
     def on_fit_start(self) -> None:
-        """Refuse data of other symbols than the network's, where the data module says which there are.
-
-        Raises:
-            UserError: how many there are.
-        """
+        """Refuse data of other symbols than the network's, where the data module says which there are."""
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         symbols = getattr(data, "symbols", None)
         if symbols is not None and len(symbols) != self.network.symbols:

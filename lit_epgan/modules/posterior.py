@@ -37,9 +37,6 @@ class SuffiAE(Classifier):
         hidden: widths of the encoder's hidden layers (ReLU); the decoder has them in reverse.
         alpha: the noise's variance.
         optimizer: of all parameters.
-
-    Raises:
-        UserError: a width or a dimension below one, d > D, fewer than two classes, or no positive alpha.
     """
 
     higher_is_better: ClassVar[Mapping[str, bool]] = {**Classifier.higher_is_better, "reconstruction": False}
@@ -135,11 +132,7 @@ class HoldsParticles(LightningModule):
     label: int | None
 
     def hold(self, simulator: Simulator, particles: int, label: int | None) -> None:
-        """Take particles from the prior.
-
-        Raises:
-            UserError: there are none.
-        """
+        """Take particles from the prior. UserError: there are none."""
         if particles < 2:
             raise UserError(f"particles is {particles}; a posterior is drawn with at least 2")
         self.simulator, self.label = simulator, label
@@ -161,11 +154,7 @@ class HoldsParticles(LightningModule):
         return self.simulator.simulate(theta, 1, generator)[:, 0].to(self.device)
 
     def sample_class(self, label: int, n: int, generator: torch.Generator) -> Tensor:
-        """n summaries (n, d) of records of a class.
-
-        Raises:
-            UserError: the simulator is a model of another class, or of all.
-        """
+        """n summaries (n, d) of records of a class. UserError: the simulator is a model of another class, or of all."""
         if n and label != self.label:
             held = "all classes together" if self.label is None else f"the class {self.label}"
             raise UserError(f"the simulator is a model of {held}, and cannot generate the class {label}: "
@@ -182,9 +171,6 @@ class Posterior(HoldsParticles):
         summary: maps records (n, ...) to summaries (n, d); by default they are taken as they are. It is public: fix
             its weights before, and without the clients' data.
         label: the class of the records that are looked at, where the data are (x, label); all by default.
-
-    Raises:
-        UserError: there are too few particles.
     """
 
     def __init__(

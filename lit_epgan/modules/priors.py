@@ -94,9 +94,6 @@ class GaussianPrior(Prior):
 
     Args:
         precision: in units of the loss, which is a mean over records: a variance v over n records is 1 / (n v).
-
-    Raises:
-        UserError: a precision that is negative or not finite.
     """
 
     def __init__(self, precision: float = 1e-4) -> None:
@@ -142,9 +139,6 @@ class HistoryPrior(Prior):
         variance: of gma's mixture components.
         one_each_step: psa's sum is estimated by one snapshot that each step draws: the same expectation, at the price
             of one pass.
-
-    Raises:
-        UserError: an argument that cannot be; the message names it.
     """
 
     snapshots: Snapshots

@@ -31,11 +31,7 @@ def agreed_latent_dim(given: int | None, generator: nn.Module) -> int:
 
 
 def check_shape(data: Sequence[int] | None, generated: Sequence[int]) -> None:
-    """Refuse data that the generator does not imitate.
-
-    Raises:
-        UserError: one record's shape is another than one sample's.
-    """
+    """Refuse data that the generator does not imitate."""
     if data is not None and tuple(data) != tuple(generated):
         raise UserError(
             f"the data have the shape {tuple(data)}, the generator makes {tuple(generated)}: change the networks' "

@@ -77,11 +77,7 @@ class Supervised(LightningModule, ABC):
 
 
 def check_fit(backbone: nn.Module, head: nn.Module) -> None:
-    """Refuse a head that takes other features than the backbone gives, where both say how many.
-
-    Raises:
-        UserError: the two widths.
-    """
+    """Refuse a head that takes other features than the backbone gives, where both say how many."""
     given, taken = getattr(backbone, "out_features", None), getattr(head, "in_features", None)
     if isinstance(given, int) and isinstance(taken, int) and given != taken:
         raise UserError(f"the backbone gives {given} features, the head takes {taken}: set its in_features to {given}.")
@@ -106,11 +102,7 @@ class Classifier(Supervised):
     higher_is_better: ClassVar[Mapping[str, bool]] = {"accuracy": True, "cross_entropy": False}
 
     def on_fit_start(self) -> None:
-        """Refuse labels beyond the head's outputs, where the data module says which there are.
-
-        Raises:
-            UserError: the greatest label and the number of outputs.
-        """
+        """Refuse labels beyond the head's outputs, where the data module says which there are."""
         outputs = getattr(self.head, "out_features", None)
         data = getattr(self.trainer.datamodule, "data", None)  # type: ignore[attr-defined]
         labels = getattr(data, "labels", None) or {}

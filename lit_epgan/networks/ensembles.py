@@ -63,11 +63,7 @@ def disjoint_names(network: nn.Module) -> Iterator[str]:
 
 
 def check_blocks(rows: int, members: int) -> None:
-    """Refuse rows that do not divide into equal blocks.
-
-    Raises:
-        UserError: a number of rows that ``members`` does not divide.
-    """
+    """Refuse rows that do not divide into equal blocks."""
     if rows % members:
         raise UserError(f"{rows} rows of noise do not divide among {members} generators: give each as many.")
 

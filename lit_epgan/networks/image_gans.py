@@ -87,9 +87,6 @@ class DCGANDiscriminator(nn.Module):
         norm: ``batch``, ``group`` (eight groups or fewer) or ``none``.
         norm_first: whether the first convolution is normalised, too (EP-GAN's paper: yes; ProbGAN's code: no).
         heads: scores per image, one for each discriminator that shares the convolutions.
-
-    Raises:
-        UserError: a number is below one, or an unknown norm.
     """
 
     def __init__(

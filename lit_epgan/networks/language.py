@@ -74,9 +74,6 @@ class CIFGLanguageNetwork(nn.Module):
         hidden: width of a layer's cells.
         projection: width of a layer's output; None for that of the embedding.
         layers: their number.
-
-    Raises:
-        UserError: a size below one, or fewer than three symbols.
     """
 
     def __init__(

@@ -80,9 +80,6 @@ class MLPDiscriminator(nn.Module):
         slope: negative slope of LeakyReLU; 0 is ReLU.
         heads: scores per sample, one for each discriminator that shares the hidden layers.
         init: as the generator's.
-
-    Raises:
-        UserError: a width or a dimension below one, or an unknown norm or init.
     """
 
     def __init__(
@@ -115,9 +112,6 @@ class MLPBackbone(nn.Module):
     Args:
         data_shape: shape of one sample.
         hidden: widths of the layers, at least one.
-
-    Raises:
-        UserError: no layer, or a width or a dimension below one.
     """
 
     def __init__(self, data_shape: Sequence[int] = (1, 8, 8), hidden: Sequence[int] = (64,)) -> None:
@@ -177,9 +171,6 @@ class PolynomialFeatures(nn.Module):
 
     Args:
         degree: the highest power.
-
-    Raises:
-        UserError: if it is negative.
     """
 
     def __init__(self, degree: int = 3) -> None:

@@ -107,9 +107,6 @@ class SRUAcousticNetwork(nn.Module):
         projection: width of the layer before the last.
         pdfs: HMM states; 3 of each of 41 phones.
         dropout: between SRU layers.
-
-    Raises:
-        UserError: a size below one.
     """
 
     def __init__(
@@ -146,9 +143,6 @@ class SRUDiscriminator(nn.Module):
         bottleneck: width of the features.
         heads: discriminators that share all but the last layer.
         dropout: between SRU layers.
-
-    Raises:
-        UserError: a size below one.
     """
 
     def __init__(
@@ -189,9 +183,6 @@ class ChunkGenerator(nn.Module):
         bins: columns of a frame alone.
         stacked: frames side by side, the current one and its future.
         latent_dim, hidden, members: of ``lit_epgan.networks.MLPGenerator``.
-
-    Raises:
-        UserError: a size below one.
     """
 
     def __init__(

@@ -53,9 +53,6 @@ class CentralNoise(Mechanism):
         group: the users that this run looks at; what is spent on disjoint groups does not add up.
         noise_seed: makes a study repeatable, and the noise predictable to whoever knows it, as the cohorts are to
             whoever knows ``seed_everything``: then there is no guarantee in real use.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     private = True

@@ -56,9 +56,6 @@ class CorrelatedNoise(CentralNoise):
         bound, noise_multiplier: S and z, as for ``CentralNoise``; z is that of one participation.
         bands: of C; by default, and at most, the sampler's separation.
         central: ``CentralNoise``'s other settings.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     def __init__(

@@ -32,9 +32,6 @@ class DistributedNoise(CentralNoise):
         honest: share of a cohort that adds its noise and does not drop out; the rest is not counted on. A client
             adds at least its share in a cohort of all clients, whatever the server says, where it is told z.
         central: ``CentralNoise``'s other settings, without ``noise_seed``.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     def __init__(

@@ -35,11 +35,7 @@ class Ledger:
         self.path = Path(path)
 
     def read(self) -> Book:
-        """All that stands in it.
-
-        Raises:
-            UserError: it cannot be read, or a line is not one of a ledger.
-        """
+        """All that stands in it. UserError: it cannot be read, or a line is not one of a ledger."""
         if not self.path.exists():
             return Book()
         with self._open("rb") as file:

@@ -60,11 +60,7 @@ class NoisySteps:
         self._clipped: ClippedGradients | None = None
 
     def __enter__(self) -> None:
-        """Take the place of the module's loss.
-
-        Raises:
-            UserError: the module has none to take.
-        """
+        """Take the place of the module's loss. UserError: the module has none to take."""
         module = self.module
         step = getattr(module, "training_step", None)
         if step is None:

@@ -49,9 +49,6 @@ class RecordNoise(Mechanism):
         at_once: of so many records gradients are in memory at the same time.
         noise_seed: makes a study repeatable, and coins and noise predictable to whoever knows it: then there is no
             guarantee in real use.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     by_record = True
@@ -173,11 +170,7 @@ class RecordNoise(Mechanism):
         return client.told(batch=steps.batch, within=lambda: steps)
 
     def check_steps(self, hooks: StepHooks, algorithm: Algorithm) -> None:
-        """Refuse a loss that is no record's.
-
-        Raises:
-            UserError: the algorithm adds a term to the module's own loss, which may look at records.
-        """
+        """Refuse a loss that is no record's."""
         if hooks.loss:
             raise UserError(
                 f"{type(algorithm).__name__} adds a term of its own to a client's loss, which is no record's: take "

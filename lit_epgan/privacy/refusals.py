@@ -36,11 +36,7 @@ def refuse_layers_that_mix(network: nn.Module, prefix: str) -> None:
 
 
 def refuse_without_hook(module: nn.Module) -> None:
-    """Refuse a module that optimizes by itself and does not say which loss is of records.
-
-    Raises:
-        UserError: the class whose training step it is has no attribute ``over_records``.
-    """
+    """Refuse a module that optimizes by itself and does not say which loss is of records."""
     owner = next(c for c in type(module).__mro__ if "training_step" in vars(c))
     if HOOK not in vars(owner):
         raise UserError(

@@ -36,9 +36,6 @@ def plain_words(text: str, tags: Sequence[str] = TAGS) -> str:
     Args:
         text: as it was transcribed.
         tags: pairs of brackets, such as ``<>``: what stands within one, such as <noise>, is no word.
-
-    Raises:
-        UserError: a tag is no pair of characters.
     """
     spoken = unicodedata.normalize("NFC", text.lower())
     for pair in tags:
@@ -55,11 +52,7 @@ def plain_words(text: str, tags: Sequence[str] = TAGS) -> str:
 
 
 def check_tag(pair: str) -> None:
-    """Refuse what is no pair of brackets.
-
-    Raises:
-        UserError: it has more characters than two, or fewer.
-    """
+    """Refuse what is no pair of brackets."""
     if len(pair) != 2:
         raise UserError(f"data.tags has {pair!r}, but each is a pair of brackets, such as '<>'.")
 

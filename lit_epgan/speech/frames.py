@@ -86,9 +86,6 @@ class SpectralMasking:
         bins: largest width F of a frequency mask; 0 for none.
         frames: largest length T of a time mask; 0 for none.
         masks: of each kind.
-
-    Raises:
-        UserError: a width that a chunk does not have, or no mask.
     """
 
     def __init__(self, bins: int = 8, frames: int = 4, masks: int = 1) -> None:

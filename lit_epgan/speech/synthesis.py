@@ -41,11 +41,7 @@ def espeak() -> "Espeak":
 
 
 class Espeak:
-    """The synthesiser; see ``espeak``.
-
-    Raises:
-        MissingFileError: the package espeakng-loader is not installed.
-    """
+    """The synthesiser; see ``espeak``. MissingFileError: the package espeakng-loader is not installed."""
 
     def __init__(self) -> None:
         loader = speech_package("espeakng_loader")
@@ -58,11 +54,7 @@ class Espeak:
         self._library.espeak_SetSynthCallback(self._callback)
 
     def say(self, text: str, speaker: Speaker) -> NDArray[np.float64]:
-        """The sentence as samples (n,) at 16 kHz.
-
-        Raises:
-            UserError: espeak has no such voice, or gives no sound.
-        """
+        """The sentence as samples (n,) at 16 kHz. UserError: espeak has no such voice, or gives no sound."""
         if self._library.espeak_SetVoiceByName(speaker.voice.encode()):
             raise UserError(f"espeak has no voice {speaker.voice}.")
         # a longer tract makes what is said slower, too

@@ -54,9 +54,6 @@ class ExpectationPropagation(Algorithm):
         sites: where a site lies, and how precise it is; ``LaplaceSites()`` by default.
         damping: d in (0, 1]; 1 replaces a site at once.
         tied: one site for all clients.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     class Report(Message):

@@ -25,9 +25,6 @@ class FedLA(Algorithm):
     Args:
         strength: lambda.
         floor: added to every precision, so that parameters without a gradient are averaged.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     class Report(Message):

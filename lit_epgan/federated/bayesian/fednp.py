@@ -53,9 +53,6 @@ class FedNP(Algorithm):
         terms: of the closed form, 1 to 6.
         normalised: whether the prior's term includes 1/2 log sigma^2.
         lr: Adam's, for f and the network.
-
-    Raises:
-        UserError: if an argument is out of its range, or there is no such submodule.
     """
 
     class Report(Algorithm.Report):

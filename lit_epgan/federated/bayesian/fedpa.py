@@ -29,9 +29,6 @@ class FedPA(Algorithm):
             under FedAvg.
         rho: how much the samples' covariance counts against the identity; 0 is FedAvg of averaged iterates.
         burn_in_rounds: first rounds that are plain FedAvg.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(self, burn_in: int = 0, every: int = 10, rho: float = 0.01, burn_in_rounds: int = 0) -> None:

@@ -20,9 +20,6 @@ class SiteRule(ABC):
 
     Args:
         clip: smallest and largest precision of a site, relative to the mean.
-
-    Raises:
-        UserError: if ``clip`` is out of its range.
     """
 
     def __init__(self, clip: tuple[float, float] = (0.01, 10.0)) -> None:
@@ -68,9 +65,6 @@ class LaplaceSites(SiteRule):
     Args:
         fisher_decay: of the running mean of squared gradients.
         clip: smallest and largest precision of a site, relative to the mean.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(self, fisher_decay: float = 0.99, clip: tuple[float, float] = (0.01, 10.0)) -> None:
@@ -117,9 +111,6 @@ class SampleMoments(SiteRule):
         share: of the round's local steps, the last, that count as samples; all of them where a client does not know
             how many there will be.
         clip: smallest and largest precision of a site, relative to the mean.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(self, share: float = 0.5, clip: tuple[float, float] = (0.01, 10.0)) -> None:

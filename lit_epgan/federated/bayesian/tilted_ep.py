@@ -65,9 +65,6 @@ class TiltedExpectationPropagation(Algorithm):
         temperature: of the Gumbel-softmax.
         train_backbone: whether the prior trains the features, too; a sum over all parameters can swamp their own loss.
         lr: of f's Adam.
-
-    Raises:
-        UserError: if an argument is out of its range, or there are no such features.
     """
 
     class Report(Algorithm.Report):

@@ -30,9 +30,6 @@ class APFL(PersonalModels):
         share: a_k, at first; in [0, 1].
         adaptive: whether clients learn their shares; otherwise they keep the first.
         lr: step size of v_k and a_k.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(self, share: float = 0.5, adaptive: bool = True, lr: float = 0.1) -> None:

@@ -22,9 +22,6 @@ class Ditto(PersonalModels):
     Args:
         lam: strength of the pull to the server's model.
         lr: step size of v_k. lr (curvature + lam) must stay below 2.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(self, lam: float = 1.0, lr: float = 0.1) -> None:

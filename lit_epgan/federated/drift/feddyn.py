@@ -31,9 +31,6 @@ class FedDyn(Algorithm):
 
     Args:
         alpha: strength of the regularisation; the smaller, the further a client goes.
-
-    Raises:
-        UserError: if ``alpha`` is not above 0.
     """
 
     def __init__(self, alpha: float = 0.1) -> None:

@@ -37,9 +37,6 @@ class FedSeq(Algorithm):
 
     Args:
         length: clients of a chain; the last chain of a round may be shorter.
-
-    Raises:
-        UserError: a length below one.
     """
 
     class Report(Message):

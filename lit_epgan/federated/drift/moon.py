@@ -35,9 +35,6 @@ class MOON(Algorithm):
         representation: dotted name of the submodule before the classifier, as in ``backbone``.
         mu: weight of the contrast.
         temperature: T.
-
-    Raises:
-        UserError: if an argument is out of its range, or there is no such submodule.
     """
 
     def __init__(self, representation: str, mu: float = 1.0, temperature: float = 0.5) -> None:

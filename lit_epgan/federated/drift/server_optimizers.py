@@ -15,9 +15,6 @@ class ServerOptimizer(Around):
     Args:
         lr: the server's step size.
         inner: the algorithm that merges; FedAvg by default.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(self, lr: float, inner: Algorithm | None = None) -> None:
@@ -64,9 +61,6 @@ class FedAdam(ServerOptimizer):
         betas: b1, b2.
         tau: degree of adaptivity.
         inner: the algorithm that merges; FedAvg by default.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(

@@ -204,9 +204,6 @@ class EmbeddingRelease:
         embedding: of what the features see: ``fourier``, random Fourier features of it, whose means tell any two
             distributions apart; or ``moments``, its normalised first and second moments (DP-MEPF), where the features
             are a network that was trained on public data.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(

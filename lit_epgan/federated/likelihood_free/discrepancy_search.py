@@ -38,9 +38,6 @@ class DiscrepancySearch(GradientFree):
         inner: trains the summary; FedAvg by default.
         from_round: the first round without training, from 0.
         inference: ``frequencies``, ``moves``, ``even``, ``surplus`` and ``most_records`` of Inference.
-
-    Raises:
-        UserError: a number is out of its range, or the module holds no particles of a simulator.
     """
 
     def generation(self, server: Server) -> Rounds:

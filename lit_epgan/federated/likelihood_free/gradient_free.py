@@ -39,9 +39,6 @@ class GradientFree(Around):
         inner: trains the summary; FedAvg by default.
         from_round: the first round without training, from 0.
         inference: ``frequencies``, ``moves``, ``even``, ``surplus`` and ``most_records`` of Inference.
-
-    Raises:
-        UserError: ``from_round`` is negative.
     """
 
     def __init__(self, inner: Algorithm | None = None, from_round: int = 0, **inference: Any) -> None:
@@ -52,11 +49,7 @@ class GradientFree(Around):
         self.inference: Inference
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
-        """The features, the same for everybody.
-
-        Raises:
-            UserError: the module holds no particles of a simulator.
-        """
+        """The features, the same for everybody. UserError: the module holds no particles of a simulator."""
         simulator = getattr(module, "simulator", None)
         if not isinstance(simulator, Simulator) or not hasattr(module, "summarise"):
             raise UserError(
@@ -118,11 +111,7 @@ class GradientFree(Around):
 
 
 def mean_answer(answers: Answers) -> Tensor:
-    """The mean of the clients' answers, by their numbers of records.
-
-    Raises:
-        UserError: nobody has answered for any record.
-    """
+    """The mean of the clients' answers, by their numbers of records. UserError: nobody has answered for any record."""
     if answers.weight is None or not float(answers.weight):
         raise UserError(NOBODY)
     return answers.numbers.cpu()

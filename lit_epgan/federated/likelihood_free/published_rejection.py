@@ -62,9 +62,6 @@ class PublishedRejection(GradientFree):
         iterations: in a round.
         inner: trains the summary; FedAvg by default.
         from_round: the first round without training, from 0.
-
-    Raises:
-        UserError: there is no iteration, or the module holds no particles of a simulator.
     """
 
     class RecordAnswers(Message):
