@@ -83,15 +83,8 @@ def curve(module: LightningModule, line: Tensor) -> Tensor:
 def draw(
     points: dict[str, tuple[Tensor, Tensor]], line: Tensor, local: dict[str, Tensor], server: Tensor, title: str
 ) -> Any:
-    """The picture as a uint8 array (height, width, 3).
-
-    Args:
-        points: every client's x and y.
-        line: where the curves are evaluated.
-        local: clients' curves.
-        server: the server's curve.
-        title: of the picture.
-    """
+    """The picture as a uint8 array (height, width, 3): every client's x and y, the clients' curves and the server's on
+    ``line``."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained", dpi=110)
     axes = figure.subplots()
     x = line.flatten().numpy()

@@ -161,12 +161,8 @@ class FederatedProgressBar(ProgressBar):
 
 
 def describe(at: Position, room: float = math.inf) -> str:
-    """``round 3/25 · client 7 (4/10) · step 12/20``, as far as it is known.
-
-    Args:
-        at: Where the run is.
-        room: Columns that it may take; the word client is left out and the name cut to fit.
-    """
+    """``round 3/25 · client 7 (4/10) · step 12/20``, as far as it is known; in less room the word client is left out
+    and the name cut."""
     words = [f"round {min(at.round, at.rounds)}/{at.rounds}"]
     if at.client:
         counts = [f" ({at.client_position}/{at.clients})", f"step {at.step}" + (f"/{at.steps}" if at.steps else "")]

@@ -188,12 +188,8 @@ class FederatedDataModule(LightningDataModule):
         self.sampler.check(len(self.active))
 
     def federate(self, sampler: Sampler, trains: Callable[[int], bool]) -> None:
-        """Let a federation draw the rounds' clients, and run the rounds.
-
-        Args:
-            sampler: draws the cohorts.
-            trains: of a round's number: whether its clients read batches.
-        """
+        """Let a federation draw the rounds' clients, and run the rounds; ``trains`` says of a round's number whether
+        clients read batches."""
         self.sampler, self._trains, self.federated = sampler, trains, True
         if self.clients:
             sampler.check(len(self.active))

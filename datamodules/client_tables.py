@@ -138,13 +138,7 @@ def _dataset(table: ClientRows, location: Tensor, scale: Tensor) -> TensorDatase
 
 
 def stratified(labels: Tensor, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Split rows by class into (kept, held out): round(fraction n_c) of class c are held out, and one row is kept.
-
-    Args:
-        labels: int64 tensor (n,).
-        fraction: share that is held out, from 0 to below 1.
-        generator: the only source of randomness.
-    """
+    """Split rows by class into (kept, held out): round(fraction n_c) of class c are held out, and one row is kept."""
     kept, held = [], []
     for rows in shuffled_classes(labels, generator):
         cut = min(round(fraction * len(rows)), len(rows) - 1)
@@ -160,31 +154,14 @@ def shuffled_classes(labels: Tensor, generator: torch.Generator) -> list[Tensor]
 
 
 def pooled_location(clients: Sequence[Tensor]) -> Tensor:
-    """The mean of all clients' rows: m = sum_j sum_i x_ij / sum_j n_j.
-
-    A client releases the sum and the number of its values of each column.
-
-    Args:
-        clients: each client's float64 tensor (n_j, d); NaN where it lacks a value.
-
-    Returns:
-        Float64 tensor (d,).
-    """
+    """The mean (d,) of all clients' rows (n_j, d), float64, NaN where one lacks a value: m = sum_j sum_i x_ij / sum_j
+    n_j. A client releases the sum and the number of its values of each column."""
     return torch.stack([rows.nansum(0) for rows in clients]).sum(0) / _counts(clients)
 
 
 def pooled_scale(clients: Sequence[Tensor], location: Tensor) -> Tensor:
-    """The standard deviation of all clients' rows: s^2 = sum_j sum_i (x_ij - m)^2 / sum_j n_j.
-
-    A client releases the sum of squares about the pooled mean, which is free of the cancellation in sum x^2 - n m^2.
-
-    Args:
-        clients: as for ``pooled_location``.
-        location: the pooled mean m, float64 tensor (d,).
-
-    Returns:
-        Float64 tensor (d,).
-    """
+    """The standard deviation (d,) of all clients' rows: s^2 = sum_j sum_i (x_ij - m)^2 / sum_j n_j, with m the pooled
+    mean (d,). A client releases the sum of squares about it, which is free of the cancellation in sum x^2 - n m^2."""
     squares = torch.stack([(rows - location).square().nansum(0) for rows in clients]).sum(0)
     return (squares / _counts(clients)).sqrt()
 
@@ -194,15 +171,7 @@ def _counts(clients: Sequence[Tensor]) -> Tensor:
 
 
 def check_numbers(clients: Mapping[str, ClientRows], columns: Sequence[str]) -> None:
-    """Refuse clients without rows and values that are no finite numbers.
-
-    Args:
-        clients: each client's rows, by name.
-        columns: names of the d columns.
-
-    Raises:
-        UserError: names the first such client, its column and its row.
-    """
+    """Refuse clients without rows and values that are no finite numbers, by client, column and row."""
     for name, own in clients.items():
         if not len(own):
             raise UserError(f"site {name!r} has no rows: give it some, or leave it out")
@@ -221,17 +190,8 @@ def check_clients(
     classes: Sequence[str],
     doubtful: Literal["refuse", "warn"] = "refuse",
 ) -> None:
-    """Find clients that a classifier or a mixture cannot be fitted to.
-
-    Args:
-        clients: each client's training rows, by name.
-        columns: names of the d columns.
-        classes: names of the classes in the order of their indices.
-        doubtful: ``refuse`` raises the first fault, ``warn`` warns of each.
-
-    Raises:
-        UserError: a client has one class, a constant column, or no more rows than columns; names the remedy.
-    """
+    """Find clients that a classifier or a mixture cannot be fitted to: with one class, a constant column, or no more
+    rows than columns. ``refuse`` raises the first fault with its remedy, ``warn`` warns of each."""
     for name, own in clients.items():
         for fault, remedy in _faults(own, columns, classes):
             if doubtful == "refuse":

@@ -290,17 +290,8 @@ def client_of(
 def readable(
     client: DataClient, name: str, local_steps: int | None, local_epochs: int, *stream: int | str
 ) -> Iterator[Any]:
-    """The client's batches, as its ``batches`` gives them.
-
-    Args:
-        client: whose they are.
-        name: the client's.
-        local_steps, local_epochs: how many batches are asked for.
-        stream: names the random stream that they are drawn from.
-
-    Raises:
-        UserError: its data set, its collate function or its loader raised; that exception is the cause.
-    """
+    """The client's batches, as its ``batches`` gives them. UserError: its data set, its collate function or its loader
+    raised; that exception is the cause."""
     number = 0
     try:
         for batch in client.batches(local_steps, local_epochs, *stream):
@@ -346,15 +337,8 @@ class CoinBatches:
     def __call__(
         self, records: int, batch_size: int, steps: int | None, epochs: int, *stream: int | str
     ) -> Iterator[list[int]]:
-        """``steps`` batches of indices, or as many as ``epochs`` passes have.
-
-        Args:
-            records: of the client.
-            batch_size: the expected number of a batch's.
-            steps: how many batches; None where passes are counted.
-            epochs: passes.
-            stream: names the random stream, where coins repeat.
-        """
+        """``steps`` batches of indices of a client's records, or as many as ``epochs`` passes have, of ``batch_size``
+        on average; ``stream`` names the random stream, where coins repeat."""
         uniform: Callable[[int], Tensor] = secure_uniform
         if self.seed is not None:
             uniform = partial(_repeated, generator_for(self.seed, *stream, "coins"))

@@ -115,14 +115,10 @@ def alike(labels: Tensor, clients: int, generator: torch.Generator) -> list[Tens
 def shifted(features: Tensor, labels: Tensor, clients: int) -> list[Tensor]:
     """Deal the classes along one direction, one part apart, so that a client alone learns a difference of its own.
 
-    Every class is ordered by the second principal component of the standardised features and cut into K parts. Client k
-    receives the k-th part of the most frequent class and the next one, cyclically, of each other class. At every client
-    the classes thus differ along that component, which says little about them where all rows are together.
-
-    Args:
-        features: float64 tensor (n, d) with d of at least 2.
-        labels: int64 tensor (n,).
-        clients: their number K.
+    Every class is ordered by the second principal component of the standardised features (n, d), d of at least 2, and
+    cut into K parts. Client k receives the k-th part of the most frequent class and the next one, cyclically, of each
+    other class. At every client the classes thus differ along that component, which says little about them where all
+    rows are together.
     """
     score = _second_component(features)
     majority = labels.bincount().argmax()
@@ -144,16 +140,9 @@ def _second_component(features: Tensor) -> Tensor:
 
 
 def thinned(labels: Tensor, ratio: float, generator: torch.Generator) -> Tensor:
-    """Rows that remain when the most frequent and the rarest class stand as ``ratio`` to 1.
-
-    Rows of the rarest class are lost at random where it is too frequent, those of the most frequent one where it is not
-    frequent enough; one row of each remains.
-
-    Args:
-        labels: int64 tensor (n,).
-        ratio: at least 1.
-        generator: the only source of randomness.
-    """
+    """Rows that remain when the most frequent and the rarest class stand as ``ratio`` to 1, one of each at least. Rows
+    of the rarest class are lost at random where it is too frequent, those of the most frequent one where it is not
+    frequent enough."""
     classes = sorted(shuffled_classes(labels, generator), key=len)
     rare, common = len(classes[0]), len(classes[-1])
     if common > ratio * rare:

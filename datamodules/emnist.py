@@ -88,16 +88,8 @@ def _records(own: Own, inverted: bool = False) -> ImageRecords:
 
 
 def _own_images(pixels: Any, labels: Any, whose: str) -> Own:
-    """One user's images out of ink 0 on paper 1, as the public files have it.
-
-    Args:
-        pixels: numbers (n, 784) or (n, 28, 28) in [0, 1].
-        labels: integers (n,) in 0 .. 61.
-        whose: the user and the file, for messages.
-
-    Raises:
-        UserError: they are anything else.
-    """
+    """One user's images out of ink 0 on paper 1, numbers (n, 784) or (n, 28, 28), and labels (n,) in 0 .. 61, as the
+    public files have them. UserError: they are anything else."""
     try:
         x, y = np.asarray(pixels, dtype=np.float32), np.asarray(labels)
     except (TypeError, ValueError) as error:

@@ -330,17 +330,9 @@ def check_header(path: str) -> None:
 
 
 def read_pixels(path: str, shape: tuple[int, int, int]) -> Tensor:
-    """Decode an image, resize its shorter side, cut out the middle: uint8 tensor (C, H, W).
-
-    Pixels of 16 bits are scaled to 8. Pixels of 32 bits, whole numbers or not, do not say which of them is white.
-
-    Args:
-        path: the file.
-        shape: (C, H, W) with H = W; C is 1 (grey) or 3 (RGB).
-
-    Raises:
-        OSError, ValueError: one of ``UNREADABLE``: the file cannot be read, or its white is not known.
-    """
+    """Decode an image, resize its shorter side, cut out the middle: uint8 tensor (C, H, W), H = W, C 1 (grey) or 3
+    (RGB). Pixels of 16 bits are scaled to 8. Those of 32 bits, whole numbers or not, do not say which of them is white.
+    OSError, ValueError: one of ``UNREADABLE``: the file cannot be read, or its white is not known."""
     channels, size, _ = shape
     with Image.open(path) as opened:
         scale = _levels(opened)

@@ -31,15 +31,8 @@ class Hardship:
     wrong_labels: dict[str, float] = field(default_factory=dict)
 
     def on(self, data: ClientData, seed: int) -> ClientData:
-        """The data under this hardship.
-
-        Args:
-            data: of all clients.
-            seed: what the draws depend on.
-
-        Raises:
-            UserError: a setting out of its range, a client that does not exist, or labels that are not told.
-        """
+        """The data of all clients under this hardship. UserError: a setting out of its range, a client that does not
+        exist, or labels that are not told."""
         self._check(data)
         names = list(data.train)
         ranks = torch.randperm(len(names), generator=generator_for(seed, "ranks")) + 1

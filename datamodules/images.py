@@ -181,13 +181,8 @@ class ImageDataModule(FederatedDataModule):
 def digits_splits(
     seed: int, split: Split = "fixed", own_seed: int = 0
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """scikit-learn's 1,797 digits as ((pixels, labels) for training, the same for test): in each class 80 % and 20 %.
-
-    Pixels are uint8 tensors (n, 1, 8, 8) with values 0 .. 16.
-
-    Args:
-        seed, split, own_seed: ``split_by_class``'s.
-    """
+    """scikit-learn's 1,797 digits as ((pixels, labels) for training, the same for test), as ``split_by_class`` splits
+    them. Pixels are uint8 tensors (n, 1, 8, 8) with values 0 .. 16."""
     from sklearn.datasets import load_digits  # other data sets do without it
 
     digits = load_digits()

@@ -77,13 +77,7 @@ class RoundLoader:
 
 
 def training_batches(federation: Rounds, round_: int, index: int) -> Iterator[Any]:
-    """A client's batches of a round, as its data set gives them.
-
-    Args:
-        federation: whose client it is.
-        round_: the round's number, from 0.
-        index: the client's.
-    """
+    """A client's batches of a round (both from 0), as its data set gives them."""
     client, name = federation.clients[index], federation.client_names[index]
     steps = federation.steps_of_round(round_)
     batches = readable(client, name, steps, federation.local_epochs, federation.seed, round_, index)

@@ -100,17 +100,9 @@ class WritersDataModule(FederatedDataModule):
 
 
 def by_hand(ink: Tensor, slant: float, weight: float, right: float, down: float) -> Tensor:
-    """Digits as one hand writes them.
-
-    Args:
-        ink: images (n, 1, H, W) in [0, 1].
-        slant: shear, in widths of half an image.
-        weight: of the pen; ink becomes ink^(1 + weight), so that below 0 it is bolder.
-        right, down: shift, in halves of the image.
-
-    Returns:
-        Images (n, 1, H, W) in [-1, 1], background -1.
-    """
+    """Digits (n, 1, H, W) in [-1, 1], background -1, as one hand writes ``ink`` (n, 1, H, W) in [0, 1]: ``slant`` is
+    the shear, in widths of half an image, ``right`` and ``down`` shift, in halves of it, and ink becomes ink^(1 +
+    weight), bolder below 0."""
     affine = torch.tensor([[1.0, slant, right], [0.0, 1.0, down]]).repeat(len(ink), 1, 1)
     grid = F.affine_grid(affine, list(ink.shape), align_corners=False)
     moved = F.grid_sample(ink, grid, align_corners=False, padding_mode="zeros")

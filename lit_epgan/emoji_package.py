@@ -86,14 +86,8 @@ def read_emoji(data_dir: str | Path, vendor: Vendor = "both", skin_tones: bool =
 
 
 def split_by_emoji(emoji: Emoji, split_seed: int, split: Split = "fixed", own_seed: int = 0) -> tuple[Emoji, Emoji]:
-    """The pictures that train and those that test: of every category 80 % and 20 % of the emoji.
-
-    All pictures of an emoji, whoever has drawn them and in whatever tone, are on the same side.
-
-    Args:
-        emoji: all of them.
-        split_seed, split, own_seed: ``split_by_class``'s.
-    """
+    """The pictures that train and those that test: of every category 80 % and 20 % of the emoji, as in
+    ``split_by_class``. All pictures of an emoji, whoever has drawn them and in whatever tone, are on the same side."""
     numbers, places = emoji.numbers.unique(return_inverse=True)
     categories = torch.zeros_like(numbers).scatter_(0, places, emoji.categories)
     train, test = split_by_class(categories, split_seed, split, own_seed)

@@ -41,16 +41,8 @@ class CodeError(TensorFileError):
 
 
 def save(obj: Any, path: str | os.PathLike[str], durable: bool = False, shared: bool = False) -> None:
-    """Write ``obj`` with its digest beside ``path``, then rename: after a kill it is the old file or the new one.
-
-    Args:
-        obj: what ``torch.save`` takes.
-        path: the file to create or replace.
-        durable, shared: as ``atomic.replacing``'s.
-
-    Raises:
-        OSError: there is no room, or no permission.
-    """
+    """Write ``obj`` with its digest beside ``path``, then rename, as ``atomic.replacing``: after a kill it is the old
+    file or the new one. OSError: there is no room, or no permission."""
     with replacing(Path(path), durable, shared) as beside:
         try:
             with beside.open("wb") as file:
@@ -87,12 +79,8 @@ def load(
 
 
 def fault(path: str | os.PathLike[str], sealed: bool = False) -> str | None:
-    """What is wrong with the file's bytes, in a few words that follow its name; None if they are as they were saved.
-
-    Args:
-        path: the file; all of it is read.
-        sealed: whether to be without a digest is a fault.
-    """
+    """What is wrong with the file's bytes, all of which are read, in a few words that follow its name; None if they are
+    as they were saved. ``sealed``: whether to be without a digest is a fault."""
     try:
         with open(path, "rb") as file:
             return _trouble(file, sealed)

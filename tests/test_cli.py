@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from lit_epgan.callbacks import density_map
+from lit_epgan.callbacks import toy_metrics
 from lit_epgan.command.cli import console, main
 from lit_epgan.runs.config_files import config_folders, known_configs
 from tests.processes import run_words
@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
     """An empty working directory, no W&B, and a density map that is a file but not drawn: a third of a run's time."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    monkeypatch.setattr(density_map, "draw", lambda *_: np.zeros((8, 8, 3), np.uint8))
+    monkeypatch.setattr(toy_metrics, "draw", lambda *_: np.zeros((8, 8, 3), np.uint8))
     return tmp_path
 
 

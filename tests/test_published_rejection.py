@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.callbacks import RoundCheckpoint
-from lit_epgan.callbacks.mixture_errors import mixture_errors
+from lit_epgan.callbacks.posterior_report import mixture_errors
 from lit_epgan.datamodules import ToyDataModule
 from lit_epgan.datamodules.clients import index_batches
 from lit_epgan.engine import Exchange, Rounds, Server, passing

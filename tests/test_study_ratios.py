@@ -8,8 +8,8 @@ from scipy import stats
 
 from lit_epgan.errors import UserError
 from lit_epgan.study.command import study
-from lit_epgan.study.comparisons import Claim
 from lit_epgan.study.plan import Ratio
+from lit_epgan.study.report import Claim
 from lit_epgan.study.significance import RatioOfMeans, holm, ratio_of_means
 from tests.studies import read_study, rewritten, write_plan, write_stand_in
 

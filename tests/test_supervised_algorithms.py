@@ -25,7 +25,7 @@ from lit_epgan.federated import (
     FedProx,
     FedYogi,
 )
-from lit_epgan.inference.shrinkage import ShrinkageCovariance
+from lit_epgan.federated.bayesian.fedpa import ShrinkageCovariance
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.quadratics import CENTRES, CURVATURES, RATE, RECORDS, clients, optimum, trained

@@ -47,11 +47,8 @@ COMMANDS = ("fit", "validate", "test", "predict", "study", "federate", "inspect"
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line, by default with the process's own words; a mistake of the user is told in one sentence.
-
-    Returns:
-        0, 2 for a mistake of the user, 130 for Ctrl-C, 143 for SIGTERM, or the study's own exit code.
-    """
+    """Run the command line, by default with the process's own words, and return 0, 2 for a mistake of the user (told in
+    one sentence), 130 for Ctrl-C, 143 for SIGTERM, or the study's own exit code."""
     args = sys.argv[1:] if args is None else args
     if not args or args[0] in ("-h", "--help"):
         kinds = {"configs": "", "algorithms": ALGORITHMS, "studies": STUDIES, "inspections": INSPECTIONS}

@@ -29,15 +29,9 @@ class EmbeddingFactor:
 
     @classmethod
     def of(cls, batches: Iterable[Any], phi: Callable[[Tensor], Tensor], like: Tensor) -> "EmbeddingFactor":
-        """The factor of a data set, in float64.
-
-        A record whose features are not finite counts as one, and adds nothing to the sums.
-
-        Args:
-            batches: x (n, *data_shape), or sequences that begin with it.
-            phi: x -> features (n, D) of norm one.
-            like: a tensor of the dtype and device that phi computes in.
-        """
+        """The factor of a data set, in float64, by phi: x -> features (n, D) of norm one, which computes in the dtype
+        and on the device of ``like``. A batch is x (n, *data_shape), or a sequence that begins with it. A record whose
+        features are not finite counts as one, and adds nothing to the sums."""
         total: Tensor | None = None
         for batch in batches:
             x = batch if isinstance(batch, Tensor) else batch[0]

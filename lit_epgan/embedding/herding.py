@@ -142,14 +142,9 @@ def matched_rows(
 
 
 def new_networks(network: nn.Module, seed: int) -> Callable[[], nn.Module]:
-    """Gives, at every call, a copy of the network that is initialised afresh, in evaluation mode, on its device.
-
-    So a BatchNorm among its layers passes its input on.
-
-    Args:
-        network: x (n, ...) -> features, whose layers have ``reset_parameters``; it stays as it is.
-        seed: of all the copies' parameters.
-    """
+    """Gives, at every call, a copy of ``network`` that is initialised afresh, in evaluation mode, on its device. So a
+    BatchNorm among its layers, which have ``reset_parameters``, passes its input on. ``seed`` is of all the copies'
+    parameters."""
     device, seeds = next(network.parameters()).device, generator_for(seed)
     copied = FlatFeatures(copy.deepcopy(network).cpu())
 

@@ -227,16 +227,8 @@ def _logit(c_m: Tensor, c_s: Tensor, d: int, b: float) -> Tensor:
 
 
 def in_chunks(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor, chunk: int) -> tuple[Tensor, ...]:
-    """``function`` of the broadcast inputs, called with flat vectors of at most ``chunk`` elements.
-
-    Args:
-        function: takes as many vectors as there are inputs, all of one length and dtype, and returns such vectors.
-        inputs: floating-point tensors of shapes that broadcast; computed in their common dtype, at least float32.
-        chunk: elements per call.
-
-    Returns:
-        The function's results, in the broadcast shape.
-    """
+    """``function`` of the broadcast inputs, in their shape, called with flat vectors of at most ``chunk`` elements of
+    the inputs' common dtype, at least float32; it returns such vectors."""
     dtype = torch.float32
     for x in inputs:
         dtype = torch.promote_types(dtype, x.dtype)

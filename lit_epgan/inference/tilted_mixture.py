@@ -41,12 +41,8 @@ def proper_moments(moments: Moments, mean: Tensor, variance: Tensor, f: Tensor) 
 
 @torch.no_grad()
 def tilted_sites(cavity: GaussianFactor, f: Tensor, moments: Moments) -> tuple[GaussianFactor, int]:
-    """The site factors tilted / cavity, and in how many coordinates the moments were none, so that the site is 1.
-
-    Args:
-        cavity: proper, (J, d).
-        f: (J,).
-    """
+    """The site factors tilted / cavity (J, d), with f (J,), and in how many coordinates the moments were none, so that
+    the site is 1."""
     site = GaussianFactor.uniform(cavity.precision)
     left_out = 0
     for j, slope in enumerate(f):  # one at a time: this is no training step, and temporaries are as long as theta
@@ -74,12 +70,8 @@ class TiltedMixture:
 
     @torch.no_grad()
     def tilt(self, theta: Tensor, f: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Tilt the components; the gradients (J,) of -log p(theta) with respect to f and to the log weights.
-
-        Args:
-            theta: (d,).
-            f, log_weights: (J,).
-        """
+        """Tilt the components by f and log weights (J,); the gradients (J,) of -log p(theta), theta (d,), with respect
+        to both."""
         mean, variance, _ = proper_moments(self._moments, self._mean, self._variance, f[:, None])
         self.tilted, self._log_normaliser = GaussianFactor.from_moments(mean, variance), None
         self._log_weights = log_weights
@@ -121,28 +113,21 @@ class TiltedMixture:
 
 
 def responsibilities(log_weights: Tensor, log_z: Tensor) -> Tensor:
-    """r_j = pi_j Z_j / sum_i pi_i Z_i, (..., J).
+    """r_j = pi_j Z_j / sum_i pi_i Z_i, (..., J), of log pi, up to a constant, and log Z, both (..., J).
 
     With Z_j = N(theta; m_j, s_j) they are the components' shares in the density at theta; with the normalisers of the
     tilted components, the weights of the tilted mixture.
-
-    Args:
-        log_weights: log pi (..., J), up to a constant.
-        log_z: log Z (..., J).
     """
     return torch.softmax(log_weights + log_z, -1)
 
 
 def gumbel_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Logarithms of a relaxed draw of one component from softmax(logits), differentiable with respect to the logits.
+    """Logarithms (..., J) of a relaxed draw of one component from softmax(logits), differentiable with respect to the
+    logits.
 
     log softmax((logits + g) / tau), g_j ~ Gumbel(0, 1) from torch's global stream: the draw is a vertex of the simplex
     as tau -> 0, and its centre as tau -> infinity. In logarithms, because a density needs those and small weights
     underflow. Jang, Gu and Poole 2016, "Categorical reparameterization with Gumbel-softmax", equation 2.
-
-    Args:
-        logits: (..., J).
-        temperature: tau, positive.
     """
     gumbel = -torch.empty_like(logits).exponential_().log()
     return torch.log_softmax((logits + gumbel) / temperature, -1)

@@ -110,17 +110,11 @@ class FederatedGAN(FederatedGenerator):
         return replace(panel, samples=picture(made), made=lines)
 
     def kept(self, module: GAN) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = module.generator.state_dict()
-        return state
+        return module.generator.state_dict()
 
 
 def turn_loss(gan: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-    """The loss () of the network whose turn it is; 0 of a user that has nothing to tell.
-
-    Args:
-        gan: the module.
-        batch: real images (n, *shape), first of all.
-    """
+    """The loss () of the network whose turn it is, on real images (n, *shape); 0 of a user that has nothing to tell."""
     assert isinstance(gan, GAN)
     (player,) = gan.turns
     return gan.player_loss(player, batch) if len(batch[0]) else nothing(getattr(gan, player))

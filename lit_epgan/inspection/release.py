@@ -230,14 +230,8 @@ class Layout:
         return count, statistics, embedding / self.bound
 
     def rows(self, records: Records, weights: Tensor, at_least: float, described: Tensor) -> Tensor:
-        """What the users give, (users, groups (1 + statistics + embedding)), float64.
-
-        Args:
-            records: of the users.
-            weights: (n, groups) in [0, 1].
-            at_least: ``Selection``'s.
-            described: (n, statistics + embedding), of every record.
-        """
+        """What the users give, (users, groups (1 + statistics + embedding)), float64, of weights (n, groups) in [0, 1]
+        and descriptions (n, statistics + embedding) of every record; ``at_least`` is ``Selection``'s."""
         weights = weights.double().clamp(0, 1)
         mass, inside = membership(records, weights, at_least)
         # one group after another: (n, groups, entries) at once would be groups times as much memory

@@ -37,13 +37,9 @@ class Selection(ABC):
     def settle(  # noqa: B027  # most rules leave nothing open
         self, users: Callable[[], Iterator[Records]], public: Records | None, ask: Ask
     ) -> None:
-        """Fix what the rule still leaves open, before it is applied.
-
-        Args:
-            users: gives the private records, block by block; whatever is taken from them goes through ``ask``.
-            public: public records of the same kind.
-            ask: a question about users that costs the selection's share of the price.
-        """
+        """Fix what the rule still leaves open, before it is applied. ``users`` gives the private records, block by
+        block; whatever is taken from them goes through ``ask``, a question that costs the selection's share of the
+        price."""
 
     def __str__(self) -> str:
         return f"{self.task}: {', '.join(self.groups)}"

@@ -254,13 +254,8 @@ def by_weight(counts: Counter[str]) -> list[str]:
 def words_outside(
     sentences: Iterable[Sequence[str]], vocabulary: Collection[str], position: int | None = None
 ) -> list[str]:
-    """One user's words that are not in the public vocabulary, each as often as it occurs, the most frequent first.
-
-    Args:
-        sentences: the user's.
-        vocabulary: a set, or something else that is quickly asked.
-        position: only words at this place of a sentence, from 0; None for all.
-    """
+    """One user's words that are not in the public vocabulary, each as often as it occurs, the most frequent first; only
+    those at one position of a sentence, from 0, where it is given."""
     found = (word for sentence in sentences for k, word in enumerate(sentence) if position in (None, k))
     counts = Counter(word for word in found if word not in vocabulary)
     return [word for word in by_weight(counts) for _ in range(counts[word])]

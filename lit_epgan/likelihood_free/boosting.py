@@ -159,16 +159,9 @@ def lacking(y: Array, classes: int) -> dict[int, int]:
 
 
 def balanced(x: Array, y: Array, samples: Mapping[int, Array]) -> tuple[Array, Array]:
-    """The records and, after them, as many samples of each scarcer class as level it (GRAFFL, sections 4.3 and 4.4).
-
-    Args:
-        x: records (n, d).
-        y: labels (n,).
-        samples: (s, d) by class, of which the first are taken; classes without any stay as they are.
-
-    Raises:
-        UserError: there are too few samples of a class, or they are no records.
-    """
+    """The records (n, d) and labels (n,) and, after them, as many samples (s, d) of each scarcer class as level it
+    (GRAFFL, sections 4.3 and 4.4); classes without any stay as they are. UserError: there are too few samples of a
+    class, or they are no records."""
     added = []
     for label, n in lacking(y, max(y.max(), *samples, 0) + 1).items():
         if label not in samples:

@@ -148,15 +148,8 @@ class Refinement:
     surplus: float = 2.0
 
     def due(self, at: Particles, most_records: int, generator: torch.Generator) -> bool:
-        """Whether a search is to end here, since it would become long and its particles are Gaussian by now.
-
-        They are where long steps towards a Gaussian's draws are accepted.
-
-        Args:
-            at: where the search is.
-            most_records: that may be simulated for a particle in a search that goes to its end.
-            generator: of the simulations by which it is seen how far the search is.
-        """
+        """Whether a search is to end here, since it would simulate more than ``most_records`` for a particle in the
+        end, and its particles are Gaussian by now: where long steps towards a Gaussian's draws are accepted."""
         observed = self.search.statistics.covariance(at.theta, generator) + at.noise
         exact = self.search.surplus * at.data <= most_records
         near = float(self.search.strength(at, observed).mean()) > at.data / FAR

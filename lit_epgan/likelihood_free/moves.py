@@ -47,12 +47,8 @@ def effective_size(log_weights: Tensor) -> float:
 
 
 def largest_step(log_weights: Callable[[float], Tensor], share: float) -> float:
-    """The largest step b in (0, 1] whose weights keep an effective size of ``share`` n (Del Moral et al. 2012).
-
-    Args:
-        log_weights: of n particles (n,) for a step; even at 0.
-        share: of the particles, between 0 and 1.
-    """
+    """The largest step b in (0, 1] whose log weights (n,), even at 0, keep an effective size of ``share`` n (Del Moral
+    et al. 2012)."""
     if _size_share(log_weights(1.0)) >= share:
         return 1.0
     low, high = 1e-12, 1.0
@@ -169,18 +165,9 @@ def chains(
     generator: torch.Generator,
     log_density: Tensor | None = None,
 ) -> Tensor:
-    """Particles (n, p) after ``steps`` moves of each under a target (n, p) -> (n,).
-
-    The reference is fitted anew to the particles every 20 steps in the first half of them.
-
-    Args:
-        theta: the particles.
-        log_target: maybe by simulations of its own.
-        steps: of each particle.
-        step: length of the first.
-        generator: of the moves.
-        log_density: the target's at ``theta`` (n,), where it is known.
-    """
+    """Particles (n, p) after ``steps`` moves of each under a log target (n, p) -> (n,), maybe by simulations of its
+    own. ``step`` is the first one's length; ``log_density`` the target's at theta (n,), where it is known. The
+    reference is fitted anew to the particles every 20 steps in the first half of them."""
     log_density = log_target(theta) if log_density is None else log_density
     kernel = CrankNicolson.fitted(theta, step)
     for i in range(steps):

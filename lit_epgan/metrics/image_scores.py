@@ -39,14 +39,8 @@ def frechet_distance(generated: FeatureStatistics, real: FeatureStatistics) -> f
 
 
 def confident_counts(logits: Tensor, confidence: float = 0.9) -> Tensor:
-    """How many of the samples are of each class (classes,) at more than ``confidence``.
-
-    The grey blends of a collapsed generator have a nearest class, too: they must not count.
-
-    Args:
-        logits: (n, classes) of generated images.
-        confidence: probability that the best class must exceed.
-    """
+    """How many of the samples are of each class (classes,), by logits (n, classes), with a probability above
+    ``confidence``. The grey blends of a collapsed generator have a nearest class, too: they must not count."""
     probability, label = logits.double().softmax(1).max(1)
     return torch.bincount(label[probability > confidence], minlength=logits.shape[1])
 
@@ -226,12 +220,8 @@ Parts = Callable[[], Iterable[Tensor]]
 
 
 def reference(extractor: FeatureExtractor, images: Parts) -> Reference:
-    """Real images as the extractor sees them, kept in the user's cache by the contents of both.
-
-    Args:
-        extractor: gives features.
-        images: gives them from the beginning, in parts (m, channels, height, width) in [-1, 1].
-    """
+    """Real images, in parts (m, channels, height, width) in [-1, 1], as the extractor sees them, kept in the user's
+    cache by the contents of both."""
     path = cache_folder() / "reference" / f"{extractor.name}-{_fingerprint(extractor, images)}.pt"
     kept = load_tensors(path, ("mean", "covariance", "features"))
     if kept is None:

@@ -16,12 +16,7 @@ RECORDS, WORST_IN = "records", "worst_in"
 
 
 def worst_client(values: Mapping[int, float], higher_is_better: bool) -> int:
-    """The client with the worst value; NaN is worse than any number, and of equal values the first counts.
-
-    Args:
-        values: by client; at least one.
-        higher_is_better: which way is better.
-    """
+    """The client with the worst value; NaN is worse than any number, and of equal values the first counts."""
     sign = 1 if higher_is_better else -1
     return min(values, key=lambda client: (not math.isnan(values[client]), sign * values[client]))
 

@@ -55,8 +55,7 @@ class Recogniser(LightningModule, ABC):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Log posteriors (batch, frames, states)."""
-        posteriors: Tensor = self(batch[0])
-        return posteriors
+        return self(batch[0])
 
     def _evaluate(self, split: str, batch: Any) -> None:
         x, states = batch
@@ -90,8 +89,7 @@ class AcousticModel(Recogniser):
         self.network, self.lr, self.betas, self.lr_decay = network, lr, (betas[0], betas[1]), lr_decay
 
     def scores(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.network(x)
-        return scores
+        return self.network(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, states = batch
@@ -108,12 +106,8 @@ class AcousticModel(Recogniser):
 
 
 def cross_entropy(scores: Tensor, states: Tensor) -> Tensor:
-    """- mean log softmax(scores)[state] over the frames that have one.
-
-    Args:
-        scores: float tensor (batch, frames, states).
-        states: int64 tensor (batch, frames), -100 for none.
-    """
+    """- mean log softmax(scores)[state] of scores (batch, frames, states) over frames with a state, int64 (batch,
+    frames); -100 is none."""
     return F.cross_entropy(scores.flatten(0, 1).float(), states.flatten())
 
 
@@ -190,8 +184,7 @@ class SpeechGAN(Recogniser, GAN):
     def scores(self, x: Tensor) -> Tensor:
         """Those of the frames with the discriminator's features beside."""
         features = self.discriminator.features(x)  # type: ignore[operator]
-        scores: Tensor = self.network(torch.cat([x, features.to(x.dtype)], -1))
-        return scores
+        return self.network(torch.cat([x, features.to(x.dtype)], -1))
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """A step of the discriminator, one of the generator, one of the acoustic model and the discriminator."""

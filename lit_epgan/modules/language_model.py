@@ -47,8 +47,7 @@ class LanguageModel(LightningModule):
 
     def forward(self, symbols: Tensor) -> Tensor:
         """Scores (batch, T, symbols) of what follows each of ``symbols``, int64 (batch, T)."""
-        scores: Tensor = self.network(symbols)
-        return scores
+        return self.network(symbols)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         scores, following = self._scored(batch)

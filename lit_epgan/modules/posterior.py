@@ -87,15 +87,8 @@ def objective(x: Tensor, reconstruction: Tensor, logits: Tensor, labels: Tensor,
 
         -1/2 ||x - f(z)||^2 + log softmax(g(z))_y - KL[N(code, alpha I) || N(0, I)]
 
-    GRAFFL, section 3.1 and appendix A; with two classes the middle is y log g(z) + (1 - y) log(1 - g(z)).
-
-    Args:
-        x: records (n, D).
-        reconstruction: f(z), (n, D).
-        logits: g(z), (n, classes).
-        labels: y, int64 (n,).
-        code: q(x), (n, d).
-        alpha: the noise's variance.
+    GRAFFL, section 3.1 and appendix A, of x and f(z) (n, D), logits g(z) (n, classes), labels y (n,), int64, and the
+    code q(x) (n, d). With two classes the middle is y log g(z) + (1 - y) log(1 - g(z)).
     """
     fit = -0.5 * (x - reconstruction).square().sum(1)
     return fit - F.cross_entropy(logits, labels, reduction="none") - divergence(code, alpha)

@@ -199,8 +199,7 @@ class HistoryPrior(Prior):
             drawn = torch.searchsorted(filled.cumsum(0), torch.rand_like(filled[:1]) * filled.sum(), right=True)
             return past_objective(vectors[drawn.clamp_max(self.size - 1)][0]) * (filled[0] > 0)
         losses = vmap(past_objective, randomness="different")(vectors)
-        mean: Tensor = filled @ losses / filled.sum().clamp_min(torch.finfo(filled.dtype).tiny)
-        return mean
+        return filled @ losses / filled.sum().clamp_min(torch.finfo(filled.dtype).tiny)
 
     def _log_mixture(self, generator: nn.Module) -> Tensor:
         """Mean over members m of log q^(t)(theta_m), up to a constant."""

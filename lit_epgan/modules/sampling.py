@@ -121,8 +121,7 @@ class Sampling(LightningModule):
 
     def forward(self, noise: Tensor) -> Tensor:
         """Samples (n, *data_shape) of ``noise`` (n, latent_dim), equal blocks of rows for the evaluated generators."""
-        samples: Tensor = self.evaluated_generator(noise)
-        return samples
+        return self.evaluated_generator(noise)
 
     def _draw(self, n: int, generator: torch.Generator | None) -> Tensor:
         return self._in_turn(self._noise_in_turn(n, generator))[:n]

@@ -48,8 +48,7 @@ class Supervised(LightningModule, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (rows, outputs) of x (rows, ...)."""
-        outputs: Tensor = self.head(self.backbone(x))
-        return outputs
+        return self.head(self.backbone(x))
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """What is predicted of outputs (rows, outputs), as columns (rows,) by name."""

@@ -85,8 +85,7 @@ class BatchStatistics(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` (n, channels, ...), normalised."""
-        y: Tensor = torch.native_batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
-        return y
+        return torch.native_batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
 
 
 def with_batch_statistics(network: nn.Module) -> nn.Module:
@@ -125,10 +124,9 @@ class ForgiverFirst(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
 
         def one(parameters: dict[str, Tensor]) -> Tensor:
-            scores: Tensor = functional_call(
+            return functional_call(
                 self.__dict__["template"], parameters, (x.to(next(iter(parameters.values())).dtype),)
             )
-            return scores
 
         # autocast does not reach into vmap: the discriminators judge in their parameters' own precision
         with no_autocast(x.device):

@@ -68,8 +68,7 @@ class DCGANGenerator(nn.Module):
         Its rows are equal blocks, block i for member i.
         """
         check_blocks(len(noise), self.members)
-        images: Tensor = self.layers(noise[:, :, None, None])
-        return images
+        return self.layers(noise[:, :, None, None])
 
 
 class DCGANDiscriminator(nn.Module):
@@ -114,9 +113,7 @@ class DCGANDiscriminator(nn.Module):
         self.apply(_initialise)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores (n, heads) of ``images`` (n, channels, image_size, image_size)."""
-        scores: Tensor = self.layers(images).flatten(1)
-        return scores
+        return self.layers(images).flatten(1)
 
 
 def _first(inputs: int, width: int, side: int, norm: ImageNorm, members: int) -> list[nn.Module]:
@@ -197,9 +194,7 @@ class MNISTGenerator(nn.Module):
         self.apply(_glorot)
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Images (n, channels, image_size, image_size) of ``noise`` (n, latent_dim)."""
-        images: Tensor = self.layers(noise)
-        return images
+        return self.layers(noise)
 
 
 class MNISTDiscriminator(nn.Module):
@@ -244,9 +239,7 @@ class MNISTDiscriminator(nn.Module):
         self.apply(_glorot)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores (n, heads) of ``images`` (n, channels, image_size, image_size)."""
-        scores: Tensor = self.layers(images)
-        return scores
+        return self.layers(images)
 
 
 def _check_mnist(image_size: int, channels: int, hidden: int, widths: Sequence[int], layers: int) -> None:

@@ -103,7 +103,6 @@ class CIFGLanguageNetwork(nn.Module):
         return self.symbols - 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (batch, steps, symbols) of what follows each symbol of ``x``, int64 (batch, steps)."""
         return self.following(x, None)[0]
 
     def following(self, x: Tensor, states: Sequence[State] | None) -> tuple[Tensor, list[State]]:

@@ -30,7 +30,7 @@ class MLPGenerator(nn.Module):
         norm: normalisation of every hidden layer. LayerNorm has no statistics that a federation would have to merge.
         tanh: whether samples are squashed to (-1, 1), as images are.
         slope: negative slope of LeakyReLU; 0 is ReLU.
-        members: number of generators.
+        members: number of generators; equal blocks of the noise's rows, block i for member i.
         init: ``he``: variance 2 / (1.04 fan_in), zero biases; ``torch``: all U(-1, 1) / sqrt(fan_in).
 
     Raises:
@@ -64,7 +64,6 @@ class MLPGenerator(nn.Module):
         self.layers = nn.Sequential(*layers, *([nn.Tanh()] if tanh else []))
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Samples (n, *data_shape) of ``noise`` (n, latent_dim): equal blocks of rows, block i for member i."""
         check_blocks(len(noise), self.members)
         samples: Tensor = self.layers(noise)
         return samples.unflatten(1, self.data_shape) if len(self.data_shape) > 1 else samples
@@ -101,9 +100,7 @@ class MLPDiscriminator(nn.Module):
         self.layers = nn.Sequential(*layers, _linear(sizes[-2], sizes[-1], init))
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Scores (n, heads) of ``samples`` (n, *data_shape)."""
-        scores: Tensor = self.layers(samples.flatten(1))
-        return scores
+        return self.layers(samples.flatten(1))
 
 
 class MLPBackbone(nn.Module):
@@ -125,9 +122,7 @@ class MLPBackbone(nn.Module):
         self.out_features = sizes[-1]
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Features (rows, hidden[-1]) of ``samples`` (rows, *data_shape)."""
-        features: Tensor = self.layers(samples)
-        return features
+        return self.layers(samples)
 
 
 def _layer(inputs: int, outputs: int, init: Init, norm: Norm, members: int = 1) -> list[nn.Module]:
@@ -181,5 +176,4 @@ class PolynomialFeatures(nn.Module):
         self.out_features = degree + 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features (rows, degree + 1) of x (rows, 1)."""
         return x ** torch.arange(self.degree, -1, -1, device=x.device)

@@ -70,8 +70,7 @@ class ResNet18(nn.Module):
         x = self.relu(self.bn1(self.conv1(images)))
         for stage in range(4):
             x = self.get_submodule(f"layer{stage + 1}")(x)
-        features: Tensor = self.avgpool(x).flatten(1)
-        return features
+        return self.avgpool(x).flatten(1)
 
 
 def _norm(name: str) -> Callable[[int], nn.Module]:

@@ -141,15 +141,9 @@ class Ledger:
         self._refuse_more_than_the_budget(book, " and ".join(map(str, planned)), group)
 
     def release(self, name: str, count: int = 1) -> None:
-        """Write that the account is about to make a release; it counts from now on.
-
-        Args:
-            name: the account's id.
-            count: how many of the planned kind it is; 0 where it is covered by one before.
-
-        Raises:
-            UserError: more was made than planned, and the budget would be passed.
-        """
+        """Write that the account of that id is about to make ``count`` of the planned releases, which count from now
+        on; 0 where it is covered by one before. UserError: more was made than planned, and the budget would be
+        passed."""
         self.release_groups({name: count})
 
     def release_groups(self, counts: Mapping[str, int]) -> None:

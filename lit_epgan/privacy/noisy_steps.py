@@ -133,8 +133,7 @@ class NoisySteps:
 
 
 def _given(gradient: Tensor, clipped: ClippedGradients) -> Tensor:
-    loss: Tensor = _Given.apply(gradient, clipped.parts, *clipped.parameters)
-    return loss
+    return _Given.apply(gradient, clipped.parts, *clipped.parameters)
 
 
 class _Given(torch.autograd.Function):
@@ -166,5 +165,4 @@ def _others(batch: Any) -> tuple[Tensor | float, Any]:
 
 
 def _scalar(output: Any) -> Tensor:
-    loss: Tensor = output if isinstance(output, Tensor) else output["loss"]
-    return loss
+    return output if isinstance(output, Tensor) else output["loss"]

@@ -18,12 +18,8 @@ class RecordGradients(Protocol):
         ...
 
     def weighted_sums(self, weights: Tensor, clean: bool) -> list[Tensor]:
-        """By parameter, the sum (*shape) of each record's gradient times its weight; 0 times what is not finite is 0.
-
-        Args:
-            weights: (records,), float64.
-            clean: whether all gradients are known to be finite.
-        """
+        """By parameter, the sum (*shape) of each record's gradient times its weight (records,), float64; 0 times what
+        is not finite is 0. ``clean``: whether all gradients are known to be finite."""
         ...
 
 

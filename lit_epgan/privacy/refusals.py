@@ -17,15 +17,8 @@ HOOK = "over_records"
 
 
 def refuse_layers_that_mix(network: nn.Module, prefix: str) -> None:
-    """Refuse layers that make a record's output depend on the other records of its batch.
-
-    Args:
-        network: is about to be trained.
-        prefix: its name in the module, for the message.
-
-    Raises:
-        UserError: naming the layer and its remedy.
-    """
+    """Refuse layers that make a record's output depend on the other records of its batch; ``prefix`` is the network's
+    name."""
     for name, layer in network.named_modules():
         if isinstance(layer, _BatchNorm) and (layer.training or not layer.track_running_stats):
             full = ".".join(part for part in (prefix, name) if part)

@@ -31,12 +31,8 @@ SAID = ("words", "speaker")  # what an utterance's entry must have
 
 
 def plain_words(text: str, tags: Sequence[str] = TAGS) -> str:
-    """Words in lower case without punctuation, their letters composed (Unicode's NFC), each apostrophe the same.
-
-    Args:
-        text: as it was transcribed.
-        tags: pairs of brackets, such as ``<>``: what stands within one, such as <noise>, is no word.
-    """
+    """Words in lower case without punctuation, their letters composed (Unicode's NFC), each apostrophe the same. Tags
+    are pairs of brackets, such as ``<>``: what stands within one, such as <noise>, is no word."""
     spoken = unicodedata.normalize("NFC", text.lower())
     for pair in tags:
         check_tag(pair)
@@ -168,16 +164,8 @@ def read_audio(recording: Recording) -> NDArray[np.float64]:
 def readable(
     recordings: Sequence[Recording], on_error: OnError, skipped: list[str]
 ) -> Iterator[tuple[Recording, NDArray[np.float64]]]:
-    """The recordings with their samples.
-
-    Args:
-        recordings: all of them.
-        on_error: ``refuse`` raises at the first that cannot be used; ``skip`` leaves it out.
-        skipped: collects what was left out, a sentence each.
-
-    Raises:
-        UserError: under ``refuse``.
-    """
+    """The recordings with their samples. The first that cannot be used raises a UserError under ``refuse``; under
+    ``skip`` it is left out, and ``skipped`` collects a sentence on it."""
     for recording in recordings:
         try:
             samples = read_audio(recording)

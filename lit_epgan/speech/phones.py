@@ -72,12 +72,9 @@ class Lexicon:
         return [self.words[word] for word in self.known(text)]
 
     def transducer(self, disambiguated: bool) -> Any:
-        """L: from phones to words, with silence of probability 1/2 before, between and after words.
-
-        Args:
-            disambiguated: with the symbols #1, #2, ... behind homophones and prefixes, and loops of #0 that let the
-                grammar's back-off arcs pass.
-        """
+        """L: from phones to words, with silence of probability 1/2 before, between and after words. ``disambiguated``:
+        with the symbols #1, #2, ... behind homophones and prefixes, and loops of #0 that let the grammar's back-off
+        arcs pass."""
         kaldifst = speech_package("kaldifst")
         fst = kaldifst.StdVectorFst()
         begin, hub, pause = fst.add_state(), fst.add_state(), fst.add_state()

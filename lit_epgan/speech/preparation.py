@@ -80,18 +80,9 @@ def prepare(
     on_error: OnError = "refuse",
     workers: int = 1,
 ) -> Prepared:
-    """Features, alignments and decoding graph of a corpus, made now or kept from before.
-
-    Args:
-        corpus: what is said where.
-        stages: where results are kept.
-        iterations, gaussians: of the Gaussian mixtures' training, see ``gmm.train_mixtures``.
-        on_error: an audio file that cannot be used is refused, or skipped.
-        workers: processes that compute features.
-
-    Raises:
-        UserError: names audio that cannot be used, or a session that has none; no word has a pronunciation.
-    """
+    """Features, alignments and decoding graph of a corpus, made now by so many processes or kept from before in
+    ``stages``; ``iterations`` and ``gaussians`` are ``gmm.train_mixtures``'s. UserError: audio that cannot be used and
+    is not skipped, or a session that has none; no word has a pronunciation."""
     sessions: dict[tuple[Split, str], list[Recording]] = {}
     for each in corpus.recordings:
         sessions.setdefault((each.split, each.session), []).append(each)

@@ -78,17 +78,8 @@ class Espeak:
 
 
 def record(speech: Samples, others: list[Samples], conditions: Conditions, rng: np.random.Generator) -> Samples:
-    """An utterance as the session's microphone hears it.
-
-    Args:
-        speech: samples (n,) at 16 kHz without room or noise.
-        others: what else is spoken there, of which babble is made.
-        conditions: room, noise and channel.
-        rng: draws the echo and the noise.
-
-    Returns:
-        samples (n,) with a root mean square of ``LEVEL``.
-    """
+    """An utterance (n,) at 16 kHz, without room or noise, as the session's microphone hears it: samples (n,) with a
+    root mean square of ``LEVEL``. Of ``others``, what else is spoken there, babble is made."""
     wet = fftconvolve(speech, impulse_response(conditions.reverberation, rng))[: len(speech)]
     wet = wet / wet.std() + 10 ** (-conditions.snr / 20) * noise(conditions.noise, len(wet), others, rng)
     band = butter(2, [conditions.low, conditions.high], "bandpass", fs=RATE, output="sos")

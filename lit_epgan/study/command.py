@@ -21,11 +21,8 @@ from lit_epgan.text import csv_cell, printable
 
 
 def study(args: list[str], command: Command = cli_command) -> int:
-    """Run a study, or go on with it, and write its report.
-
-    Returns:
-        0; 1 if a run failed or logged no number for the table; 130 if it was stopped by Ctrl-C, 143 by SIGTERM.
-    """
+    """Run a study, or go on with it, and write its report. Returns 0; 1 if a run failed or logged no number for the
+    table; 130 if it was stopped by Ctrl-C, 143 by SIGTERM."""
     options = _parser().parse_args(args)
     if options.workers < 1:
         raise UserError(f"--workers is {options.workers}; it must be at least 1.")

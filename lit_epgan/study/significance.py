@@ -84,12 +84,8 @@ class RatioOfMeans(NamedTuple):
 
 
 def ratio_of_means(test: TestName, first: Mapping[int, float], second: Mapping[int, float]) -> RatioOfMeans | None:
-    """The ratio first / second by the t-test of the logarithms; None with too few values, or any that is not above 0.
-
-    Args:
-        test: as for ``p_value``.
-        first, second: a value for each seed.
-    """
+    """The ratio first / second by the t-test (``p_value``'s) of the logarithms; None with too few values, or any that
+    is not above 0."""
     if not all(0 < value < math.inf for value in (*first.values(), *second.values())):
         return None
     common = sorted(first.keys() & second.keys()) if test == "paired" else []

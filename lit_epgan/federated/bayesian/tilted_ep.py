@@ -250,8 +250,7 @@ class Tilt(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """f (rows, J) of features (rows, width)."""
-        f: Tensor = self.outer(self.inner(features.to(self.outer.weight.dtype)))
-        return f
+        return self.outer(self.inner(features.to(self.outer.weight.dtype)))
 
     def log_weights(self) -> Tensor:
         """log pi (J,): a draw of the relaxed weights."""

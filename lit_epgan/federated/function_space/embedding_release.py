@@ -251,16 +251,9 @@ class EmbeddingRelease:
         return self.mechanism.guarantee(SENSITIVITY)
 
     def build(self, module: nn.Module, seed: int, network: Tensor | None = None) -> None:
-        """Make the features and the code for the module's data; everybody makes the same.
-
-        Args:
-            module: the module.
-            seed: the federation's.
-            network: of a submodule that is taken as features, as ``network`` gave it; by default as it is now.
-
-        Raises:
-            UserError: the module cannot be sampled, or the features do not suit its samples.
-        """
+        """Make the features and the code for the module's data; everybody makes the same. ``network`` is that of a
+        submodule that is taken as features, as ``network`` gave it; by default as it is now. UserError: the module
+        cannot be sampled, or the features do not suit its samples."""
         if not hasattr(module, "sample"):
             raise UserError(
                 f"{type(module).__name__} has no sample(n, generator), by which the shape of its data is known: "

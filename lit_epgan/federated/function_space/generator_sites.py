@@ -58,13 +58,8 @@ class SiteTensors:
 
     @torch.no_grad()
     def draw(self, site: Tensor, n: int, *stream: str | int) -> Samples:
-        """n samples of a site, and their labels where it knows any, leaving the module as it was.
-
-        Args:
-            site: the vector.
-            n: how many.
-            stream: what their randomness is derived from.
-        """
+        """n samples of a site, and their labels where it knows any, leaving the module as it was; ``stream`` is what
+        their randomness is derived from."""
         kept, module = self.read(), self._module
         self.load(site)
         generator = generator_for(*stream)
