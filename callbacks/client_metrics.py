@@ -25,13 +25,9 @@ NOT_DEFINED = "meaningless"  # torchmetrics' word where it returns 0 for what is
 
 
 class ClientCopies:
-    """A copy of every metric of a module, which sees one client's batches alone while the metric itself sees them all.
-
-    Whatever the module's steps give to a metric (``update`` or a call) goes to the copy, too, until ``remove``.
-
-    Args:
-        module: whose metrics are watched, single ones and collections.
-    """
+    """A copy of every metric or collection of a module, which sees one client's batches alone while the metric itself
+    sees them all. Whatever the module's steps give to a metric (``update`` or a call) goes to the copy, too, until
+    ``remove``."""
 
     def __init__(self, module: nn.Module) -> None:
         self._copies: list[_Copy] = [_Copy(name, metric) for name, metric in _outermost(module)]

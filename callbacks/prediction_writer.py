@@ -22,12 +22,8 @@ from lit_epgan.text import csv_cell
 
 
 class OneWriter(Callback):
-    """Collects what ``predict_step`` returns, on one device; a subclass writes it when all is there.
-
-    Attributes:
-        written: the file or folder, once it is there.
-        collected: what has come so far.
-    """
+    """Collects what ``predict_step`` returns, on one device; a subclass writes it when all is there. ``written`` is
+    then the file or folder."""
 
     def __init__(self) -> None:
         self.written: Path | None = None

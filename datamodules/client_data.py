@@ -15,13 +15,8 @@ T = TypeVar("T")
 
 @dataclass
 class ClientData:
-    """Who holds what.
-
-    Attributes:
-        train: each client's training data, by name.
-        val, test: held-out data, by client or one common set.
-        labels: each client's labels (n_k,) for the partition's table and picture, where there are any.
-    """
+    """Who holds what: each client's training data, by name; held-out data, by client or one common set; and each
+    client's labels (n_k,) for the partition's table and picture, where there are any."""
 
     train: Mapping[str, Dataset]
     val: Mapping[str, Dataset] | Dataset | None = None

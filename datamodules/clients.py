@@ -72,11 +72,8 @@ def index_batches(
 
 
 class DatasetClient:
-    """A client that holds a map-style data set.
-
-    Attributes:
-        draw: gives the batches of indices, as ``index_batches`` does; a batch may be empty.
-    """
+    """A client that holds a map-style data set; ``draw`` gives the batches of indices, as ``index_batches``; a batch
+    may be empty."""
 
     draw: Callable[..., Iterator[list[int]]] = staticmethod(index_batches)
 

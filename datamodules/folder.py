@@ -36,14 +36,9 @@ BYTES_OF_16_BITS = 257  # 65535 / 255
 
 
 class ImageFiles(BatchDataset):
-    """Images read from disk when they are asked for.
-
-    Args:
-        paths: one file per image.
-        labels: int64 tensor (n,), or None.
-        shape: (C, H, W) with H = W: the shorter side is resized to H and the middle cut out; C is 1 (grey) or 3 (RGB).
-        cache: keep the bytes of every image once read: C H W bytes each.
-    """
+    """Images (C, H, W) read from disk when they are asked for: the shorter side is resized to H = W and the middle cut
+    out; C is 1 (grey) or 3 (RGB). Labels are int64 (n,), or None. ``cache`` keeps the bytes of every image once read, C
+    H W each."""
 
     def __init__(
         self, paths: Sequence[str], labels: Tensor | None, shape: tuple[int, int, int], cache: bool = True

@@ -84,13 +84,8 @@ def mistaken(labels: Tensor, share: float, classes: Tensor, generator: torch.Gen
 
 
 class RecordSubset(Dataset[Any]):
-    """Some records of a data set, maybe with other labels.
-
-    Args:
-        dataset: map-style; with ``labels`` its items are sequences whose second entry is the label.
-        rows: which, int64 tensor (n,), in their order.
-        labels: (n,), in the place of the items' own.
-    """
+    """Some records of a map-style data set, rows (n,) in their order, maybe with other labels (n,) in the place of the
+    items' own, which are then their second entries."""
 
     def __init__(self, dataset: Dataset, rows: Tensor, labels: Tensor | None = None) -> None:
         self.dataset, self.rows, self.labels = dataset, rows, labels

@@ -37,14 +37,8 @@ SUPERCLASS = (
 
 
 class ImageRecords(BatchDataset):
-    """Some rows of an image set that stays in memory as bytes, shared by all clients; a batch is scaled when read.
-
-    Args:
-        pixels: uint8 tensor (N, C, H, W) with values 0 .. levels.
-        labels: int64 tensor (N,).
-        rows: int64 tensor (n,), the rows that belong to this data set.
-        levels: the value of white, which becomes 1 (and 0 becomes -1).
-    """
+    """Rows (n,) of an image set, uint8 (N, C, H, W) with labels (N,), that stays in memory as bytes, shared by all
+    clients; a batch is scaled when read. ``levels`` is the value of white, which becomes 1 (and 0 becomes -1)."""
 
     def __init__(self, pixels: Tensor, labels: Tensor, rows: Tensor, levels: int = 255) -> None:
         self.pixels = pixels

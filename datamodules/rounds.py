@@ -10,12 +10,8 @@ from lit_epgan.errors import UserError
 
 
 class Mark(NamedTuple):
-    """Whose a held-out batch is, in a queue beside it: the module must see the batch as its data set gave it.
-
-    Attributes:
-        client: the client's index among all clients.
-        first: whether the batch is the client's first.
-    """
+    """Whose a held-out batch is, by index, and whether it is that client's first, in a queue beside it: the module must
+    see the batch as its data set gave it."""
 
     client: int
     first: bool
@@ -85,14 +81,8 @@ def training_batches(federation: Rounds, round_: int, index: int) -> Iterator[An
 
 
 class ValidationLoader:
-    """Every client's held-out batches, one client after another; its marks say whose each batch is.
-
-    Args:
-        loaders: by client.
-        marks: one for each batch.
-        owners: the batches' clients once more, for another reader.
-        epoch: of the fit, which the loaders' samplers are told.
-    """
+    """Every client's held-out batches, one client after another; its marks say whose each batch is, and ``owners`` for
+    another reader. The loaders' samplers are told the epoch of the fit."""
 
     def __init__(
         self,

@@ -32,15 +32,9 @@ TOKENS = "tokens"  # the feature that has a sentence, its tokens separated by sp
 
 
 class TokenSequences(BatchDataset):
-    """Sequences, each between the symbols that begin and end it, cut after ``longest`` symbols between them.
-
-    A batch is as long as its longest sequence. The end is repeated up to there, where the mask is False.
-
-    Args:
-        sequences: lists of numbers.
-        begin, end: the two symbols.
-        longest: symbols of a sequence that are kept; the end of one that was cut is left out.
-    """
+    """Sequences of numbers, each between the symbols that begin and end it, cut after ``longest`` symbols between them;
+    the end of one that was cut is left out. A batch is as long as its longest sequence. The end is repeated up to
+    there, where the mask is False."""
 
     def __init__(self, sequences: Sequence[Sequence[int]], begin: int, end: int, longest: int) -> None:
         rows = [[begin, *sequence[:longest], *([end] if len(sequence) <= longest else [])] for sequence in sequences]
@@ -65,16 +59,8 @@ class TokenSequences(BatchDataset):
 
 
 class Text(TokenSequences):
-    """One user's sentences: as the numbers that a model learns from, and as the words that they are.
-
-    Args:
-        sentences: tokens each.
-        vocabulary: the words that have a number of their own.
-        sequences: what ``TokenSequences`` takes.
-
-    Attributes:
-        sentences, vocabulary: see above.
-    """
+    """One user's sentences: as the numbers that a model learns from (``TokenSequences``), and as the words that they
+    are, of which those in the vocabulary have a number of their own."""
 
     def __init__(self, sentences: Sequence[Sentence], vocabulary: WordSymbols, *sequences: Any) -> None:
         super().__init__(*sequences)

@@ -22,12 +22,8 @@ INTERVALS = ((-7.0, -5.0, 30), (-2.0, 2.0, 20), (4.0, 8.0, 50))  # from, to, poi
 
 @dataclass(frozen=True)
 class GaussianMixture2d:
-    """Round Gaussians in the plane with equal weights: p(x) = 1/K sum_k N(x; mean_k, variance_k I).
-
-    Attributes:
-        means: float tensor (K, 2), the centres.
-        variances: float tensor (K,), of each coordinate.
-    """
+    """Round Gaussians in the plane with equal weights: p(x) = 1/K sum_k N(x; mean_k, variance_k I); means (K, 2),
+    variances (K,)."""
 
     means: Tensor
     variances: Tensor

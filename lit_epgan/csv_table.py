@@ -14,13 +14,8 @@ NAMED = 20  # columns that a message lists
 
 @dataclass(frozen=True)
 class CsvTable:
-    """What a CSV file holds.
-
-    Attributes:
-        columns: the names in its first line.
-        lines: for each row the number of the line on which it begins; the names are line 1.
-        rows: the fields of each row, as many as there are columns.
-    """
+    """What a CSV file holds: the columns' names in its first line, each row's fields, as many, and the line on which it
+    begins."""
 
     columns: list[str]
     lines: list[int]

@@ -43,14 +43,8 @@ DAMAGED = (
 
 @dataclass(frozen=True)
 class Emoji:
-    """Pictures of emoji.
-
-    Args:
-        pixels: uint8 tensor (n, 3, 32, 32).
-        categories: int64 tensor (n,), the place in ``CATEGORIES``.
-        numbers: int64 tensor (n,), the emoji's place in Unicode's order; vendors and skin tones share it.
-        vendors: int64 tensor (n,), the place in ``VENDORS``.
-    """
+    """Pictures of emoji, uint8 (n, 3, 32, 32), and int64 (n,): their places in ``CATEGORIES``, in Unicode's order,
+    which vendors and skin tones share, and in ``VENDORS``."""
 
     pixels: Tensor
     categories: Tensor

@@ -24,12 +24,8 @@ CODE = "holds objects whose code would be run (give weights_only false only if y
 
 
 class TensorFileError(UserError):
-    """A file that cannot be taken for what it is called.
-
-    Args:
-        path: the file.
-        fault: what is wrong with it, in a few words that follow its name, as in ``is damaged``.
-    """
+    """A file that cannot be taken for what it is called: its path, and what is wrong in a few words that follow it, as
+    in ``is damaged``."""
 
     def __init__(self, path: str | os.PathLike[str], fault: str) -> None:
         super().__init__(f"{os.fspath(path)} {fault}.")

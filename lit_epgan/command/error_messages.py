@@ -26,13 +26,8 @@ TINY, HUGE = 1e-9, 1e9
 
 @dataclass(frozen=True)
 class UserSetting:
-    """One value that the user gave.
-
-    Attributes:
-        key: as it is written on the command line, without ``init_args``.
-        value: as YAML has it.
-        source: the config file; empty for the command line.
-    """
+    """One value that the user gave: its key as on the command line, without ``init_args``; the value as YAML has it;
+    and the config file as source, empty for the command line."""
 
     key: str
     value: Any

@@ -17,13 +17,9 @@ SENSITIVITY = math.sqrt(1 + COUNT_WEIGHT**2)
 
 @dataclass(frozen=True)
 class EmbeddingFactor:
-    """Number of records and sum of phi over them: exp(sum_i <phi(x_i), f>) as a function of the critic f.
-
-    The product of factors adds the statistics, the cavity q / site subtracts them; both are exact, noise included.
-
-    Attributes:
-        statistics: (1 + D,), the count and the sums.
-    """
+    """Number of records and sum of phi over them, ``statistics`` (1 + D,): exp(sum_i <phi(x_i), f>) as a function of
+    the critic f. The product of factors adds the statistics, the cavity q / site subtracts them; both are exact, noise
+    included."""
 
     statistics: Tensor
 

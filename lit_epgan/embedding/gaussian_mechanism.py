@@ -13,14 +13,8 @@ UNIT = "one record added to or removed from one client's data"
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What a release guarantees; as text one sentence.
-
-    Attributes:
-        epsilon, delta: of (epsilon, delta)-differential privacy.
-        noise_multiplier: z = sigma / sensitivity.
-        sensitivity: the L2 norm by which one unit moves the released vector at most.
-        unit: what is protected.
-    """
+    """What a release guarantees to a unit, as text one sentence: (epsilon, delta)-differential privacy, by noise of z =
+    sigma / sensitivity, the L2 norm by which one unit moves the released vector at most."""
 
     epsilon: float
     delta: float

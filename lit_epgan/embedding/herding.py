@@ -75,14 +75,8 @@ def project_to_simplex(v: Tensor) -> Tensor:
 
 
 class SimplexWeights:
-    """min_w || sum_i w_i phi_i - target ||^2 over the simplex, by FISTA (Beck and Teboulle 2009).
-
-    The Gram matrix and its largest eigenvalue are computed once for all targets.
-
-    Args:
-        features: phi (n, D).
-        steps: of FISTA.
-    """
+    """min_w || sum_i w_i phi_i - target ||^2 over the simplex, phi (n, D), by so many steps of FISTA (Beck and Teboulle
+    2009). The Gram matrix and its largest eigenvalue are computed once for all targets."""
 
     def __init__(self, features: Tensor, steps: int = 400) -> None:
         self.features, self.steps = features, steps

@@ -38,11 +38,7 @@ class F2A(FedAvgGAN):
     """
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            discriminator: its own discriminator's change, which the server sees by itself.
-        """
+        """What leaves a client: its own discriminator's change, which the server sees by itself."""
 
         discriminator: Tensor = merged("stack")
 

@@ -48,11 +48,7 @@ class FedAvgGAN(Algorithm):
     on_server = ("generator", "average")  # a client's generator trains nobody: its statistics are of no use
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            discriminator: its discriminator's change.
-        """
+        """What leaves a client: its discriminator's change."""
 
         discriminator: Tensor = merged("mean")
 
@@ -112,12 +108,7 @@ def taking_turns(module: nn.Module, *turns: str) -> Iterator[None]:
 
 
 class DiscriminatorPart:
-    """The discriminator's part of a flat vector.
-
-    Args:
-        flat: the federated parameters.
-        module: the module, with a submodule ``discriminator``.
-    """
+    """The part of a flat vector that is the module's submodule ``discriminator``."""
 
     def __init__(self, flat: FlatParameters, module: nn.Module) -> None:
         self._numel = flat.numel

@@ -41,12 +41,8 @@ class MDGAN(FedAvgGAN):
     """
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            feedback: F_k (n, *data_shape).
-            handed_on: in a swap's round the discriminator's change, which the server sees by itself.
-        """
+        """What leaves a client: F_k (n, *data_shape), and in a swap's round the discriminator's change, which the
+        server sees by itself."""
 
         feedback: Tensor = merged("mean")
         handed_on: Tensor | None = merged("stack", default=None)

@@ -21,16 +21,12 @@ class ImproperFactorError(ValueError):
 
 @dataclass(frozen=True)
 class GaussianFactor:
-    """exp(-1/2 precision theta^2 + precision_mean theta), up to a constant, in each coordinate.
+    """exp(-1/2 precision theta^2 + precision_mean theta), up to a constant, in each coordinate, of any shape.
 
     Natural parameters make expectation propagation arithmetic: the product of factors adds them, the cavity q / site
     subtracts them. (EP-GAN's algorithm 2, line 10 prints the merged variance as the sum of precisions; it is its
     inverse. See docs/errata.) A site may be improper, with precisions that are zero or negative; only a proper factor
     has moments.
-
-    Attributes:
-        precision: any shape.
-        precision_mean: precision times mean, same shape.
     """
 
     precision: Tensor
@@ -89,14 +85,8 @@ class GaussianFactor:
 
 @dataclass(frozen=True)
 class FullGaussianFactor(GaussianFactor):
-    """exp(-1/2 theta' precision theta + precision_mean' theta), up to a constant.
-
-    Products, quotients and powers are those of its natural parameters, as for diagonal factors.
-
-    Attributes:
-        precision: symmetric, (d, d).
-        precision_mean: precision times mean, (d,).
-    """
+    """exp(-1/2 theta' precision theta + precision_mean' theta), up to a constant; precision (d, d), symmetric,
+    precision_mean (d,). Products, quotients and powers are those of its natural parameters, as for diagonal factors."""
 
     @classmethod
     def from_moments(cls, mean: Tensor, covariance: Tensor) -> Self:
@@ -144,12 +134,8 @@ def damped(old: GaussianFactor, new: GaussianFactor, damping: float) -> Gaussian
 
 
 class Sites:
-    """q = p0 prod_k g_k with a site for every client; they begin uniform, so q begins as p0.
-
-    Args:
-        prior: p0, tensors of any shape (...).
-        clients: K; the sites are one stacked pair of tensors (K, ...).
-    """
+    """q = p0 prod_k g_k with a site for every client, one stacked pair of tensors (K, ...); they begin uniform, so q
+    begins as p0 (...)."""
 
     def __init__(self, prior: GaussianFactor, clients: int) -> None:
         self.clients = clients

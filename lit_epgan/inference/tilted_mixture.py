@@ -56,12 +56,8 @@ def tilted_sites(cavity: GaussianFactor, f: Tensor, moments: Moments) -> tuple[G
 
 
 class TiltedMixture:
-    """The mixture for one cavity; ``tilt`` gives it the f and the weights that hold until the next ``tilt``.
-
-    Args:
-        cavity: N(m_j, s_j), proper, (J, d).
-        moments: how the tilted moments are computed.
-    """
+    """The mixture for one proper cavity N(m_j, s_j), (J, d); ``tilt`` gives it the f and the weights that hold until
+    the next ``tilt``."""
 
     def __init__(self, cavity: GaussianFactor, moments: Moments) -> None:
         self._mean, self._variance, self._moments = cavity.mean, cavity.variance, moments

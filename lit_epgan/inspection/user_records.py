@@ -28,11 +28,9 @@ CHUNK = 2048  # records in the primary model at a time
 class Records:
     """The records of some users, one user's after another's.
 
-    Attributes:
-        entries: tensors (n, ...), what a record is made of: x, the label, and whatever else the data set gives.
-        user: (n,), int64, whose record it is, from 0.
-        users: how many users there are, those without a record included.
-        predicted: (n,), int64, the primary model's labels, where there is one.
+    Entries (n, ...) are what a record is made of: x, the label, and whatever else the data set gives. ``user`` (n,),
+    int64, says whose each is, from 0, of ``users``, those without a record included; ``predicted`` (n,), int64, are the
+    primary model's labels, where there is one.
     """
 
     entries: tuple[Tensor, ...]
@@ -117,11 +115,7 @@ def _entries(dataset: Dataset) -> tuple[Tensor, ...]:
 
 
 class Primary:
-    """Labels by any LightningModule with ``predict_step``.
-
-    Args:
-        module: the model; it is put into evaluation mode.
-    """
+    """Labels by any LightningModule with ``predict_step``, in evaluation mode."""
 
     def __init__(self, module: LightningModule) -> None:
         self.module = module.eval()

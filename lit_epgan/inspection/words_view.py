@@ -22,13 +22,7 @@ ALONE = 1.0  # the most that one user adds to a word's count
 
 @dataclass(frozen=True)
 class Shown:
-    """A group's words.
-
-    Attributes:
-        name: of the group.
-        words: those shown, with their noised counts, the greatest first.
-        hitters: how they were selected.
-    """
+    """A group's words that are shown, with their noised counts, the greatest first, and how they were selected."""
 
     name: str
     words: Mapping[str, float]
@@ -268,13 +262,7 @@ def is_joined(word: str) -> bool:
 
 @dataclass(frozen=True)
 class JoinedShare:
-    """How many of the words that were shown are joined.
-
-    Attributes:
-        joined, shown: their numbers.
-        low, high: Clopper and Pearson's interval of the share, in [0, 1].
-        level: of the interval.
-    """
+    """How many of the words that were shown are joined, and Clopper and Pearson's interval of the share, in [0, 1]."""
 
     joined: int
     shown: int

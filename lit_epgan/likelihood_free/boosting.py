@@ -28,12 +28,7 @@ class ClassifierScores(NamedTuple):
 
 
 class Logistic(NamedTuple):
-    """p(y | x) = softmax(x W + b)_y.
-
-    Attributes:
-        weight: W, (d, classes).
-        bias: b, (classes,); -inf of a class that was never seen.
-    """
+    """p(y | x) = softmax(x W + b)_y, W (d, classes), b (classes,), -inf of a class that was never seen."""
 
     weight: Array
     bias: Array

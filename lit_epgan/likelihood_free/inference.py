@@ -193,13 +193,7 @@ class Refinement:
 
 @dataclass(frozen=True)
 class LinearMean:
-    """a + A (theta - c), c the particles' mean.
-
-    Attributes:
-        centre: c (p,).
-        offset: a (r,).
-        slope: A^T (p, r).
-    """
+    """a + A (theta - c), c the particles' mean (p,), a (r,), and A^T (p, r)."""
 
     centre: Tensor
     offset: Tensor
@@ -220,13 +214,8 @@ class LinearMean:
 
 @dataclass(frozen=True)
 class Stage:
-    """How far inference is.
-
-    Attributes:
-        particles: where they are.
-        kind: SEARCHING, REFINING, CORRECTING or FOUND.
-        generation: how many generations and passes there were.
-    """
+    """How far inference is: where the particles are, the kind (SEARCHING, REFINING, CORRECTING or FOUND), and how many
+    generations and passes there were."""
 
     particles: Particles
     kind: int = SEARCHING

@@ -20,16 +20,13 @@ PAIRS = 50_000  # of records, from which the covariance is estimated
 
 @dataclass(frozen=True)
 class Question:
-    """The discrepancies between the data and simulated data sets, under a metric of mean embeddings.
+    """The discrepancies between the data and m simulated data sets, R mu_i (m, r), under a metric R (r, D) of mean
+    embeddings, float64.
 
         D_i = || R (mu_i - mu) ||^2,   mu = 1/n sum_k n_k mu_k over all sites k
 
     It decomposes over sites: sum_k n_k || R (mu_i - mu_k) ||^2 / n = D_i + a constant that is the same for all i. So
     sums of one number for each data set and site are all that is needed.
-
-    Attributes:
-        root: R (r, D), float64.
-        simulated: R mu_i (m, r), float64, of m simulated data sets.
     """
 
     root: Tensor
@@ -47,14 +44,9 @@ class Question:
 
 @dataclass(frozen=True)
 class SummedAnswer:
-    """What the sites' sums say.
-
-    Attributes:
-        discrepancies: D_i (m,), up to a constant.
-        records: n.
-        noise: covariance (D, D) of the noise in sqrt(n) mu, where the data's embedding was released with noise.
-        scaled: how much of it is ``scaled`` mu mu^T: n itself was noised, and mu is a sum over it.
-    """
+    """What the sites' sums say: D_i (m,), up to a constant, and n. ``noise`` is the covariance (D, D) of the noise in
+    sqrt(n) mu, where the data's embedding was released with noise, ``scaled`` mu mu^T of it since n itself was noised,
+    and mu is a sum over it."""
 
     discrepancies: Tensor
     records: float

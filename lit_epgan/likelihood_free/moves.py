@@ -72,11 +72,7 @@ def _size_share(log_weights: Tensor) -> float:
 
 @dataclass
 class Kernel(ABC):
-    """A proposal and Metropolis's rule.
-
-    Attributes:
-        step: h, the length of its moves.
-    """
+    """A proposal, whose moves have the length ``step``, and Metropolis's rule."""
 
     step: float
 
@@ -106,12 +102,7 @@ class Kernel(ABC):
 @dataclass
 class CrankNicolson(Kernel):
     """theta' = m + sqrt(1 - h^2) (theta - m) + h L e, e ~ N(0, I) (preconditioned Crank-Nicolson; Cotter et al. 2013).
-
-    It keeps N(m, L L^T). At h = 1 a proposal forgets where it comes from; short steps are a random walk.
-
-    Attributes:
-        mean, factor: m (p,), L (p, p).
-    """
+    It keeps N(m, L L^T). At h = 1 a proposal forgets where it comes from; short steps are a random walk."""
 
     mean: Tensor
     factor: Tensor
@@ -136,13 +127,10 @@ class CrankNicolson(Kernel):
 
 @dataclass
 class Differences(Kernel):
-    """theta' = theta + h (a - b), a and b two particles of a population (differential evolution; ter Braak 2006).
+    """theta' = theta + h (a - b), a and b of a population (n, p) that stays (differential evolution; ter Braak 2006).
 
     Where particles are in several places, most differences are as long as one place is wide, which no covariance of all
     particles knows. The proposal is symmetric: it leaves every place as likely as it is.
-
-    Attributes:
-        population: (n, p); it stays while particles move.
     """
 
     population: Tensor

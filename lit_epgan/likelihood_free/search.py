@@ -37,12 +37,7 @@ NEAR = 60  # a metric within this factor of the last one: directions are then ta
 
 @dataclass(frozen=True)
 class Target:
-    """exp(-D_W / 2), D_W = || R mu_i - s ||^2: what particles follow.
-
-    Attributes:
-        root: R (r, D).
-        seen: s = R mu (r,), of the data.
-    """
+    """exp(-D_W / 2), D_W = || R mu_i - s ||^2, R (r, D), s = R mu (r,) of the data: what particles follow."""
 
     root: Tensor
     seen: Tensor

@@ -11,13 +11,8 @@ BANDWIDTH = 0.2
 
 
 class ModeCoverage(NamedTuple):
-    """How a set of points covers the modes.
-
-    Attributes:
-        coverage: share of the points within three standard deviations of the nearest centre.
-        weakest: the smallest share that one mode has of all points (ideal 1 / K).
-        modes: number of modes with at least 5 % of the points.
-    """
+    """How a set of points covers K modes: the share of points within three standard deviations of the nearest centre,
+    the smallest share that one mode has of all (ideal 1 / K), and the number of modes with at least 5 % of them."""
 
     coverage: float
     weakest: float

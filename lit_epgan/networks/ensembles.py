@@ -14,11 +14,7 @@ Layer = nn.modules.batchnorm._BatchNorm
 
 
 class DisjointLinear(nn.Module):
-    """Linear layers of several members, stacked: (members * b, inputs) -> (members * b, outputs).
-
-    Args:
-        layers: the members' layers, all of one shape, with biases or all without.
-    """
+    """Linear layers of several members, of one shape, stacked: (members * b, inputs) -> (members * b, outputs)."""
 
     bias: nn.Parameter | None
 
@@ -37,12 +33,8 @@ class DisjointLinear(nn.Module):
 
 
 class DisjointNorm(nn.Module):
-    """One norm over the channels of all members side by side, (b, members * c, ...), so that each has its own.
-
-    Args:
-        norm: BatchNorm over members * c channels, or GroupNorm over members times its groups.
-        members: number of members.
-    """
+    """One norm over the channels of all members side by side, (b, members * c, ...), so that each has its own:
+    BatchNorm over members * c channels, or GroupNorm over members times its groups."""
 
     def __init__(self, norm: nn.Module, members: int) -> None:
         super().__init__()
@@ -69,13 +61,11 @@ def check_blocks(rows: int, members: int) -> None:
 
 
 class BatchStatistics(nn.Module):
-    """A BatchNorm layer that takes the batch's own mean and variance, and keeps none.
+    """A BatchNorm layer with another's weight, bias and eps that takes the batch's own mean and variance, and keeps
+    none.
 
     y = (x - mean x) / sqrt(var x + eps) * weight + bias, per channel. ``torch.vmap`` follows it everywhere; it does not
     follow torch's own layer on a GPU where images lie channels last.
-
-    Args:
-        layer: whose weight, bias and eps it has.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -105,12 +95,8 @@ class ForgiverFirst(nn.Module):
     """D(x) = sum_k w_k(x) D_k(x), w(x) = softmax_k(lambda D_k(x)): F2A's aggregate (Yonetani et al. 2019).
 
     lambda = 0 is the mean of all discriminators, lambda -> infinity their maximum (F2U). All are evaluated as one
-    stacked network; BatchNorm takes the batch's own statistics.
-
-    Args:
-        discriminator: what they all look like: samples (n, *data_shape) -> scores (n, heads).
-        parameters: the values of its parameters, by name, for each of them.
-        forgiveness: lambda, a scalar tensor; gradients reach it.
+    stacked network, which looks like ``discriminator`` and has parameters by name for each; BatchNorm takes the batch's
+    own statistics. Gradients reach lambda, ``forgiveness``, a scalar tensor.
     """
 
     def __init__(self, discriminator: nn.Module, parameters: Sequence[dict[str, Tensor]], forgiveness: Tensor) -> None:

@@ -135,13 +135,8 @@ def sampled(
 
 @dataclass(frozen=True)
 class Ranked:
-    """The sequences with the highest joint probability, the first first.
-
-    Attributes:
-        sequences: without their ends.
-        probabilities: their joint probabilities, ends included.
-        exact: whether no other sequence of at most the same length can be more probable than the last of them.
-    """
+    """The sequences with the highest joint probability, without their ends, the first first; these probabilities, ends
+    included; and whether no other sequence of at most the same length can be more probable than the last of them."""
 
     sequences: list[list[int]]
     probabilities: list[float]

@@ -79,12 +79,10 @@ def sensitivity(matrix: Tensor, separation: int) -> float:
 
 
 class BackSubstitution:
-    """C^-1 Z, a row at a time: it keeps the last bands - 1 rows of its answers and nothing else.
+    """C^-1 Z, a row at a time: it keeps the last bands - 1 rows of its answers and nothing else. C's coefficients c are
+    (bands,).
 
         w_t = (z_t - sum_(j >= 1) c_j w_(t-j)) / c_0
-
-    Args:
-        coefficients: c (bands,).
     """
 
     def __init__(self, coefficients: Tensor) -> None:

@@ -25,11 +25,8 @@ except ImportError:  # a system without POSIX locks
 
 
 class Ledger:
-    """The file. Appends are atomic: under a lock that dies with its process, and on the disk before they count.
-
-    Args:
-        path: of the file; it need not exist yet.
-    """
+    """The file, which need not exist yet. Appends are atomic: under a lock that dies with its process, and on the disk
+    before they count."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)

@@ -33,13 +33,7 @@ def row_by_row(function: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> l
 
 class Places:
     """Where a network holds some of its parameters or buffers; a shared one has several places.
-
-    ``torch.func.functional_call`` looks for them by name at every call; here they are found once.
-
-    Args:
-        network: the network.
-        tensors: parameters or buffers of it.
-    """
+    ``torch.func.functional_call`` looks for them by name at every call; here they are found once."""
 
     def __init__(self, network: nn.Module, tensors: Sequence[Tensor]) -> None:
         numbers = {id(tensor): k for k, tensor in enumerate(tensors)}
@@ -63,16 +57,10 @@ Loss = Callable[[Any], Tensor]
 
 
 class RecordLosses:
-    """Losses of batches of one record each (``torch.func.vmap``), in which each record has a copy of the parameters.
+    """Losses of batches of one record each (``torch.func.vmap``), in which each record has a copy of the parameters,
+    but of the linear layers that need none. The gradients are in step with ``parameters``, the trained ones.
 
     So no record is in another one's gradient, whatever the loss does. Buffers that it changes stay as they are.
-
-    Args:
-        network: whose trained parameters the gradients are of.
-        linear: layers of it that need no copies.
-
-    Attributes:
-        parameters: the trained ones; the gradients are in step with them.
     """
 
     def __init__(self, network: nn.Module, linear: LinearLayers) -> None:

@@ -69,11 +69,7 @@ def refuse_what_is_no_mean(network: nn.Module, loss: Loss, clipped: ClippedGradi
 
 
 class Held:
-    """What a network and its parts hold in ordinary attributes before they see records: ``note`` comes first.
-
-    Args:
-        network: the network.
-    """
+    """What a network and its parts hold in ordinary attributes before they see records: ``note`` comes first."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network

@@ -16,14 +16,8 @@ from lit_epgan.errors import UserError
 
 @dataclass(frozen=True)
 class Holder:
-    """A process.
-
-    Attributes:
-        pid: its number on ``host``.
-        host: the machine's name.
-        since: when it took the lock, in seconds since 1970.
-        started: when the process began, as its system counts; a number that is used again begins at another time.
-    """
+    """A process: its number on the host, when it took the lock, in seconds since 1970, and when it began, as its system
+    counts; a number that is used again begins at another time."""
 
     pid: int
     host: str

@@ -180,13 +180,8 @@ def readable(
 
 @dataclass(frozen=True)
 class Corpus:
-    """Recordings, and the text that the grammar is made of.
-
-    Attributes:
-        recordings: of all splits.
-        grammar: sentences; none of a held-out session's.
-        words: that can be recognised.
-    """
+    """Recordings of all splits, sentences that the grammar is made of, none of a held-out session's, and the words that
+    can be recognised."""
 
     recordings: list[Recording]
     grammar: list[str]

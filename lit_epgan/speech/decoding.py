@@ -129,12 +129,8 @@ def log_prior(alignments: Iterable[NDArray[np.int64]], pdfs: int) -> NDArray[np.
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Counts of one utterance, or of many.
-
-    Attributes:
-        words: of the reference.
-        substitutions, deletions, insertions: of the cheapest way from it to the hypothesis.
-    """
+    """Counts of one utterance, or of many: words of the reference, and the edits of the cheapest way from it to the
+    hypothesis."""
 
     words: int = 0
     substitutions: int = 0

@@ -128,13 +128,8 @@ def cmudict() -> dict[str, list[Pronunciation]]:
 
 @dataclass
 class PhoneModels:
-    """Three states from left to right for each phone, each with a probability density (pdf) of its own.
-
-    Attributes:
-        tree: Kaldi's map from phone and state to pdf.
-        transitions: Kaldi's transition model.
-        counts: how often each transition was taken when they were learnt (number of transitions + 1,); what to keep.
-    """
+    """Three states from left to right for each phone, each with a probability density (pdf) of its own: Kaldi's map
+    from phone and state to pdf, its transition model, and how often each transition was taken when they were learnt."""
 
     tree: Any
     transitions: Any

@@ -30,13 +30,8 @@ FINAL_BEAM = 20.0
 
 @dataclass(frozen=True)
 class Utterance:
-    """An utterance, ready.
-
-    Attributes:
-        recording: who, what, where.
-        mel: log-mel features (frames, 40), normalised by speaker.
-        pdfs: int64 tensor (frames,), the HMM state of each frame; ``UNALIGNED`` throughout where no path was found.
-    """
+    """An utterance, ready: log-mel features (frames, 40), normalised by speaker, and the HMM state of each frame, int64
+    (frames,); ``UNALIGNED`` throughout where no path was found."""
 
     recording: Recording
     mel: Tensor
@@ -45,15 +40,8 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A corpus, ready.
-
-    Attributes:
-        utterances: of each split, by session.
-        decoder: from scores to words.
-        mixtures: the Gaussian mixtures that aligned it.
-        skipped: a sentence for everything that was left out.
-        unknown: how often each word without a pronunciation is said.
-    """
+    """A corpus, ready: utterances of each split, by session, what leads from scores to words, the mixtures that aligned
+    it, a sentence for everything that was left out, and how often each word without a pronunciation is said."""
 
     utterances: dict[Split, dict[str, list[Utterance]]]
     decoder: Decoder

@@ -168,14 +168,7 @@ class Method:
 
 @checked
 class Ratio:
-    """A claim about two methods.
-
-    Attributes:
-        metric: the column.
-        of, to: the methods whose ratio it is.
-        at_most: a bar for the ratio.
-        equal_within: a factor, within which the two are to be equal.
-    """
+    """A claim about the ratio of two methods in a column: ``at_most`` a bar, or ``equal_within`` a factor."""
 
     metric: Text
     of: Text
@@ -186,14 +179,9 @@ class Ratio:
 
 @checked
 class Variant:
-    """A setting in which the study's methods are compared.
-
-    Attributes:
-        settings: come before the methods' own.
-        seeds: by default the study's.
-        methods: those that take part, all by default, with further settings for each.
-        published: method to the values that stand in place of its own.
-    """
+    """A setting in which the study's methods are compared: settings before the methods' own, seeds and methods, with
+    further settings for each, by default the study's, and method to the values that stand in place of its published
+    ones."""
 
     title: Text
     settings: Settings = Field(default_factory=dict, alias="set")

@@ -198,12 +198,8 @@ METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # none: equal n
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of the page.
-
-    Attributes:
-        alt: what it shows, with its values, for whoever cannot see it.
-        drawing: SVG that the page shows in place of the PNG at ``path``; maybe none.
-    """
+    """A picture of the page: ``alt`` is what it shows, with its values, for whoever cannot see it; ``drawing`` SVG, if
+    any, that the page shows in place of the PNG at ``path``."""
 
     path: Path
     caption: str

@@ -21,13 +21,8 @@ PROGRESS = "progress.json"
 
 @dataclass
 class Record:
-    """What is known about a run, kept beside its folder.
-
-    Attributes:
-        settings: hash of all that its numbers depend on.
-        exit_code: of its process; None while it has not ended by itself.
-        seconds: wall-clock seconds of all its processes so far.
-    """
+    """What is known about a run, kept beside its folder: a hash of all that its numbers depend on, the exit code, None
+    while it has not ended by itself, and the wall-clock seconds of all its processes so far."""
 
     settings: str = ""
     exit_code: int | None = None

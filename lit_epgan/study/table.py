@@ -54,13 +54,8 @@ class Cell:
 
 @dataclass
 class Row:
-    """A method's line of the table.
-
-    Attributes:
-        cells: by metric.
-        runs: how many are finished.
-        rounds, seconds: of a run, on average; NaN for what is only another look at a method's runs.
-    """
+    """A method's line of the table: cells by metric, how many runs are finished, and a run's rounds and seconds on
+    average; NaN for what is only another look at a method's runs."""
 
     method: Method
     cells: dict[str, Cell] = field(default_factory=dict)

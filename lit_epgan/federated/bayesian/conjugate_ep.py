@@ -41,11 +41,7 @@ class ConjugateEP(Algorithm):
     """
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            site: g_k the first time, 1 from then on.
-        """
+        """What leaves a client: g_k the first time, 1 from then on."""
 
         site: FullGaussianFactor = merged("product", FullGaussianFactor)
 

@@ -28,13 +28,7 @@ class FedLA(Algorithm):
     """
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            precision: P_k (d,).
-            pull: P_k (theta_k - theta) (d,).
-            fisher: F_k (d,).
-        """
+        """What leaves a client: P_k, P_k (theta_k - theta) and F_k, all (d,)."""
 
         precision: Tensor = merged("mean")
         pull: Tensor = merged("mean")

@@ -56,11 +56,7 @@ class FedNP(Algorithm):
     """
 
     class Report(Algorithm.Report):
-        """What leaves a client; beside w's change,
-
-        Attributes:
-            site: its new site over the old one, (latent,).
-        """
+        """What leaves a client: beside w's change its new site over the old one, (latent,)."""
 
         site: GaussianFactor = merged("product", GaussianFactor)
 

@@ -68,13 +68,8 @@ class TiltedExpectationPropagation(Algorithm):
     """
 
     class Report(Algorithm.Report):
-        """What leaves a client; beside theta_k's change,
-
-        Attributes:
-            sites: its new sites over the old ones, (J, d).
-            left_out: share of the coordinates that are not tilted.
-            tilted: 1; 0 of a client that has taken no step.
-        """
+        """What leaves a client: beside theta_k's change its new sites over the old ones (J, d), the share of the
+        coordinates that are not tilted, and 1, or 0 of a client that has taken no step."""
 
         sites: GaussianFactor = merged("product", GaussianFactor)
         left_out: Tensor = merged("sum")

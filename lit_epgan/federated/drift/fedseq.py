@@ -40,12 +40,7 @@ class FedSeq(Algorithm):
     """
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            change: theta_k (d,) less what the client was sent.
-            records: n_k.
-        """
+        """What leaves a client: theta_k (d,) less what the client was sent, and n_k."""
 
         change: Tensor = merged("stack")
         records: float = merged("stack")

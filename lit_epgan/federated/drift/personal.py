@@ -61,16 +61,8 @@ class PersonalModels(Algorithm):
 
 
 class PersonalModel:
-    """A client's personal model in one round.
-
-    Args:
-        client: whose it is.
-        theta: the server's parameters (d,).
-
-    Attributes:
-        own: v_k (d,).
-        before: theta_k (d,) before the client's step.
-    """
+    """A client's personal model ``own``, v_k (d,), in one round; ``before`` is theta_k (d,) before the client's step,
+    and theta the server's."""
 
     def __init__(self, client: Client, theta: Tensor) -> None:
         self.client, self.theta = client, theta

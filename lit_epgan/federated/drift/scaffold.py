@@ -39,11 +39,7 @@ class SCAFFOLD(Algorithm):
     """
 
     class Report(Counted):
-        """What leaves a client; beside theta_k's change and its presentation,
-
-        Attributes:
-            control: c_k+ - c_k (d,).
-        """
+        """What leaves a client: beside theta_k's change and its presentation c_k+ - c_k (d,)."""
 
         control: Tensor = merged("mean")
 

@@ -34,23 +34,15 @@ Unit = Literal["record", "user"]
 
 
 class Release(Message):
-    """A client's release as it is sent.
-
-    Attributes:
-        embedding: of single records their count and sums (1 + D,), of a user the embedding (D,).
-        members: 1 of a user.
-    """
+    """A client's release as it is sent: of single records their count and sums (1 + D,), of a user the embedding (D,)
+    and 1."""
 
     embedding: Tensor | None = merged("sum", default=None)
     members: float | None = merged("records", default=None)
 
 
 class RecordUnit:
-    """(n_k, sum_i phi(x_i)) of a client's n_k records, with noise of the client's own.
-
-    Args:
-        mechanism: adds the noise.
-    """
+    """(n_k, sum_i phi(x_i)) of a client's n_k records, with noise of the client's own, which ``mechanism`` adds."""
 
     def __init__(self, mechanism: GaussianMechanism) -> None:
         self.mechanism = mechanism

@@ -29,12 +29,8 @@ Samples = tuple[Tensor, Tensor | None]  # rows and their labels, if they have an
 
 
 class SiteTensors:
-    """What of a module is a site, as one vector.
-
-    Args:
-        module: offers ``sample(n, generator)``, or ``sample_labelled`` and a buffer ``label_shares``.
-        generator: name of the submodule that it draws from.
-    """
+    """What of a module is a site, as one vector: the submodule that ``sample(n, generator)`` draws from; with
+    ``sample_labelled`` the buffer ``label_shares``, too."""
 
     def __init__(self, module: nn.Module, generator: str) -> None:
         self._module, self._generator = module, generator
@@ -108,12 +104,7 @@ class GeneratorSites(Around):
     """
 
     class SiteReport(Message):
-        """What leaves a client beside the inner algorithm's report, where its site has changed.
-
-        Attributes:
-            site: the site's change.
-            site_records: n_k.
-        """
+        """What leaves a client beside the inner algorithm's report, where its site has changed: the change, and n_k."""
 
         site: Tensor | None = merged("stack", default=None)
         site_records: float | None = merged("stack", default=None)

@@ -20,11 +20,7 @@ NOBODY = (
 
 
 class Answers(Message):
-    """One number for each simulated data set, weighted by how many records were looked at.
-
-    Attributes:
-        numbers: (m,).
-    """
+    """One number (m,) for each simulated data set, weighted by how many records were looked at."""
 
     numbers: Tensor = merged("mean")
 

@@ -18,12 +18,8 @@ POINTS = "points"
 
 @dataclass(frozen=True)
 class Accepted:
-    """The parameters whose points came nearest so far.
-
-    Attributes:
-        theta: (l, p).
-        distances: (l,), ascending; the greatest is the acceptance threshold.
-    """
+    """The parameters theta (l, p) whose points came nearest so far, at distances (l,), ascending; the greatest is the
+    acceptance threshold."""
 
     theta: Tensor
     distances: Tensor
@@ -65,11 +61,8 @@ class PublishedRejection(GradientFree):
     """
 
     class RecordAnswers(Message):
-        """A client's answer, which the server sees by itself.
-
-        Attributes:
-            numbers: the squared distances (n_k,) in the records' order; or how many records there are (1,).
-        """
+        """A client's answer, which the server sees by itself: the squared distances (n_k,) in the records' order, or
+        their number (1,)."""
 
         numbers: Tensor = merged("stack")
 
