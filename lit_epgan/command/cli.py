@@ -6,13 +6,20 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_epgan.command.process import importing, printable_messages
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import ALGORITHMS, INSPECTIONS, STUDIES, known_configs, resolve_configs
 from lit_epgan.runs.run_folder import is_first_rank
 from lit_epgan.signals import Stopped, stoppable
-from lit_epgan.text import printable
+from lit_epgan.text import markup, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lit_epgan.privacy.book import Book
 
 HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml ... [--KEY VALUE ...]
        python -m lit_epgan federate --config NAME.yaml [--KEY VALUE ...]
@@ -43,6 +50,7 @@ inspections: {inspections}
 
 LIT_EPGAN_DEBUG=1 shows the traceback behind an error.
 """
+LEDGER = "python -m lit_epgan privacy show LEDGER"
 COMMANDS = ("fit", "validate", "test", "predict", "study", "federate", "inspect", "privacy")
 
 
@@ -105,9 +113,6 @@ def _run(args: list[str]) -> int:
 
         return inspect(args[1:])
     if command == "privacy":
-        with importing():
-            from lit_epgan.command.privacy import privacy
-
         return privacy(args[1:])
     if command not in COMMANDS:
         raise UserError(_unknown_command(command))
@@ -118,6 +123,50 @@ def _run(args: list[str]) -> int:
     bound_memory()
     FederatedCLI(resolved)
     return 0
+
+
+def privacy(args: list[str]) -> int:
+    """Print what every run on a private data set has paid, and for what: ``privacy show LEDGER``."""
+    if args in (["-h"], ["--help"], ["show", "-h"], ["show", "--help"]):
+        print(
+            f"Usage: {LEDGER}\n\nWhat every run, query and rerun on one data set has released, and what it adds up to."
+        )
+        return 0
+    if len(args) != 2 or args[0] != "show":
+        raise UserError(f"Usage: {LEDGER}")
+    path = Path(args[1])
+    if not path.is_file():
+        raise UserError(f"There is no ledger {path}.")
+    with importing():
+        from rich.console import Console
+
+        from lit_epgan.privacy import Ledger
+    show(Ledger(path).read(), Console())
+    return 0
+
+
+def show(book: "Book", console: "Console") -> None:
+    """Print what was spent on what, and what may still be spent."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from lit_epgan.privacy.book import EVERYONE
+
+    table = Table(box=SIMPLE_HEAD)
+    whose = "records of" if book.unit == "record" else "users"
+    for heading in ("since", "run", whose, "releases", "state"):
+        table.add_column(heading, overflow="fold")
+    for account in book.accounts.values():
+        state = "ended" if account.ended else f"{account.made} of {account.planned.count} made, all reserved"
+        cells = (account.since, account.what, account.group, str(account.releases), state)
+        table.add_row(*map(markup, cells))
+    console.print(table)
+    for group in book.groups():
+        name = "all together" if group == EVERYONE else f"on {group}"
+        console.print(f"{printable(name)}: {book.spent(group)}", markup=False, highlight=False)
+    if book.budget.epsilon is not None:
+        left = max(0.0, book.budget.epsilon - book.total().epsilon)
+        console.print(f"budget: epsilon {book.budget.epsilon:g} at delta {book.budget.delta:g}; {left:.3g} is left")
 
 
 def _unknown_command(word: str) -> str:
