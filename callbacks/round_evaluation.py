@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.errors import UserError
 from lit_epgan.fit.private_runs import public
 from lit_epgan.randomness import generator_for
@@ -22,8 +23,7 @@ class RoundEvaluation(Callback):
     """
 
     def __init__(self, every_n_epochs: int = 1) -> None:
-        if every_n_epochs < 1:
-            raise UserError(f"{type(self).__name__}'s every_n_epochs is {every_n_epochs}; it must be at least 1.")
+        at_least(1, self, every_n_epochs=every_n_epochs)
         self.every_n_epochs = every_n_epochs
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:

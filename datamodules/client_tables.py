@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bounds import within
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.errors import UserError
@@ -69,8 +70,7 @@ class ClientTables(FederatedDataModule):
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
-        if not 0 <= test_fraction < 1:
-            raise UserError(f"data.test_fraction is {test_fraction}; it is a share of the rows, from 0 to below 1")
+        within("[0, 1)", "data", test_fraction=test_fraction)
         if (location is None) != (scale is None):
             raise UserError("data.location and data.scale belong together: give both, or none for pooled statistics")
         self.features, self.test_fraction = features, test_fraction

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import at_least
+from lit_epgan.bounds import at_least, within
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset
@@ -105,8 +105,7 @@ class TextDataModule(FederatedDataModule):
         if level not in LEVELS:
             raise UserError(f"data.level is {level!r}; it must be one of {', '.join(LEVELS)}")
         at_least(1, "data", clients=clients, held_out_users=held_out_users, vocabulary=vocabulary, longest=longest)
-        if not 0 <= joined <= 1:
-            raise UserError(f"data.joined is {joined}; it is a share of the sentences, from 0 to 1")
+        within("[0, 1]", "data", joined=joined)
         self.level, self.clients_wanted, self.held_out_users = level, clients, held_out_users
         self.vocabulary, self.longest, self.joined, self.split_seed = vocabulary, longest, joined, split_seed
         self.symbols: WordSymbols | ByteSymbols | None = None

@@ -8,11 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lit_epgan.bounds import at_least
+from lit_epgan.bounds import at_least, within
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.images import check_inverted, digits_splits, inverted_users
-from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
 HAND = (0.25, 0.15, 0.08, 0.08)  # standard deviations of slant, weight, and shifts in halves of the image
@@ -57,8 +56,7 @@ class WritersDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(**federated)
         at_least(1, "data", clients=clients, images=images, held_out_writers=held_out_writers)
-        if not 0 <= val_fraction < 1:
-            raise UserError(f"data.val_fraction is {val_fraction}; it is a share of the training images, below 1")
+        within("[0, 1)", "data", val_fraction=val_fraction)
         check_inverted(inverted)
         self.clients_wanted, self.images, self.held_out_writers = clients, images, held_out_writers
         self.inverted, self.val_fraction, self.split_seed = inverted, val_fraction, split_seed

@@ -166,7 +166,7 @@ def test_a_users_mistakes() -> None:
         ({"latent": 0}, "latent is 0"),
         ({"moments": "exact"}, "closed-form or quadrature"),
         ({"weight": -1.0}, "weight is -1.0"),
-        ({"terms": 7}, "from 1 to 6"),
+        ({"terms": 7}, "FedNP.s terms is 7; it must lie in"),
     ):
         with pytest.raises(UserError, match=said):
             FedNP("backbone", "head", **options)  # type: ignore[arg-type]

@@ -117,7 +117,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
 
 
 def test_without_an_iteration_it_is_refused() -> None:
-    with pytest.raises(UserError, match="iterations is 0; a round has at least 1"):
+    with pytest.raises(UserError, match="iterations is 0; it must be at least 1"):
         PublishedRejection(iterations=0)
 
 

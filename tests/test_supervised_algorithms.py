@@ -247,7 +247,7 @@ def test_any_number_of_optimizers(algorithm: Algorithm) -> None:
 def test_a_users_mistakes() -> None:
     for build, said in (
         (lambda: SCAFFOLD("paths"), "give path or gradient"),  # type: ignore[arg-type]
-        (lambda: FedPA(every=0), "every must be at least 1"),
+        (lambda: FedPA(every=0), "every is 0; it must be at least 1"),
         (lambda: FedLA(floor=0.0), "floor > 0"),
         (lambda: MOON("x", temperature=0.0), "temperature > 0"),
         (lambda: FedAvgM(lr=0.0), "FedAvgM's lr is 0.0"),

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_epgan.bounds import at_least
 from lit_epgan.errors import UserError
 from lit_epgan.metrics import feature_extractor
 
@@ -35,8 +36,7 @@ class RandomFourierFeatures(nn.Module):
         self, dimensions: int, frequencies: int, bandwidths: Sequence[float], generator: torch.Generator
     ) -> None:
         super().__init__()
-        if frequencies < 1:
-            raise UserError(f"frequencies is {frequencies}; a mean embedding needs at least 1")
+        at_least(1, self, frequencies=frequencies)
         if not bandwidths or not all(0 < b < math.inf for b in bandwidths):
             raise UserError(f"bandwidths is {list(bandwidths)}; give one or more numbers above 0")
         widths = torch.tensor(list(bandwidths), dtype=torch.float64)[torch.arange(frequencies) % len(bandwidths)]

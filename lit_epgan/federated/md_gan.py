@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged
 from lit_epgan.errors import UserError
 from lit_epgan.federated.fedavg_gan import DiscriminatorPart, FedAvgGAN, taking_turns
@@ -49,8 +50,7 @@ class MDGAN(FedAvgGAN):
 
     def __init__(self, batch_size: int = 32, swap_every: int | None = None) -> None:
         super().__init__(1, batch_size)
-        if swap_every is not None and swap_every < 1:
-            raise UserError(f"MDGAN's swap_every is {swap_every}; it must be at least 1, or null for no swaps")
+        at_least(1, self, swap_every=swap_every)
         self.swap_every = swap_every
 
     def build(self, module: nn.Module, seed: int) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_epgan.errors import UserError
+from lit_epgan.bounds import at_least, within
 
 
 class SGHMC(Optimizer):
@@ -37,12 +37,9 @@ class SGHMC(Optimizer):
         friction: float = 0.03,
         temperature: float = 1.0,
     ) -> None:
-        if not lr >= 0:
-            raise UserError(f"SGHMC's lr is {lr}; it must be 0 or more")
-        if not 0 < friction <= 1:
-            raise UserError(f"SGHMC's friction is {friction}; it must lie in (0, 1]")
-        if not temperature >= 0:
-            raise UserError(f"SGHMC's temperature is {temperature}; it must be 0 (no noise) or more")
+        at_least(0, self, lr=lr)
+        within("(0, 1]", self, friction=friction)
+        at_least(0, self, temperature=temperature)
         super().__init__(params, {"lr": lr, "friction": friction, "temperature": temperature})
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Transform, biject_to
 
+from lit_epgan.bounds import at_least
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import isolated
 
@@ -141,8 +142,7 @@ class GaussianMixture(Simulator):
         if not 1 <= components <= MOST_COMPONENTS:
             raise UserError(f"components is {components}; a mixture here has 1 to {MOST_COMPONENTS}, since all of "
                             "their orders are compared")  # fmt: skip
-        if dimensions < 1:
-            raise UserError(f"dimensions is {dimensions}; a record has at least 1")
+        at_least(1, self, dimensions=dimensions)
         dof = dimensions + 2.0 if dof is None else dof
         if not dof > dimensions - 1:
             raise UserError(f"dof is {dof}; an inverse Wishart of {dimensions} dimensions needs more than "

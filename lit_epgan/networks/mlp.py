@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bounds import at_least
 from lit_epgan.errors import UserError
 from lit_epgan.networks.ensembles import DisjointLinear, DisjointNorm, check_blocks
 from lit_epgan.networks.sizes import check_positive
@@ -170,8 +171,7 @@ class PolynomialFeatures(nn.Module):
 
     def __init__(self, degree: int = 3) -> None:
         super().__init__()
-        if degree < 0:
-            raise UserError(f"PolynomialFeatures' degree is {degree}; it must be 0 or more")
+        at_least(0, self, degree=degree)
         self.degree = degree
         self.out_features = degree + 1
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine.collectives import gather_objects
 from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.engine.messages import Total
@@ -157,8 +158,7 @@ class CorrelatedNoise(CentralNoise):
         self, bound: float, noise_multiplier: float | None = None, bands: int | None = None, **central: Any
     ) -> None:
         super().__init__(bound, noise_multiplier, **central)
-        if bands is not None and bands < 1:
-            raise UserError(f"CorrelatedNoise's bands is {bands}; 1 is independent noise")
+        at_least(1, self, bands=bands)
         self.bands = bands
         self._last = -1
         self._streams: dict[str, BackSubstitution] = {}

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lit_epgan.bounds import within
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client
 from lit_epgan.engine.mechanisms import Plan
@@ -40,10 +41,7 @@ class DistributedNoise(CentralNoise):
         super().__init__(bound, noise_multiplier, **central)
         if self.noise_seed is not None:
             raise UserError("DistributedNoise takes no noise_seed: every client draws its own share in secret")
-        if not 0 < honest <= 1:
-            raise UserError(
-                f"DistributedNoise's honest is {honest}; it is a share of the cohort, above 0 and at most 1"
-            )
+        within("(0, 1]", self, honest=honest)
         self.honest = honest
         self._shares = 1
         self._clients: int | None = None

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client, StepHooks
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
@@ -66,8 +67,7 @@ class RecordNoise(Mechanism):
         noise_seed: int | None = None,
     ) -> None:
         check_settings("RecordNoise", bound, noise_multiplier, target_epsilon, delta, relation, budget)
-        if at_once < 1:
-            raise UserError(f"RecordNoise's at_once is {at_once}; it must be at least 1")
+        at_least(1, self, at_once=at_once)
         self.bound, self.noise_multiplier, self.target_epsilon = bound, noise_multiplier, target_epsilon
         self.delta, self.relation, self.budget = delta, relation, budget
         self.at_once, self.noise_seed = at_once, noise_seed

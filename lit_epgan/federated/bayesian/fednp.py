@@ -1,6 +1,5 @@
 """FedNP: expectation propagation over a latent description of everybody's data, which is the classifier's prior."""
 
-import math
 from functools import partial
 from typing import Any, Literal
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_epgan.bounds import at_least, one_of, within
 from lit_epgan.engine import Algorithm, Broadcast, Client, Server, merged
 from lit_epgan.errors import UserError
 from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site, tensors_of
@@ -77,18 +77,11 @@ class FedNP(Algorithm):
         self.latent, self.hidden, self.weight = latent, hidden, weight
         self.moments, self.points, self.terms = moments, points, terms
         self.normalised, self.lr = normalised, lr
-        wanted = {
-            "latent": (latent >= 1, "at least 1"),
-            "hidden": (hidden >= 1, "at least 1"),
-            "weight": (0 <= weight < math.inf, "0 or more"),
-            "moments": (moments in ("closed-form", "quadrature"), "closed-form or quadrature"),
-            "points": (points >= 2, "at least 2"),
-            "terms": (1 <= terms <= 6, "from 1 to 6"),
-            "lr": (0 <= lr < math.inf, "0 or more"),
-        }
-        for name, (good, what) in wanted.items():
-            if not good:
-                raise UserError(f"FedNP's {name} is {getattr(self, name)}; it must be {what}")
+        at_least(1, self, latent=latent, hidden=hidden)
+        at_least(2, self, points=points)
+        within("[0, inf)", self, weight=weight, lr=lr)
+        within("[1, 6]", self, terms=terms)
+        one_of(("closed-form", "quadrature"), self, moments=moments)
         closed = moments == "closed-form"
         self.tilted_moments: Any = (
             partial(tilted_moments, terms=terms) if closed else partial(tilted_moments_quadrature, points=points)

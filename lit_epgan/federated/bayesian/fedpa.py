@@ -5,8 +5,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters
-from lit_epgan.errors import UserError
 
 
 class ShrinkageCovariance:
@@ -79,15 +79,9 @@ class FedPA(Algorithm):
     """
 
     def __init__(self, burn_in: int = 0, every: int = 10, rho: float = 0.01, burn_in_rounds: int = 0) -> None:
-        if burn_in < 0 or every < 1 or not rho >= 0 or burn_in_rounds < 0:
-            raise UserError(
-                f"FedPA's burn_in, every, rho and burn_in_rounds are {burn_in}, {every}, {rho} and {burn_in_rounds}; "
-                "every must be at least 1, and none may be negative"
-            )
-        self.burn_in = burn_in
-        self.every = every
-        self.rho = rho
-        self.burn_in_rounds = burn_in_rounds
+        at_least(0, self, burn_in=burn_in, rho=rho, burn_in_rounds=burn_in_rounds)
+        at_least(1, self, every=every)
+        self.burn_in, self.every, self.rho, self.burn_in_rounds = burn_in, every, rho, burn_in_rounds
 
     def train(self, client: Client, sent: Broadcast) -> Message:
         """Steps whose averages are samples; then -Sigma_k^-1 (theta - mean_k), and FedAvg's change without a sample."""

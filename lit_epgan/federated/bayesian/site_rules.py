@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import within
 from lit_epgan.engine import Client, OptimizedParameters
 from lit_epgan.errors import UserError
 
@@ -69,8 +70,7 @@ class LaplaceSites(SiteRule):
 
     def __init__(self, fisher_decay: float = 0.99, clip: tuple[float, float] = (0.01, 10.0)) -> None:
         super().__init__(clip)
-        if not 0 <= fisher_decay < 1:
-            raise UserError(f"LaplaceSites' fisher_decay is {fisher_decay}; it must lie in [0, 1)")
+        within("[0, 1)", self, fisher_decay=fisher_decay)
         self.fisher_decay = fisher_decay
 
     def begin(self, client: Client) -> None:
@@ -115,8 +115,7 @@ class SampleMoments(SiteRule):
 
     def __init__(self, share: float = 0.5, clip: tuple[float, float] = (0.01, 10.0)) -> None:
         super().__init__(clip)
-        if not 0 < share <= 1:
-            raise UserError(f"SampleMoments' share is {share}; it must lie in (0, 1]")
+        within("(0, 1]", self, share=share)
         self.share = share
 
     def after_local_step(self, client: Client) -> None:

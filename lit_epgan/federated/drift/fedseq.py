@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import (
     Algorithm,
     Broadcast,
@@ -16,7 +17,6 @@ from lit_epgan.engine import (
     merged,
     stages,
 )
-from lit_epgan.errors import UserError
 
 
 class FedSeq(Algorithm):
@@ -46,8 +46,7 @@ class FedSeq(Algorithm):
         records: float = merged("stack")
 
     def __init__(self, length: int = 4) -> None:
-        if length < 1:
-            raise UserError(f"FedSeq's length is {length}; a chain has at least one client (1 is FedAvg)")
+        at_least(1, self, length=length)
         self.length = length
 
     def sampler(self, sampler: Sampler) -> Sampler:

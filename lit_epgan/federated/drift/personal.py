@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bounds import above, at_least, within
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.networks.modes import silent
@@ -30,8 +31,7 @@ class PersonalModels(Algorithm):
     """
 
     def __init__(self, lr: float) -> None:
-        if not lr > 0:
-            raise UserError(f"{type(self).__name__}'s lr is {lr}; it must be above 0")
+        above(0, self, lr=lr)
         self.lr = lr
 
     def build(self, module: nn.Module, seed: int) -> None:
@@ -150,8 +150,7 @@ class Ditto(PersonalModels):
 
     def __init__(self, lam: float = 1.0, lr: float = 0.1) -> None:
         super().__init__(lr)
-        if not lam >= 0:
-            raise UserError(f"Ditto's lam is {lam}; it must be 0 (every client for itself) or more")
+        at_least(0, self, lam=lam)
         self.lam = lam
 
     def model_of(self, client: Client, theta: Tensor) -> PersonalModel:
@@ -196,8 +195,7 @@ class APFL(PersonalModels):
 
     def __init__(self, share: float = 0.5, adaptive: bool = True, lr: float = 0.1) -> None:
         super().__init__(lr)
-        if not 0 <= share <= 1:
-            raise UserError(f"APFL's share is {share}; it must lie in [0, 1]")
+        within("[0, 1]", self, share=share)
         self.share, self.adaptive = share, adaptive
 
     def model_of(self, client: Client, theta: Tensor) -> PersonalModel:

@@ -5,6 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import above, within
 from lit_epgan.engine import Algorithm, Around, Rounds, Server
 from lit_epgan.errors import UserError
 
@@ -19,8 +20,7 @@ class ServerOptimizer(Around):
 
     def __init__(self, lr: float, inner: Algorithm | None = None) -> None:
         super().__init__(inner)
-        if not lr > 0:
-            raise UserError(f"{type(self).__name__}'s lr is {lr}; it must be above 0")
+        above(0, self, lr=lr)
         self.lr = lr
 
     @abstractmethod
@@ -40,8 +40,7 @@ class FedAvgM(ServerOptimizer):
 
     def __init__(self, lr: float = 1.0, momentum: float = 0.9, inner: Algorithm | None = None) -> None:
         super().__init__(lr, inner)
-        if not 0 <= momentum < 1:
-            raise UserError(f"FedAvgM's momentum is {momentum}; it must lie in [0, 1)")
+        within("[0, 1)", self, momentum=momentum)
         self.momentum = momentum
 
     def step(self, server: Server, change: Tensor) -> Tensor:

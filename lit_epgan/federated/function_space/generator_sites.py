@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bounds import within
 from lit_epgan.engine import (
     Algorithm,
     Around,
@@ -124,8 +125,7 @@ class GeneratorSites(Around):
         for name, count in counts.items():
             if count is not None and count < 1:
                 raise UserError(f"GeneratorSites' {name} is {count}; it must be at least 1")
-        if not 0 <= refine < 1:
-            raise UserError(f"GeneratorSites' refine is {refine}; it must lie in [0, 1)")
+        within("[0, 1)", self, refine=refine)
         self.generator = generator
         self.own_rows, self.other_rows = own_rows, other_rows
         self.pool, self.pool_in_all = pool, pool_in_all

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, merged
 from lit_epgan.errors import UserError
 from lit_epgan.likelihood_free import Simulator
@@ -39,8 +40,7 @@ class GradientFree(Around):
 
     def __init__(self, inner: Algorithm | None = None, from_round: int = 0, **inference: Any) -> None:
         super().__init__(inner)
-        if from_round < 0:
-            raise UserError(f"from_round is {from_round}; rounds are counted from 0")
+        at_least(0, self, from_round=from_round)
         self.from_round, self._settings = from_round, inference
         self.inference: Inference
 

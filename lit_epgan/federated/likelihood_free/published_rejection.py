@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.likelihood_free.gradient_free import NOBODY, GradientFree, summaries
@@ -67,8 +68,7 @@ class PublishedRejection(GradientFree):
         numbers: Tensor = merged("stack")
 
     def __init__(self, iterations: int = 1, **settings: Any) -> None:
-        if iterations < 1:
-            raise UserError(f"iterations is {iterations}; a round has at least 1")
+        at_least(1, self, iterations=iterations)
         super().__init__(**settings)
         self.iterations = iterations
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
 from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, scalar
@@ -59,8 +60,7 @@ class SearchOnRelease(GradientFree):
                 "SearchOnRelease takes nothing but the clients' releases, so nothing is trained before it: leave inner "
                 "and from_round out, and give the module a summary that is public"
             )
-        if generations < 1:
-            raise UserError(f"generations is {generations}; a round has at least 1")
+        at_least(1, self, generations=generations)
         super().__init__(**inference)
         self.unit = RecordUnit(GaussianMechanism(noise_multiplier, delta, noise_seed))
         self.generations = generations
