@@ -23,7 +23,7 @@ from evidence.attacks import (
     true_positive_rate,
 )
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.command.lightning_cli import FederatedCLI
+from lit_epgan.cli.lightning_cli import FederatedCLI
 from lit_epgan.embedding import GaussianMechanism
 from lit_epgan.embedding.factor import SENSITIVITY
 from lit_epgan.federated.function_space.generator_sites import SITE, SiteTensors, known_sites

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.remote.contributions import read_contributions
 from tests.processes import ROOT, environment
 from tests.same_weights import assert_same, last_checkpoint

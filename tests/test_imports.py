@@ -23,7 +23,7 @@ MATHEMATICS = (
 )
 ENGINE, SNAPSHOTS = "lit_epgan.engine", "lit_epgan.snapshots"
 FEDERATION = (ENGINE, "lit_epgan.federated", "lit_epgan.callbacks", "lit_epgan.datamodules")
-COMMANDS = ("lit_epgan.command", "lit_epgan.study", "lit_epgan.__main__")
+COMMANDS = ("lit_epgan.cli", "lit_epgan.__main__")
 
 
 def within(name: str, *rooms: str) -> bool:
@@ -79,7 +79,7 @@ def test_this_test_sees_the_project() -> None:
         "lit_epgan.federated.bayesian.ep",
         "lit_epgan.callbacks.federation",
         "lit_epgan.datamodules.base",
-        "lit_epgan.command.cli",
+        "lit_epgan.cli.main",
     } <= names
     assert "lit_epgan.inference.gaussian" in imports(ROOT / "lit_epgan/federated/bayesian/ep.py")
     assert "lit_epgan.objectives" in imports(ROOT / "lit_epgan/modules/gan.py")

@@ -14,7 +14,7 @@ import pytest
 from cryptography import x509
 from PIL import Image
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError
 from lit_epgan.flare.fit import VARIABLE, FitPlan
 from lit_epgan.flare.kits import Members, provision, sites_of, store_in

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.fit.ends import SharedClient, rows_of
 from lit_epgan.flare.fit import at_institution
 from lit_epgan.remote.protocol import Endpoint

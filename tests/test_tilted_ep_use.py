@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.engine import Broadcast, Client
 from lit_epgan.errors import UserError
 from lit_epgan.federated import TiltedExpectationPropagation

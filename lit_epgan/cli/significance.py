@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from scipy import stats
 
-from lit_epgan.study.plan import TestName
+from lit_epgan.cli.study_plan import TestName
 
 TITLES: dict[TestName, str] = {"welch": "Welch's t-test", "paired": "the t-test paired by seed"}
 

@@ -17,12 +17,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from lit_epgan.atomic import write_text
-from lit_epgan.runs.config_files import config_name
-from lit_epgan.study.plan import Metric, Ratio, Study
-from lit_epgan.study.plots import Picture, illustrate
-from lit_epgan.study.run import Run
-from lit_epgan.study.significance import TITLES, RatioOfMeans, holm, p_value, ratio_of_means
-from lit_epgan.study.table import (
+from lit_epgan.cli.plots import Picture, illustrate
+from lit_epgan.cli.significance import TITLES, RatioOfMeans, holm, p_value, ratio_of_means
+from lit_epgan.cli.study_plan import Metric, Ratio, Study
+from lit_epgan.cli.study_run import Run
+from lit_epgan.cli.table import (
     Cell,
     Row,
     best,
@@ -36,6 +35,7 @@ from lit_epgan.study.table import (
     tabulate,
     write_tables,
 )
+from lit_epgan.runs.config_files import config_name
 from lit_epgan.text import markdown as literal
 from lit_epgan.text import markup, printable
 
@@ -165,7 +165,7 @@ def page(
 ) -> str:
     """The page's HTML; ``command`` is what repeats the study."""
     environment = Environment(
-        loader=PackageLoader("lit_epgan.study", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("lit_epgan.cli", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     html = environment.get_template("study.html").render(
         study=study,

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from lit_epgan import tensor_file
 from lit_epgan.atomic import write_text
-from lit_epgan.command.error_messages import own_error
-from lit_epgan.command.parser import parse_error
-from lit_epgan.command.run_setup import say
+from lit_epgan.cli.error_messages import own_error
+from lit_epgan.cli.parser import parse_error
+from lit_epgan.cli.run_setup import say
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.inspection import Inspection, page, paid, verdict
 from lit_epgan.inspection.view import Findings

@@ -9,14 +9,14 @@ from pathlib import Path
 from rich.console import Console
 
 from lit_epgan.atomic import replacing, write_text
+from lit_epgan.cli.study_plan import Study, read_studies
+from lit_epgan.cli.study_run import Command, Record, Run, cli_command, runs_of
+from lit_epgan.cli.study_runner import Display, default_workers, run_all, say
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import find_config
 from lit_epgan.runs.lock import locked
 from lit_epgan.runs.run_folder import METRICS, FitEnd, write_end
 from lit_epgan.signals import Stopped
-from lit_epgan.study.plan import Study, read_studies
-from lit_epgan.study.run import Command, Record, Run, cli_command, runs_of
-from lit_epgan.study.runner import Display, default_workers, run_all, say
 from lit_epgan.text import csv_cell, printable
 
 
@@ -47,8 +47,8 @@ def _run(plans: list[Study], options: argparse.Namespace, output: Path, command:
             say(console, f"{known}: {taken} runs are known{f'; {changed} more {why}' if changed else ''}.")
     failed = run_all([run for some in runs.values() for run in some], options.workers, Display(console), command)
     # plots only once there is something to plot
-    from lit_epgan.study.plots import write_settings
-    from lit_epgan.study.report import missing_metrics, print_table, write_report
+    from lit_epgan.cli.plots import write_settings
+    from lit_epgan.cli.report import missing_metrics, print_table, write_report
 
     words = [
         "python -m lit_epgan study --config",

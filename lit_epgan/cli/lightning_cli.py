@@ -16,10 +16,10 @@ from lightning.pytorch.loggers import WandbLogger
 
 from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import ClientReport, FederationCallback
-from lit_epgan.command.error_messages import disk_error, explain_by_setting, own_error, user_settings
-from lit_epgan.command.parser import check_values, parse_error, quote_numbers, read_null
-from lit_epgan.command.process import no_collection
-from lit_epgan.command.run_end import (
+from lit_epgan.cli.error_messages import disk_error, explain_by_setting, own_error, user_settings
+from lit_epgan.cli.parser import check_values, parse_error, quote_numbers, read_null
+from lit_epgan.cli.process import no_collection
+from lit_epgan.cli.run_end import (
     EndOfFit,
     StopAtBatch,
     draw_samples,
@@ -29,7 +29,7 @@ from lit_epgan.command.run_end import (
     summary,
     with_writer,
 )
-from lit_epgan.command.run_setup import (
+from lit_epgan.cli.run_setup import (
     KeepHyperparameters,
     choose_strategy,
     fit_networks,

@@ -20,9 +20,9 @@ from matplotlib.image import imread
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from lit_epgan.atomic import replacing
-from lit_epgan.study.plan import Method, Metric, Study
-from lit_epgan.study.run import Run
-from lit_epgan.study.table import Row, number_text
+from lit_epgan.cli.study_plan import Method, Metric, Study
+from lit_epgan.cli.study_run import Run
+from lit_epgan.cli.table import Row, number_text
 from lit_epgan.text import mathtext, printable
 
 # Okabe and Ito's colours, distinct to colour-blind eyes as well

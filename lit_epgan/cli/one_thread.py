@@ -2,6 +2,6 @@
 
 import os
 
-from lit_epgan.study.run import ONE_THREAD
+from lit_epgan.cli.study_run import ONE_THREAD
 
 os.environ.update(ONE_THREAD)

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from lit_epgan.cli.study_run import Command, Record, Run, cli_command, environment
 from lit_epgan.errors import UserError
 from lit_epgan.runs.lock import locked
 from lit_epgan.signals import stop_if_asked, stoppable
-from lit_epgan.study.run import Command, Record, Run, cli_command, environment
 from lit_epgan.text import markup, printable
 
 PR_SET_PDEATHSIG = 1
@@ -31,7 +31,7 @@ GRACE_SECONDS = 5.0
 ORPHAN_SECONDS = 30.0
 LINUX = sys.platform == "linux"  # elsewhere libraries may not survive a fork
 IMPORTS = [
-    *("lit_epgan.study.one_thread", "lit_epgan.study.runner", "lit_epgan.command.lightning_cli"),
+    *("lit_epgan.cli.one_thread", "lit_epgan.cli.study_runner", "lit_epgan.cli.lightning_cli"),
     *("matplotlib.backends.backend_agg", "sklearn.datasets", "torchvision", "wandb"),
 ]
 

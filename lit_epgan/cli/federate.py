@@ -9,8 +9,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from lit_epgan.command.lightning_cli import FederatedCLI
-from lit_epgan.command.run_setup import make_room, say
+from lit_epgan.cli.lightning_cli import FederatedCLI
+from lit_epgan.cli.run_setup import make_room, say
 from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.errors import UserError
 from lit_epgan.fit.ends import SENT

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_epgan.command.process import importing, printable_messages
+from lit_epgan.cli.process import importing, printable_messages
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import ALGORITHMS, INSPECTIONS, STUDIES, known_configs, resolve_configs
 from lit_epgan.runs.run_folder import is_first_rank
@@ -99,17 +99,17 @@ def _run(args: list[str]) -> int:
         if any(map(_is_no_text, word)):
             raise UserError(f"{word} on the command line is not UTF-8: rename the file, or give a symbolic link to it.")
     if command == "study":
-        from lit_epgan.study.command import study  # each command pays for its own imports only
+        from lit_epgan.cli.study import study  # each command pays for its own imports only
 
         return study(args[1:])
     if command == "federate":
         with importing():
-            from lit_epgan.command.federate import federate
+            from lit_epgan.cli.federate import federate
 
         return federate(args[1:])
     if command == "inspect":
         with importing():
-            from lit_epgan.command.inspect import inspect
+            from lit_epgan.cli.inspect import inspect
 
         return inspect(args[1:])
     if command == "privacy":
@@ -118,8 +118,8 @@ def _run(args: list[str]) -> int:
         raise UserError(_unknown_command(command))
     resolved = resolve_configs(args)
     with importing():
-        from lit_epgan.command.lightning_cli import FederatedCLI
-        from lit_epgan.command.process import bound_memory
+        from lit_epgan.cli.lightning_cli import FederatedCLI
+        from lit_epgan.cli.process import bound_memory
     bound_memory()
     FederatedCLI(resolved)
     return 0
@@ -182,7 +182,7 @@ def _is_no_text(character: str) -> bool:
 
 
 def _sentence(error: Exception, args: list[str]) -> str | None:
-    from lit_epgan.command.error_messages import explain, explain_by_setting, user_settings, with_file, with_key
+    from lit_epgan.cli.error_messages import explain, explain_by_setting, user_settings, with_file, with_key
 
     sentence = str(error) if isinstance(error, UserError) else explain(error)
     given = user_settings(_resolved(args))
