@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan import tensor_file
+from lit_epgan.bayes.simulator import Simulator
 from lit_epgan.errors import MissingFileError, UserError
-from lit_epgan.likelihood_free.simulator import Simulator
 from lit_epgan.randomness import isolated
 
 KIND = "nsf"  # neural spline flow (Durkan et al. 2019); on mixtures it learns faster than an affine one

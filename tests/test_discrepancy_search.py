@@ -11,6 +11,10 @@ from scipy import stats
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bayes import GaussianMixture
+from lit_epgan.bayes.inference import FOUND, SEARCHING, Inference, Stage
+from lit_epgan.bayes.mean_embeddings import Statistics, answered, mean_embedding, ridged, root
+from lit_epgan.bayes.search import Particles, Search, Target
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, PlainFederation, Round, Rounds, Server, passing
@@ -18,10 +22,6 @@ from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import decode_answer, decode_task, encode_answer, encode_task
 from lit_epgan.errors import UserError
 from lit_epgan.federated import DiscrepancySearch, FedAvg, PublishedRejection
-from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.inference import FOUND, SEARCHING, Inference, Stage
-from lit_epgan.likelihood_free.mean_embeddings import Statistics, answered, mean_embedding, ridged, root
-from lit_epgan.likelihood_free.search import Particles, Search, Target
 from lit_epgan.modules import Posterior, PosteriorOfCodes, SuffiAE
 from lit_epgan.privacy import CentralNoise
 from lit_epgan.randomness import generator_for

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
+from lit_epgan.bayes.simulator import GaussianMixture
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free.simulator import GaussianMixture
 from lit_epgan.randomness import generator_for
 
 MIXTURE = GaussianMixture(3, 2, concentration=1.7, mean=0.5, mean_precision=0.2, dof=6.0, scale=1.3)

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_epgan.bayes import GaussianMixture
+from lit_epgan.bayes.moves import consistent
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.callbacks.posterior_report import mixture_errors
 from lit_epgan.datamodules import ToyDataModule
@@ -15,8 +17,6 @@ from lit_epgan.engine import Exchange, Rounds, Server, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated import PublishedRejection
 from lit_epgan.federated.likelihood_free.published_rejection import Accepted, distances, proposals
-from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.moves import consistent
 from lit_epgan.modules import Posterior
 from lit_epgan.randomness import generator_for
 from tests.federations import fit

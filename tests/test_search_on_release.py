@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bayes import EmbeddingFactor, GaussianMixture
+from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
+from lit_epgan.bayes.inference import FOUND, Stage
+from lit_epgan.bayes.mean_embeddings import answered
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.embedding import EmbeddingFactor
-from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.engine import Exchange, PlainFederation, Rounds, Server, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, SearchOnRelease
 from lit_epgan.federated.likelihood_free.search_on_release import noise_of
-from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.inference import FOUND, Stage
-from lit_epgan.likelihood_free.mean_embeddings import answered
 from lit_epgan.modules import Posterior
 from lit_epgan.randomness import generator_for
 from tests.federations import fit

@@ -11,7 +11,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.embedding import (
+from lit_epgan.bayes import (
     LowFrequencies,
     PublicDirections,
     RandomFourierFeatures,

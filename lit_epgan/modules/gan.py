@@ -11,8 +11,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_epgan.bayes.sghmc import SGHMC
 from lit_epgan.errors import UserError
-from lit_epgan.inference.sghmc import SGHMC
 from lit_epgan.modules.manual_optimization import (
     Batch,
     Losses,

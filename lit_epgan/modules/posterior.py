@@ -11,8 +11,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics.classification import BinaryAUROC
 
+from lit_epgan.bayes import Simulator
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free import Simulator
 from lit_epgan.modules.supervised import Classifier
 from lit_epgan.networks.mlp import MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.modes import evaluating

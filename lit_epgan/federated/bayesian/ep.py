@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.bayes.gaussian import GaussianFactor, damped
 from lit_epgan.bounds import at_least, within
 from lit_epgan.engine import (
     Algorithm,
@@ -21,7 +22,6 @@ from lit_epgan.engine import (
 )
 from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site, tensors_of
 from lit_epgan.federated.bayesian.site_rules import LaplaceSites, SiteRule
-from lit_epgan.inference.gaussian import GaussianFactor, damped
 
 
 class ExpectationPropagation(Algorithm):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.embedding import (
+from lit_epgan.bayes import (
     EmbeddingFactor,
     GaussianMechanism,
     Guarantee,
@@ -20,8 +20,8 @@ from lit_epgan.embedding import (
     herd,
     median_distance,
 )
-from lit_epgan.embedding.factor import SENSITIVITY, clipped
-from lit_epgan.embedding.feature_maps import FlatFeatures
+from lit_epgan.bayes.factor import SENSITIVITY, clipped
+from lit_epgan.bayes.feature_maps import FlatFeatures
 from lit_epgan.engine import Broadcast, Client, Message, Server, merged, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.networks.average import frozen_copy

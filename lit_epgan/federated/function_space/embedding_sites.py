@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.embedding import EmbeddingFactor, SimplexWeights
+from lit_epgan.bayes import EmbeddingFactor, SimplexWeights
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.embedding_release import TOTAL, VERSION, EmbeddingRelease, Release

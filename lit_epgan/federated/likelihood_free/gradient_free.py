@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bayes import Simulator
+from lit_epgan.bayes.inference import Inference, Stage
 from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, merged
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free import Simulator
-from lit_epgan.likelihood_free.inference import Inference, Stage
 from lit_epgan.randomness import derive_seed, generator_for
 
 PREFIX = "inference."

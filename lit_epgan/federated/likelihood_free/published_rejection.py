@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.bayes import Simulator
 from lit_epgan.bounds import at_least
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.likelihood_free.gradient_free import NOBODY, GradientFree, summaries
-from lit_epgan.likelihood_free import Simulator
 
 THETA, DISTANCES = "rejection.theta", "rejection.distances"
 POINTS = "points"

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.bayes import EmbeddingFactor, GaussianMechanism
+from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
+from lit_epgan.bayes.inference import FOUND
+from lit_epgan.bayes.mean_embeddings import answered
 from lit_epgan.bounds import at_least
-from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
-from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.embedding_release import TOTAL, RecordUnit, Release
 from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
-from lit_epgan.likelihood_free.inference import FOUND
-from lit_epgan.likelihood_free.mean_embeddings import answered
 
 CLIENTS = "embedding.clients"
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.embedding.gaussian_mechanism import GaussianMechanism
+from lit_epgan.bayes.gaussian_mechanism import GaussianMechanism
 
 # of the count beside the sums: a larger one would take noise from the count and give it to the sums
 COUNT_WEIGHT = 0.25

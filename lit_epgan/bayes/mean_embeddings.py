@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from lit_epgan.embedding import RandomFourierFeatures
-from lit_epgan.likelihood_free.simulator import Simulator
+from lit_epgan.bayes import RandomFourierFeatures
+from lit_epgan.bayes.simulator import Simulator
 
 T = TypeVar("T")
 ROWS = 8_192  # simulated and embedded at a time: they fit a processor's cache

@@ -5,9 +5,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from lit_epgan.embedding import RandomFourierFeatures, median_distance
-from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free.mean_embeddings import (
+from lit_epgan.bayes import RandomFourierFeatures, median_distance
+from lit_epgan.bayes.mean_embeddings import (
     Asking,
     Question,
     Statistics,
@@ -15,9 +14,10 @@ from lit_epgan.likelihood_free.mean_embeddings import (
     statistic,
     sufficient_directions,
 )
-from lit_epgan.likelihood_free.moves import aligned, chains, consistent, resampled
-from lit_epgan.likelihood_free.search import FEWEST_RECORDS, Particles, Search
-from lit_epgan.likelihood_free.simulator import Simulator
+from lit_epgan.bayes.moves import aligned, chains, consistent, resampled
+from lit_epgan.bayes.search import FEWEST_RECORDS, Particles, Search
+from lit_epgan.bayes.simulator import Simulator
+from lit_epgan.errors import UserError
 
 CORRECTION_MOVES = 20  # of each particle, on the server alone
 SEEN = 64  # directions of a noised release that the likelihood looks at, at most

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.embedding.feature_maps import FlatFeatures
+from lit_epgan.bayes.feature_maps import FlatFeatures
 from lit_epgan.randomness import generator_for, isolated, seed_on_host
 
 

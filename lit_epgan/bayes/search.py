@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free.mean_embeddings import (
+from lit_epgan.bayes.mean_embeddings import (
     FINE,
     Asking,
     Question,
@@ -21,7 +20,8 @@ from lit_epgan.likelihood_free.mean_embeddings import (
     statistic,
     sufficient_directions,
 )
-from lit_epgan.likelihood_free.moves import CrankNicolson, Differences, Kernel, aligned, largest_step, resampled
+from lit_epgan.bayes.moves import CrankNicolson, Differences, Kernel, aligned, largest_step, resampled
+from lit_epgan.errors import UserError
 
 FEWEST_RECORDS = 100
 MOVED = 0.25  # of what independent draws would differ by, squared: then particles have moved enough

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_epgan.inference.gaussian import GaussianFactor
+from lit_epgan.bayes.gaussian import GaussianFactor
 
 # (mean, variance, f) -> (log Z, mean, variance) of N(mean, variance) sigma(f theta), in every coordinate
 Moments = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
