@@ -254,7 +254,7 @@ def test_what_cannot_be_evaluated_is_said(tmp_path: Path) -> None:
 
 def test_a_users_mistakes() -> None:
     for build, said in (
-        (lambda: Ditto(lam=-1.0), "Ditto's lam is -1.0; it must be at least 0"),
+        (lambda: Ditto(lam=-1.0), "Ditto's lam is -1.0; it must be 0"),
         (lambda: Ditto(lr=0.0), "Ditto's lr is 0.0; it must be above 0"),
         (lambda: APFL(share=1.5), "APFL's share is 1.5; it must lie in"),
     ):

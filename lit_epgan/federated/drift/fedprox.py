@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters
+from lit_epgan.errors import UserError
 
 
 class FedProx(Algorithm):
@@ -17,7 +17,8 @@ class FedProx(Algorithm):
     """
 
     def __init__(self, mu: float = 0.01) -> None:
-        at_least(0, self, mu=mu)
+        if not mu >= 0:
+            raise UserError(f"FedProx's mu is {mu}; it must be 0 (FedAvg) or more")
         self.mu = mu
 
     def train(self, client: Client, sent: Broadcast) -> Message:

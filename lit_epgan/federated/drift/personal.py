@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.bounds import above, at_least, within
+from lit_epgan.bounds import above, within
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.networks.modes import silent
@@ -150,7 +150,8 @@ class Ditto(PersonalModels):
 
     def __init__(self, lam: float = 1.0, lr: float = 0.1) -> None:
         super().__init__(lr)
-        at_least(0, self, lam=lam)
+        if not lam >= 0:
+            raise UserError(f"Ditto's lam is {lam}; it must be 0 (every client for itself) or more")
         self.lam = lam
 
     def model_of(self, client: Client, theta: Tensor) -> PersonalModel:
