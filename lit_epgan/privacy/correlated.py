@@ -120,7 +120,7 @@ class CorrelatedNoise(CentralNoise):
 
         sum_t <- sum_t + z S (C^-1 Z)_t,   Z_t ~ N(0, I),   C banded, lower triangular, Toeplitz, columns of a norm of 1
 
-    DP-FTRL by the banded square root (``factorization.banded``). Nothing is drawn, and so no cohort has to stay a
+    DP-FTRL by the banded square root (``banded``). Nothing is drawn, and so no cohort has to stay a
     secret: epsilon holds against whoever knows when each client takes part.
 
     **What a client pays.** The sampler promises a separation: a client takes part at most once in so many rounds on
