@@ -60,8 +60,7 @@ class FederatedProgressBar(ProgressBar):
     def __init__(self, refresh_seconds: float = 0.5, line_seconds: float = 2.0) -> None:
         super().__init__()
         at_least(0, self, refresh_seconds=refresh_seconds, line_seconds=line_seconds)
-        self.refresh_seconds = refresh_seconds
-        self.line_seconds = line_seconds
+        self.refresh_seconds, self.line_seconds = refresh_seconds, line_seconds
         self._enabled = True
         self._next_refresh = self._next_line = -math.inf
         self._bar: Progress | None = None

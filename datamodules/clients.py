@@ -82,9 +82,7 @@ class DatasetClient:
     ) -> None:
         self.dataset = dataset
         self.records: int | None = len(dataset)  # type: ignore[arg-type]
-        self.batch_size = batch_size
-        self.collate_fn = collate_fn
-        self.num_workers = num_workers
+        self.batch_size, self.collate_fn, self.num_workers = batch_size, collate_fn, num_workers
 
     @property
     def has_batches(self) -> bool:

@@ -44,8 +44,7 @@ class ImageFiles(BatchDataset):
         self, paths: Sequence[str], labels: Tensor | None, shape: tuple[int, int, int], cache: bool = True
     ) -> None:
         self.paths = list(paths)
-        self.labels = labels
-        self.shape = shape
+        self.labels, self.shape = labels, shape
         self.cache: dict[int, Tensor] | None = {} if cache else None
 
     def __len__(self) -> int:

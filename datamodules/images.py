@@ -41,10 +41,7 @@ class ImageRecords(BatchDataset):
     clients; a batch is scaled when read. ``levels`` is the value of white, which becomes 1 (and 0 becomes -1)."""
 
     def __init__(self, pixels: Tensor, labels: Tensor, rows: Tensor, levels: int = 255) -> None:
-        self.pixels = pixels
-        self.labels = labels
-        self.rows = rows
-        self.levels = levels
+        self.pixels, self.labels, self.rows, self.levels = pixels, labels, rows, levels
 
     def __len__(self) -> int:
         return len(self.rows)

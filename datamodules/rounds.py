@@ -91,9 +91,7 @@ class ValidationLoader:
         owners: deque[int] | None = None,
         epoch: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.loaders = loaders
-        self._epoch = epoch
-        self.marks = marks
+        self.loaders, self._epoch, self.marks = loaders, epoch, marks
         self.owners: deque[int] = deque() if owners is None else owners
 
     def __len__(self) -> int:

@@ -4,6 +4,7 @@ NaN is beyond every bound, and None is an argument that was left out. The messag
 ``data.`` where the owner is that word.
 """
 
+import math
 from collections.abc import Sequence
 
 from lit_epgan.errors import UserError
@@ -30,7 +31,8 @@ def within(interval: str, owner: object, **values: float | None) -> None:
         if value is None or (low < value < high) or (value == low and interval[0] == "["):
             continue
         if value != high or interval[-1] == ")":
-            raise _refusal(owner, name, value, f"lie in {interval}")
+            first = f"be {'at least' if interval[0] == '[' else 'above'} {low:g} and finite"
+            raise _refusal(owner, name, value, first if high == math.inf else f"lie in {interval}")
 
 
 def one_of(choices: Sequence[str], owner: object, **values: str) -> None:

@@ -86,7 +86,7 @@ def test_naming_components_anew_changes_neither_prior_nor_model() -> None:
     [
         ({"components": 7}, "components is 7"),
         ({"dof": 1.0}, "dof is 1.0; an inverse Wishart of 2 dimensions needs more than 1"),
-        ({"scale": 0.0}, "scale is 0.0; it must be a number above 0"),
+        ({"scale": 0.0}, "scale is 0.0; it must be above 0"),
     ],
 )
 def test_what_is_out_of_range_is_named(settings: dict[str, float], sentence: str) -> None:

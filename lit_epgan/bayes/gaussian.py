@@ -138,8 +138,7 @@ class Sites:
     begins as p0 (...)."""
 
     def __init__(self, prior: GaussianFactor, clients: int) -> None:
-        self.clients = clients
-        self.posterior = prior
+        self.clients, self.posterior = clients, prior
         self.factors = GaussianFactor.uniform(torch.stack([prior.precision] * clients))
 
     def site(self, k: int) -> GaussianFactor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Transform, biject_to
 
-from lit_epgan.bounds import at_least
+from lit_epgan.bounds import at_least, within
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import isolated
 
@@ -147,9 +147,7 @@ class GaussianMixture(Simulator):
         if not dof > dimensions - 1:
             raise UserError(f"dof is {dof}; an inverse Wishart of {dimensions} dimensions needs more than "
                             f"{dimensions - 1}")  # fmt: skip
-        for name, value in (("concentration", concentration), ("mean_precision", mean_precision), ("scale", scale)):
-            if not 0 < value < math.inf:
-                raise UserError(f"{name} is {value}; it must be a number above 0")
+        within("(0, inf)", self, concentration=concentration, mean_precision=mean_precision, scale=scale)
         self.components, self.dimensions = components, dimensions
         self.concentration, self.mean, self.mean_precision = concentration, mean, mean_precision
         self.dof, self.scale = dof, scale

@@ -54,8 +54,7 @@ class FedAvgGAN(Algorithm):
 
     def __init__(self, server_steps: int = 6, batch_size: int = 32) -> None:
         check_server_training(self, server_steps, batch_size)
-        self.server_steps = server_steps
-        self.batch_size = batch_size
+        self.server_steps, self.batch_size = server_steps, batch_size
 
     def build(self, module: nn.Module, seed: int) -> None:
         """Check that the module takes turns; on clients it is the discriminator's."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from lit_epgan.bounds import at_least, one_of, within
 from lit_epgan.errors import UserError
 from lit_epgan.networks.ensembles import disjoint_names, with_batch_statistics
 from lit_epgan.objectives import Objective
@@ -98,8 +99,7 @@ class GaussianPrior(Prior):
 
     def __init__(self, precision: float = 1e-4) -> None:
         super().__init__()
-        if not 0 <= precision < math.inf:
-            raise UserError(f"GaussianPrior's precision is {precision}, but must be zero or positive.")
+        within("[0, inf)", self, precision=precision)
         self.precision = precision
 
     def adjust_gradients(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
@@ -153,12 +153,10 @@ class HistoryPrior(Prior):
         one_each_step: bool = False,
     ) -> None:
         super().__init__()
-        if approximation not in ("psa", "gma"):
-            raise UserError(f"HistoryPrior's approximation is {approximation!r}: choose psa or gma.")
-        if size < 1 or every < 1:
-            raise UserError(f"HistoryPrior's size and every are {size} and {every}, but must be at least 1.")
-        if not (0 <= weight < math.inf and 0 < variance < math.inf):
-            raise UserError(f"HistoryPrior's weight is {weight} and its variance {variance}: give positive numbers.")
+        one_of(("psa", "gma"), self, approximation=approximation)
+        at_least(1, self, size=size, every=every)
+        within("[0, inf)", self, weight=weight)
+        within("(0, inf)", self, variance=variance)
         self.size, self.every, self.weight = size, every, weight
         if one_each_step and approximation != "psa":
             raise UserError("HistoryPrior's one_each_step draws among psa's snapshots, and gma has only one.")

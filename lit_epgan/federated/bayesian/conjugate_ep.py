@@ -51,8 +51,7 @@ class ConjugateEP(Algorithm):
                 f"ConjugateEP's prior_precision and temperature are {prior_precision} and {temperature}; "
                 "give prior_precision >= 0 and temperature > 0"
             )
-        self.prior_precision = prior_precision
-        self.temperature = temperature
+        self.prior_precision, self.temperature = prior_precision, temperature
 
     def trains(self, round_: int) -> bool:
         """Never: gradients at given points are all that is asked for."""

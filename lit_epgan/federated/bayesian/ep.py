@@ -83,11 +83,9 @@ class ExpectationPropagation(Algorithm):
     ) -> None:
         at_least(0, self, prior_scale=prior_scale, prior_precision=prior_precision)
         within("(0, 1]", self, damping=damping)
-        self.prior_scale = prior_scale
-        self.prior_precision = prior_precision
+        self.prior_scale, self.prior_precision = prior_scale, prior_precision
         self.sites = sites if sites is not None else LaplaceSites()
-        self.damping = damping
-        self.tied = tied
+        self.damping, self.tied = damping, tied
 
     # The server ------------------------------------------------------------------------------------------------------
 

@@ -37,8 +37,7 @@ class FedLA(Algorithm):
     def __init__(self, strength: float = 0.1, floor: float = 1e-8) -> None:
         if not strength >= 0 or not floor > 0:
             raise UserError(f"FedLA's strength and floor are {strength} and {floor}; give strength >= 0 and floor > 0")
-        self.strength = strength
-        self.floor = floor
+        self.strength, self.floor = strength, floor
 
     def start(self, server: Server) -> None:
         """L = 0."""

@@ -40,9 +40,7 @@ class MOON(Algorithm):
     def __init__(self, representation: str, mu: float = 1.0, temperature: float = 0.5) -> None:
         if not mu >= 0 or not temperature > 0:
             raise UserError(f"MOON's mu and temperature are {mu} and {temperature}; give mu >= 0 and temperature > 0")
-        self.representation = representation
-        self.mu = mu
-        self.temperature = temperature
+        self.representation, self.mu, self.temperature = representation, mu, temperature
 
     def build(self, module: nn.Module, seed: int) -> None:
         known = [name for name, _ in module.named_modules() if name]

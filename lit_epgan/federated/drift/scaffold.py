@@ -46,8 +46,7 @@ class SCAFFOLD(Algorithm):
     def __init__(self, control: Control = "path", lr: float = 1.0) -> None:
         if control not in ("path", "gradient") or not lr > 0:
             raise UserError(f"SCAFFOLD's control and lr are {control!r} and {lr}; give path or gradient, and lr > 0")
-        self.control = control
-        self.lr = lr
+        self.control, self.lr = control, lr
 
     def start(self, server: Server) -> None:
         """c = 0, and nobody known."""

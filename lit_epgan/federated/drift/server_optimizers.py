@@ -74,8 +74,7 @@ class FedAdam(ServerOptimizer):
             raise UserError(
                 f"{type(self).__name__}'s betas and tau are {tuple(betas)} and {tau}; give betas in [0, 1) and tau > 0"
             )
-        self.betas = betas
-        self.tau = tau
+        self.betas, self.tau = betas, tau
 
     def step(self, server: Server, change: Tensor) -> Tensor:
         """lr m / (v^1/2 + tau) (d,)."""

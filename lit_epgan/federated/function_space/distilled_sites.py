@@ -49,8 +49,7 @@ class DistilledSites(GeneratorSites):
     ) -> None:
         super().__init__(generator, pool=pool, pool_in_all=pool_in_all)
         check_server_training(self, server_steps, batch_size)
-        self.server_steps = server_steps
-        self.batch_size = batch_size
+        self.server_steps, self.batch_size = server_steps, batch_size
 
     def trains(self, round_: int) -> bool:
         return round_ == 0

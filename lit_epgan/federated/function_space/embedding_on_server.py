@@ -56,8 +56,7 @@ class EmbeddingOnServer(Algorithm):
                 "algorithm: leave inner out, or take EmbeddingSites"
             )
         check_server_training(self, server_steps, batch_size)
-        self.server_steps = server_steps
-        self.batch_size = batch_size
+        self.server_steps, self.batch_size = server_steps, batch_size
         self.release = EmbeddingRelease(**release)
 
     def guarantee(self) -> str | None:
@@ -138,8 +137,7 @@ class MatchedEmbedding(EmbeddingOnServer):
         super().__init__(server_steps, batch_size, inner, **release)
         if not lr > 0 or not 0 <= average < 1:
             raise UserError(f"MatchedEmbedding's lr and average are {lr} and {average}; give lr > 0, 0 <= average < 1")
-        self.lr = lr
-        self.average = average
+        self.lr, self.average = lr, average
 
     def build(self, module: nn.Module, seed: int) -> None:
         missing = [name for name in ("generator", "latent_dim") if not hasattr(module, name)]

@@ -22,6 +22,7 @@ from lit_epgan.bayes import (
 )
 from lit_epgan.bayes.factor import SENSITIVITY, clipped
 from lit_epgan.bayes.feature_maps import FlatFeatures
+from lit_epgan.bounds import above, at_least, one_of
 from lit_epgan.engine import Broadcast, Client, Message, Server, merged, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.networks.average import frozen_copy
@@ -216,18 +217,15 @@ class EmbeddingRelease:
         unit: Unit = "record",
         embedding: Literal["fourier", "moments"] = "fourier",
     ) -> None:
-        if embedding not in ("fourier", "moments"):
-            raise UserError(f"embedding is {embedding!r}; it must be fourier or moments")
+        one_of(("fourier", "moments"), self, embedding=embedding)
         if embedding == "moments" and (bandwidths is not None or frequencies is not None):
             raise UserError(
                 "bandwidths and frequencies are a kernel's, and an embedding of moments has none: leave them out"
             )
         frequencies = 2048 if frequencies is None else frequencies
-        for name, count in (("frequencies", frequencies), ("points", points), ("herding_steps", herding_steps)):
-            if count < 1:
-                raise UserError(f"{name} is {count}; it must be at least 1")
-        if not herding_rate > 0 or not smoothing >= 0:
-            raise UserError(f"herding_rate and smoothing are {herding_rate} and {smoothing}; give > 0 and >= 0")
+        at_least(1, self, frequencies=frequencies, points=points, herding_steps=herding_steps)
+        above(0, self, herding_rate=herding_rate)
+        at_least(0, self, smoothing=smoothing)
         self.features, self.embedding = features, embedding
         self.frequencies, self.bandwidths = frequencies, bandwidths
         self.dimensions, self.stacked, self.bound = dimensions, stacked, bound

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.bounds import within
+from lit_epgan.bounds import at_least, within
 from lit_epgan.engine import (
     Algorithm,
     Around,
@@ -121,10 +121,7 @@ class GeneratorSites(Around):
         pool_in_all: int = 40_000,
     ) -> None:
         super().__init__(inner)
-        counts = {"own_rows": own_rows, "pool": pool, "other_rows": other_rows, "pool_in_all": pool_in_all}
-        for name, count in counts.items():
-            if count is not None and count < 1:
-                raise UserError(f"GeneratorSites' {name} is {count}; it must be at least 1")
+        at_least(1, self, own_rows=own_rows, pool=pool, other_rows=other_rows, pool_in_all=pool_in_all)
         within("[0, 1)", self, refine=refine)
         self.generator = generator
         self.own_rows, self.other_rows = own_rows, other_rows
