@@ -183,11 +183,7 @@ def hold_out(part: Tensor, fraction: float, generator: torch.Generator) -> tuple
 
 
 def partition_table(labels: Mapping[str, Tensor]) -> "pd.DataFrame":
-    """Count records by client (rows, in the given order) and class (columns, sorted).
-
-    Args:
-        labels: for every client the int64 tensor (n_k,) of its records' classes.
-    """
+    """Count the labels (n_k,), int64, by client (rows, in the given order) and class (columns, sorted)."""
     import pandas as pd
 
     classes = torch.unique(torch.cat(list(labels.values())))
@@ -198,15 +194,8 @@ def partition_table(labels: Mapping[str, Tensor]) -> "pd.DataFrame":
 
 
 def check_dealing(clients: int | None, held_out: float) -> None:
-    """Refuse to deal nobody, or to hold out everybody.
-
-    Args:
-        clients: how many users are to take part; None for all that are left.
-        held_out: share of all users who take part in nothing.
-
-    Raises:
-        UserError: ``clients`` is below 1, or ``held_out`` is not in [0, 1).
-    """
+    """Refuse to deal nobody (``clients``, None for all that are left), or to hold out everybody (``held_out``, a share
+    in [0, 1))."""
     at_least(1, "data", clients=clients)
     if not 0 <= held_out < 1:
         raise UserError(f"data.held_out is {held_out}; it is a share of the users, from 0 to below 1")

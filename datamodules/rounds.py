@@ -10,12 +10,8 @@ from lit_epgan.errors import UserError
 
 
 class Mark(NamedTuple):
-    """Whose a held-out batch is, in a queue beside it: the module must see the batch as its data set gave it.
-
-    Attributes:
-        client: the client's index among all clients.
-        first: whether the batch is the client's first.
-    """
+    """Whose a held-out batch is, by index, and whether it is that client's first, in a queue beside it: the module must
+    see the batch as its data set gave it."""
 
     client: int
     first: bool
@@ -77,13 +73,7 @@ class RoundLoader:
 
 
 def training_batches(federation: Rounds, round_: int, index: int) -> Iterator[Any]:
-    """A client's batches of a round, as its data set gives them.
-
-    Args:
-        federation: whose client it is.
-        round_: the round's number, from 0.
-        index: the client's.
-    """
+    """A client's batches of a round (both from 0), as its data set gives them."""
     client, name = federation.clients[index], federation.client_names[index]
     steps = federation.steps_of_round(round_)
     batches = readable(client, name, steps, federation.local_epochs, federation.seed, round_, index)
@@ -91,14 +81,8 @@ def training_batches(federation: Rounds, round_: int, index: int) -> Iterator[An
 
 
 class ValidationLoader:
-    """Every client's held-out batches, one client after another; its marks say whose each batch is.
-
-    Args:
-        loaders: by client.
-        marks: one for each batch.
-        owners: the batches' clients once more, for another reader.
-        epoch: of the fit, which the loaders' samplers are told.
-    """
+    """Every client's held-out batches, one client after another; its marks say whose each batch is, and ``owners`` for
+    another reader. The loaders' samplers are told the epoch of the fit."""
 
     def __init__(
         self,
@@ -107,9 +91,7 @@ class ValidationLoader:
         owners: deque[int] | None = None,
         epoch: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.loaders = loaders
-        self._epoch = epoch
-        self.marks = marks
+        self.loaders, self._epoch, self.marks = loaders, epoch, marks
         self.owners: deque[int] = deque() if owners is None else owners
 
     def __len__(self) -> int:

@@ -37,9 +37,6 @@ class TableDataModule(FederatedDataModule):
 
     Attributes:
         label_names: the name of label 0, 1, ..., known once the data are loaded.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     def __init__(

@@ -42,11 +42,7 @@ class TFFFile:
         self.kind = kinds[0]
 
     def clients(self) -> list[str]:
-        """The clients' names, sorted.
-
-        Raises:
-            UserError: the file is not laid out so.
-        """
+        """The clients' names, sorted. UserError: the file is not laid out so."""
         if self.kind == "hdf5":
             with hdf5_examples(self.path) as examples:
                 return sorted(examples)

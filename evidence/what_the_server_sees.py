@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.side_by_side import markdown, options, publish
+from lit_epgan.bayes import GaussianMixture
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.carriers.protocol import Kind, answered
 from lit_epgan.carriers.secure_aggregation import MASKED, Masking, layout_of, numbers_in
@@ -46,7 +47,6 @@ from lit_epgan.federated import (
     GeneratorSites,
     TiltedExpectationPropagation,
 )
-from lit_epgan.likelihood_free import GaussianMixture
 from lit_epgan.modules import GAN, Classifier, Posterior
 from lit_epgan.networks import MLPBackbone, MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, DistributedNoise

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from tests.test_cli import TINY, folder, refusal
 
 __all__ = ["folder"]  # the fixture: an empty working directory

@@ -12,8 +12,8 @@ import pytest
 import torch
 import yaml
 
-from lit_epgan.callbacks import density_map
-from lit_epgan.command.cli import console, main
+from lit_epgan.callbacks import toy_metrics
+from lit_epgan.cli.main import console, main
 from lit_epgan.runs.config_files import config_folders, known_configs
 from tests.processes import run_words
 
@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
     """An empty working directory, no W&B, and a density map that is a file but not drawn: a third of a run's time."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    monkeypatch.setattr(density_map, "draw", lambda *_: np.zeros((8, 8, 3), np.uint8))
+    monkeypatch.setattr(toy_metrics, "draw", lambda *_: np.zeros((8, 8, 3), np.uint8))
     return tmp_path
 
 
@@ -145,7 +145,7 @@ def test_debug_shows_the_traceback(monkeypatch):
 
 
 def test_a_programming_error_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr("lit_epgan.command.cli._run", lambda args: 1 // 0)
+    monkeypatch.setattr("lit_epgan.cli.main._run", lambda args: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["fit"])
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_of_another_model_and_a_damaged_one(folder, capsys):
 
 
 def test_help_lists_commands_and_configs_and_imports_nothing_heavy():
-    code = "import sys; from lit_epgan.command.cli import main; main(['--help']); print('torch' in sys.modules)"
+    code = "import sys; from lit_epgan.cli.main import main; main(['--help']); print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines()[-1] == "False"
     assert "cifar.yaml" in shown.stdout
@@ -237,7 +237,7 @@ def test_a_new_run_moves_the_old_one_aside(folder, capsys):
 
 
 def test_another_rank_moves_nothing(folder, monkeypatch):
-    from lit_epgan.command.run_setup import make_room
+    from lit_epgan.cli.run_setup import make_room
 
     (folder / "run" / "checkpoints").mkdir(parents=True)
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -304,7 +304,7 @@ def test_the_seed_decides_everything_and_reaches_the_data(folder):
 def test_several_processes_get_the_federations_strategy(devices, nodes, federated, expected):
     from jsonargparse import Namespace
 
-    from lit_epgan.command.run_setup import choose_strategy
+    from lit_epgan.cli.run_setup import choose_strategy
 
     trainer = Namespace(accelerator="cpu", devices=devices, num_nodes=nodes, strategy="auto")
     choose_strategy(trainer, federated)
@@ -325,7 +325,7 @@ def test_two_ranks_from_the_command_line_give_the_same_metrics(folder):
 def test_wandb_is_offline_without_a_key_only(class_path, folder, monkeypatch):
     from jsonargparse import Namespace
 
-    from lit_epgan.command.run_setup import place_loggers
+    from lit_epgan.cli.run_setup import place_loggers
 
     def placed(subcommand: str = "fit") -> Namespace:
         arguments = Namespace(save_dir=".", offline=False, id=None, name=None)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_epgan.study.plan import read_studies
-from lit_epgan.study.run import runs_of
+from lit_epgan.cli.study_plan import read_studies
+from lit_epgan.cli.study_run import runs_of
 
 ROOT = Path(__file__).parent.parent
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import resolve_configs, with_bases
 from lit_epgan.runs.run_folder import default_folder

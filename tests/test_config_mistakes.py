@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from wandb.errors import AuthenticationError
 
-from lit_epgan.command.error_messages import explain
+from lit_epgan.cli.error_messages import explain
 from lit_epgan.errors import UserError
 from lit_epgan.runs.yaml_files import load_yaml
 from tests.test_cli import folder, refusal

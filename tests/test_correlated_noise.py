@@ -19,7 +19,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, Ledger, Releases, spent
 from lit_epgan.privacy.book import Account
-from lit_epgan.privacy.factorization import banded, toeplitz
+from lit_epgan.privacy.correlated import banded, toeplitz
 from tests.federations import federation, fit
 from tests.modules import Regression
 from tests.test_central_noise import summed

@@ -12,8 +12,8 @@ import torch
 
 from lit_epgan import atomic, tensor_file
 from lit_epgan.atomic import naming, replacing, write_text
-from lit_epgan.command.cli import main
-from lit_epgan.command.error_messages import disk_error
+from lit_epgan.cli.error_messages import disk_error
+from lit_epgan.cli.main import main
 from lit_epgan.runs.loggers import MetricsFile
 from tests.test_cli import folder, refusal
 

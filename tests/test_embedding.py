@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lit_epgan.embedding import (
+from lit_epgan.bayes import (
     EmbeddingFactor,
     LowFrequencies,
     NormalisedMoments,
@@ -21,7 +21,7 @@ from lit_epgan.embedding import (
     feature_map,
     median_distance,
 )
-from lit_epgan.embedding.codes import cosine_basis
+from lit_epgan.bayes.codes import cosine_basis
 from lit_epgan.errors import UserError
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.randomness import generator_for

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_epgan.command.cli import main
-from lit_epgan.command.run_end import summary
+from lit_epgan.cli.main import main
+from lit_epgan.cli.run_end import summary
+from lit_epgan.cli.study import study
+from lit_epgan.cli.study_run import runs_of
 from lit_epgan.errors import UserError
 from lit_epgan.runs.run_folder import END, FitEnd, read_end, write_end
-from lit_epgan.study.command import study
-from lit_epgan.study.run import runs_of
 from tests.studies import calls, read_study, run_quietly, write_plan, write_stand_in
 from tests.test_cli import TINY, folder, refusal
 

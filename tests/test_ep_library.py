@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.special import log_ndtr
 
-from lit_epgan.inference import GaussianFactor, Sites, damped
+from lit_epgan.bayes import GaussianFactor, Sites, damped
 from tests.tied_sites import TiedSites, sweep
 
 GRID = torch.linspace(-24, 24, 24_001, dtype=torch.float64)

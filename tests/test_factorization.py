@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from lit_epgan.privacy.factorization import (
+from lit_epgan.privacy.correlated import (
     BackSubstitution,
     banded,
     prefix_deviations,

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from lit_epgan.bayes.gaussian import GaussianFactor
+from lit_epgan.bayes.tilted import tilted_moments_quadrature
 from lit_epgan.callbacks.classifier_prior import ClassifierPrior, projected
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.engine import Algorithm, Broadcast, Client, Rounds, Server
@@ -17,8 +19,6 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedNP
 from lit_epgan.federated.bayesian.fednp import Q, kl_from_standard_normal
 from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site
-from lit_epgan.inference.gaussian import GaussianFactor
-from lit_epgan.inference.tilted import tilted_moments_quadrature
 from tests.federations import federation, fit
 from tests.plain_federation import federated
 
@@ -166,7 +166,7 @@ def test_a_users_mistakes() -> None:
         ({"latent": 0}, "latent is 0"),
         ({"moments": "exact"}, "closed-form or quadrature"),
         ({"weight": -1.0}, "weight is -1.0"),
-        ({"terms": 7}, "from 1 to 6"),
+        ({"terms": 7}, "FedNP.s terms is 7; it must lie in"),
     ):
         with pytest.raises(UserError, match=said):
             FedNP("backbone", "head", **options)  # type: ignore[arg-type]

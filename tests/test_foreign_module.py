@@ -14,7 +14,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBorin
 from lightning.pytorch.plugins import DoublePrecision
 from torch.utils.data import Dataset
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import ExpectationPropagation, FedAvg
 from lit_epgan.randomness import derive_seed, seed_streams

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
-from lit_epgan.inference import FullGaussianFactor, GaussianFactor, ImproperFactorError
+from lit_epgan.bayes import FullGaussianFactor, GaussianFactor, ImproperFactorError
 
 GRID = torch.linspace(-30, 30, 60_001, dtype=torch.float64)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lit_epgan.bayes import LowFrequencies, Points, RandomFourierFeatures, SimplexWeights, herd, project_to_simplex
 from lit_epgan.datamodules.toy import ToyDataModule
-from lit_epgan.embedding import LowFrequencies, Points, RandomFourierFeatures, SimplexWeights, herd, project_to_simplex
 from lit_epgan.metrics.toy_scores import density_error, grid, mode_coverage
 from tests.test_embedding import rows, stream
 

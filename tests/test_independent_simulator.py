@@ -9,10 +9,10 @@ from scipy.special import expit
 from torch import Tensor
 from torch.distributions import Beta, Dirichlet, Gamma, MultivariateNormal, Normal, Poisson
 
+from lit_epgan.bayes import Independent
+from lit_epgan.bayes.inference import FOUND, Inference
+from lit_epgan.bayes.mean_embeddings import answered, mean_embedding
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free import Independent
-from lit_epgan.likelihood_free.inference import FOUND, Inference
-from lit_epgan.likelihood_free.mean_embeddings import answered, mean_embedding
 from lit_epgan.randomness import generator_for
 
 

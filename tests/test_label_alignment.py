@@ -2,8 +2,8 @@
 
 import torch
 
-from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.moves import aligned, consistent
+from lit_epgan.bayes import GaussianMixture
+from lit_epgan.bayes.moves import aligned, consistent
 from lit_epgan.randomness import generator_for
 
 MIXTURE = GaussianMixture(3, 2)

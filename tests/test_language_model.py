@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.modules import LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork
 from lit_epgan.networks.language import most_probable, sampled

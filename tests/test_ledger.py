@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lit_epgan.command.cli import main
-from lit_epgan.command.privacy import show
+from lit_epgan.cli.main import main, show
 from lit_epgan.errors import UserError
 from lit_epgan.privacy import Budget, Ledger, Releases, spent
 

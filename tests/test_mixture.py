@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 from torch import Tensor
 
-from lit_epgan.inference import gumbel_softmax, responsibilities
+from lit_epgan.bayes import gumbel_softmax, responsibilities
 from tests.mixtures import component_log_densities, mixture_log_density
 
 Mixture = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_epgan.likelihood_free.inference import FOUND, Inference
-from lit_epgan.likelihood_free.mean_embeddings import Question, SummedAnswer
+from lit_epgan.bayes.inference import FOUND, Inference
+from lit_epgan.bayes.mean_embeddings import Question, SummedAnswer
 from lit_epgan.randomness import generator_for
 
 FILE = Path(__file__).parent.parent / "docs" / "own_simulator.py"

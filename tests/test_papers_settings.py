@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
+from lit_epgan.cli.study_plan import read_studies
+from lit_epgan.cli.study_run import CLI, cli_command, runs_of
 from lit_epgan.runs.config_files import find_config
-from lit_epgan.study.plan import read_studies
-from lit_epgan.study.run import CLI, cli_command, runs_of
 
 SPEECH = ("speech.yaml", "speech_probgan.yaml", "speech_ep_probgan.yaml", "speech_ep_sru_ep_probgan.yaml")
 

@@ -8,8 +8,8 @@ import torch
 from scipy.stats import norm
 from torch import Tensor, nn
 
-from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism, NormalisedMoments, RandomFourierFeatures
-from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
+from lit_epgan.bayes import EmbeddingFactor, GaussianMechanism, NormalisedMoments, RandomFourierFeatures
+from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import secure_normal
 from tests.test_embedding import rows, stream

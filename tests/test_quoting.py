@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonargparse import Namespace, get_loader
 
-from lit_epgan.command.cli import main
-from lit_epgan.command.parser import quoted
+from lit_epgan.cli.main import main
+from lit_epgan.cli.parser import quoted
 from tests.parsed import Parsed
 
 DIGIT_LIKE = st.text(alphabet="0123456789abcdefox_.:+-eEnNiI", min_size=1, max_size=10)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_epgan.privacy.row_by_row import row_by_row
+from lit_epgan.privacy.record_losses import row_by_row
 
 
 def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

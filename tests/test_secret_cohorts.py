@@ -10,7 +10,7 @@ from lit_epgan.engine.mechanisms import NormClipping
 from lit_epgan.engine.samplers import Sampler
 from lit_epgan.federated import FedAvg
 from lit_epgan.privacy import AdaptiveNoise, CentralNoise, CorrelatedNoise, DistributedNoise, Releases, spent
-from lit_epgan.privacy.secret_cohorts import SecretCohorts
+from lit_epgan.privacy.central import SecretCohorts
 from tests.federations import federation, fit
 from tests.modules import Regression
 from tests.plain_federation import federated

@@ -8,8 +8,8 @@ import torch
 from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor, nn
 
+from lit_epgan.bayes import SGHMC
 from lit_epgan.errors import UserError
-from lit_epgan.inference import SGHMC
 
 A = torch.tensor([[2.0, 0.9], [0.9, 1.0]], dtype=torch.float64)  # precision of a correlated target
 MEAN = torch.tensor([1.0, -2.0], dtype=torch.float64)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bayes import EmbeddingFactor
 from lit_epgan.callbacks import RoundCheckpoint
-from lit_epgan.embedding import EmbeddingFactor
 from lit_epgan.engine import Broadcast, Client, Message
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites

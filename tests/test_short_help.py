@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lit_epgan.command.cli import PAGE, main, short_help
+from lit_epgan.cli.main import PAGE, main, short_help
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])

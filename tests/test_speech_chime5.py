@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from tests.chime5_tree import write_chime5
 
 pytestmark = pytest.mark.slow

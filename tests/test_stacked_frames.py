@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_epgan.embedding import StackedFrames, herd
+from lit_epgan.bayes import StackedFrames, herd
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 from lit_epgan.speech.frames import CHUNK, FUTURE, INPUTS, MELS, with_future

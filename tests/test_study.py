@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from lit_epgan.cli import plots
+from lit_epgan.cli.significance import paired, welch
+from lit_epgan.cli.study import study
+from lit_epgan.cli.study_plan import Method
+from lit_epgan.cli.study_run import Run, runs_of
+from lit_epgan.cli.study_runner import Display, run_all
+from lit_epgan.cli.table import Cell, best, cell_text, markdown, number_text, tabulate
 from lit_epgan.errors import UserError
-from lit_epgan.study import plots
-from lit_epgan.study.command import study
-from lit_epgan.study.plan import Method
-from lit_epgan.study.run import Run, runs_of
-from lit_epgan.study.runner import Display, run_all
-from lit_epgan.study.significance import paired, welch
-from lit_epgan.study.table import Cell, best, cell_text, markdown, number_text, tabulate
 from tests.studies import read_study, run_quietly, write_plan, write_stand_in
 
 

@@ -8,9 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
-from lit_epgan.study import plots
-from lit_epgan.study.plots import Picture, drawing, partition_in_words
-from lit_epgan.study.run import runs_of
+from lit_epgan.cli import plots
+from lit_epgan.cli.plots import Picture, drawing, partition_in_words
+from lit_epgan.cli.study_run import runs_of
 from tests.studies import read_study, run_quietly, write_plan, write_stand_in
 
 

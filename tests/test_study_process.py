@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_epgan.study.run import CLI
-from lit_epgan.study.runner import Fork, start
+from lit_epgan.cli.study_run import CLI
+from lit_epgan.cli.study_runner import Fork, start
 
 pytestmark = [
     pytest.mark.slow,
@@ -72,7 +72,7 @@ def test_it_is_ended_by_a_signal_to_its_group(tmp_path: Path) -> None:
 def test_it_does_not_outlive_the_study(tmp_path: Path) -> None:
     words = [*FIT, "--trainer.max_epochs", "100000", "--trainer.default_root_dir", str(tmp_path)]
     script = (
-        "import pathlib, time; from lit_epgan.study.runner import start\n"
+        "import pathlib, time; from lit_epgan.cli.study_runner import start\n"
         f"print(start({words!r}, pathlib.Path({str(tmp_path / 'log')!r}), False).pid, flush=True); time.sleep(600)"
     )
     study = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from lit_epgan.cli.report import Claim
+from lit_epgan.cli.significance import RatioOfMeans, holm, ratio_of_means
+from lit_epgan.cli.study import study
+from lit_epgan.cli.study_plan import Ratio
 from lit_epgan.errors import UserError
-from lit_epgan.study.command import study
-from lit_epgan.study.comparisons import Claim
-from lit_epgan.study.plan import Ratio
-from lit_epgan.study.significance import RatioOfMeans, holm, ratio_of_means
 from tests.studies import read_study, rewritten, write_plan, write_stand_in
 
 FIRST, SECOND = {0: 2.0, 1: 2.4, 2: 2.9, 3: 2.2}, {0: 1.0, 1: 1.3, 2: 1.4, 3: 1.2}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lit_epgan.study.command import study
-from lit_epgan.study.plan import Method
-from lit_epgan.study.run import Run, cli_command, runs_of
+from lit_epgan.cli.study import study
+from lit_epgan.cli.study_plan import Method
+from lit_epgan.cli.study_run import Run, cli_command, runs_of
 from tests.studies import calls, read_study, run_quietly, write_plan, write_stand_in
 
 
@@ -72,7 +72,7 @@ def test_a_failed_run_is_named_with_its_last_lines_and_the_others_go_on(plan, st
 
 STUDY_PROCESS = """
 import sys; sys.path.insert(0, {tests!r})
-from lit_epgan.study.command import study
+from lit_epgan.cli.study import study
 command = lambda run: [sys.executable, "-S", {script!r}, str(run.folder), str(run.seed), "0"]
 sys.exit(study(["--config", {plan!r}, "--workers", "2", "--output", {output!r}], command))
 """

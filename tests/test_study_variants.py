@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imsave
 
+from lit_epgan.cli import plots
+from lit_epgan.cli.study import study
+from lit_epgan.cli.study_plan import read_studies
+from lit_epgan.cli.study_run import runs_of
 from lit_epgan.errors import UserError
-from lit_epgan.study import plots
-from lit_epgan.study.command import study
-from lit_epgan.study.plan import read_studies
-from lit_epgan.study.run import runs_of
 from tests.studies import write_plan, write_stand_in
 
 VARIANTS = """

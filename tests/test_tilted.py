@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from lit_epgan.bayes.tilted import PROBITS, tilted_moments
 from lit_epgan.errors import UserError
-from lit_epgan.inference.tilted import PROBITS, tilted_moments
 
 ORACLE = json.loads((Path(__file__).parent / "oracles" / "tilted_moments.json").read_text())
 # largest error of Z, of the mean in cavity standard deviations, of the variance relative to it

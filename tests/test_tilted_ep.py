@@ -8,12 +8,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
+from lit_epgan.bayes import GaussianFactor
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.engine import Broadcast, Client
 from lit_epgan.federated import FedAvg, FedProx, TiltedExpectationPropagation
 from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site
 from lit_epgan.federated.bayesian.tilted_ep import Q
-from lit_epgan.inference import GaussianFactor
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.test_federation import assert_same

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.engine import Broadcast, Client
 from lit_epgan.errors import UserError
 from lit_epgan.federated import TiltedExpectationPropagation
@@ -136,7 +136,7 @@ def test_moments_that_are_none_are_counted_and_said_once() -> None:
 ])  # fmt: skip
 def test_arguments_out_of_range(argument: dict[str, Any]) -> None:
     name = next(iter(argument))
-    with pytest.raises(UserError, match=f"TiltedExpectationPropagation's {name} is .*; it must be"):
+    with pytest.raises(UserError, match=f"TiltedExpectationPropagation's {name} is .*; it must (be|lie in)"):
         TiltedExpectationPropagation(FEATURES, **argument)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import mpmath
 import pytest
 
-from lit_epgan.inference.tilted import PROBITS
+from lit_epgan.bayes.tilted import PROBITS
 
 # Monahan and Stefanski 1992, table 1: weights and scales of the smallest largest error, to four digits
 MINIMAX = {

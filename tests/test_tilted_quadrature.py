@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lit_epgan.bayes import tilted_moments, tilted_moments_printed, tilted_moments_quadrature
+from lit_epgan.bayes.tilted import in_chunks
 from lit_epgan.errors import UserError
-from lit_epgan.inference import tilted_moments, tilted_moments_printed, tilted_moments_quadrature
-from lit_epgan.inference.tilted import in_chunks
 from tests.test_tilted import columns, integrate, tensors
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.inference import FOUND, Inference
-from lit_epgan.likelihood_free.mean_embeddings import answered, mean_embedding
-from lit_epgan.likelihood_free.moves import consistent
+from lit_epgan.bayes import GaussianMixture
+from lit_epgan.bayes.inference import FOUND, Inference
+from lit_epgan.bayes.mean_embeddings import answered, mean_embedding
+from lit_epgan.bayes.moves import consistent
 from lit_epgan.randomness import generator_for
 
 CENTRES = torch.tensor([[-9.0, 3.0], [0.0, -9.0], [8.0, 3.0]])

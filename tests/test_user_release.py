@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bayes import EmbeddingFactor
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.embedding import EmbeddingFactor
 from lit_epgan.engine import Client, Message, Report, Rounds, Server, passing
 from lit_epgan.engine.mechanisms import flat_norm
 from lit_epgan.engine.messages import Broadcast, tensor_of

@@ -88,15 +88,9 @@ class Inspection:
         return self.selection or AllExamples()
 
     def ask(self, name: str, folder: Path) -> Ask:
-        """The question that the inspection may ask; the noise follows from its price.
-
-        Args:
-            name: of the inspection, in the ledger.
-            folder: where a ledger without a path is.
-
-        Raises:
-            UserError: the price is none, or would pass the budget, or a model is missing: before any data are read.
-        """
+        """The question that the inspection may ask, by its name in the ledger, which lies in ``folder`` where it has no
+        path; the noise follows from its price. UserError: the price is none, or would pass the budget, or a model is
+        missing: before any data are read."""
         if self.rule.asks_primary and self.primary is None:
             raise UserError(f"{self.rule.task} asks what a model gets right: give it, as primary")
         price = self.price
@@ -110,15 +104,8 @@ class Inspection:
         return ask
 
     def run(self, ask: Ask, say: Callable[[str], None] = lambda sentence: None) -> Findings:
-        """Read the data, ask, and say what the answers tell.
-
-        Args:
-            ask: see ``ask``.
-            say: takes a sentence on what is being done.
-
-        Raises:
-            UserError: the data, the primary model and the selection do not go together.
-        """
+        """Read the data, ask, and say what the answers tell; ``say`` takes a sentence on what is being done. UserError:
+        the data, the primary model and the selection do not go together."""
         self.data.prepare_data()
         data = self.data.data
         public = ConcatDataset(list(data.val.values())) if isinstance(data.val, Mapping) else data.val

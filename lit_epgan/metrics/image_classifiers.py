@@ -144,15 +144,9 @@ class FashionClassifier(ImageClassifier):
 
 
 def fashion_classifier(data_dir: str) -> FashionClassifier:
-    """The trained classifier, from the cache or trained now (a minute).
-
-    Args:
-        data_dir: the folder that holds ``FashionMNIST/raw``, as the data module's.
-
-    Raises:
-        MissingFileError: the data are not there.
-        UserError: the classifier's test accuracy is not above 88 %, so its distances would mean nothing.
-    """
+    """The trained classifier, from the cache or trained now (a minute) on ``data_dir``/FashionMNIST/raw.
+    MissingFileError: the data are not there. UserError: its test accuracy is not above 88 %, so its distances would
+    mean nothing."""
     from torchvision.datasets import FashionMNIST
 
     try:
@@ -200,15 +194,8 @@ class EmojiClassifier(ImageClassifier):
 
 
 def emoji_classifier(data_dir: str) -> EmojiClassifier:
-    """The classifier trained on both vendors' emoji, from the cache or trained now (a minute).
-
-    Args:
-        data_dir: the folder that holds the packed files, as the data module's.
-
-    Raises:
-        MissingFileError: a packed file is not there.
-        UserError: one is damaged, or the classifier's test accuracy is not above 65 %.
-    """
+    """The classifier trained on both vendors' emoji, packed in ``data_dir``, from the cache or trained now (a minute).
+    MissingFileError: a packed file is not there. UserError: one is damaged, or the test accuracy is not above 65 %."""
     train, test = split_by_emoji(read_emoji(data_dir), split_seed=7)
     return trained(
         EmojiClassifier, LabelledImages(scaled(train.pixels), train.categories, scaled(test.pixels), test.categories)

@@ -11,7 +11,6 @@ from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.queries import Queries
 from lit_epgan.privacy.records import RecordNoise
 from lit_epgan.privacy.releases import Releases
-from lit_epgan.privacy.trie_hh import TrieHH
 
 __all__ = [
     "AdaptiveNoise",
@@ -25,7 +24,6 @@ __all__ = [
     "RecordNoise",
     "Releases",
     "Spent",
-    "TrieHH",
     "noise_multiplier_for",
     "spent",
 ]

@@ -28,14 +28,8 @@ GRID = 1e-3  # of privacy losses, rounded up; ten times as fast as the library's
 
 @dataclass(frozen=True)
 class Spent:
-    """An epsilon with all that it takes to understand it; as text one clause.
-
-    Attributes:
-        epsilon, delta: of (epsilon, delta)-differential privacy.
-        relation: which data sets are neighbours.
-        accountant: how releases were added up.
-        unit: whom it protects: users with their whole data sets, or single records.
-    """
+    """(epsilon, delta) with all that it takes to understand it, as text one clause: which data sets are neighbours, how
+    releases were added up, and whom it protects, users with their whole data sets or single records."""
 
     epsilon: float
     delta: float

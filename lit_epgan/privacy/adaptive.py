@@ -76,7 +76,6 @@ class AdaptiveNoise(CentralNoise):
         self._of_sum = left**-0.5
 
     def broadcast(self) -> Broadcast:
-        """The bound of this round."""
         return {BOUND: self._state[BOUND]}
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
@@ -86,7 +85,6 @@ class AdaptiveNoise(CentralNoise):
         return {**self._clipped(report, size, bound), BELOW: torch.full((1,), below - 0.5, dtype=torch.float64)}
 
     def at_server(self, total: Total, cohort: int) -> Total:
-        """The sums with noise, the bound moved."""
         total.sums.setdefault(BELOW, torch.zeros(1, dtype=torch.float64))  # nobody has answered
         total = super().at_server(total, cohort)
         members = self._expected if self._expected is not None else cohort

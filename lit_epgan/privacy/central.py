@@ -1,6 +1,7 @@
 """Differential privacy for users around any algorithm, by a server that is trusted to add the noise."""
 
 import os
+import secrets
 from collections.abc import Sequence
 
 import torch
@@ -18,9 +19,36 @@ from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.book import EVERYONE, Account, Budget
 from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.privacy.releases import Relation, Releases
-from lit_epgan.privacy.secret_cohorts import SecretCohorts
 from lit_epgan.privacy.settings import check_settings, ledger_of, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
+
+
+class SecretCohorts(Sampler):
+    """Another sampler's cohorts, from a seed of the operating system's that is kept nowhere.
+
+    Every process has a seed of its own, so a run that was resumed draws anew: a round that it repeats, as its release
+    came after the checkpoint, asks another cohort. So each release is of a fresh draw, as its price supposes, and two
+    runs on the same data never share their cohorts, whatever ``seed_everything`` is.
+
+    Args:
+        of: draws the cohorts.
+        seed: that nobody else knows, where several federations have to share their cohorts.
+    """
+
+    def __init__(self, of: Sampler, seed: int | None = None) -> None:
+        self.of = of
+        self._seed = gather_objects(secrets.randbits(63))[0] if seed is None else seed  # one for all ranks
+
+    def draw(self, clients: list[int], seed: int, round_: int) -> list[list[int]]:
+        """The other sampler's chains; ``seed`` does not matter."""
+        return self.of.draw(clients, self._seed, round_)
+
+    def rate(self, clients: int) -> float:
+        return self.of.rate(clients)
+
+    def check(self, clients: int) -> None:
+        self.of.check(clients)
+
 
 ASKED_AGAIN = (
     "the algorithm asks a drawn cohort more than once a round, and its epsilon counts on a fresh draw for each "
@@ -53,9 +81,6 @@ class CentralNoise(Mechanism):
         group: the users that this run looks at; what is spent on disjoint groups does not add up.
         noise_seed: makes a study repeatable, and the noise predictable to whoever knows it, as the cohorts are to
             whoever knows ``seed_everything``: then there is no guarantee in real use.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     private = True
@@ -239,7 +264,6 @@ class CentralNoise(Mechanism):
             total.sums[name] = torch.full_like(total[name], self._expected or 0.0)
 
     def end(self) -> None:
-        """Tell the ledger that nothing more is released."""
         if rank() == 0 and self._ledger is not None:
             self._ledger.end(self._account)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lit_epgan.bounds import within
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client
 from lit_epgan.engine.mechanisms import Plan
@@ -32,9 +33,6 @@ class DistributedNoise(CentralNoise):
         honest: share of a cohort that adds its noise and does not drop out; the rest is not counted on. A client
             adds at least its share in a cohort of all clients, whatever the server says, where it is told z.
         central: ``CentralNoise``'s other settings, without ``noise_seed``.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     def __init__(
@@ -43,10 +41,7 @@ class DistributedNoise(CentralNoise):
         super().__init__(bound, noise_multiplier, **central)
         if self.noise_seed is not None:
             raise UserError("DistributedNoise takes no noise_seed: every client draws its own share in secret")
-        if not 0 < honest <= 1:
-            raise UserError(
-                f"DistributedNoise's honest is {honest}; it is a share of the cohort, above 0 and at most 1"
-            )
+        within("(0, 1]", self, honest=honest)
         self.honest = honest
         self._shares = 1
         self._clients: int | None = None
@@ -66,7 +61,6 @@ class DistributedNoise(CentralNoise):
         self._shares = max(1, math.floor(self.honest * plan.sampler.rate(plan.clients) * plan.clients))
 
     def broadcast(self) -> Broadcast:
-        """The standard deviation of a client's share."""
         assert self._planned is not None, "begin comes first"
         deviation = self._planned.noise_multiplier * self.bound / math.sqrt(self._shares)
         return {HONEST: torch.tensor([deviation], dtype=torch.float64)}
@@ -108,7 +102,6 @@ class DistributedNoise(CentralNoise):
         return super().at_server(total, cohort)
 
     def deviations(self, names: Sequence[str]) -> dict[str, float]:
-        """None is added here."""
         return dict.fromkeys(names, 0.0)
 
     def _how(self) -> str:

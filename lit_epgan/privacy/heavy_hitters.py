@@ -40,9 +40,6 @@ class HeavyHitters:
         words: m, the most words that a user gives.
         noise_multiplier: z.
         delta: the selection's own.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     words: int

@@ -25,21 +25,14 @@ except ImportError:  # a system without POSIX locks
 
 
 class Ledger:
-    """The file. Appends are atomic: under a lock that dies with its process, and on the disk before they count.
-
-    Args:
-        path: of the file; it need not exist yet.
-    """
+    """The file, which need not exist yet. Appends are atomic: under a lock that dies with its process, and on the disk
+    before they count."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
     def read(self) -> Book:
-        """All that stands in it.
-
-        Raises:
-            UserError: it cannot be read, or a line is not one of a ledger.
-        """
+        """All that stands in it. UserError: it cannot be read, or a line is not one of a ledger."""
         if not self.path.exists():
             return Book()
         with self._open("rb") as file:
@@ -145,15 +138,9 @@ class Ledger:
         self._refuse_more_than_the_budget(book, " and ".join(map(str, planned)), group)
 
     def release(self, name: str, count: int = 1) -> None:
-        """Write that the account is about to make a release; it counts from now on.
-
-        Args:
-            name: the account's id.
-            count: how many of the planned kind it is; 0 where it is covered by one before.
-
-        Raises:
-            UserError: more was made than planned, and the budget would be passed.
-        """
+        """Write that the account of that id is about to make ``count`` of the planned releases, which count from now
+        on; 0 where it is covered by one before. UserError: more was made than planned, and the budget would be
+        passed."""
         self.release_groups({name: count})
 
     def release_groups(self, counts: Mapping[str, int]) -> None:

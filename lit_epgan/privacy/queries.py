@@ -31,9 +31,6 @@ class Queries:
         budget: the largest epsilon that the ledger allows; None for no limit.
         noise_seed: makes a study repeatable, and the noise predictable to whoever knows it: then there is no guarantee
             in real use. None: the operating system's secure source.
-
-    Raises:
-        UserError: delta or the relation is out of its range.
     """
 
     def __init__(
@@ -89,11 +86,7 @@ class Queries:
             self.ledger.end(name)  # what was planned and not released is free again
 
     def refuse_beyond_budget(self, planned: Sequence[Releases], group: str = EVERYONE) -> None:
-        """Look whether answers would pass the budget together, so that nothing is prepared in vain.
-
-        Raises:
-            UserError: it would, or the budget is another than the ledger's.
-        """
+        """Look whether answers would pass the budget together, so that nothing is prepared in vain."""
         self.ledger.refuse_beyond_budget(planned, group, self._budget)
 
     def price(self, *answers: Releases) -> Spent:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client, StepHooks
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
@@ -49,9 +50,6 @@ class RecordNoise(Mechanism):
         at_once: of so many records gradients are in memory at the same time.
         noise_seed: makes a study repeatable, and coins and noise predictable to whoever knows it: then there is no
             guarantee in real use.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     by_record = True
@@ -69,8 +67,7 @@ class RecordNoise(Mechanism):
         noise_seed: int | None = None,
     ) -> None:
         check_settings("RecordNoise", bound, noise_multiplier, target_epsilon, delta, relation, budget)
-        if at_once < 1:
-            raise UserError(f"RecordNoise's at_once is {at_once}; it must be at least 1")
+        at_least(1, self, at_once=at_once)
         self.bound, self.noise_multiplier, self.target_epsilon = bound, noise_multiplier, target_epsilon
         self.delta, self.relation, self.budget = delta, relation, budget
         self.at_once, self.noise_seed = at_once, noise_seed
@@ -173,11 +170,7 @@ class RecordNoise(Mechanism):
         return client.told(batch=steps.batch, within=lambda: steps)
 
     def check_steps(self, hooks: StepHooks, algorithm: Algorithm) -> None:
-        """Refuse a loss that is no record's.
-
-        Raises:
-            UserError: the algorithm adds a term to the module's own loss, which may look at records.
-        """
+        """Refuse a loss that is no record's."""
         if hooks.loss:
             raise UserError(
                 f"{type(algorithm).__name__} adds a term of its own to a client's loss, which is no record's: take "
@@ -205,7 +198,6 @@ class RecordNoise(Mechanism):
     # After it ---------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Tell the ledger that nothing more is released."""
         if rank() == 0 and self._ledger is not None:
             self._ledger.end(*self._accounts.values())
 
@@ -227,7 +219,6 @@ class RecordNoise(Mechanism):
         return every | {name: (*every.get(name, ()), planned) for name, planned in self._planned.items()}
 
     def own_epsilon(self) -> float | None:
-        """Of the client who pays most."""
         return self._dearest(self._all())[1].epsilon if self._planned else None
 
     def guarantee(self) -> str | None:

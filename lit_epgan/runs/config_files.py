@@ -25,11 +25,8 @@ NEAR = 3  # names that are suggested
 
 
 def known_configs(kind: str = "") -> list[str]:
-    """Names that ``find_config`` finds in the configs folders, e.g. ``digits.yaml``, or ``studies/demo.yaml``.
-
-    Args:
-        kind: "" for the experiments, ``algorithms``, ``studies``, or ``inspect_`` for the inspections.
-    """
+    """Names that ``find_config`` finds in the configs folders, e.g. ``digits.yaml``, or of a kind (``algorithms``,
+    ``studies``, or ``inspect_`` for the inspections) ``studies/demo.yaml``."""
     pattern = "*.yaml" if kind in ("", INSPECTIONS) else f"{kind}/*.yaml"
     found = {path.relative_to(folder).as_posix() for folder in config_folders() for path in folder.glob(pattern)}
     if kind in ("", INSPECTIONS):

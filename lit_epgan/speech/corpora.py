@@ -31,15 +31,8 @@ SAID = ("words", "speaker")  # what an utterance's entry must have
 
 
 def plain_words(text: str, tags: Sequence[str] = TAGS) -> str:
-    """Words in lower case without punctuation, their letters composed (Unicode's NFC), each apostrophe the same.
-
-    Args:
-        text: as it was transcribed.
-        tags: pairs of brackets, such as ``<>``: what stands within one, such as <noise>, is no word.
-
-    Raises:
-        UserError: a tag is no pair of characters.
-    """
+    """Words in lower case without punctuation, their letters composed (Unicode's NFC), each apostrophe the same. Tags
+    are pairs of brackets, such as ``<>``: what stands within one, such as <noise>, is no word."""
     spoken = unicodedata.normalize("NFC", text.lower())
     for pair in tags:
         check_tag(pair)
@@ -55,11 +48,7 @@ def plain_words(text: str, tags: Sequence[str] = TAGS) -> str:
 
 
 def check_tag(pair: str) -> None:
-    """Refuse what is no pair of brackets.
-
-    Raises:
-        UserError: it has more characters than two, or fewer.
-    """
+    """Refuse what is no pair of brackets."""
     if len(pair) != 2:
         raise UserError(f"data.tags has {pair!r}, but each is a pair of brackets, such as '<>'.")
 
@@ -175,16 +164,8 @@ def read_audio(recording: Recording) -> NDArray[np.float64]:
 def readable(
     recordings: Sequence[Recording], on_error: OnError, skipped: list[str]
 ) -> Iterator[tuple[Recording, NDArray[np.float64]]]:
-    """The recordings with their samples.
-
-    Args:
-        recordings: all of them.
-        on_error: ``refuse`` raises at the first that cannot be used; ``skip`` leaves it out.
-        skipped: collects what was left out, a sentence each.
-
-    Raises:
-        UserError: under ``refuse``.
-    """
+    """The recordings with their samples. The first that cannot be used raises a UserError under ``refuse``; under
+    ``skip`` it is left out, and ``skipped`` collects a sentence on it."""
     for recording in recordings:
         try:
             samples = read_audio(recording)
@@ -199,13 +180,8 @@ def readable(
 
 @dataclass(frozen=True)
 class Corpus:
-    """Recordings, and the text that the grammar is made of.
-
-    Attributes:
-        recordings: of all splits.
-        grammar: sentences; none of a held-out session's.
-        words: that can be recognised.
-    """
+    """Recordings of all splits, sentences that the grammar is made of, none of a held-out session's, and the words that
+    can be recognised."""
 
     recordings: list[Recording]
     grammar: list[str]

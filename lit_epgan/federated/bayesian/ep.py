@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.bayes.gaussian import GaussianFactor, damped
+from lit_epgan.bounds import at_least, within
 from lit_epgan.engine import (
     Algorithm,
     Broadcast,
@@ -18,10 +20,8 @@ from lit_epgan.engine import (
     merged,
     scalar,
 )
-from lit_epgan.errors import UserError
 from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site, tensors_of
 from lit_epgan.federated.bayesian.site_rules import LaplaceSites, SiteRule
-from lit_epgan.inference.gaussian import GaussianFactor, damped
 
 
 class ExpectationPropagation(Algorithm):
@@ -54,9 +54,6 @@ class ExpectationPropagation(Algorithm):
         sites: where a site lies, and how precise it is; ``LaplaceSites()`` by default.
         damping: d in (0, 1]; 1 replaces a site at once.
         tied: one site for all clients.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     class Report(Message):
@@ -84,17 +81,11 @@ class ExpectationPropagation(Algorithm):
         damping: float = 1.0,
         tied: bool = False,
     ) -> None:
-        if not prior_scale >= 0:
-            raise UserError(f"ExpectationPropagation's prior_scale is {prior_scale}; it must be 0 or more")
-        if not prior_precision >= 0:
-            raise UserError(f"ExpectationPropagation's prior_precision is {prior_precision}; it must be 0 or more")
-        if not 0 < damping <= 1:
-            raise UserError(f"ExpectationPropagation's damping is {damping}; it must lie in (0, 1], 1 for none")
-        self.prior_scale = prior_scale
-        self.prior_precision = prior_precision
+        at_least(0, self, prior_scale=prior_scale, prior_precision=prior_precision)
+        within("(0, 1]", self, damping=damping)
+        self.prior_scale, self.prior_precision = prior_scale, prior_precision
         self.sites = sites if sites is not None else LaplaceSites()
-        self.damping = damping
-        self.tied = tied
+        self.damping, self.tied = damping, tied
 
     # The server ------------------------------------------------------------------------------------------------------
 

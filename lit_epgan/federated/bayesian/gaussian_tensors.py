@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from lit_epgan.inference.gaussian import GaussianFactor
+from lit_epgan.bayes.gaussian import GaussianFactor
 
 
 def tensors_of(factor: GaussianFactor, prefix: str = "") -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import within
 from lit_epgan.engine import Client, OptimizedParameters
 from lit_epgan.errors import UserError
 
@@ -20,9 +21,6 @@ class SiteRule(ABC):
 
     Args:
         clip: smallest and largest precision of a site, relative to the mean.
-
-    Raises:
-        UserError: if ``clip`` is out of its range.
     """
 
     def __init__(self, clip: tuple[float, float] = (0.01, 10.0)) -> None:
@@ -68,19 +66,14 @@ class LaplaceSites(SiteRule):
     Args:
         fisher_decay: of the running mean of squared gradients.
         clip: smallest and largest precision of a site, relative to the mean.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(self, fisher_decay: float = 0.99, clip: tuple[float, float] = (0.01, 10.0)) -> None:
         super().__init__(clip)
-        if not 0 <= fisher_decay < 1:
-            raise UserError(f"LaplaceSites' fisher_decay is {fisher_decay}; it must lie in [0, 1)")
+        within("[0, 1)", self, fisher_decay=fisher_decay)
         self.fisher_decay = fisher_decay
 
     def begin(self, client: Client) -> None:
-        """F is the last round's, or zero."""
         if "fisher" not in client.state:
             client.state["fisher"] = torch.zeros_like(client.parameters)
 
@@ -93,7 +86,6 @@ class LaplaceSites(SiteRule):
             torch._foreach_addcmul_(fisher, gradients, gradients, value=1 - self.fisher_decay)
 
     def statistic(self, client: Client) -> Tensor:
-        """F (d,)."""
         return client.state["fisher"]
 
     def relative_precision(self, statistic: Tensor, mean: float) -> Tensor:
@@ -101,7 +93,6 @@ class LaplaceSites(SiteRule):
         return statistic / max(mean, 1e-30)
 
     def end_round(self, client: Client, keep: bool) -> None:
-        """F is kept, or gone."""
         if not keep:
             client.state.pop("fisher")
 
@@ -120,19 +111,14 @@ class SampleMoments(SiteRule):
         share: of the round's local steps, the last, that count as samples; all of them where a client does not know
             how many there will be.
         clip: smallest and largest precision of a site, relative to the mean.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(self, share: float = 0.5, clip: tuple[float, float] = (0.01, 10.0)) -> None:
         super().__init__(clip)
-        if not 0 < share <= 1:
-            raise UserError(f"SampleMoments' share is {share}; it must lie in (0, 1]")
+        within("(0, 1]", self, share=share)
         self.share = share
 
     def after_local_step(self, client: Client) -> None:
-        """Welford's recursion, once the samples have begun."""
         n = self._samples(client)
         if n == 1:
             client.state["samples.mean"] = client.parameters.clone()
@@ -143,11 +129,9 @@ class SampleMoments(SiteRule):
             client.state["samples.squares"].addcmul_(drift, drift, value=1 - 1 / n)
 
     def knows(self, client: Client) -> bool:
-        """There is a sample."""
         return self._samples(client) > 0
 
     def statistic(self, client: Client) -> Tensor:
-        """V (d,)."""
         return client.state["samples.squares"] / self._samples(client)
 
     def relative_precision(self, statistic: Tensor, mean: float) -> Tensor:
@@ -159,7 +143,6 @@ class SampleMoments(SiteRule):
         return client.state["samples.mean"]
 
     def end_round(self, client: Client, keep: bool) -> None:
-        """The next round's samples begin anew."""
         for name in ("samples.mean", "samples.squares"):
             client.state.pop(name, None)
 
