@@ -158,9 +158,7 @@ def counted() -> dict[str, int]:
             f"{name}: functions": len(profile.functions),
             f"{name}: changes of file": profile.changes,
         }
-    found["FLARE: files imported by its controller and executor"] = len(
-        imported("lit_epgan.flare.controller") | imported("lit_epgan.flare.executor")
-    )
+    found["FLARE: files imported by its controller and executor"] = len(imported("lit_epgan.carriers.flare"))
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sources()}
     users = {path: names for path, tree in trees.items() if (names := set(private_names(tree)))}
     classes = collections.Counter(

@@ -229,14 +229,7 @@ class FederationCallback(FederationView):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The server's model is validated."""
-        if self._driver is not None:
-            self._driver.withhold()
         self._know_personal(trainer, pl_module)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on to the round's end."""
-        if self._driver is not None:
-            self._driver.give_back()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Have the clients' personal layers at hand."""

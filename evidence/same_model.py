@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.side_by_side import markdown, options, publish
-from lit_epgan.flare.fit import QUIET
+from lit_epgan.carriers.fit import QUIET
 
 BAR = 1e-6
 PRECISIONS = ("32-true", "64-true")

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from nvflare.lighter.utils import Identity as Subject
 from nvflare.lighter.utils import generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
-from lit_epgan.remote.keys import FILES, Identity
+from lit_epgan.carriers.keys import FILES, Identity
 
 
 class Root:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.carriers.policy import Policy, ReportFilter
+from lit_epgan.carriers.protocol import Endpoint, Terms
+from lit_epgan.carriers.remote_server import RemoteRound, RemoteServer
+from lit_epgan.carriers.secure_aggregation import Masking
 from lit_epgan.engine import Federation, Round
 from lit_epgan.engine.private import PrivateStates
 from lit_epgan.fit.ends import AtSecureServer
-from lit_epgan.remote.policy import Policy, ReportFilter
-from lit_epgan.remote.protocol import Endpoint, Terms
-from lit_epgan.remote.remote_server import RemoteRound, RemoteServer
-from lit_epgan.remote.secure_aggregation import Masking
 from tests.pipe_federations import half
 
 NAMES = [f"client-{k}" for k in range(4)]

@@ -135,7 +135,7 @@ def test_what_cannot_be_kept_apart_is_named_once() -> None:
         federated(Iterating())
     said = [str(w.message) for w in caught if "`numbers`" in str(w.message)]
     assert len(said) == 1
-    assert "of Iterating changed during client client-0 and is shared with the others" in said[0]
+    assert "of Iterating cannot be copied: all clients share it" in said[0]
 
 
 @pytest.mark.parametrize("sizes", [(20, 7, 34), (34, 7, 20)])

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from lit_epgan.carriers.remote_clients import agreed, disagreement
 from lit_epgan.datamodules import Elsewhere, FederatedDataModule
 from lit_epgan.datamodules.elsewhere import Away, place
 from lit_epgan.engine.samplers import Everyone
 from lit_epgan.errors import UserError
-from lit_epgan.remote.remote_clients import agreed, disagreement
 
 
 def held(*names: str) -> FederatedDataModule:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from lit_epgan.carriers.contributions import read_contributions
 from lit_epgan.command.cli import main
-from lit_epgan.remote.contributions import read_contributions
+from lit_epgan.engine import Broadcast, Client, Message
+from lit_epgan.federated import FedAvg
 from tests.processes import ROOT, environment
 from tests.same_weights import assert_same, last_checkpoint
 
@@ -59,26 +61,45 @@ def test_a_dry_run_tells_what_would_leave_and_sends_nothing(tmp_path: Path) -> N
     assert not (tmp_path / "run" / "metrics.csv").exists()
 
 
+class Fragile(FedAvg):
+    """Fails at client-1 where a file is there, once."""
+
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        if client.name == "client-1" and (mine := Path(os.environ["FRAGILE"])).exists():
+            mine.unlink()
+            raise RuntimeError("fragile")
+        return super().train(client, sent)
+
+
 @pytest.mark.slow
-def test_an_institution_that_crashes_is_started_again_and_takes_part(tmp_path: Path) -> None:
-    run, site = tmp_path / "run", tmp_path / "run" / "institutions" / "site-2"
-    words = [*SMALL[:-1], "400", "--data.local_steps", "2000", "--trainer.default_root_dir", str(run)]
-    command = [sys.executable, "-m", "lit_epgan", "federate", *words]
+def test_an_institution_that_crashes_takes_part_again_and_one_that_is_killed_does_not(tmp_path: Path) -> None:
+    """A crash is the fit's; a kill is the process's, of which FLARE has one for a site."""
+    run, mine = tmp_path / "run", tmp_path / "fragile"
+    words = [*SMALL[:-1], "4000", "--data.local_steps", "200", "--trainer.default_root_dir", str(run)]
+    words += ["--federation.algorithm", "tests.test_flare.Fragile", "--patience", "20"]
+    command, told = [sys.executable, "-m", "lit_epgan", "federate", *words], {"FRAGILE": str(mine)}
     with (tmp_path / "log").open("wb") as log:
-        job = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=log, stderr=log, start_new_session=True)
+        job = subprocess.Popen(command, cwd=ROOT, env=environment() | told, stdout=log, stderr=log)
     try:
         until(lambda: counted(run, "client-1") >= 2)
-        (fit,) = pids(f"lit_epgan fit.*default_root_dir {site}")
-        os.kill(fit, signal.SIGKILL)
+        mine.touch()
         until(lambda: any(row["why"] for row in contributions(run)))
         before = counted(run, "client-1")
         until(lambda: counted(run, "client-1") > before)
+        assert {(row["client"], row["why"]) for row in contributions(run) if row["why"]} == {
+            ("client-1", "its link is broken")
+        }
+        assert "RuntimeError: fragile" in (run / "institutions" / "site-2" / "fit.log").read_text()
+        for pid in pids("simulator_worker.*--client site-2"):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: "it has not answered for 20 seconds" in {row["why"] for row in contributions(run)})
+        before = counted(run, "client-0")
+        until(lambda: counted(run, "client-0") > before)
     finally:
         for pid in [*pids(str(run)), job.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         job.wait()
-    assert {row["client"] for row in contributions(run) if row["why"]} == {"client-1"}
 
 
 def contributions(run: Path) -> list[dict[str, str]]:
@@ -113,8 +134,8 @@ def test_without_flare_the_command_says_what_to_install(
     monkeypatch.chdir(tmp_path)
     for name in ["nvflare", *(name for name in sys.modules if name.startswith("nvflare."))]:  # a test before has some
         monkeypatch.setitem(sys.modules, name, None)
-    for name in [name for name in sys.modules if name.startswith("lit_epgan.flare")]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in ("flare", "kits", "deployment"):
+        monkeypatch.delitem(sys.modules, f"lit_epgan.carriers.{name}", raising=False)
     assert main(["federate", *SMALL]) == 2
     assert "pip install -e '.[flare]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from lit_epgan.carriers.policy import Policy, ReportFilter
 from lit_epgan.engine.messages import Count, Report, Task, Weighted
 from lit_epgan.errors import UserError
 from lit_epgan.privacy import CentralNoise, RecordNoise, Releases, spent
-from lit_epgan.remote.policy import Policy, ReportFilter
 from tests.test_record_noise import plan
 
 TASK = Task(1, 4, 2, "train", True, {})

@@ -21,7 +21,7 @@ MATHEMATICS = (
     "lit_epgan.speech",
     "lit_epgan.likelihood_free",
 )
-ENGINE, SNAPSHOTS = "lit_epgan.engine", "lit_epgan.snapshots"
+ENGINE = "lit_epgan.engine"
 FEDERATION = (ENGINE, "lit_epgan.federated", "lit_epgan.callbacks", "lit_epgan.datamodules")
 COMMANDS = ("lit_epgan.command", "lit_epgan.study", "lit_epgan.__main__")
 
@@ -88,11 +88,9 @@ def test_this_test_sees_the_project() -> None:
 
 WITHOUT_LIGHTNING = (
     ENGINE,
-    SNAPSHOTS,
     "lit_epgan.federated",
     "lit_epgan.privacy",
-    "lit_epgan.remote",
-    "lit_epgan.flare",
+    "lit_epgan.carriers",
 )
 
 
@@ -105,14 +103,12 @@ def test_mathematics_needs_no_lightning(room: str) -> None:
 def test_rooms_import_one_way() -> None:
     assert_imports_only("lit_epgan.inference", allowed=("lit_epgan.inference",))
     assert_imports_only(*MATHEMATICS, allowed=MATHEMATICS)
-    assert_imports_only(SNAPSHOTS, allowed=(SNAPSHOTS,))
-    assert_imports_only(ENGINE, allowed=(ENGINE, SNAPSHOTS))
+    assert_imports_only(ENGINE, allowed=(ENGINE,))
     assert_imports_only("lit_epgan.federated", allowed=("lit_epgan.federated", ENGINE, *MATHEMATICS))
     assert_imports_only("lit_epgan.speech", allowed=("lit_epgan.speech",))
     assert_imports_only("lit_epgan.privacy", allowed=("lit_epgan.privacy", ENGINE))
-    assert_imports_only("lit_epgan.remote", allowed=("lit_epgan.remote", ENGINE))
     runs = ("lit_epgan.runs.run_folder", "lit_epgan.runs.yaml_files")
-    assert_imports_only("lit_epgan.flare", allowed=("lit_epgan.flare", "lit_epgan.remote", *runs))
+    assert_imports_only("lit_epgan.carriers", allowed=("lit_epgan.carriers", ENGINE, *runs))
     inspects = (
         "lit_epgan.embedding",
         "lit_epgan.privacy",
@@ -132,7 +128,7 @@ def test_rooms_import_one_way() -> None:
 def test_the_engine_stands_alone() -> None:
     """It touches no file: an institution drives it as it likes."""
     outside = [i for _, path in modules(ENGINE) for i in imports(path) if within(i, "lit_epgan")]
-    found = {i for i in outside if not within(i, ENGINE, SNAPSHOTS)}
+    found = {i for i in outside if not within(i, ENGINE)}
     assert found == {f"lit_epgan.{name}" for name in ("errors", "listing", "precision", "randomness")}
 
 

@@ -14,11 +14,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from scipy import stats
 
+from lit_epgan.carriers import keys
+from lit_epgan.carriers.flare import certificates
+from lit_epgan.carriers.keys import Announced, ExchangeKey, Identity, Words, add_pad, pad_key
+from lit_epgan.carriers.secure_aggregation import Numbers, fixed_point, floating_point, largest
 from lit_epgan.errors import UserError
-from lit_epgan.flare.executor import certificates
-from lit_epgan.remote import keys
-from lit_epgan.remote.keys import Announced, ExchangeKey, Identity, Words, add_pad, pad_key
-from lit_epgan.remote.secure_aggregation import Numbers, fixed_point, floating_point, largest
 from tests.certificates import Root, written
 
 ROOT = Root()
@@ -119,7 +119,7 @@ def test_a_key_that_is_not_its_institutions_is_refused_by_name(
 
 def test_a_certificate_that_has_run_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = exchange_keys()
-    monkeypatch.setattr("lit_epgan.remote.keys.datetime", InTwoYears)
+    monkeypatch.setattr("lit_epgan.carriers.keys.datetime", InTwoYears)
     with pytest.raises(UserError, match="the key of 'berta' is refused: its certificate is not valid today"):
         found["anna"].pads(told(found))
 

@@ -14,10 +14,10 @@ import pytest
 from cryptography import x509
 from PIL import Image
 
+from lit_epgan.carriers.fit import VARIABLE, FitPlan
+from lit_epgan.carriers.kits import Members, provision, sites_of, store_in
 from lit_epgan.command.cli import main
 from lit_epgan.errors import UserError
-from lit_epgan.flare.fit import VARIABLE, FitPlan
-from lit_epgan.flare.kits import Members, provision, sites_of, store_in
 from tests.processes import ROOT, environment
 from tests.same_weights import assert_same, last_checkpoint
 
@@ -38,13 +38,11 @@ def test_a_kit_for_each_and_no_more_rights_than_needed(tmp_path: Path) -> None:
     made = provision(Members.read(members(tmp_path)), tmp_path / "kits")
     assert set(made) == {"localhost", "east", "north", "op@example.org"}
     site = read(made["east"], "resources.json")
-    assert site["class_allow_list"] == ["lit_epgan.flare.executor.FitExecutor"]
+    assert site["class_allow_list"] == ["lit_epgan.carriers.flare.FitExecutor"]
     assert site["class_list_enforcement_mode"] == "enforce"
     assert site["allow_log_streaming"] is False
     assert "site_log_streamer" not in {each["id"] for each in site["components"]}
-    assert read(made["localhost"], "resources.json")["class_allow_list"] == [
-        "lit_epgan.flare.controller.RoundController"
-    ]
+    assert read(made["localhost"], "resources.json")["class_allow_list"] == ["lit_epgan.carriers.flare.RoundController"]
     for kit in ("east", "north", "localhost"):
         rights = read(made[kit], "authorization.json")["permissions"]
         assert set(rights) == {"project_admin"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_epgan.remote.contributions import Contribution, Contributions, in_words, operator_page, read_contributions
+from lit_epgan.carriers.contributions import Contribution, Contributions, in_words, operator_page, read_contributions
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from torch.optim import SGD, Adagrad, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, SequentialLR, StepLR
 
 from lit_epgan.engine.optimizer_state import OptimizerStates
+from lit_epgan.engine.own import same as equal
 from lit_epgan.errors import UserError
-from lit_epgan.snapshots.snapshot import equal
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of")  # the oracle's clients that have not worked yet
 
@@ -340,14 +340,18 @@ def test_a_hook_that_somebody_registers_stays() -> None:
 def test_an_iterator_in_an_optimizer_is_named() -> None:
     module, optimizer, _ = make("sgd")
     optimizer.order = itertools.cycle([1, 2, 3])  # type: ignore[attr-defined]
+    optimizer.log = (i for i in range(3))  # type: ignore[attr-defined]
     states = OptimizerStates([optimizer], [], "keep")
     states.begin(None)
-    states.collect("a")
-    assert states.shared() == []
+    states.collect()
+    assert states.shared() == ["`log` of SGD cannot be copied: all clients share it"]
     states.begin(None)
-    next(optimizer.order)  # type: ignore[attr-defined]
-    states.collect("b")
-    assert states.shared() == ["`order` of SGD changed during client b and is shared with the others"]
+    assert next(optimizer.order) == 1  # type: ignore[attr-defined]
+    states.collect()
+    states.begin(None)
+    assert next(optimizer.order) == 1  # type: ignore[attr-defined]
+    sentence = "`order` of SGD changed and starts afresh in each of a client's rounds: it holds a cycle"
+    assert states.shared()[1:] == [sentence]
     optimizer.state[next(module.parameters())]["order"] = iter([1])
     with pytest.raises(UserError, match=r"SGD keeps a list_iterator in its state"):
         states.collect()

@@ -47,9 +47,6 @@ class Telling(Regression):
         self.last = float(loss)
         return loss
 
-    def on_train_epoch_end(self) -> None:
-        self.log("last", self.last)
-
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", super().training_step(batch, batch_idx))
 
@@ -78,16 +75,20 @@ class Gathering(Regression):
         self.found.append(len(self.losses))
 
 
-@pytest.mark.parametrize("mechanism", [None, CentralNoise(1.0, 1.0)], ids=["open", "private"])
-def test_what_training_gathered_is_not_logged_in_a_private_runs_validation(mechanism: Any) -> None:
-    """The module's hook at the round's end still finds it: four clients with two steps each."""
+def test_what_training_gathered_is_logged_in_an_open_run_and_refused_in_a_private_one() -> None:
+    """Four clients with two steps each; a module without hooks between rounds keeps what it likes to itself."""
     module = Gathering()
     data = federation(local_steps=2)
     data.val_dataloader = lambda: torch.utils.data.DataLoader(client_sets()[0], batch_size=8)  # type: ignore[method-assign]
-    trainer = fit(module, data, rounds=2, mechanism=mechanism)
-    assert "val_loss" in trainer.callback_metrics
-    assert ("gathered" in trainer.callback_metrics) == (mechanism is None)
+    trainer = fit(module, data, rounds=2)
+    assert "gathered" in trainer.callback_metrics
     assert module.found[0] == 8
+    refused = r"training changes losses of Gathering, and its on_train_epoch_end could carry that past CentralNoise's"
+    with pytest.raises(UserError, match=refused):
+        fit(Gathering(), federation(local_steps=2), rounds=2, mechanism=CentralNoise(1.0, 1.0))
+    gathered = Telling()
+    fit(gathered, federation(local_steps=2), rounds=2, mechanism=CentralNoise(1.0, 1.0))
+    assert not hasattr(gathered, "last")
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), SCAFFOLD()], ids=lambda a: type(a).__name__)
@@ -165,10 +166,10 @@ def test_training_logs_and_clients_own_metrics_are_left_out(tmp_path: Path) -> N
     )
     names = set(trainer.logged_metrics) | set(trainer.callback_metrics) | set(trainer.progress_bar_metrics)
     assert "val_loss" in names
-    assert not names & {"loss", "double", "last", "client/steps"}
+    assert not names & {"loss", "double", "client/steps"}
     assert not [name for name in names if "client-" in name or "worst" in name]
     header = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()[0].split(",")
-    assert not set(header) & {"loss", "double", "last", "loss_step", "client/steps"}
+    assert not set(header) & {"loss", "double", "loss_step", "client/steps"}
     assert not list(tmp_path.rglob("partition*"))
 
 

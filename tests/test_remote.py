@@ -8,9 +8,9 @@ from threading import Thread
 
 import pytest
 
+from lit_epgan.carriers.protocol import VERSION, WORDS, Endpoint, Frame, Kind
 from lit_epgan.engine.messages import Count, tensor_of
 from lit_epgan.engine.wire import decode_answer
-from lit_epgan.remote.protocol import VERSION, WORDS, Endpoint, Frame, Kind
 from tests.processes import Started, command, model, run
 from tests.same_weights import assert_same
 

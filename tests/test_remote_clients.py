@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_epgan.carriers.contributions import Contribution, Contributions
+from lit_epgan.carriers.policy import Policy, ReportFilter
+from lit_epgan.carriers.protocol import VERSION, Endpoint, Frame, Kind, answer_to, answered
+from lit_epgan.carriers.remote_clients import RemoteClients, Shapes, agreed
+from lit_epgan.carriers.remote_server import RemoteServer
 from lit_epgan.engine.messages import Count, Task, Weighted, scalar
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import LENGTH, encode_answer
 from lit_epgan.errors import UserError
-from lit_epgan.remote.contributions import Contribution, Contributions
-from lit_epgan.remote.policy import Policy, ReportFilter
-from lit_epgan.remote.protocol import VERSION, Endpoint, Frame, Kind, answer_to, answered
-from lit_epgan.remote.remote_clients import RemoteClients, Shapes, agreed
-from lit_epgan.remote.remote_server import RemoteServer
 
 NAMES = ["a", "b", "c"]
 PATIENCE, LARGEST = 0.2, 10_000

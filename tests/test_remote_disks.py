@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_epgan.flare.fit import QUIET
+from lit_epgan.carriers.fit import QUIET
 from tests.processes import Started
 from tests.test_remote import ended
 from tests.test_remote_faults import Site, checkpoint, counted

@@ -13,11 +13,11 @@ from threading import Thread
 import pytest
 import torch
 
+from lit_epgan.carriers.protocol import VERSION, Endpoint, Frame, Kind, Terms, answered
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import decode_task, encode_answer
-from lit_epgan.remote.protocol import VERSION, Endpoint, Frame, Kind, Terms, answered
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS
 from tests.processes import Started, command, model
 from tests.test_remote import NAMES, ended, wait_for

@@ -18,15 +18,15 @@ import torch
 from safetensors.torch import load, save
 from scipy import stats
 
+from lit_epgan.carriers.policy import Policy
+from lit_epgan.carriers.protocol import WORDS, Endpoint, Frame, Kind, Terms
+from lit_epgan.carriers.secure_aggregation import MASKED, MaskedSum, Masking
 from lit_epgan.engine import Algorithm, Exchange, FixedSize, Median, Round, Rounds, Server
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.runner import Answer
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedSeq
-from lit_epgan.remote.policy import Policy
-from lit_epgan.remote.protocol import WORDS, Endpoint, Frame, Kind, Terms
-from lit_epgan.remote.secure_aggregation import MASKED, MaskedSum, Masking
 from tests.certificates import Root
 from tests.pipe_federations import half
 from tests.processes import Started, command, run
@@ -207,7 +207,7 @@ class LostWhenReady(Masking):
 
     def masked(self, members: bytes) -> bytes:
         assert self._ready is not None
-        if self._ready.task.round == 1:
+        if self._ready[0].round == 1:
             raise ConnectionResetError
         return super().masked(members)
 
@@ -239,7 +239,7 @@ class Short(Masking):
 
     def masked(self, members: bytes) -> bytes:
         assert self._ready is not None
-        round_, data = self._ready.task.round, super().masked(members)
+        round_, data = self._ready[0].round, super().masked(members)
         return save({MASKED: load(data)[MASKED][:-1]}) if round_ == 1 else data
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from lit_epgan.carriers.protocol import Terms
 from lit_epgan.command.lightning_cli import FederatedCLI
 from lit_epgan.command.run_setup import make_room, say
 from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.errors import UserError
 from lit_epgan.fit.ends import SENT
 from lit_epgan.listing import few
-from lit_epgan.remote.protocol import Terms
 from lit_epgan.runs.checkpoints import newest_whole
 from lit_epgan.runs.config_files import resolve_configs
 from lit_epgan.runs.run_folder import CHECKPOINTS, INSTITUTIONS, SERVER_LOG, default_folder, read_end
@@ -152,9 +152,9 @@ def _provision(own: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _flare(module: str) -> Any:
-    """A module of ``lit_epgan.flare``; a UserError where FLARE is not installed."""
+    """A module of ``lit_epgan.carriers``; a UserError where FLARE is not installed."""
     try:
-        return importlib.import_module(f"lit_epgan.flare.{module}")
+        return importlib.import_module(f"lit_epgan.carriers.{module}")
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] != "nvflare":
             raise

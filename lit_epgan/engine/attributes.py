@@ -1,62 +1,46 @@
-"""What a module keeps in ordinary attributes: counters, lists, a replay pool."""
+"""What a module keeps in ordinary attributes: counters, lists, a replay pool, a teacher in a list."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
+from lit_epgan.engine.own import MISSING, Copier, Held, Known, NotPlainError, pooled, same
 from lit_epgan.errors import UserError
-from lit_epgan.snapshots.capturing import Capture, Known
-from lit_epgan.snapshots.foreign import UnrestorableError
-from lit_epgan.snapshots.pooling import pooled
-from lit_epgan.snapshots.restoring import Restore
-from lit_epgan.snapshots.slots import Slots
 
 
 class Attributes:
-    """The ordinary attributes of a module and its submodules: a fresh client's, or each client's own.
+    """The ordinary attributes of a module and its submodules: a client works on copies, the server's are laid aside.
 
-    A client that is new starts with what they are when the round begins; later it starts with what it changed in its
-    last round. An attribute that it added is gone for the next client, one that it deleted is back. Submodules of torch
-    itself are not looked at, nor are metrics, which accumulate over a round on purpose. Functions, modules, optimizers
-    and data sets that an attribute refers to are not the module's, and are left alone; so are views of parameters and
-    buffers.
+    A client that is new starts with copies of what they are when the round begins; later with what it changed in its
+    last round, as far as that is plain data. Submodules of torch itself are not looked at, nor are metrics, which
+    accumulate over a round on purpose. Functions, optimizers, data sets, and the module's own tensors, views of them
+    and submodules are not copied.
 
     Args:
         module: the module.
         ignore: further names that are left alone, such as those that every LightningModule has.
-
-    Attributes:
-        presented: what all clients of the last round have gathered, as plain data, until ``settle``.
     """
 
     def __init__(self, module: nn.Module, ignore: Collection[str] = ()) -> None:
         self._module = module
         self._ignore = frozenset(vars(nn.Module())) | frozenset(ignore)
-        self._slots: dict[str, Slots] = {}
-        self._shared: dict[str, str] = {}
-        self._device = torch.device("cpu")
-        self.presented: dict[str, Any] = {}
-        self._fresh = False
+        self._held: dict[str, Held] = {}
+        self._said: dict[str, str] = {}
+        self._presented: dict[str, dict[str, Any]] = {}
         self.round_begins()
 
     def round_begins(self) -> None:
         """What the attributes are now is what a fresh client starts with."""
-        module, self._fresh = self._module, False
-        known: dict[str, Any] = {f"module/{n}": m for n, m in module.named_modules()}
-        known |= {f"parameter/{n}": p for n, p in module.named_parameters()}
-        known |= {f"buffer/{n}": b for n, b in module.named_buffers()}
-        self._known = Known(known)
-        self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        before, self._slots = self._slots, {}
+        module = self._module
+        self._known = Known([*module.modules(), *module.parameters(), *module.buffers()])
+        before, self._held = self._held, {}
         for path, owner in _owners("", module, set()):
-            slots = before.get(path)
-            if slots is not None and slots.held is vars(owner):
-                slots.take(self._known)
-            else:
-                slots = Slots(vars(owner), self._ignore, self._known, _lives_in(owner))
-            self._slots[path] = slots
+            held = before.get(path)
+            if held is None or held.held is not vars(owner):
+                held = Held(vars(owner), self._ignore, _lives_in(owner))
+            held.take(self._known)
+            self._held[path] = held
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         """A client begins.
@@ -65,107 +49,130 @@ class Attributes:
             state: its own, from ``collect``; it is not changed. None, or an empty one: fresh.
 
         Raises:
-            UserError: if what was kept cannot be made again, because a class is not there any more.
+            UserError: what it has kept does not fit the module any more.
         """
-        if not self._fresh:
-            self.clear()
-        self._fresh = False
-        self._put(state or {})
+        copier = Copier(self._known)
+        for path, held in self._held.items():
+            for name in held.give(copier):
+                self._say(path, name, "cannot be copied: all clients share it")
+        made: dict[int, Any] = {}
+        device = next((p.device for p in self._module.parameters()), None)
+        for path, changes in (state or {}).items():
+            if path in self._held:
+                try:
+                    self._held[path].put(changes, device, made)
+                except NotPlainError as error:
+                    names = ", ".join(_full(path, name) for name in changes)
+                    raise UserError(
+                        f"what a client keeps in {names} of {type(self._module).__name__} does not fit it any more: "
+                        f"{error}"
+                    ) from error
 
     def clear(self) -> None:
-        """Nobody works, until a client begins: all is fresh."""
-        for slots in self._slots.values():
-            slots.reset()
-        self._fresh = True
+        """Nobody works: the module holds the server's."""
+        for held in self._held.values():
+            held.put_back()
 
-    def _put(self, state: Mapping[str, Any]) -> None:
-        if not state:
-            return
-        restore = Restore(self._known, device=self._device, overwrite=False)
-        with torch.inference_mode(False), torch.no_grad():
-            for path, changes in state.items():
-                if path in self._slots:
-                    try:
-                        self._slots[path].put(changes, restore)
-                    except UnrestorableError as error:
-                        names = ", ".join(self._name(path, name) for name in changes)
-                        raise UserError(
-                            f"what a client keeps in {names} of {type(self._module).__name__} cannot be made again: "
-                            f"{error}"
-                        ) from error
-
-    def collect(self, client: str = "") -> dict[str, Any]:
-        """What differs from what a fresh client starts with, as plain data: by submodule and name; {} if nothing does.
+    def collect(self, client: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the client at work has changed, by submodule and name.
 
         Args:
-            client: who has worked, for ``shared``.
-        """
-        if not self._slots:
-            return {}  # at no cost
-        with torch.inference_mode(False), torch.no_grad():
-            capture = Capture(self._known)
-            changed = {path: slots.changes(capture) for path, slots in self._slots.items()}
-        for path, slots in self._slots.items():
-            for name, what in slots.unkept.items():
-                full = self._name(path, name)
-                during = f"changed during client {client}" if client else "changed during a client"
-                self._shared.setdefault(
-                    full, f"attribute `{full}` of {type(self._module).__name__} {during} and {what}"
-                )
-        return {path: changes for path, changes in changed.items() if changes}
-
-    def pool(self, collected: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What all clients of a round have gathered, as one client in their place would have: see ``pooled``.
-
-        Args:
-            collected: what ``collect`` gave for each of them.
-        """
-        names = {(path, name): None for changes in collected for path in changes for name in changes[path]}
-        gathered: dict[str, Any] = {}
-        for path, name in names:
-            values = [c[path][name] for c in collected if name in c.get(path, {})]
-            then = self._slots[path].then(name) if path in self._slots else None
-            gathered.setdefault(path, {})[name] = pooled(then, values)
-        return gathered
-
-    def present(self, gathered: Mapping[str, Any]) -> None:
-        """Between two rounds the module's own hooks find what all clients have gathered."""
-        self.presented = {path: dict(changes) for path, changes in gathered.items()}
-        self._put(self.presented)
-
-    def withdraw(self) -> dict[str, Any]:
-        """Take back what is presented, and say what it was."""
-        presented = self.presented
-        self.settle()
-        return presented
-
-    def moved_on(self) -> list[tuple[str, str]]:
-        """What the module's own hooks have set anew since it was presented: the module rules over it, not the clients.
+            client: its name, for ``shared``.
 
         Returns:
-            Pairs of a submodule's name and an attribute's; they are presented no more.
+            As plain data that later steps do not change, and the objects themselves.
         """
-        anew: list[tuple[str, str]] = []
-        for path, changes in self.presented.items():
-            anew += [(path, name) for name in self._slots[path].moved_on(changes)] if path in self._slots else []
-        for path, name in anew:
-            del self.presented[path][name]
-        return anew
+        kept: dict[str, Any] = {}
+        live: dict[str, Any] = {}
+        nodes: dict[int, Any] = {}
+        for path, held in self._held.items():
+            for name in held.changed():
+                live.setdefault(path, {})[name] = held.held.get(name, MISSING)
+                try:
+                    kept.setdefault(path, {})[name] = held.plain(name, nodes)
+                except NotPlainError as error:
+                    during = f"during client {client}" if client else "during a client"
+                    self._say(path, name, f"changed {during} and starts afresh in each of its rounds: it holds {error}")
+        return {path: changes for path, changes in kept.items() if changes}, live
 
-    def settle(self) -> None:
-        """Before a round, after ``moved_on``: what is still presented is gone."""
-        for path, changes in self.presented.items():
-            if path in self._slots:
-                self._slots[path].reset(only=changes)
-        self.presented = {}
+    def _say(self, path: str, name: str, what: str) -> None:
+        full = _full(path, name)
+        self._said.setdefault(full, f"attribute `{full}` of {type(self._module).__name__} {what}")
 
     def shared(self) -> list[str]:
-        """What clients changed that cannot be kept apart: a sentence for each attribute, so far."""
-        return list(self._shared.values())
+        """What clients share or cannot keep: a sentence for each attribute, so far."""
+        return list(self._said.values())
 
-    @staticmethod
-    def _name(path: str, name: str) -> str:
-        return f"{path}.{name}" if path else name
+    # Between two rounds -----------------------------------------------------------------------------------------------
+
+    def pool(self, collected: Sequence[Mapping[str, Any]]) -> None:
+        """Until ``settle`` the module's own hooks find what all clients have gathered: see ``pooled``.
+
+        Args:
+            collected: the objects that ``collect`` gave for each of them.
+        """
+        self.clear()
+        found: dict[tuple[int, ...], Any] = {}  # what attributes share they share in the end
+        for path, name in {(p, name): None for changes in collected for p in changes for name in changes[p]}:
+            values = [c[path][name] for c in collected if c.get(path, {}).get(name, MISSING) is not MISSING]
+            if path in self._held and values:
+                held = self._held[path]
+                which = tuple(map(id, values))
+                if which not in found:
+                    found[which] = pooled(held.then.get(name, MISSING), values)
+                held.held[name] = found[which]
+                self._presented.setdefault(path, {})[name] = Copier(self._known)(held.held[name])
+
+    @property
+    def presented(self) -> dict[str, Any]:
+        """What the module's hooks find now, and have not set anew, as plain data."""
+        kept: dict[str, Any] = {}
+        nodes: dict[int, Any] = {}
+        anew = self._anew()
+        for path, changes in self._presented.items():
+            for name in [name for name in changes if (path, name) not in anew]:
+                try:
+                    kept.setdefault(path, {})[name] = self._held[path].plain(name, nodes)
+                except NotPlainError:
+                    continue  # ``collect`` has said so
+        return kept
+
+    def present(self, kept: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's ``presented``."""
+        self.begin(kept)
+        for path, changes in kept.items():
+            if path in self._held:
+                copies = {name: Copier(self._known)(self._held[path].held[name]) for name in changes}
+                self._presented[path] = copies
+
+    def moved_on(self) -> list[tuple[str, str]]:
+        """What the module's own hooks have set anew since it was pooled: the module rules over it, not the clients.
+
+        Returns:
+            Pairs of a submodule's name and an attribute's.
+        """
+        anew = self._anew()
+        for path, name in anew:
+            del self._presented[path][name]
+        return anew
+
+    def _anew(self) -> list[tuple[str, str]]:
+        return [
+            (path, name)
+            for path, changes in self._presented.items()
+            for name, value in changes.items()
+            if not same(self._held[path].held.get(name, MISSING), value)
+        ]
+
+    def settle(self) -> None:
+        """Before a round, after ``moved_on``: what the hooks have found, and not set anew, is gone."""
+        for path, changes in self._presented.items():
+            self._held[path].put_back(only=changes)
+        self._presented = {}
+
+
+def _full(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _owners(path: str, module: nn.Module, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
@@ -177,7 +184,7 @@ def _owners(path: str, module: nn.Module, seen: set[int]) -> Iterator[tuple[str,
         yield path, module
     for name, child in module._modules.items():
         if child is not None:
-            yield from _owners(f"{path}.{name}" if path else name, child, seen)
+            yield from _owners(_full(path, name), child, seen)
 
 
 def _lives_in(module: nn.Module) -> Callable[[str], bool]:

@@ -67,6 +67,8 @@ class ModuleState:
         self.frozen = [n for n in parameters if n not in self.personal]
         self.server = {name: tensor.detach().clone() for name, tensor in known.items()}
         self.versions: dict[str, int] = {}
+        owners = {path: part._buffers for path, part in module.named_modules()}
+        self._empty = {f"{p}.{n}" if p else n for p, held in owners.items() for n, b in held.items() if b is None}
         self._initial = {name: buffer.shape for name, buffer in named.items()}
         self._dirty: set[str] = set()
 
@@ -139,6 +141,12 @@ class ModuleState:
     def note_changes(self) -> None:
         """Remember which frozen parameters have moved, for they must go back; the rest goes back anyway."""
         self._frozen_changes(0.0)
+
+    def unfrozen(self) -> list[str]:
+        """Names of the parameters outside the flat vector that need gradients by now."""
+        if not self.frozen:
+            return []
+        return [n for n, p in self._module.named_parameters() if p.requires_grad and n in self.frozen]
 
     def _frozen_changes(self, weight: float) -> Report:
         report: dict[str, Weighted] = {}
@@ -289,7 +297,11 @@ class ModuleState:
     def _set(self, name: str, value: Tensor | None) -> None:
         path, _, leaf = name.rpartition(".")
         owner = self._module.get_submodule(path)
-        if leaf in owner._buffers or leaf not in owner._parameters:
-            owner._buffers[leaf] = None if value is None else value.clone()
-        elif value is not None:
+        if value is None and name not in self._empty:  # registered in training: another client does it by itself
+            owner._buffers.pop(leaf, None)
+        elif value is None:
+            owner._buffers[leaf] = None
+        elif leaf in owner._buffers or leaf not in owner._parameters:
+            owner._buffers[leaf] = value.clone()
+        else:
             owner._parameters[leaf].data = value.clone()  # type: ignore[union-attr]

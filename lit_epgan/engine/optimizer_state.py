@@ -7,12 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lit_epgan.engine.own import MISSING, Copier, Held, Known, NotPlainError, plain, put, same
 from lit_epgan.errors import UserError
-from lit_epgan.snapshots.capturing import Capture, Known
-from lit_epgan.snapshots.foreign import UnrestorableError
-from lit_epgan.snapshots.restoring import MISSING, Restore
-from lit_epgan.snapshots.slots import Slots
-from lit_epgan.snapshots.snapshot import capture, equal, holds, restore
 
 OptimizerPolicy = Literal["reset", "keep"]
 SCHEDULED = frozenset({"lr", "initial_lr", "min_lr", "max_lr"})
@@ -59,8 +55,8 @@ class OptimizerStates:
             for rate in (float(group["lr"]) for group in optimizer.param_groups if "lr" in group):
                 if not 0 <= rate < float("inf"):
                     raise UserError(f"the learning rate is {rate}; it must be a finite number, 0 or more")
-        self._slots: dict[str, Slots] = {}
-        self._unkept: dict[str, str] = {}
+        self._held: dict[str, Held] = {}
+        self._said: dict[str, str] = {}
         self._take()
         self._first = [_made_with(optimizer.state) for optimizer in self._all]
 
@@ -76,29 +72,28 @@ class OptimizerStates:
             schedule.take()
 
     def _take(self) -> None:
-        before, self._slots = self._slots, {}
+        before, self._held = self._held, {}
         self._positions = {f"{i}/{j}": p for i, o in enumerate(self._all) for j, p in enumerate(_parameters(o))}
         self._names = {id(p): name for name, p in reversed(self._positions.items())}
-        self._known = Known({f"parameter/{name}": p for name, p in self._positions.items()})
+        self._known = Known(self._positions.values())
         self._groups = [(o.param_groups, list(o.param_groups)) for o in self._all]
         self._members = [(g["params"], list(g["params"])) for _, groups in self._groups for g in groups]
         taken: set[int] = set()
         for i, optimizer in enumerate(self._all):
             hooks = [name for name in vars(optimizer) if name.startswith(("_optimizer_", "_zero_grad_profile"))]
-            self._slot(before, f"{i}/attributes", vars(optimizer), NOT_HELD | set(hooks))
+            self._hold(before, f"{i}/attributes", vars(optimizer), NOT_HELD | set(hooks))
             for j, group in enumerate(optimizer.param_groups):
                 if id(group) not in taken:
                     taken.add(id(group))
                     names = [_sets(s) for s in self._rounds_own if _is_of(s, group)]
-                    self._slot(before, f"{i}/groups/{j}", group, {"params"}.union(*names))
+                    self._hold(before, f"{i}/groups/{j}", group, {"params"}.union(*names))
 
-    def _slot(self, before: Mapping[str, Slots], name: str, held: dict[str, Any], skip: Collection[str]) -> None:
-        slots = before.get(name)
-        if slots is not None and slots.held is held:
-            slots.take(self._known)
-        else:
-            slots = Slots(held, skip, self._known)
-        self._slots[name] = slots
+    def _hold(self, before: Mapping[str, Held], name: str, entries: dict[str, Any], skip: Collection[str]) -> None:
+        held = before.get(name)
+        if held is None or held.held is not entries:
+            held = Held(entries, skip)
+        held.take(self._known)
+        self._held[name] = held
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         """A client begins, or the server's model is loaded.
@@ -115,7 +110,7 @@ class OptimizerStates:
                     parameter.grad = None
             optimizer.state.clear()
             if first is not None:
-                optimizer.state.update({p: restore(MISSING, saved) for p, saved in first.items()})
+                optimizer.state.update({p: put(saved, MISSING) for p, saved in first.items()})
         for optimizer, (listed, groups) in zip(self._all, self._groups, strict=True):
             if optimizer.param_groups is not listed:
                 optimizer.param_groups = listed
@@ -123,49 +118,55 @@ class OptimizerStates:
         for listed, members in self._members:
             if len(listed) != len(members) or any(a is not b for a, b in zip(listed, members, strict=True)):
                 listed[:] = members
-        for slots in self._slots.values():
-            slots.reset()
+        copier = Copier(self._known)
+        for name, held in self._held.items():
+            for entry in held.give(copier):
+                self._say(name, entry, "cannot be copied: all clients share it")
         for schedule in self._schedules:
             schedule.reset()
         if state is not None:
             try:
                 with torch.inference_mode(False), torch.no_grad():
                     self._put(state)
-            except UnrestorableError as error:
-                raise UserError(f"what a client keeps of its optimizers cannot be made again: {error}") from error
+            except NotPlainError as error:
+                raise UserError(f"what a client keeps of its optimizers does not fit them any more: {error}") from error
 
     def _put(self, state: Mapping[str, Any]) -> None:
         for i, saved in state["states"].items():
             if int(i) < len(self._all):
                 self._put_state(self._all[int(i)], saved, state["device"])
         moved = [s.scheduler for s, own in zip(self._schedules, state["schedules"], strict=False) if not s.put(own)]
-        put = Restore(self._known)
         for name, changes in state["settings"].items():
-            if name in self._slots:
-                slots = self._slots[name]
-                by_rounds = {entry for s in moved if _is_of(s, slots.held) for entry in _sets(s)}
-                own = {n: c["to"] for n, c in changes.items() if n not in by_rounds and equal(c["from"], slots.then(n))}
-                slots.put(own, put)
+            if name in self._held:
+                held = self._held[name]
+                by_rounds = {entry for s in moved if _is_of(s, held.held) for entry in _sets(s)}
+                then = {n: self._plain(held.then.get(n, MISSING)) for n in changes}
+                own = {n: c["to"] for n, c in changes.items() if n not in by_rounds and same(c["from"], then[n])}
+                held.put(own)
+
+    def _plain(self, value: Any) -> Any:
+        """For comparison; None if it is nothing, or cannot be read."""
+        try:
+            return None if value is MISSING else plain(value, value, self._known)
+        except NotPlainError:
+            return None
 
     def _put_state(self, optimizer: Optimizer, saved: Mapping[str, Any], device: str) -> None:
         optimizer.state.clear()
         for name, entries in saved["parameters"].items():
             if name in self._positions:
                 parameter = self._positions[name]
-                # kept on a CPU, resumed on an accelerator: all but a step count that the host wants to read
-                moved = device == "cpu" != parameter.device.type
                 group = next((g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), {})
-                on_host = not (group.get("capturable") or group.get("fused"))
-                put = Restore(device=parameter.device, all_to_device=moved)
-                if moved and on_host and isinstance(entries, dict) and "step" in entries:
-                    step = Restore()(MISSING, entries["step"])
-                    entries = {n: part for n, part in entries.items() if n != "step"}
-                    optimizer.state[parameter] = {"step": step} | put(MISSING, entries)
-                else:
-                    optimizer.state[parameter] = put(MISSING, entries)
-        optimizer.state.update(restore(MISSING, saved["others"]))
+                made = put(entries, MISSING)
+                if device == "cpu" != parameter.device.type:  # kept on a CPU, resumed on an accelerator
+                    on_host = not (group.get("capturable") or group.get("fused"))  # where the step count is read
+                    made = {
+                        n: _moved(v, parameter.device) if n != "step" or not on_host else v for n, v in made.items()
+                    }
+                optimizer.state[parameter] = made
+        optimizer.state.update(put(saved["others"], MISSING))
 
-    def collect(self, client: str = "") -> dict[str, Any] | None:
+    def collect(self) -> dict[str, Any] | None:
         """What the client at work keeps, as plain data that later steps do not change; None if clients keep nothing.
 
         Args:
@@ -174,37 +175,39 @@ class OptimizerStates:
         Raises:
             UserError: if an optimizer's ``state`` holds what cannot be kept.
         """
-        resets = self.policy == "reset"
-        if resets and not any(slots.unreadable for slots in self._slots.values()):
+        if self.policy == "reset":
             return None
         with torch.inference_mode(False), torch.no_grad():
-            copier = Capture(self._known, borrow=resets)
-            settings = {name: self._changes(slots, copier) for name, slots in self._slots.items()}
-            for name, slots in self._slots.items():
-                owner = type(self._all[int(name.partition("/")[0])]).__name__
-                who = f"client {client}" if client else "a client"
-                for entry, what in slots.unkept.items():
-                    self._unkept.setdefault(f"{name}/{entry}", f"`{entry}` of {owner} changed during {who} and {what}")
-            if resets:
-                return None
             device = next((p.device.type for p in self._positions.values()), "cpu")
+            settings = {name: self._changes(name, held) for name, held in self._held.items()}
             return {
-                "states": dict(self._states(Capture())),
+                "states": dict(self._states()),
                 "device": device,
                 "settings": {name: changes for name, changes in settings.items() if changes},
                 "schedules": [schedule.changes() for schedule in self._schedules],
             }
 
     def shared(self) -> list[str]:
-        """What clients changed in optimizers that cannot be kept apart: a sentence for each entry, so far."""
-        return list(self._unkept.values())
+        """What of optimizers clients share or cannot keep: a sentence for each entry, so far."""
+        return list(self._said.values())
 
-    @staticmethod
-    def _changes(slots: Slots, copier: Capture) -> dict[str, Any]:
-        return {name: {"from": slots.then(name), "to": own} for name, own in slots.changes(copier).items()}
+    def _say(self, name: str, entry: str, what: str) -> None:
+        owner = type(self._all[int(name.partition("/")[0])]).__name__
+        self._said.setdefault(f"{name}/{entry}", f"`{entry}` of {owner} {what}")
 
-    def _states(self, copier: Capture) -> Iterator[tuple[str, Any]]:
+    def _changes(self, name: str, held: Held) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        nodes: dict[int, Any] = {}
+        for entry in held.changed():
+            try:
+                changes[entry] = {"from": self._plain(held.then.get(entry, MISSING)), "to": held.plain(entry, nodes)}
+            except NotPlainError as error:
+                self._say(name, entry, f"changed and starts afresh in each of a client's rounds: it holds {error}")
+        return changes
+
+    def _states(self) -> Iterator[tuple[str, Any]]:
         taken: set[int] = set()
+        nodes: dict[int, Any] = {}
         for i, optimizer in enumerate(self._all):
             if id(optimizer.state) in taken:
                 continue
@@ -215,11 +218,11 @@ class OptimizerStates:
                 for key, value in optimizer.state.items():
                     if isinstance(key, Tensor):
                         if id(key) in self._names:
-                            of_parameters[self._names[id(key)]] = copier(value)
+                            of_parameters[self._names[id(key)]] = plain(value, MISSING, Known(), nodes)
                     else:
                         others[key] = value
-                yield str(i), {"parameters": of_parameters, "others": copier(others)}
-            except UnrestorableError as error:
+                yield str(i), {"parameters": of_parameters, "others": plain(others, MISSING, Known(), nodes)}
+            except NotPlainError as error:
                 raise UserError(
                     f"{type(optimizer).__name__} keeps {error} in its state, which no client can keep from round to "
                     "round: set optimizer_state to reset"
@@ -234,29 +237,31 @@ class _Schedule:
         self.take()
 
     def take(self) -> None:
+        self._then = self._state()
+
+    def _state(self) -> Any:
         try:
-            self._then = capture(self.scheduler.state_dict())
-        except UnrestorableError as error:
+            return plain(self.scheduler.state_dict(), MISSING, Known())
+        except NotPlainError as error:
             raise UserError(
                 f"{type(self.scheduler).__name__} keeps {error} in its state_dict, which cannot be given to each client"
             ) from error
 
     def reset(self) -> None:
-        if not holds(self.scheduler.state_dict(), self._then):
+        if not same(self._state(), self._then):
             self._load(self._then)
 
     def _load(self, saved: Any) -> None:
-        # into a dictionary of its own: a scheduler may give away its very attributes, and takes a state apart
-        self.scheduler.load_state_dict(restore(dict(self.scheduler.state_dict()), saved))
+        self.scheduler.load_state_dict(put(saved, MISSING))
 
     def changes(self) -> dict[str, Any]:
         """What its state was when the client began, and, if that is something else, what it is now."""
-        state = self.scheduler.state_dict()
-        return {"from": self._then} | ({} if holds(state, self._then) else {"to": capture(state)})
+        state = self._state()
+        return {"from": self._then} | ({} if same(state, self._then) else {"to": state})
 
     def put(self, own: Mapping[str, Any]) -> bool:
         """Take up a client's own, unless the schedule has run with the rounds since; whether it has not."""
-        if not equal(own["from"], self._then):
+        if not same(own["from"], self._then):
             return False
         if "to" in own:
             self._load(own["to"])
@@ -285,7 +290,13 @@ def _made_with(state: Mapping[Any, Any]) -> dict[Any, Any] | None:
     entries = list(state.values())
     if not entries or not all(isinstance(e, dict) and "step" in e and float(e["step"]) == 0 for e in entries):
         return None
-    return {parameter: capture(entry) for parameter, entry in state.items()}
+    return {parameter: plain(entry, MISSING, Known()) for parameter, entry in state.items()}
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return [_moved(part, device) for part in value] if isinstance(value, list) else value
 
 
 def _is_of(scheduler: Any, group: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from lit_epgan.engine.optimizer_state import OptimizerStates
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.private import Private
 from lit_epgan.errors import UserError
+from lit_epgan.listing import few
 from lit_epgan.precision import no_autocast
 from lit_epgan.randomness import derive_seed, seed_streams
 
@@ -28,11 +29,19 @@ WEIGHT = "federation/weight"
 
 @dataclass
 class Answer:
-    """What comes of a task: the report, the local steps behind it, and what the client keeps for itself."""
+    """What comes of a task.
+
+    Attributes:
+        report: what leaves the client.
+        private: what it keeps for itself.
+        steps: the local steps behind it.
+        gathered: what its training has left in the module's ordinary attributes, by submodule and name.
+    """
 
     report: Report
     private: Private
     steps: int = 0
+    gathered: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -167,6 +176,7 @@ class ClientRunner:
         seed_streams(derive_seed(self.seed, task.round, task.client, stream, *([task.exchange] if task.again else [])))
         client = self.client_of(task, private, data, self, self.model)
         self._at = at = _AtWork(task, client, private, data)
+        gathered: dict[str, Any] = {}
         try:
             self._load(at, task.received.get("parameters"), private.optimizers)
             self.model.attributes.begin(private.attributes)
@@ -175,7 +185,7 @@ class ClientRunner:
             if task.training:
                 private.optimizers = self.model.optimizers.collect()
                 private.personal = self.model.tensors.read_personal()
-                private.attributes = self.model.attributes.collect(client.name)
+                private.attributes, gathered = self.model.attributes.collect(client.name)
             self.model.attributes.clear()
             report: dict[str, Term] = dict(message.terms(client.records))
             if task.training:
@@ -188,7 +198,9 @@ class ClientRunner:
             raise
         finally:
             self._at = None
-        return self.answer(task, client, report, private, before)
+        answer = self.answer(task, client, report, private, before)
+        answer.gathered = gathered
+        return answer
 
     def answer(
         self, task: Task, client: Client, report: dict[str, Term], private: Private, before: Private | None
@@ -243,6 +255,7 @@ class ClientRunner:
         assert at is not None, "a client trains in its own task"
         assert at.task.training, "the exchange asks for no training"
         self._refuse_lbfgs(hooks)
+        self._refuse_unfrozen(hooks)
         if self.mechanism is not None:
             self.mechanism.check_steps(hooks, self.algorithm)
         if at.fits:
@@ -319,6 +332,15 @@ class ClientRunner:
                 f"{type(self.algorithm).__name__} adds to a client's loss or looks at each step's gradient, and LBFGS "
                 "asks for both several times in a step and compares values that lack what is added: let "
                 "configure_optimizers give another, such as Adam"
+            )
+
+    def _refuse_unfrozen(self, hooks: StepHooks) -> None:
+        found = self.model.tensors.unfrozen() if hooks.gradient or hooks.loss or hooks.after_step else []
+        if found:
+            raise UserError(
+                f"{few(found, 3)} needed no gradient when the fit began and is trained now, where what "
+                f"{type(self.algorithm).__name__} adds to a client's steps does not reach it: let it need one from the "
+                "start, or choose FedAvg"
             )
 
 

@@ -128,13 +128,11 @@ def refuse_changes(model: Model) -> None:
 
 def _changed_attribute(attributes: Attributes) -> str | None:
     try:
-        found = attributes.collect()
+        _, found = attributes.collect()
     except RuntimeError:  # it holds a tensor of all clients at once, which nobody can read any more
-        attributes.clear()
         return "attributes, in which it keeps a step's tensors"
     for path, names in found.items():
         for name in names:
-            attributes.clear()
             return f"attribute {f'{path}.{name}' if path else name!r}"
     return None
 
@@ -235,12 +233,15 @@ class SideBySide:
             refuse(self._runner.model)
             if self._runner.mechanism is not None and self._runner.mechanism.by_record:
                 raise NotVectorizedError("the mechanism treats the records of each by themselves")
+            self._runner.model.attributes.begin(None)
             list(self._together([replace(job, private=job.private.copy(), batches=job.batches[:1])], of_no_effect=True))
             refuse_changes(self._runner.model)
             self._admitted = True
         except NotVectorizedError as why:
             self._admitted = False
             self._tell(str(why))
+        finally:
+            self._runner.model.attributes.clear()
 
     def _alone(self, job: Job) -> Answer:
         return self._runner.run(job.task, job.private, LocalData(iter(_last(job)), len(job.batches), job.records))

@@ -25,6 +25,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.fit.ends import Alone
 from lit_epgan.fit.loop import RoundLoop, RoundProgress
 from lit_epgan.fit.state import FederationState
+from lit_epgan.listing import few
 from lit_epgan.networks.modes import replaced_logging, silent
 
 
@@ -64,8 +65,7 @@ class RoundDriver:
         self._before: ServerCopy | None = None
         self._moved = self._works = False
         self._gathered: list[dict[str, Any]] = []
-        self._withheld: dict[str, Any] = {}
-        self._warned = 0
+        self._warned: set[str] = set()
         self._side_by_side = self._together() if side_by_side else None
 
     def _together(self) -> SideBySide | None:
@@ -120,11 +120,11 @@ class RoundDriver:
         model.load_server(server.parameters)
         model.tensors.settle(self._number)
         gathered = [each for rank_ in gather_objects(self._gathered) for each in rank_]
-        model.attributes.present(model.attributes.pool(gathered))
-        shared = model.attributes.shared()
-        for sentence in shared[self._warned :]:
+        model.attributes.pool(gathered)
+        shared = [*model.attributes.shared(), *model.optimizers.shared()]
+        for sentence in [each for each in shared if each not in self._warned]:
             rank_zero_warn(sentence)
-        self._warned = len(shared)
+        self._warned = set(shared)
 
     def abandon(self) -> None:
         """Leave an unfinished round without a trace."""
@@ -137,18 +137,6 @@ class RoundDriver:
             self.federation.private.abandon()
             self._model.load_server(self.federation.server.parameters)
             self.finished = True
-
-    def withhold(self) -> None:
-        """In a private run's validation the module finds nothing that training gathered: what it logs there is kept."""
-        mechanism = self.federation.mechanism
-        if mechanism is not None and mechanism.private:
-            self._withheld = self._model.attributes.withdraw()
-
-    def give_back(self) -> None:
-        """What was withheld, for the module's hooks at the round's end, whose logs are dropped."""
-        if self._withheld:
-            self._model.attributes.present(self._withheld)
-        self._withheld = {}
 
     def _forget_moved(self) -> None:
         """Attributes that the module's own hooks set anew between rounds are no client's own."""
@@ -180,7 +168,7 @@ class RoundDriver:
         training = round_.exchange.training
         if training and self._side_by_side is not None:
             for job, answer in self._side_by_side.answers(self._jobs(round_)):
-                self._gathered.append(answer.private.attributes)
+                self._gather(answer)
                 self._loop.stepped(answer.steps)
                 yield job.task.client, answer
             return
@@ -196,8 +184,26 @@ class RoundDriver:
             answer = self.runner.run(round_.task(k, private.delivered), private, data)
             self._works = False
             if training:
-                self._gathered.append(answer.private.attributes)
+                self._gather(answer)
             yield k, answer
+
+    def _gather(self, answer: Answer) -> None:
+        """Keep what the module's own hooks are to find in its attributes.
+
+        Raises:
+            UserError: the run is private, and a hook could carry that past the noise.
+        """
+        mechanism, module = self.federation.mechanism, self._loop.trainer.lightning_module
+        if mechanism is None or not mechanism.private:
+            self._gathered.append(answer.gathered)
+            return
+        changed = [f"{path}.{name}" if path else name for path, names in answer.gathered.items() for name in names]
+        hook = next((hook for hook in BETWEEN if is_overridden(hook, module)), None)
+        if changed and hook is not None:
+            raise UserError(
+                f"training changes {few(changed, 3)} of {type(module).__name__}, and its {hook} could carry that past "
+                f"{type(mechanism).__name__}'s noise: in a private run leave out one of the two"
+            )
 
     def _data(self, k: int) -> LocalData | None:
         """What a client trains on; None, with a warning, where it has no batch."""
@@ -307,6 +313,12 @@ class ServerTraining:
         for optimizer in optimizers:
             optimizer.step()
 
+
+BETWEEN = (
+    *("on_train_epoch_start", "on_train_epoch_end", "on_validation_start", "on_validation_epoch_start"),
+    *("on_validation_batch_start", "on_validation_batch_end", "on_validation_epoch_end", "on_validation_end"),
+)
+"""Hooks that run between two rounds, at the server's model."""
 
 HOOKS = (
     *("on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward", "on_before_zero_grad"),

@@ -11,6 +11,11 @@ from torch import Tensor
 
 from lit_epgan import tensor_file
 from lit_epgan.atomic import write_text
+from lit_epgan.carriers.contributions import PAGE, Contribution, Contributions, operator_page
+from lit_epgan.carriers.policy import Policy, ReportFilter
+from lit_epgan.carriers.protocol import LEAST, Endpoint, Frame, Kind, answer_to, endpoint
+from lit_epgan.carriers.remote_clients import RemoteClients, Shapes, agreed
+from lit_epgan.carriers.remote_server import RemoteRound, RemoteServer
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.elsewhere import place as take_place
 from lit_epgan.engine import (
@@ -31,16 +36,11 @@ from lit_epgan.engine.rounds import run_round
 from lit_epgan.engine.wire import encode_task
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
-from lit_epgan.remote.contributions import PAGE, Contribution, Contributions, operator_page
-from lit_epgan.remote.policy import Policy, ReportFilter
-from lit_epgan.remote.protocol import LEAST, Endpoint, Frame, Kind, answer_to, endpoint
-from lit_epgan.remote.remote_clients import RemoteClients, Shapes, agreed
-from lit_epgan.remote.remote_server import ListeningServer, RemoteRound, RemoteServer, SharedLink
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault
 from lit_epgan.runs.yaml_files import load_yaml
 
 if TYPE_CHECKING:
-    from lit_epgan.remote.secure_aggregation import Masking  # needs a library of the extra ``flare``
+    from lit_epgan.carriers.secure_aggregation import Masking  # needs a library of the extra ``flare``
 
 STARTING = 120.0  # seconds that a server may take to start
 CONTRIBUTIONS = "contributions.csv"  # in the server's folder: who contributed when
@@ -257,7 +257,7 @@ class AtSecureServer(AtServer):
         self, round_: Round, clients: RemoteClients, tasks: dict[int, Task], delivered: Mapping[int, dict[str, int]]
     ) -> None:
         """Ask who is ready, and those for masked answers."""
-        from lit_epgan.remote.secure_aggregation import MaskedSum  # needs a library of the extra ``flare``
+        from lit_epgan.carriers.secure_aggregation import MaskedSum  # needs a library of the extra ``flare``
 
         names, summed = self._federation.names, MaskedSum(self._terms.largest)
         for k, trouble in clients.gather(
@@ -312,8 +312,7 @@ class AtInstitution(Alone):
         client, masking = list(names).index(where.name), _masking(where, names, report_filter.policy)
         self._shared = SharedClient() if ranks() > 1 else None
         link = where.called(STARTING) if rank() == 0 else None
-        kind = RemoteServer if rank() == 0 else ListeningServer
-        self._server = kind(SharedLink(link), where.name, client, report_filter, agreed(settings), masking)
+        self._server = RemoteServer(link, where.name, client, report_filter, agreed(settings), masking)
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """Whoever draws the cohorts, this process has one client."""
@@ -371,7 +370,7 @@ class AtInstitution(Alone):
 
     def end(self) -> None:
         """The server knows: it has counted the rounds, or will miss this institution."""
-        self._server.link.close()
+        self._server.close()
 
 
 def _policy(path: str | None) -> Policy:
@@ -393,8 +392,8 @@ def _masking(where: Endpoint, names: Sequence[str], policy: Policy) -> "Masking 
     policy.check_secure(where.terms.secure)
     if not where.terms.secure:
         return None
-    from lit_epgan.remote.keys import Identity
-    from lit_epgan.remote.secure_aggregation import Masking
+    from lit_epgan.carriers.keys import Identity
+    from lit_epgan.carriers.secure_aggregation import Masking
 
     folder = where.certificates
     identity = Identity.of_folder(Path(folder), where.name) if folder else None

@@ -92,6 +92,12 @@ def model_of(
         optimizer_state: as FederationCallback's argument.
     """
     flat, optimizers = federation.server.flat, list(trainer.optimizers)
+    registered = set(map(id, module.parameters()))
+    if any(id(p) not in registered for o in optimizers for group in o.param_groups for p in group["params"]):
+        raise UserError(
+            f"an optimizer trains a parameter that {type(module).__name__} does not register, so that no client could "
+            "have its own: put the network that it belongs to into an attribute, an nn.ModuleList or an nn.ModuleDict"
+        )
     schedules, automatic = trainer.lr_scheduler_configs, module.automatic_optimization
     # Lightning steps these right after the round's last batch; a module that steps by itself does so when it likes
     by_rounds = [c.scheduler for c in schedules if automatic and c.interval == "epoch"]

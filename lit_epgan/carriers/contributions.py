@@ -88,7 +88,7 @@ def operator_page(path: Path, title: str, rounds: int | None, over: bool) -> str
     for row in rows:
         by_site.setdefault(row["client"], []).append(row)
     last = max((int(row["round"]) for row in rows), default=-1)
-    loader = PackageLoader("lit_epgan.remote", "")
+    loader = PackageLoader("lit_epgan.carriers", "")
     page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("operator.html")
     return page.render(
         title=title,

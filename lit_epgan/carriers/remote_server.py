@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lit_epgan.carriers.policy import ReportFilter
+from lit_epgan.carriers.protocol import VERSION, Frame, Kind, answered
 from lit_epgan.engine.collectives import from_first, rank
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import decode_task, encode_answer
 from lit_epgan.errors import UserError
-from lit_epgan.remote.policy import ReportFilter
-from lit_epgan.remote.protocol import VERSION, Frame, Kind, answered
+
+if TYPE_CHECKING:
+    from lit_epgan.carriers.secure_aggregation import Masking  # needs a library of the extra ``flare``
 
 CLOSED = (
     "the server has closed the link: it has ended, or has given this institution up; its log says why. Start this "
@@ -22,15 +25,14 @@ CLOSED = (
 )
 
 
-if TYPE_CHECKING:
-    from lit_epgan.remote.secure_aggregation import Masking  # needs a library of the extra ``flare``
-
-
 class RemoteServer:
     """The institution's link to the server.
 
+    On several ranks, rank 0 holds the link, and the others hear what it hears. What comes of their work is what rank 0
+    sends.
+
     Args:
-        link: to the server.
+        link: to the server; None on the other ranks.
         name: the institution's.
         client: its index among all clients.
         report_filter: what leaves passes there.
@@ -44,24 +46,19 @@ class RemoteServer:
 
     def __init__(
         self,
-        link: "Connection | SharedLink",
+        link: Connection | None,
         name: str,
         client: int,
         report_filter: ReportFilter,
         settings: Mapping[str, str] | None = None,
         masking: "Masking | None" = None,
     ) -> None:
-        self.link, self.name, self.client, self.report_filter, self._masking = (
-            link,
-            name,
-            client,
-            report_filter,
-            masking,
-        )
+        self.name, self.client, self.report_filter = name, client, report_filter
+        self._link, self._masking = link, masking
         self._cohort, self._put_back = 1, list[Frame]()
         self.round, self.ended, self._trains, self._placed = -1, False, False, False
         self._cache: dict[str, Tensor] = {}
-        link.send_bytes(Frame.of(Kind.HELLO, name=name, version=VERSION, settings=dict(settings or {})).written())
+        self._send(Frame.of(Kind.HELLO, name=name, version=VERSION, settings=dict(settings or {})))
 
     def first(self) -> int:
         """The round that the server takes this institution in at; waits until it does. -1 if there is none any more."""
@@ -79,12 +76,10 @@ class RemoteServer:
         return self.round == round_ and self._trains and not self.ended
 
     def _listen(self) -> None:
-        """The next message outside of rounds; one that a round begins says which, and of how many."""
         message = self._next()
         if message.kind is Kind.BEGIN:
             about = message.about()
-            self.round, self._trains = about["round"], about["trains"]
-            self._cohort = about["cohort"]
+            self.round, self._trains, self._cohort = about["round"], about["trains"], about["cohort"]
             self.report_filter.policy.check_cohort(self._cohort)
 
     def _compare(self, servers: int, own: int) -> None:
@@ -110,89 +105,50 @@ class RemoteServer:
         return bool(message.kind is Kind.OVER and message.about()["counts"])
 
     def answer(self, task: Task, answer: Answer) -> None:
-        """Send what comes of a task; what the client keeps stays here."""
-        self.report_filter.passes(task, answer.report)
-        if self._masking is None:
-            self._send(answered(task, encode_answer(answer)))
-        else:
-            self._answer_masked(self._masking, task, answer)
-
-    def _answer_masked(self, masking: "Masking", task: Task, answer: Answer) -> None:
-        """Say that the answer is ready, and send it masked, if the server still wants it."""
-        self._send(answered(task, masking.ready(task, answer, self._cohort), Kind.READY))
+        """Send what comes of a task, masked if the server still wants it then; what the client keeps stays here."""
+        first, masking = rank() == 0, self._masking
+        if first:
+            self.report_filter.passes(task, answer.report)
+        if masking is None:
+            self._send(answered(task, encode_answer(answer) if first else b""))
+            return
+        self._send(answered(task, masking.ready(task, answer, self._cohort) if first else b"", Kind.READY))
         message = self._next()
-        if message.kind is Kind.SET:
-            self._send(answered(task, masking.masked(message.body)))
-        else:
+        if message.kind is not Kind.SET:
             self._put_back.append(message)
+        elif first:
+            self._send(answered(task, masking.masked(message.body)))
 
     def _send(self, message: Frame) -> None:
-        try:
-            self.link.send_bytes(message.written())
-        except OSError as error:
-            raise UserError(CLOSED) from error
+        if self._link is not None:
+            try:
+                self._link.send_bytes(message.written())
+            except OSError as error:
+                raise UserError(CLOSED) from error
 
     def _next(self) -> Frame:
+        """The next message, on every rank; a collective call."""
         if self._put_back:
             return self._put_back.pop()
-        try:
-            message = Frame.read(self.link.recv_bytes())
-        except (EOFError, OSError) as error:
-            raise UserError(CLOSED) from error
-        if message.kind is Kind.REFUSED:
-            raise UserError(f"the server does not let this institution in: {message.about()['why']}")
-        self.ended = message.kind is Kind.END
-        return message
-
-
-class SharedLink:
-    """Rank 0 holds the link; the other ranks hear what it hears, and say nothing.
-
-    Args:
-        link: to the server; None on the other ranks.
-    """
-
-    def __init__(self, link: Connection | None) -> None:
-        self._link = link
-
-    def send_bytes(self, data: bytes) -> None:
-        """Send from rank 0."""
-        if self._link is not None:
-            self._link.send_bytes(data)
-
-    def recv_bytes(self) -> bytes:
-        """What the server sends, on every rank; a collective call.
-
-        Raises:
-            EOFError: the link is broken.
-        """
         heard: bytes | None = None
-        if rank() == 0:
-            assert self._link is not None
+        if self._link is not None:
             try:
                 heard = self._link.recv_bytes()
             except (EOFError, OSError):
                 heard = None
         told = from_first(heard)
         if told is None:
-            raise EOFError
-        return told
+            raise UserError(CLOSED)
+        message = Frame.read(told)
+        if message.kind is Kind.REFUSED:
+            raise UserError(f"the server does not let this institution in: {message.about()['why']}")
+        self.ended = message.kind is Kind.END
+        return message
 
     def close(self) -> None:
         """Close the link, if it is here."""
         if self._link is not None:
             self._link.close()
-
-
-class ListeningServer(RemoteServer):
-    """The link of the ranks beside the first: what comes of their work is what rank 0 sends."""
-
-    def answer(self, task: Task, answer: Answer) -> None:
-        """Nothing; under secure aggregation rank 0 is told here who takes part in the sum."""
-        if self._masking is not None:
-            message = self._next()
-            if message.kind is not Kind.SET:
-                self._put_back.append(message)
 
 
 class RemoteRound:
@@ -201,8 +157,7 @@ class RemoteRound:
     Attributes:
         exchange: the question that the institution is asked; None where it is asked nothing more in this round.
         asked: the client, while there is one.
-        dropped: nobody: it is the server who drops.
-        budget: nothing: it is the server who counts.
+        dropped, budget: empty: it is the server who drops, and who counts.
     """
 
     def __init__(self, server: RemoteServer, private: PrivateStates, number: int) -> None:

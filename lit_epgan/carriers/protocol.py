@@ -3,7 +3,10 @@
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, Literal, NamedTuple
@@ -56,18 +59,29 @@ class Endpoint:
         name: the institution's.
         terms: the federation's.
         certificates: the folder of the institution's certificate; empty where it has none.
+        carrier: what is in the socket's place: an institution's link, or where the server takes links in.
     """
 
     role: Literal["server", "institution"]
-    address: str
-    key: str
+    address: str = ""
+    key: str = ""
     name: str = ""
     terms: Terms = Terms()
     certificates: str = ""
+    carrier: Any = None
 
     def environment(self) -> dict[str, str]:
         """The variable by which a process is told."""
-        return {VARIABLE: json.dumps(asdict(self))}
+        return {VARIABLE: json.dumps(asdict(replace(self, carrier=None)))}
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Within, this thread is the end, and not its process."""
+        before = _here.set(self)
+        try:
+            yield
+        finally:
+            _here.reset(before)
 
     def called(self, seconds: float = 0.0) -> Connection:
         """An institution's link.
@@ -78,6 +92,8 @@ class Endpoint:
         Raises:
             OSError: nobody is.
         """
+        if self.carrier is not None:
+            return self.carrier
         end = time.monotonic() + seconds
         while True:
             try:
@@ -89,14 +105,19 @@ class Endpoint:
 
     def listener(self) -> Listener:
         """Where the server takes institutions in."""
+        if self.carrier is not None:
+            return self.carrier
         return Listener(self.address, "AF_UNIX", backlog=128, authkey=bytes.fromhex(self.key))
 
 
+_here: ContextVar[Endpoint | None] = ContextVar("here", default=None)
+
+
 def endpoint() -> Endpoint | None:
-    """This process's endpoint; None where a federation is one job."""
+    """This thread's endpoint, or its process's; None where a federation is one job."""
     told = os.environ.get(VARIABLE)
-    if not told:
-        return None
+    if _here.get() is not None or not told:
+        return _here.get()
     words = json.loads(told)
     return Endpoint(**words | {"terms": Terms.of(words["terms"])})
 

@@ -14,11 +14,10 @@ from nvflare.lighter.prov_utils import prepare_builders
 from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
+from lit_epgan.carriers.flare import MESSAGES, FitExecutor, RoundController
+from lit_epgan.carriers.protocol import Terms
 from lit_epgan.errors import UserError
-from lit_epgan.flare.controller import MESSAGES, RoundController
-from lit_epgan.flare.executor import FitExecutor
 from lit_epgan.listing import few
-from lit_epgan.remote.protocol import Terms
 from lit_epgan.runs.yaml_files import load_yaml
 
 JOB = "lit_epgan"
@@ -50,25 +49,16 @@ def write_job(folder: Path, institutions: Mapping[str, str], terms: Terms, resum
     controller = {"path": CONTROLLER, "args": {"institutions": dict(institutions), **told}}
     job = folder / JOB
     at_server, at_site = f"{JOB}_server", f"{JOB}_site"
-    _write_config(
-        job / "meta.json",
-        name=JOB,
-        resource_spec={},
-        min_clients=min(terms.least, len(institutions)),
-        deploy_map={at_server: ["server"], at_site: list(institutions)},
-    )
-    _write_config(job / at_server / "config/config_fed_server.json", workflows=[{"id": "controller", **controller}])
-    executor = {"tasks": [MESSAGES], "executor": {"path": EXECUTOR, "args": told}}
-    _write_config(
-        job / at_site / "config/config_fed_client.json", executors=[executor], default_task_fetch_interval=FETCH
-    )
+    deployed = {at_server: ["server"], at_site: list(institutions)}
+    least = min(terms.least, len(institutions))
+    write(job / "meta.json", {"name": JOB, "resource_spec": {}, "min_clients": least, "deploy_map": deployed})
+    both = {"format_version": 2, "components": []}
+    workflows = [{"id": "controller", **controller}]
+    write(job / at_server / "config/config_fed_server.json", {**both, "workflows": workflows})
+    executors = [{"tasks": [MESSAGES], "executor": {"path": EXECUTOR, "args": told}}]
+    fetch = {"executors": executors, "default_task_fetch_interval": FETCH}
+    write(job / at_site / "config/config_fed_client.json", {**both, **fetch})
     return job
-
-
-def _write_config(path: Path, **told: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    both = {} if path.name == "meta.json" else {"format_version": 2, "components": []}
-    path.write_text(json.dumps({**both, **told}, indent=2))
 
 
 @dataclass(frozen=True)
@@ -149,32 +139,27 @@ def provision(members: Members, folder: Path) -> dict[str, Path]:
             (folder / name).chmod(0o700)
             kits[name] = folder / name
     shutil.rmtree(made)
-    _write(folder / members.host, MEMBERS, {"sites": members.sites})
+    write(folder / members.host / "local" / MEMBERS, {"sites": members.sites})
     for name, kit in kits.items():
-        if name == members.host:
-            _settle_server(kit)
-        elif name in members.sites:
-            _settle_site(kit)
+        if name != members.operator:
+            _settle(kit, name == members.host)
     return kits
 
 
-def _settle_site(kit: Path) -> None:
-    """At a site nothing runs but its end of a federation, and nothing leaves but its answers."""
-    resources = _resources(kit)
-    resources["class_allow_list"] = [EXECUTOR]
-    resources["allow_log_streaming"] = False
-    resources["components"] = [c for c in resources["components"] if c["id"] != "site_log_streamer"]
-    _write(kit, "resources.json", resources)
-    _write(kit, "authorization.json", RIGHTS)
+def _settle(kit: Path, server: bool) -> None:
+    """Nothing runs there but its end of a federation.
 
-
-def _settle_server(kit: Path) -> None:
-    """At the server nothing runs but its end of a federation, and it learns soon of a site that is gone."""
-    resources = _resources(kit)
-    resources["class_allow_list"] = [CONTROLLER]
-    resources["servers"][0]["heart_beat_timeout"] = HEARTBEAT
-    _write(kit, "resources.json", resources)
-    _write(kit, "authorization.json", RIGHTS)
+    The server learns soon of a site that is gone. Nothing leaves a site but its answers.
+    """
+    resources: dict[str, Any] = json.loads((kit / "local" / "resources.json.default").read_text())
+    resources["class_allow_list"] = [CONTROLLER if server else EXECUTOR]
+    if server:
+        resources["servers"][0]["heart_beat_timeout"] = HEARTBEAT
+    else:
+        resources["allow_log_streaming"] = False
+        resources["components"] = [c for c in resources["components"] if c["id"] != "site_log_streamer"]
+    write(kit / "local/resources.json", resources)
+    write(kit / "local/authorization.json", RIGHTS)
 
 
 def sites_of(kit: Path) -> tuple[str, ...]:
@@ -196,13 +181,10 @@ def store_in(kit: Path, folder: Path) -> None:
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(folder / "snapshots")
     jobs = next(each for each in resources["components"] if each["id"] == "job_manager")
     jobs["args"]["uri_root"] = str(folder / "jobs")
-    _write(kit, "resources.json", resources)
+    write(path, resources)
 
 
-def _resources(kit: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((kit / "local" / "resources.json.default").read_text())
-    return told
-
-
-def _write(kit: Path, name: str, what: dict[str, Any]) -> None:
-    (kit / "local" / name).write_text(json.dumps(what, indent=2) + "\n")
+def write(path: Path, what: dict[str, Any]) -> None:
+    """Write JSON, in a folder that need not be there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(what, indent=2) + "\n")

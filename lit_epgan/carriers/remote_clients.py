@@ -13,11 +13,11 @@ from multiprocessing.connection import Connection, Listener
 from threading import Thread
 from typing import NamedTuple, TypeVar
 
+from lit_epgan.carriers.protocol import VERSION, Frame, Kind, answer_to, unequal_versions
 from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, Weighted
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import decode_answer, encode_task
 from lit_epgan.listing import few
-from lit_epgan.remote.protocol import VERSION, Frame, Kind, answer_to, unequal_versions
 
 ONES_OWN = ("data", "federation.policy")  # of each institution
 ONES_OWN_ENDINGS = (".ledger",)
@@ -126,9 +126,8 @@ class RemoteClients:
         largest: int,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self._listener, self._patience, self._largest = listener, patience, largest
+        self._listener, self._patience, self._largest, self._settings = listener, patience, largest, settings or {}
         self._index = {name: k for k, name in enumerate(names)}
-        self._settings = settings or {}
         self._links: dict[int, Connection] = {}
         self._calls: queue.Queue[tuple[int, Connection]] = queue.Queue()
         self._closed = False
@@ -159,8 +158,7 @@ class RemoteClients:
     def begin(self, round_: int, cohort: Sequence[int], trains: bool) -> None:
         """A round begins, in which the cohort is going to train, or is not."""
         for k in self.present:
-            about = {"round": round_, "trains": trains and k in cohort, "cohort": len(cohort)}
-            self._tell(k, Frame.of(Kind.BEGIN, **about))
+            self._tell(k, Frame.of(Kind.BEGIN, round=round_, trains=trains and k in cohort, cohort=len(cohort)))
 
     def ask(self, tasks: Mapping[int, Task]) -> Iterator[tuple[int, Answer | None]]:
         """The clients' answers, in the order of the tasks, so that sums do not depend on who is quick.
@@ -204,7 +202,7 @@ class RemoteClients:
         self._listener.close()
 
     def _take_calls(self) -> None:
-        """Hears everybody who calls; one that says nothing holds nobody up."""
+        """One that says nothing holds nobody up."""
         while not self._closed:
             with contextlib.suppress(AuthenticationError, EOFError, OSError):  # a stranger, or one that has gone again
                 Thread(target=self._take_in, args=(self._listener.accept(),), daemon=True).start()

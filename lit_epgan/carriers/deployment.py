@@ -9,19 +9,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nvflare.fuel.flare_api.api_spec import SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
+from lit_epgan.carriers.fit import SERVER, VARIABLE, FitPlan, at_institution
+from lit_epgan.carriers.kits import CONTROLLER, EXECUTOR, store_in, write, write_job
+from lit_epgan.carriers.protocol import Terms
 from lit_epgan.errors import UserError
-from lit_epgan.flare.fit import SERVER, VARIABLE, FitPlan, at_institution
-from lit_epgan.flare.kits import CONTROLLER, EXECUTOR, store_in, write_job
 from lit_epgan.listing import few
-from lit_epgan.remote.protocol import Terms
 from lit_epgan.runs.run_folder import INSTITUTIONS, SERVER_LOG
 
 SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
@@ -35,12 +35,6 @@ PROGRAMS = {
     "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
     "site": ("nvflare.private.fed.app.client.client_train", "fed_client.json"),
 }
-
-
-def allow(folder: Path, classes: list[str]) -> None:
-    """Let FLARE build these classes alone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "resources.json").write_text(json.dumps({"format_version": 2, "class_allow_list": classes}))
 
 
 def simulate(
@@ -59,7 +53,7 @@ def simulate(
         plan.write(fits, site)
     with tempfile.TemporaryDirectory() as made:
         job = write_job(Path(made), sites, terms, resumes)
-        allow(workspace / "local", [CONTROLLER, EXECUTOR])
+        write(workspace / "local/resources.json", {"format_version": 2, "class_allow_list": [CONTROLLER, EXECUTOR]})
         options = ["-w", str(workspace), "-c", ",".join(sites), "-t", str(len(sites)), "-l", "ERROR"]
         command = [sys.executable, "-m", SIMULATOR, str(job), *options]
         subprocess.run(command, env=os.environ | {VARIABLE: str(fits)}, check=False)
@@ -106,7 +100,7 @@ def running(role: str, kit: Path) -> Iterator[subprocess.Popen[bytes]]:
     program, settings = PROGRAMS[role]
     if not (kit / "startup" / settings).is_file():
         raise UserError(f"{kit} is no {role}'s kit: {kit / 'startup' / settings} does not exist")
-    uid = [f"uid={_certified_name(kit)}"] if role == "site" else []
+    uid = [f"uid={site_of(kit)}"] if role == "site" else []
     options = ["secure_train=true", *uid, "org=federation", "config_folder=config"]
     command = [sys.executable, "-m", program, "-m", str(kit.resolve()), "-s", settings, "--set", *options]
     environment = os.environ | {VARIABLE: str((kit / FITS).resolve())}
@@ -123,20 +117,16 @@ def running(role: str, kit: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def _certified_name(kit: Path) -> str:
-    told: Mapping[str, Any] = json.loads((kit / "startup" / "fed_client.json").read_text())
-    return str(told["client"]["fqsn"])
-
-
 def site_of(kit: Path) -> str:
     """The name of a kit's site.
 
     Raises:
         UserError: it is no site's kit.
     """
-    if not (kit / "startup" / "fed_client.json").is_file():
-        raise UserError(f"{kit} is no site's kit: {kit / 'startup' / 'fed_client.json'} does not exist")
-    return _certified_name(kit)
+    path = kit / "startup" / "fed_client.json"
+    if not path.is_file():
+        raise UserError(f"{kit} is no site's kit: {path} does not exist")
+    return str(json.loads(path.read_text())["client"]["fqsn"])
 
 
 class Operator:

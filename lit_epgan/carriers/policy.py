@@ -9,18 +9,14 @@ from typing import Any
 from lit_epgan.engine.messages import Count, Report, Task, Term, Weighted, nbytes, norm, tensor_of
 from lit_epgan.errors import UserError
 
-LISTS = ("algorithms", "mechanisms", "entries")
-SWITCHES = ("secure",)
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys(LISTS, ((list,), "a list")),
-    **dict.fromkeys(SWITCHES, ((bool,), "true or false")),
-}
+KINDS = {**dict.fromkeys(("algorithms", "mechanisms", "entries"), "a list"), "secure": "true or false"}
+OF_KIND: dict[str, Any] = {"a list": list, "true or false": bool, "a number": int | float}
 COLUMNS = ("round", "exchange", "question", "entry", "shape", "type", "norm", "weight", "bytes")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """An institution's rules. Each that is None lets everything pass.
+    """An institution's rules. Each that is None lets everything pass; a check raises a UserError that names the rule.
 
     Attributes:
         algorithms: names of the algorithms that may work on its data.
@@ -51,9 +47,10 @@ class Policy:
             strange = f"{rules!r}" if not isinstance(rules, dict) else ", ".join(sorted(map(str, set(rules) - known)))
             raise UserError(f"the policy {where}: {strange} is no rule; there are {', '.join(sorted(known))}")
         for name, value in rules.items():
-            wanted, what = _KINDS.get(name, ((int, float), "a number"))
-            if value is not None and (not isinstance(value, wanted) or isinstance(value, bool) != (name in SWITCHES)):
-                raise UserError(f"the policy {where}: {name} is {value!r}; give {what}")
+            kind = KINDS.get(name, "a number")
+            right = isinstance(value, OF_KIND[kind]) and isinstance(value, bool) == (OF_KIND[kind] is bool)
+            if value is not None and not right:
+                raise UserError(f"the policy {where}: {name} is {value!r}; give {kind}")
         return cls(**rules)
 
     def check_plan(self, algorithm: str, mechanism: str | None, epsilon: float | None) -> None:
@@ -63,9 +60,6 @@ class Policy:
             algorithm: its name.
             mechanism: its name; None for none.
             epsilon: what the institution's own noise makes of all planned steps; None where it adds none.
-
-        Raises:
-            UserError: naming the rule.
         """
         allowed = self.algorithms is None or algorithm in self.algorithms
         self._check("algorithms", allowed, f"{algorithm} is none of them")
@@ -77,27 +71,15 @@ class Policy:
             self._check("epsilon", epsilon <= self.epsilon, f"{epsilon:.3g} is planned")
 
     def check_cohort(self, clients: int) -> None:
-        """Refuse a round of too few.
-
-        Raises:
-            UserError: naming the rule.
-        """
+        """Refuse a round of too few."""
         self._check("cohort", self.cohort is None or clients >= self.cohort, f"the round has {clients}")
 
     def check_secure(self, secure: bool) -> None:
-        """Refuse a federation whose server sees single reports.
-
-        Raises:
-            UserError: naming the rule.
-        """
+        """Refuse a federation whose server sees single reports."""
         self._check("secure", secure or not self.secure, "the federation's server sees every report by itself")
 
     def check_report(self, report: Report) -> None:
-        """Refuse what may not leave.
-
-        Raises:
-            UserError: naming the entry.
-        """
+        """Refuse what may not leave, by the entry's name."""
         for name in report:
             allowed = self.entries is None or any(fnmatchcase(name, pattern) for pattern in self.entries)
             self._check("entries", allowed, f"{name!r} is none of them")
@@ -129,11 +111,6 @@ class ReportFilter:
             UserError: the policy does not allow it, or nothing is to be sent.
         """
         self.policy.check_report(report)
-        self._list(task, report)
-        if self._dry:
-            raise UserError(f"this is a dry run: nothing was sent. {self._path} lists what would have left")
-
-    def _list(self, task: Task, report: Report) -> None:
         new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", newline="", encoding="utf-8") as file:
@@ -141,6 +118,8 @@ class ReportFilter:
             if new:
                 rows.writerow(COLUMNS)
             rows.writerows([task.round, task.exchange, task.question, name, *_told(t)] for name, t in report.items())
+        if self._dry:
+            raise UserError(f"this is a dry run: nothing was sent. {self._path} lists what would have left")
 
 
 def _told(term: Term) -> list[object]:

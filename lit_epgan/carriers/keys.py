@@ -34,13 +34,6 @@ CHUNK = 2**20  # words of a pad that are made at a time, 8 MB
 Words = NDArray[np.uint64]
 
 
-class Signature(NamedTuple):
-    """A signature, and the certificate (PEM) whose key signs."""
-
-    signature: bytes
-    certificate: bytes
-
-
 class Identity:
     """An institution's certificate, by which it signs, and checks what others have signed.
 
@@ -49,12 +42,16 @@ class Identity:
         private_key: of the certificate (PEM, without a password); RSA or an elliptic curve's.
         root: the certificate (PEM) that has issued all institutions' certificates.
 
+    Attributes:
+        name: the institution's, as its certificate has it.
+        pem: its certificate.
+
     Raises:
         ValueError: one of them cannot be read, or they do not belong together.
     """
 
     def __init__(self, certificate: bytes, private_key: bytes, root: bytes) -> None:
-        self._pem, self._root = certificate, x509.load_pem_x509_certificate(root)
+        self.pem, self._root = certificate, x509.load_pem_x509_certificate(root)
         own, key = x509.load_pem_x509_certificate(certificate), load_pem_private_key(private_key, None)
         if not isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
             raise ValueError("the private key is neither RSA nor an elliptic curve's")
@@ -62,7 +59,7 @@ class Identity:
             raise ValueError("the private key is another certificate's")
         self._key = key
         self.name = _name(own)
-        self.check(self.name, b"", self.signs(b""))
+        self.check(self.name, b"", self.signs(b""), certificate)
 
     @classmethod
     def of_folder(cls, folder: Path, name: str) -> "Identity":
@@ -82,21 +79,21 @@ class Identity:
             )
         return found
 
-    def signs(self, message: bytes) -> Signature:
+    def signs(self, message: bytes) -> bytes:
         """The message's signature: RSA-PSS or ECDSA, with SHA-256."""
         if isinstance(self._key, rsa.RSAPrivateKey):
-            return Signature(self._key.sign(message, PADDING, SHA256()), self._pem)
-        return Signature(self._key.sign(message, ec.ECDSA(SHA256())), self._pem)
+            return self._key.sign(message, PADDING, SHA256())
+        return self._key.sign(message, ec.ECDSA(SHA256()))
 
-    def check(self, name: str, message: bytes, signed: Signature) -> None:
-        """Whether the institution of this name has signed a message.
+    def check(self, name: str, message: bytes, signature: bytes, pem: bytes) -> None:
+        """Whether the institution of this name has signed a message, by the certificate that stands in ``pem``.
 
         Raises:
             ValueError: it has not; why.
         """
-        if not signed.certificate:
+        if not pem:
             raise ValueError("it is not signed")
-        certificate = x509.load_pem_x509_certificate(signed.certificate)
+        certificate = x509.load_pem_x509_certificate(pem)
         try:
             certificate.verify_directly_issued_by(self._root)
         except (InvalidSignature, ValueError, TypeError) as error:
@@ -106,7 +103,7 @@ class Identity:
         if _name(certificate) != name:
             raise ValueError(f"its certificate is of {_name(certificate)!r}")
         try:
-            _verify(certificate, message, signed.signature)
+            _verify(certificate, message, signature)
         except InvalidSignature as error:
             raise ValueError("its signature is wrong, or of another exchange") from error
 
@@ -130,13 +127,7 @@ def _name(certificate: x509.Certificate) -> str:
 
 
 class Announced(NamedTuple):
-    """What an institution tells the others of its key; all are hexadecimal digits, or PEM.
-
-    Attributes:
-        key: the public half.
-        signature: of the key and what it is for.
-        certificate: whose key signs.
-    """
+    """The public half of an institution's key and its signature, in hexadecimal digits, and the certificate (PEM)."""
 
     key: str
     signature: str = ""
@@ -168,8 +159,7 @@ class ExchangeKey:
         key = self._private.public_key().public_bytes_raw().hex()
         self.announced = Announced(key)
         if identity is not None:
-            signed = identity.signs(self._message(name, key))
-            self.announced = Announced(key, signed.signature.hex(), signed.certificate.decode())
+            self.announced = Announced(key, identity.signs(self._message(name, key)).hex(), identity.pem.decode())
 
     def pads(self, announced: Mapping[str, Announced]) -> list[Pad]:
         """The pads that this institution shares with the others; the private half of its key is thrown away.
@@ -192,8 +182,8 @@ class ExchangeKey:
     def _pad(self, private: X25519PrivateKey, name: str, other: Announced) -> Pad:
         try:
             if self._identity is not None:
-                signature = Signature(bytes.fromhex(other.signature), other.certificate.encode())
-                self._identity.check(name, self._message(name, other.key), signature)
+                signature, pem = bytes.fromhex(other.signature), other.certificate.encode()
+                self._identity.check(name, self._message(name, other.key), signature, pem)
             secret = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other.key)))
         except ValueError as error:
             raise UserError(f"{self._about}: the key of {name!r} is refused: {error}") from error

@@ -22,18 +22,18 @@ import json
 import warnings
 from collections.abc import Collection, Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load, save
 
+from lit_epgan.carriers.keys import Announced, ExchangeKey, Identity, Words, add_pad
+from lit_epgan.carriers.protocol import LEAST
 from lit_epgan.engine.messages import Count, Report, Task, Term, Weighted, is_finite, tensor_of
 from lit_epgan.engine.runner import Answer
 from lit_epgan.errors import UserError
-from lit_epgan.remote.keys import Announced, ExchangeKey, Identity, Words, add_pad
-from lit_epgan.remote.protocol import LEAST
 
 SCALE = 2.0**32
 
@@ -65,7 +65,7 @@ def floating_point(words: Words) -> Numbers:
 
 
 def layout_of(report: Report) -> Layout:
-    """The layout of a report."""
+    """Of a report."""
     return {n: None if isinstance(term, Count) else list(tensor_of(term).shape) for n, term in report.items()}
 
 
@@ -83,15 +83,11 @@ def flattened(report: Report, layout: Layout) -> Numbers:
     for name in sorted(layout):
         size = _size(layout[name])
         if name in report:
-            row[at : at + size] = _summand(report[name])
+            term = report[name]
+            weight = term.weight if isinstance(term, Weighted) else 1.0
+            row[at : at + size] = (tensor_of(term).detach().double().cpu().flatten() * weight).numpy()
         at += size
     return row
-
-
-def _summand(term: Term) -> Numbers:
-    weight = term.weight if isinstance(term, Weighted) else 1.0
-    summand: Numbers = (tensor_of(term).detach().double().cpu().flatten() * weight).numpy()
-    return summand
 
 
 def entries(row: Numbers, layout: Layout) -> Report:
@@ -115,14 +111,6 @@ def _size(shape: list[int] | None) -> int:
     return 1 if shape is None else prod(shape)
 
 
-class _Ready(NamedTuple):
-    """What is ready to be masked."""
-
-    task: Task
-    report: Report
-    key: ExchangeKey
-
-
 class Masking:
     """Masks an institution's answers, each once.
 
@@ -136,7 +124,7 @@ class Masking:
     def __init__(self, name: str, names: Collection[str], identity: Identity | None = None, least: int = LEAST) -> None:
         self._name, self._names, self._identity, self._least = name, set(names), identity, max(least, LEAST)
         self._last = (-1, -1)
-        self._ready: _Ready | None = None
+        self._ready: tuple[Task, Report, ExchangeKey] | None = None
         if identity is None:
             warnings.warn(WITHOUT_CERTIFICATES, stacklevel=2)
 
@@ -160,7 +148,7 @@ class Masking:
         if trouble is not None:
             return json.dumps({"trouble": trouble}).encode()
         key = ExchangeKey(self._name, *number, self._identity)
-        self._ready = _Ready(task, report, key)
+        self._ready = task, report, key
         return json.dumps({"layout": layout_of(report), "announced": list(key.announced)}).encode()
 
     def masked(self, members: bytes) -> bytes:
@@ -170,24 +158,24 @@ class Masking:
             UserError: no answer is ready, the sum is of too few or of strangers, or a key is not the one that its
                 institution has announced.
         """
-        ready, self._ready = self._ready, None
-        if ready is None:
+        if self._ready is None:
             raise UserError("the server wants an answer masked where none is ready: nothing was sent")
+        (task, report, key), self._ready = self._ready, None
         told = json.loads(members)
         announced = {name: Announced(*each) for name, each in told["announced"].items()}
         if len(announced) < self._least:
             raise UserError(
-                f"round {ready.task.round}: {len(announced)} institutions are ready, and this one takes part in sums "
+                f"round {task.round}: {len(announced)} institutions are ready, and this one takes part in sums "
                 f"of at least {self._least}: a sum of fewer shows too much of each. Nothing was sent"
             )
         if strangers := sorted(set(announced) - self._names):
             raise UserError(
-                f"round {ready.task.round}: {strangers[0]!r} is to be in the sum, and is none of the federation's "
+                f"round {task.round}: {strangers[0]!r} is to be in the sum, and is none of the federation's "
                 "clients. Nothing was sent"
             )
         layout: Layout = told["layout"]
-        words = fixed_point(flattened(ready.report, layout))
-        for pad in ready.key.pads(announced):
+        words = fixed_point(flattened(report, layout))
+        for pad in key.pads(announced):
             add_pad(words, *pad)
         return save({MASKED: torch.from_numpy(words.view(np.int64))})
 
