@@ -10,12 +10,13 @@ import argparse
 import csv
 import os
 import secrets
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from lit_epgan.study.runner import Process, start
 from side_by_side import markdown, options, publish
 
 from lit_epgan.carriers.fit import QUIET
@@ -24,7 +25,7 @@ from lit_epgan.carriers.protocol import Endpoint
 KILLED, AGAIN = ("client-1", "client-2"), "client-2"
 
 
-def started(folder: Path, where: Endpoint, args: argparse.Namespace, *words: str) -> subprocess.Popen[bytes]:
+def started(folder: Path, where: Endpoint, args: argparse.Namespace, *words: str) -> Process:
     """A fit as one end of the federation."""
     settings = {
         "--data.clients": args.institutions,
@@ -34,9 +35,7 @@ def started(folder: Path, where: Endpoint, args: argparse.Namespace, *words: str
     }
     given = [str(word) for pair in settings.items() for word in pair]
     command = [sys.executable, "-m", "lit_epgan", "fit", "--config", "digits_classifier.yaml", *given, *words]
-    environment = os.environ | where.environment() | {"OMP_NUM_THREADS": "1"}
-    log = (folder / f"{where.name or 'server'}.log").open("ab")
-    return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    return start(command, folder / f"{where.name or 'server'}.log", append=True, variables=where.environment())
 
 
 def rounds_done(folder: Path) -> int:
@@ -46,7 +45,7 @@ def rounds_done(folder: Path) -> int:
     return 1 + max((int(row["round"]) for row in rows), default=-1)
 
 
-def wait_for_round(folder: Path, number: int, server: subprocess.Popen[bytes]) -> None:
+def wait_for_round(folder: Path, number: int, server: Process) -> None:
     while rounds_done(folder) < number:
         if server.poll() is not None:
             raise SystemExit(f"the server has ended: {(folder / 'server.log').read_text()}")
@@ -70,14 +69,15 @@ def main() -> None:
         try:
             wait_for_round(folder, 2, server)
             for each in KILLED:
-                processes[each].kill()
+                os.kill(processes[each].pid, signal.SIGKILL)
             wait_for_round(folder, 3, server)
             again = next(each for each in places if each.name == AGAIN)
             processes[AGAIN] = started(folder, again, args, *quiet, "--ckpt_path", "last")
             code = server.wait()
         finally:
             for process in (server, *processes.values()):
-                process.kill()
+                if process.poll() is None:
+                    os.kill(process.pid, signal.SIGKILL)
         seconds = time.monotonic() - begun
         rows = list(csv.DictReader((folder / "server" / "contributions.csv").open()))
     publish(report(args, rows, code, seconds), args.output)

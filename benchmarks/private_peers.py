@@ -19,11 +19,18 @@ from opacus_peer import opacus, opacus_epsilon, opacus_in_trainer
 from private_task import (
     BATCH,
     BOUND,
+    COHORT,
     DELTA,
     EPOCHS,
     EPSILON,
+    IMAGES,
+    LOCAL_RATE,
+    NOISE,
+    NORM,
     RATE,
     RECORDS,
+    ROUNDS,
+    WRITERS,
     Result,
     Stopwatch,
     accuracy,
@@ -40,8 +47,6 @@ from lit_epgan.datamodules import FederatedDataModule, WritersDataModule
 from lit_epgan.engine import Mechanism
 from lit_epgan.modules import Classifier
 from lit_epgan.privacy import CentralNoise, RecordNoise, Releases, noise_multiplier_for, spent
-
-WRITERS, COHORT, IMAGES, ROUNDS, LOCAL_RATE, NORM, NOISE = 340, 34, 20, 20, 0.3, 0.5, 0.5
 
 
 def federated(

@@ -16,6 +16,7 @@ from lit_epgan.networks import MLPBackbone
 
 DELTA = 1e-5
 RECORDS, BATCH, EPOCHS, RATE, BOUND, EPSILON = 1408, 64, 10, 0.5, 1.0, 3.0  # 22 batches a pass
+WRITERS, COHORT, IMAGES, ROUNDS, LOCAL_RATE, NORM, NOISE = 340, 34, 20, 20, 0.3, 0.5, 0.5
 Result = tuple[float, float]  # accuracy, seconds
 
 

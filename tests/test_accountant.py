@@ -1,10 +1,18 @@
-"""Epsilons against published ones, closed forms, and sums of parts."""
+"""Epsilons against published ones, closed forms, sums of parts and two other accountants; a coin for each record."""
+
+import functools
+import math
+from pathlib import Path
 
 import pytest
+import torch
 from dp_accounting import get_epsilon_gaussian
+from torch.utils.data import TensorDataset
 
+from lit_epgan.datamodules.clients import CoinBatches, DatasetClient, emptied
 from lit_epgan.errors import UserError
-from lit_epgan.privacy import Releases, noise_multiplier_for, spent
+from lit_epgan.privacy import Ledger, Releases, noise_multiplier_for, spent
+from lit_epgan.randomness import secure_uniform
 
 
 @pytest.mark.parametrize(
@@ -76,3 +84,139 @@ def test_what_cannot_be_accounted_for_is_refused() -> None:
     for wrong in ((0.0, 1), (1.0, -1), (1.0, 1, "poisson", 0.0), (1.0, 1, "fixed", 0.5)):
         with pytest.raises(UserError):
             Releases(*wrong)  # type: ignore[arg-type]
+
+
+DELTA = 1e-5
+
+
+SETTINGS = [(1.0, 0.1, 10), (2.0, 0.05, 500)]  # z, the probability, releases
+
+
+@functools.cache
+def by_coins(z: float, rate: float, count: int) -> float:
+    return spent([Releases(z, count, "poisson", rate)], DELTA).epsilon
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("z", "rate", "count"), SETTINGS)
+def test_prv_accountant(z: float, rate: float, count: int) -> None:
+    """Gopi, Lee and Wutschitz 2021: its bounds hold ours between them, and its estimate is ours."""
+    prv = pytest.importorskip("prv_accountant", reason="pip install prv-accountant")
+    mechanism = prv.PoissonSubsampledGaussianMechanism(noise_multiplier=z, sampling_probability=rate)
+    accountant = prv.PRVAccountant(
+        prvs=[mechanism], max_self_compositions=[count], eps_error=0.01, delta_error=DELTA / 1000
+    )
+    lower, estimate, upper = accountant.compute_epsilon(DELTA, num_self_compositions=[count])
+    ours = by_coins(z, rate, count)
+    assert lower < ours < upper
+    assert ours == pytest.approx(estimate, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("z", "rate", "count"), SETTINGS)
+def test_opacus(z: float, rate: float, count: int) -> None:
+    """Ours are at most what either of its accountants says; its bound by Renyi divergences is the looser one."""
+    accountants = pytest.importorskip("opacus.accountants", reason="pip install opacus")
+    by_losses, by_renyi = accountants.PRVAccountant(), accountants.RDPAccountant()
+    by_losses.history = by_renyi.history = [(z, rate, count)]
+    ours = by_coins(z, rate, count)
+    assert ours == pytest.approx(by_losses.get_epsilon(DELTA, eps_error=0.01), abs=0.011)
+    assert ours < by_renyi.get_epsilon(DELTA) < 1.25 * ours
+
+
+@pytest.mark.slow
+def test_everyone_costs_less_than_by_renyi_divergences() -> None:
+    """The exact epsilon of the Gaussian mechanism, against Opacus's bound on it."""
+    by_renyi = pytest.importorskip("opacus.accountants", reason="pip install opacus").RDPAccountant()
+    by_renyi.history = [(5.0, 1.0, 20)]
+    ours = spent([Releases(5.0, 20)], DELTA).epsilon
+    assert ours < by_renyi.get_epsilon(DELTA) < 1.1 * ours
+
+
+SELECTION, VOTE = Releases(2.0, 3, delta=1e-6), Releases(math.inf, 2, epsilon=0.25, delta=1e-6)
+
+
+def test_deltas_are_taken_off_and_epsilons_are_added() -> None:
+    noise = spent([Releases(2.0, 3)], 5e-6).epsilon
+    assert spent([SELECTION, VOTE], 1e-5).epsilon == pytest.approx(noise + 0.5)
+    assert spent([VOTE], 1e-5).epsilon == 0.5
+    assert spent([Releases(math.inf, 2)], 1e-5).epsilon == 0
+
+
+def test_replacing_a_user_is_emptying_two() -> None:
+    own = 3 * 2e-6 + 2 * (1 + math.exp(0.25)) * 1e-6
+    noise = spent([Releases(2.0, 3)], 2e-5 - own, "replace_one").epsilon
+    assert spent([SELECTION, VOTE], 2e-5, "replace_one").epsilon == pytest.approx(noise + 1.0)
+
+
+def test_a_delta_that_is_used_up_is_no_guarantee() -> None:
+    assert spent([SELECTION.times(11)], 1e-5).epsilon == math.inf
+    with pytest.raises(UserError, match="no noise multiplier"):
+        noise_multiplier_for(1.0, 1e-5, lambda z: [Releases(z, delta=1e-5)])
+
+
+def test_a_ledger_keeps_it(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for releases in (SELECTION, VOTE):
+        name = ledger.begin(str(releases), releases)
+        for _ in range(releases.count):
+            ledger.release(name)
+        ledger.end(name)
+    assert Ledger(ledger.path).read().total() == spent([SELECTION, VOTE], 1e-5)
+    assert str(SELECTION) == "3 releases with noise multiplier 2, all users take part, and (0, 1e-06) of its own"
+    assert str(VOTE) == "2 releases, all users take part, and (0.25, 1e-06) of its own"
+
+
+@pytest.mark.parametrize("own", [{"epsilon": -1.0}, {"epsilon": math.inf}, {"delta": 1.0}, {"delta": -1e-9}])
+def test_what_cannot_be_is_refused(own: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="of its own cannot be"):
+        Releases(1.0, **own)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_each_record_is_drawn_at_the_rate(seed: int | None) -> None:
+    """Over 4,000 steps every one of 50 records has its rate 8 / 50, within five standard errors; sizes are binomial."""
+    drawn = torch.zeros(4000, 50, dtype=torch.float64)
+    for step, batch in enumerate(CoinBatches(seed)(50, 8, 4000, 1, 0, 0, 0)):
+        assert len(set(batch)) == len(batch)
+        drawn[step, batch] = 1
+    rate = 8 / 50
+    error = (rate * (1 - rate) / 4000) ** 0.5
+    assert float((drawn.mean(0) - rate).abs().max()) < 5 * error
+    sizes = drawn.sum(1)
+    assert float(sizes.mean()) == pytest.approx(8, rel=0.03)
+    assert float(sizes.var()) == pytest.approx(50 * rate * (1 - rate), rel=0.15)
+    assert abs(float(torch.corrcoef(drawn.T).fill_diagonal_(0).abs().max())) < 0.1
+
+
+def test_a_client_smaller_than_a_batch_gives_all_and_passes_have_as_many_steps_as_ever() -> None:
+    assert list(CoinBatches()(3, 8, None, 2)) == [[0, 1, 2]] * 2
+    assert len(list(CoinBatches()(50, 8, None, 2))) == 14
+
+
+def test_the_smallest_number_that_can_come_is_a_coin_that_says_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "rand", lambda n, **options: torch.zeros(n, dtype=torch.float64))
+    assert next(CoinBatches(3)(50, 8, 1, 1)) == list(range(50))
+
+
+def test_coins_are_secret_unless_a_study_repeats_them() -> None:
+    def drawn(seed: int | None, *stream: int) -> list[list[int]]:
+        return list(CoinBatches(seed)(200, 20, 3, 1, *stream))
+
+    assert drawn(None, 0, 1, 2) != drawn(None, 0, 1, 2)
+    assert drawn(7, 0, 1, 2) == drawn(7, 0, 1, 2)
+    assert drawn(7, 0, 1, 2) != drawn(7, 0, 1, 3)
+    assert len(secure_uniform(0)) == 0
+    assert 0 < float(secure_uniform(1000).min()) < float(secure_uniform(1000).max()) < 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_step_without_a_record_has_an_empty_batch_of_the_same_kind(workers: int) -> None:
+    collate = torch.utils.data.default_collate if workers else None
+    client = DatasetClient(TensorDataset(torch.ones(9, 2), torch.arange(9)), 4, collate, 0)
+    client.draw = lambda *_: iter([[3, 4], [], [8]])  # type: ignore[assignment]
+    batches = list(client.batches(3, 1, 0, 0, 0))
+    assert [batch[1].tolist() for batch in batches] == [[3, 4], [], [8]]
+    assert batches[1][0].shape == (0, 2)
+    assert emptied({"x": torch.ones(2, 3)})["x"].shape == (0, 3)
+    assert client.culprits(0, 3, 1, 0, 0, 0) == []

@@ -3,13 +3,24 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
+import yaml
+from lightning.pytorch import Trainer
 
+from lit_epgan import tensor_file
+from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.cli.main import main
+from lit_epgan.cli.run_setup import ENTRY, hyperparameters, refuse_changes
+from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.errors import UserError
+from tests.federations import client_sets
+from tests.modules import Regression
 from tests.test_cli import TINY, folder, refusal
 
 __all__ = ["folder"]  # the fixture: an empty working directory
+
 
 DIGITS = [
     *("--config", "digits.yaml", "--trainer.max_epochs", "2", "--data.warmup_steps", "2", "--data.local_steps", "2"),
@@ -80,3 +91,91 @@ def test_a_run_is_not_resumed_under_another_algorithm_or_with_other_clients(
     told = refusal(capsys, "fit", *TINY, "--data.clients", "3", *resume)
     assert "client-2" in told
     assert {path: path.read_bytes() for path in before} == before
+
+
+RESUME = ["--ckpt_path", "last", "--trainer.max_epochs", "3"]
+
+
+@pytest.mark.slow
+def test_what_differs_is_named_and_can_be_accepted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *TINY, "--trainer.precision", "64-true"]) == 0
+    run = folder / "runs" / "toy"
+    last = run / "checkpoints" / "last.ckpt"
+    before = last.read_bytes()
+    resume = [*TINY, "--trainer.precision", "64-true", *RESUME]
+    others = ["--seed_everything", "7", "--model.lr", "0.125", "--data.points", "16"]
+    others += ["--federation.algorithm.pool", "30", "--trainer.gradient_clip_val", "1"]
+    told = refusal(capsys, "fit", *resume, *others)
+    for said in (
+        "data.points was 32 and is 16",
+        "federation.algorithm.pool was 20 and is 30",
+        "model.lr was 0.002 and is 0.125",
+        "seed_everything was 0 and is 7",
+        "trainer.gradient_clip_val was null and is 1",
+        "--accept_changes true",
+    ):
+        assert said in told
+    assert last.read_bytes() == before
+
+    free = ["--data.num_workers", "0", "--trainer.log_every_n_steps", "3"]
+    accepted = ["--seed_everything", "7", "--model.lr", "0.125", "--accept_changes", "true"]
+    assert main(["fit", *resume, *free, *accepted]) == 0
+    assert sorted(pd.read_csv(run / "metrics.csv")["epoch"].unique()) == [0, 1, 2]
+    assert yaml.safe_load((run / "config.yaml").read_text())["accept_changes"] is False  # asked anew the next time
+    assert "seed_everything was 7 and is 0" in refusal(capsys, "fit", *resume)
+
+
+def test_at_most_five_differences_are_named_and_a_class_stands_for_its_arguments(tmp_path: Path) -> None:
+    old = {"model": {"class_path": "A", "init_args": {f"x{i}": i for i in range(8)}}, "seed_everything": 0}
+    path = tmp_path / "x.ckpt"
+    tensor_file.save({ENTRY: hyperparameters(old)}, path)
+    refuse_changes(path, hyperparameters(old))
+    other = {"model": {"class_path": "A", "init_args": {f"x{i}": -i for i in range(8)}}, "seed_everything": 0}
+    with pytest.raises(UserError, match=r"model\.x5 was 5 and is -5 and 2 more\. Set them back"):
+        refuse_changes(path, hyperparameters(other))
+    another = {"model": {"class_path": "B", "init_args": {"y": 1}}, "seed_everything": 0}
+    with pytest.raises(UserError, match=r'settings: model was "A" and is "B"\. Set'):
+        refuse_changes(path, hyperparameters(another))
+    tensor_file.save({"epoch": 3}, path)  # from before settings were kept
+    refuse_changes(path, hyperparameters(another))
+
+
+def test_places_and_speed_decide_nothing() -> None:
+    data = {"class_path": "D", "init_args": {"data_dir": "x", "path": "y", "num_workers": 3, "batch_size": 4}}
+    trainer = {"max_epochs": 3, "devices": 2, "logger": True, "callbacks": [], "precision": "32-true"}
+    found = hyperparameters({"data": data, "trainer": trainer, "ckpt_path": "z"})
+    assert {name for name in found if not name.startswith("trainer.")} == {"data", "data.batch_size"}
+    assert "trainer.precision" in found
+    assert not found.keys() & {"trainer.max_epochs", "trainer.devices", "trainer.logger", "trainer.callbacks"}
+
+
+def fitted(folder: Path, rounds: int, sizes: tuple[int, ...] = (9, 5), seed: int = 0, **options: object) -> None:
+    datasets = dict(zip("ab", client_sets(sizes), strict=True))
+    trainer = Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        precision="64-true",
+        logger=False,
+        callbacks=[FederationCallback(), RoundCheckpoint()],
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = FederatedDataModule.from_datasets(datasets, batch_size=4, seed=seed)
+    trainer.fit(Regression(), datamodule=data, **options)  # type: ignore[arg-type]
+
+
+def test_from_python_the_seed_and_the_clients_data_are_compared(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    fitted(tmp_path, 1)
+    with pytest.raises(UserError, match="has the seed 0, this one's data module 3: resume with the seed"):
+        fitted(tmp_path, 2, seed=3, ckpt_path="last")
+    with pytest.raises(UserError, match="client b has 5 records, this run's 6: resume with the data"):
+        fitted(tmp_path, 2, sizes=(9, 6), ckpt_path="last")
+    fitted(tmp_path, 2, ckpt_path="last")
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    older = tensor_file.load(last)
+    federation = older["callbacks"]["FederationCallback"]
+    del federation["seed"], federation["records"]
+    tensor_file.save(older, last)
+    fitted(tmp_path, 3, seed=3, ckpt_path="last")  # from before these were kept

@@ -10,14 +10,28 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lit_epgan.engine import Everyone, FixedSize, Poisson
+from lit_epgan.engine import Everyone, FixedSize, InTurn, Poisson, Rounds, Server
 from lit_epgan.engine.aggregation import Combination
-from lit_epgan.engine.mechanisms import Plan, flat_norm
+from lit_epgan.engine.mechanisms import NormClipping, Plan, flat_norm
 from lit_epgan.engine.messages import Count, Report, Total, Weighted
 from lit_epgan.engine.samplers import Chains, Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
-from lit_epgan.privacy import AdaptiveNoise, CentralNoise, DistributedNoise, Ledger, Releases, spent
+from lit_epgan.privacy import (
+    AdaptiveNoise,
+    CentralNoise,
+    CorrelatedNoise,
+    DistributedNoise,
+    Ledger,
+    RecordNoise,
+    Releases,
+    spent,
+)
+from lit_epgan.privacy.central import SecretCohorts
+from tests.federations import federation, fit
+from tests.modules import Regression
+from tests.plain_federation import federated
+from tests.test_record_noise import plan
 
 NUMBERS = st.one_of(
     st.floats(-1e3, 1e3), st.sampled_from([0.0, 1e38, -1e38, float("nan"), float("inf"), -float("inf"), 1e-45])
@@ -179,9 +193,6 @@ def test_a_report_in_half_precision_is_clipped_to_the_bound_and_not_above() -> N
     assert float(sent.double().norm()) == pytest.approx(1.0, abs=1e-6)
 
 
-# The clients' own noise -----------------------------------------------------------------------------------------------
-
-
 def test_shares_of_the_noise_add_up() -> None:
     """Of 100 clients 50 are counted on; ten shares have a fifth of the variance of what fifty promise."""
     mechanism = begun(DistributedNoise(0.5, 3.0, honest=0.5))
@@ -207,9 +218,6 @@ def test_a_server_that_asks_for_less_noise_gets_nothing() -> None:
         with pytest.raises(UserError, match=r"a share in a cohort of all 8 clients is 0\.75: nothing is sent"):
             mechanism.at_client(report, {"privacy.honest": torch.tensor([asked])})
     mechanism.at_client(report, {"privacy.honest": torch.tensor([0.75])})
-
-
-# A bound that moves ---------------------------------------------------------------------------------------------------
 
 
 def test_the_bound_goes_to_the_quantile_of_the_norms() -> None:
@@ -261,3 +269,176 @@ def test_too_little_noise_on_the_count_is_refused() -> None:
         DistributedNoise(1.0, 3.0, honest=0.0)
     with pytest.raises(UserError, match="noise_seed"):
         DistributedNoise(1.0, 3.0, noise_seed=1)
+
+
+CLIENTS, ROUNDS = list(range(100)), range(20)
+
+
+def drawn(sampler: Sampler, seed: int = 0) -> list[list[list[int]]]:
+    return [sampler.draw(CLIENTS, seed, number) for number in ROUNDS]
+
+
+@pytest.mark.parametrize("of", [FixedSize(10), Poisson(0.1)], ids=lambda of: type(of).__name__)
+def test_a_processs_draws_are_its_own_and_do_not_follow_from_the_seed(of: Sampler) -> None:
+    one, other = SecretCohorts(of), SecretCohorts(of)
+    assert drawn(one, 0) == drawn(one, 1) != drawn(other, 0)
+    assert drawn(one) != drawn(of)
+    assert one.rate(100) == of.rate(100)
+    assert drawn(SecretCohorts(of, 7)) == drawn(of, 7)
+
+
+def test_a_cohort_of_the_wrapped_size_is_drawn_without_favour() -> None:
+    """Each of a hundred is drawn in a tenth of 2,000 rounds: 200, with a standard deviation of 13."""
+    sampler = SecretCohorts(FixedSize(10))
+    cohorts = [[k for chain in sampler.draw(CLIENTS, 0, number) for k in chain] for number in range(2000)]
+    assert {len(set(cohort)) for cohort in cohorts} == {10}
+    times = [sum(k in cohort for cohort in cohorts) for k in CLIENTS]
+    assert 200 - 6 * 13 < min(times) <= max(times) < 200 + 6 * 13
+
+
+@pytest.mark.parametrize("kind", [CentralNoise, DistributedNoise])
+def test_a_mechanism_whose_price_counts_on_the_draw_makes_it_secret(kind: type[CentralNoise]) -> None:
+    mechanism = kind(1.0, 4.0)
+    assert isinstance(mechanism.sampler(FixedSize(10)), SecretCohorts)
+    assert isinstance(AdaptiveNoise(1.0, noise_multiplier=4.0).sampler(Poisson(0.1)), SecretCohorts)
+    for open_ in (Everyone(), InTurn(4)):
+        assert mechanism.sampler(open_) is open_
+    seeded = FixedSize(10)
+    assert CentralNoise(1.0, 4.0, noise_seed=1).sampler(seeded) is seeded
+    assert CorrelatedNoise(1.0, 4.0).sampler(seeded) is seeded
+    assert NormClipping(1.0).sampler(seeded) is seeded
+
+
+def test_the_accountant_reads_the_sampler_that_is_wrapped() -> None:
+    mechanism = CentralNoise(1.0, 4.0)
+    promised = str(begun(mechanism, 10, mechanism.sampler(FixedSize(10))).guarantee())
+    assert str(spent([Releases(4.0, 10, "fixed", 0.1, 100)], 1e-5)) in promised
+
+
+class Watched(FedAvg):
+    """Notes the server's cohorts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cohorts: list[list[int]] = []
+
+    def round(self, server: Server) -> Rounds:
+        self.cohorts.append(server.cohort)
+        yield from super().round(server)
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_two_runs_of_one_seed_ask_other_cohorts_unless_it_is_a_studys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: bool
+) -> None:
+    """2 of 4 clients, 12 rounds: two runs draw alike once in 6^12 times. The loader has the server's cohorts."""
+    monkeypatch.chdir(tmp_path)
+    found: list[Any] = []
+    for drive in (fit, fit, federated):
+        algorithm, mechanism = Watched(), CentralNoise(0.5, 1.0, noise_seed=1 if seeded else None)
+        data = federation(clients_per_round=2)
+        if drive is fit:
+            fit(Regression(), data, rounds=12, algorithm=algorithm, mechanism=mechanism)
+            assert [data.cohort(number) for number in range(12)] == algorithm.cohorts
+        else:
+            drive(Regression().double(), data, algorithm, mechanism=mechanism).run(12)
+        found.append(algorithm.cohorts)
+    assert [len(cohort) for cohort in found[0]] == [2] * 12
+    assert (found[0] == found[1] == found[2]) == seeded
+    assert seeded or len({str(each) for each in found}) == 3
+
+
+@pytest.mark.parametrize("kind", [CentralNoise, CorrelatedNoise])
+def test_a_resumed_run_with_a_seed_does_not_use_its_first_rounds_noise_again(kind: type[CentralNoise]) -> None:
+    """Each round has noise of its own, each exchange of it too, and is the same in whichever process it runs."""
+
+    def noise(mechanism: CentralNoise, number: int, exchanges: int = 1) -> list[list[float]]:
+        mechanism.round_begins(number)
+        return [mechanism.at_server(summed({"x": torch.zeros(9)}), 1)["x"].tolist() for _ in range(exchanges)]
+
+    whole = begun(kind(1.0, 1.0, noise_seed=3), 4, rounds=range(3))
+    (first,), (second, again), (third,) = (noise(whole, number, 1 + (number == 1)) for number in range(3))
+    (resumed,) = noise(begun(kind(1.0, 1.0, noise_seed=3), 1, rounds=range(2, 3)), 2)
+    assert resumed == third
+    assert len({tuple(each) for each in (first, second, again, third)}) == 4
+
+
+def test_a_resumed_run_keeps_its_noise_and_pays_for_both(tmp_path: Path) -> None:
+    first = begun(CentralNoise(1.0, target_epsilon=2.0), 10, folder=tmp_path)
+    for _ in range(4):
+        first.at_server(summed({"x": torch.zeros(2)}), 1)
+    before = Ledger(tmp_path / "privacy.jsonl").read()
+    resumed = begun(CentralNoise(1.0, target_epsilon=2.0), 7, folder=tmp_path, resumed=True)  # the fourth round is lost
+    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    assert account.planned.noise_multiplier == next(iter(before.accounts.values())).planned.noise_multiplier
+    assert (account.made, account.planned.count) == (4, 11)
+    assert str(spent([account.planned], 1e-5)) in str(resumed.guarantee())
+
+
+def test_a_run_that_goes_on_beyond_its_target_warns(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """z was settled for ten rounds, and twenty cost more: epsilon of a Gaussian with z / sqrt(20)."""
+    asked: dict[str, Any] = {"folder": tmp_path, "rounds": range(10)}
+    first = begun(CentralNoise(1.0, target_epsilon=2.0), 10, **asked)
+    for _ in range(10):
+        first.at_server(summed({"x": torch.zeros(2)}), 1)
+    begun(CentralNoise(1.0, target_epsilon=2.0), 0, **(asked | {"resumed": True, "rounds": range(0)}))
+    assert not recwarn.list
+    assert first._planned is not None
+    price = spent([first._planned.times(20)], 1e-5)
+    with pytest.warns(UserWarning, match=rf"CentralNoise.*epsilon {price.epsilon:.3g}.*target_epsilon 2 "):
+        begun(CentralNoise(1.0, target_epsilon=2.0), 10, **(asked | {"resumed": True, "rounds": range(10, 20)}))
+
+
+def test_a_run_resumed_with_other_noise_still_promises_what_it_has_spent_before(tmp_path: Path) -> None:
+    """Nine rounds at z = 0.5 and one at z = 50 cost what the ledger says; a run that begins anew has no past."""
+    first = begun(CentralNoise(1.0, 0.5), 10, folder=tmp_path)
+    for _ in range(9):
+        first.at_server(summed({"x": torch.zeros(2)}), 1)
+    resumed = begun(CentralNoise(1.0, 50.0), 1, folder=tmp_path, resumed=True)
+    price = spent([Releases(0.5, 9), Releases(50.0, 1)], 1e-5)
+    assert Ledger(tmp_path / "privacy.jsonl").read().total().epsilon == pytest.approx(price.epsilon)
+    assert str(price) in str(resumed.guarantee())
+    assert "9 releases with noise multiplier 0.5, all users take part and one release with" in str(resumed.guarantee())
+    anew = begun(CentralNoise(1.0, 50.0), 1, folder=tmp_path)
+    assert str(spent([Releases(50.0, 1)], 1e-5)) in str(anew.guarantee())
+
+
+@pytest.mark.parametrize(("z", "batch_size"), [(2.0, 10), (20.0, 10), (2.0, 20)])
+def test_a_resumed_run_promises_what_it_has_spent_before_too(tmp_path: Path, z: float, batch_size: int) -> None:
+    """Nine of ten rounds are done; the last has the same kind of steps, other noise, or other batches."""
+    first = RecordNoise(1.0, 2.0)
+    first.begin(plan({0: 100, 1: 40}, 10, {0: 10, 1: 1}, 10, folder=tmp_path))
+    for round_ in range(9):
+        first._pay(round_)
+    resumed = RecordNoise(1.0, z)
+    resumed.begin(plan({0: 100, 1: 40}, batch_size, {0: 10, 1: 1}, 1, folder=tmp_path, resumed=True))
+    old = Releases(2.0, 90, "poisson", 0.1, unit="record")
+    price = spent([old, Releases(z, 10, "poisson", batch_size / 100, unit="record")], 1e-5)
+    assert resumed.own_epsilon() == pytest.approx(price.epsilon)
+    assert Ledger(tmp_path / "privacy.jsonl").read().total().epsilon == pytest.approx(price.epsilon)
+    assert f"({price.epsilon:.3g}, 1e-05)" in str(resumed.guarantee())
+
+
+def test_a_run_whose_clients_go_on_beyond_its_target_warns(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    first = RecordNoise(1.0, target_epsilon=2.0)
+    first.begin(plan({0: 100}, 10, {0: 10}, 5, folder=tmp_path))
+    for round_ in range(5):
+        first._pay(round_)
+    assert not recwarn.list
+    resumed = RecordNoise(1.0, target_epsilon=2.0)
+    with pytest.warns(UserWarning, match=r"RecordNoise.*epsilon 2\.[5-9].*target_epsilon 2 "):
+        resumed.begin(plan({0: 100}, 10, {0: 10}, 5, folder=tmp_path, resumed=True))
+    assert 2.5 < float(str(resumed.own_epsilon())) < 3
+
+
+def test_a_client_who_takes_part_no_more_may_pay_most(tmp_path: Path) -> None:
+    first = RecordNoise(1.0, 2.0)
+    first.begin(plan({0: 100, 1: 40}, 10, {0: 10, 1: 4}, 1, folder=tmp_path))
+    first._pay(0)
+    resumed = RecordNoise(1.0, 2.0)
+    resumed.begin(plan({1: 40}, 10, {1: 1}, 1, folder=tmp_path, resumed=True))
+    most = max(
+        (spent([Releases(2.0, n, "poisson", q, unit="record")], 1e-5) for n, q in ((10, 0.1), (5, 0.25))),
+        key=lambda each: each.epsilon,
+    )
+    assert resumed.own_epsilon() == pytest.approx(most.epsilon)

@@ -2,15 +2,24 @@
 
 import logging
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 
 from lit_epgan import tensor_file
+from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.errors import UserError
+from lit_epgan.privacy import Ledger
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault, newest_whole, require_whole
+from tests.federations import federation, fit
+from tests.modules import Regression
+from tests.processes import model, run, run_until
 from tests.traps import Trap, flipped
 
 
@@ -156,3 +165,207 @@ def test_other_names_are_taken_newest_first(tmp_path: Path) -> None:
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         require_whole(tmp_path / "no.ckpt")
+
+
+def fitted(folder: Path, rounds: int, **options: object) -> Regression:
+    module = Regression()
+    trainer = Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        precision="64-true",
+        logger=False,
+        callbacks=[FederationCallback(), RoundCheckpoint(), ModelCheckpoint(folder / "own", save_top_k=-1)],
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, datamodule=federation(), **options)  # type: ignore[arg-type]
+    return module
+
+
+def test_every_checkpoint_has_a_digest_and_is_written_beside_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
+    torch.manual_seed(0)
+    fitted(tmp_path, 2)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 4
+    assert {path.suffix for path in files} == {".ckpt"}
+    for path in files:
+        tensor_file.load(path, sealed=True)
+        assert torch.load(path, weights_only=True).keys() >= {"state_dict", "loops"}
+
+
+def test_one_that_is_damaged_after_it_was_chosen_is_not_read(tmp_path: Path) -> None:
+    fitted(tmp_path, 1)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes().replace(b"state_dict", b"state_dicx"))
+    with pytest.raises(UserError, match=r"last\.ckpt is damaged: its bytes are not those that were saved"):
+        fitted(tmp_path, 2, ckpt_path=last)
+
+
+def test_no_code_is_run_unless_asked_for(tmp_path: Path) -> None:
+    fitted(tmp_path, 1)
+    last, marker = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "code-was-run"
+    tensor_file.save(tensor_file.load(last) | {"hyper_parameters": Trap(marker)}, last)
+    for allowed in (None, True):
+        with pytest.raises(UserError, match="only if you trust its maker"):
+            fitted(tmp_path, 2, ckpt_path="last", weights_only=allowed)
+        assert not marker.exists()
+    fitted(tmp_path, 2, ckpt_path="last", weights_only=False)
+    assert marker.exists()
+
+
+KILLS = {
+    "in the middle of the first round": "rank 0 round 0 batch 3",
+    "in the middle of a later round": "rank 0 round 2 batch 5",
+    "after validation, before the round is over": "rank 0 round 2 validated",
+    "between a round's end and its checkpoint": "rank 0 round 3 ended",
+    "in the middle of a save": "rank 0 round 3 saving",
+    "right after a save": "rank 0 round 3 saved",
+}
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("untouched")
+    run(folder, *OPTIONS)
+    return folder
+
+
+OPTIONS = ("--module", "regression", "--algorithm", "ep", "--optimizer-state", "keep")
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    for name, value in model(folder).items():
+        assert torch.equal(value, model(expected)[name]), name
+    assert (folder / "metrics.csv").read_bytes() == (expected / "metrics.csv").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", KILLS.values(), ids=KILLS.keys())
+def test_killed_and_resumed(tmp_path: Path, untouched: Path, line: str) -> None:
+    run_until(tmp_path, line, *OPTIONS)
+    run(tmp_path, *OPTIONS, *(["--resume"] if "round 0" not in line else []))
+    assert_same_run(tmp_path, untouched)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", KILLS.values(), ids=KILLS.keys())
+def test_killed_and_resumed_with_the_clients_states_on_disk(tmp_path: Path, untouched: Path, line: str) -> None:
+    """The run that was never killed holds them in memory: where they are makes no difference either."""
+    options = (*OPTIONS, "--private-states", "disk")
+    run_until(tmp_path, line, *options)
+    run(tmp_path, *options, *(["--resume"] if "round 0" not in line else []))
+    assert_same_run(tmp_path, untouched)
+
+
+@pytest.mark.slow
+def test_killed_twice(tmp_path: Path, untouched: Path) -> None:
+    run_until(tmp_path, "rank 0 round 2 batch 1", *OPTIONS)
+    run_until(tmp_path, "rank 0 round 3 batch 4", *OPTIONS, "--resume")
+    run(tmp_path, *OPTIONS, "--resume")
+    assert_same_run(tmp_path, untouched)
+
+
+@pytest.mark.slow
+def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, untouched: Path) -> None:
+    run_until(tmp_path, "rank 0 round 3 batch 1", *OPTIONS)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:-500])
+    printed = run(tmp_path, *OPTIONS, "--resume")
+    assert "last.ckpt is torn" in printed
+    assert "previous.ckpt" in printed
+    assert_same_run(tmp_path, untouched)
+
+
+@pytest.mark.slow
+def test_a_private_run_pays_for_the_round_that_it_repeats(tmp_path: Path) -> None:
+    """Killed after round 3's noise was drawn, before its checkpoint: the round is released again, and counts twice."""
+    options = ("--noise-seed", "1")
+    run_until(tmp_path, "rank 0 round 3 ended", *options)
+    ledger = Ledger(tmp_path / "privacy.jsonl")
+    (account,) = ledger.read().accounts.values()
+    assert (account.made, account.planned.count, account.ended) == (4, 5, False)
+    run(tmp_path, *options, "--resume")
+    (account,) = ledger.read().accounts.values()
+    assert (account.made, account.planned.count, account.ended) == (6, 6, True)
+
+
+@pytest.mark.slow
+def test_two_ranks(tmp_path: Path) -> None:
+    run(tmp_path / "whole", *OPTIONS, devices=2)
+    run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *OPTIONS, "--devices", "2")
+    run(tmp_path / "killed", *OPTIONS, "--resume", devices=2)
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_two_ranks_with_the_clients_states_on_disk(tmp_path: Path) -> None:
+    options = (*OPTIONS, "--private-states", "disk")
+    run(tmp_path / "whole", *OPTIONS, devices=2)
+    run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *options, "--devices", "2")
+    run(tmp_path / "killed", *options, "--resume", devices=2)
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_torn_checkpoint_is_passed_over_where_states_are_on_disk(tmp_path: Path, untouched: Path) -> None:
+    """The files that the checkpoint before refers to are still there."""
+    options = (*OPTIONS, "--private-states", "disk")
+    run_until(tmp_path, "rank 0 round 4 batch 1", *options)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:-500])
+    assert "previous.ckpt" in run(tmp_path, *options, "--resume")
+    assert_same_run(tmp_path, untouched)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "algorithm"),
+    [("gan", "tilted"), ("speech_gan", "tilted_acoustic"), ("regression", "feddyn"), ("regression", "apfl")],
+    ids=[
+        "f, its optimizer, sites and weights",
+        "three optimizers, the sampler's noise, discriminators of before",
+        "every client's slope and the server's",
+        "every client's own model and share",
+    ],
+)
+def test_what_stands_beside_the_model_comes_back(tmp_path: Path, module: str, algorithm: str) -> None:
+    """What algorithms keep at the server and at clients, around a classifier, a GAN and a recogniser."""
+    options = ("--module", module, "--algorithm", algorithm, "--optimizer-state", "keep")
+    run(tmp_path / "whole", *options)
+    run_until(tmp_path / "killed", "rank 0 round 2 batch 5", *options)
+    run(tmp_path / "killed", *options, "--resume")
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+class Rewound(CSVLogger):
+    """Notes the rounds to which it is rewound."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.to: list[int] = []
+
+    def rewind(self, epoch: int) -> None:
+        self.to.append(epoch)
+
+
+def test_the_loggers_are_rewound_once(tmp_path: Path) -> None:
+    found = []
+    for again in (False, True):
+        logger = Rewound(tmp_path)
+        resumed = {"ckpt_path": tmp_path / "checkpoints" / "last.ckpt"} if again else {}
+        callbacks = [RoundCheckpoint(tmp_path / "checkpoints")]
+        fit(
+            Regression(),
+            federation(),
+            rounds=2,
+            callbacks=callbacks,
+            logger=logger,
+            enable_checkpointing=True,
+            **resumed,
+        )
+        found.append(logger.to)
+    assert found == [[0], [2]]

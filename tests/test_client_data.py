@@ -1,6 +1,7 @@
 """What a client's data look like to the module: batches as the data set gives them, the module's own hooks."""
 
 import copy
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -161,9 +162,6 @@ def test_augmentation_depends_on_seed_round_and_client_alone() -> None:
     assert_same(noisy, quiet, tolerance=0.0)
 
 
-# The module's own hooks -----------------------------------------------------------------------------------------------
-
-
 class Hooked(Regression):
     """Augments a batch after its transfer, and shrinks its parameters after each batch."""
 
@@ -202,9 +200,6 @@ def test_held_out_batches_pass_the_modules_hook_too() -> None:
     assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-6)
 
 
-# Iterable data sets ---------------------------------------------------------------------------------------------------
-
-
 class Stream(IterableDataset[Any]):
     """Records without a number of them."""
 
@@ -235,9 +230,6 @@ def test_an_iterable_client_that_runs_dry_sits_out() -> None:
     sets = [Stream(0), Stream(1, rows=0), Stream(2, rows=0), Stream(3)]
     fit(module, FederatedDataModule.from_datasets(sets, batch_size=8), rounds=2)
     assert_same(module, reference)
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------
 
 
 def test_bad_input_is_named() -> None:
@@ -285,3 +277,57 @@ def test_training_without_the_callback_sees_every_client_in_one_epoch() -> None:
     data.unfederated = True
     trainer.fit(module, datamodule=data)
     assert_same(module, central)
+
+
+BAD = 11  # a record of the client of 34
+
+
+class Torn(Dataset[Any]):
+    """Raises at one record."""
+
+    def __init__(self, data: TensorDataset, bad: int | None) -> None:
+        self.data, self.bad = data, bad
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.bad:
+            raise ValueError("not a number: 'n/a'")
+        return self.data[index]
+
+
+def torn(bad: int | None = BAD, **options: Any) -> FederatedDataModule:
+    sets = {f"ward-{k}": Torn(data, bad if k == 2 else None) for k, data in enumerate(client_sets())}
+    return FederatedDataModule.from_datasets(sets, batch_size=8, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_record_that_cannot_be_read_is_named_with_its_client(workers: int) -> None:
+    with pytest.raises(UserError) as told:
+        fit(Regression(), torn(num_workers=workers, local_steps=6))
+    assert str(told.value) == (
+        "client 'ward-2': record 11 cannot be read: ValueError: not a number: 'n/a'. Mend the data, or leave them out."
+    )
+    assert isinstance(told.value.__cause__, ValueError)
+
+
+def test_records_that_do_not_fit_together_are_named() -> None:
+    def refuses(records: list[Any]) -> list[Tensor]:
+        raise TypeError("no batch")
+
+    with pytest.raises(
+        UserError, match=r"client 'ward-\d': a batch of the records .* and 3 more cannot be read: TypeE"
+    ):
+        fit(Regression(), torn(None, collate_fn=refuses))
+
+
+@pytest.mark.slow
+def test_many_small_clients_do_not_make_a_long_warning() -> None:
+    one = client_sets((1,))[0]
+    data = FederatedDataModule.from_datasets({f"client-{k:05d}": one for k in range(10_000)}, batch_size=8)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        data.setup("fit")
+    (said,) = [str(w.message) for w in seen if "fewer records" in str(w.message)]
+    assert said.endswith("client-00000, client-00001, client-00002, client-00003, client-00004 and 9995 more")

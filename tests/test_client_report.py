@@ -21,6 +21,7 @@ from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.metrics.over_clients import ClientResults
+from lit_epgan.runs.loggers import best_of, headlines
 from tests.federations import federation, fit
 from tests.test_client_metrics import evaluator
 from tests.test_personal_evaluation import HeldOut, data, held_out
@@ -165,3 +166,41 @@ def test_the_command_line_reports_by_itself(tmp_path: Path, monkeypatch: pytest.
     assert capsys.readouterr().out.count("Metrics by client") == 1
     assert main(["test", "--config", "wards.yaml", "--trainer.callbacks+", "lit_epgan.callbacks.ClientReport"]) == 0
     assert capsys.readouterr().out.count("Metrics by client") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "best"),
+    [
+        ("fid", "min"),
+        ("fid_digits", "min"),
+        ("is_digits", "max"),
+        ("wer_dev", "min"),
+        ("val_accuracy", "max"),
+        ("test_auroc", "max"),
+        ("val_loss", "min"),
+        ("loss", None),
+        ("loss/generator", None),
+        ("island", None),  # no family's name
+        ("fidelity", None),
+        ("union/fid_digits", None),
+        ("accuracy/client/ward-a", None),
+        ("client/steps", None),
+    ],
+)
+def test_a_headline_metric_is_known_by_its_name(name: str, best: str | None) -> None:
+    assert best_of(name) == best
+
+
+def test_one_of_each_family_the_shortest_name() -> None:
+    names = [
+        "val_loss",
+        "accuracy",
+        "val_accuracy",
+        "fid_digits_val",
+        "is_digits",
+        "fid_digits",
+        "loss",
+        "wer_low",
+        "wer",
+    ]
+    assert headlines(names) == ["fid_digits", "is_digits", "wer", "accuracy", "val_loss"]

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
 
 from lit_epgan.engine import (
     Algorithm,
@@ -17,10 +19,22 @@ from lit_epgan.engine import (
     Rounds,
     Server,
 )
-from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx, GeneratorSites
+from lit_epgan.errors import UserError
+from lit_epgan.federated import (
+    SCAFFOLD,
+    ExpectationPropagation,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedProx,
+    FedYogi,
+    GeneratorSites,
+    PriorOn,
+)
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import own_batches
+from tests.quadratics import CENTRES, CURVATURES, RATE, trained
 from tests.test_algorithm_networks import Critic
 from tests.test_generator_sites import Known, data
 
@@ -32,7 +46,7 @@ def driven(algorithm: Algorithm) -> PlainFederation:
     federation = PlainFederation(
         algorithm,
         module,
-        lambda trained, batch: trained.loss(batch),  # type: ignore[operator]
+        lambda trained_around, batch: trained_around.loss(batch),  # type: ignore[operator]
         lambda _: module.configure_optimizers(),
         own_batches(),
         SIZES,
@@ -42,7 +56,7 @@ def driven(algorithm: Algorithm) -> PlainFederation:
     return federation
 
 
-def trained(algorithm: Algorithm) -> dict[str, torch.Tensor]:
+def trained_around(algorithm: Algorithm) -> dict[str, torch.Tensor]:
     return driven(algorithm).module.state_dict()
 
 
@@ -137,3 +151,84 @@ def test_a_client_sees_its_own_records_once() -> None:
     assert {name: sum(sizes) for name, sizes in rows.items()} == {
         "client-0": 20, "client-1": 7, "client-2": 34, "client-3": 12
     }  # fmt: skip
+
+
+def test_three_rounds_of_server_optimizers_by_hand() -> None:
+    def fedavg_from(theta: Tensor) -> Tensor:
+        ends = []
+        for a, h in zip(CENTRES, CURVATURES, strict=True):
+            y = theta
+            for _ in range(4):
+                y = y - RATE * h * (y - a)
+            ends.append(y)
+        return (3 * ends[0] + ends[1]) / 4
+
+    algorithms: dict[str, Algorithm] = {
+        "momentum": FedAvgM(lr=0.5, momentum=0.8),
+        "adam": FedAdam(lr=0.1, betas=(0.8, 0.9), tau=0.01),
+        "yogi": FedYogi(lr=0.1, betas=(0.8, 0.9), tau=0.01),
+    }
+    for name, algorithm in algorithms.items():
+        theta, m = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+        v = torch.full_like(m, 0.01**2)
+        for _ in range(3):
+            change = fedavg_from(theta) - theta
+            if name == "momentum":
+                m = 0.8 * m + change
+                theta = theta + 0.5 * m
+                continue
+            m = 0.8 * m + 0.2 * change
+            v = 0.9 * v + 0.1 * change**2 if name == "adam" else v - 0.1 * change**2 * torch.sign(v - change**2)
+            theta = theta + 0.1 * m / (v.sqrt() + 0.01)
+        torch.testing.assert_close(trained(algorithm, 3), theta, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_a_server_optimizer_goes_around_any_algorithm() -> None:
+    torch.testing.assert_close(trained(FedAvgM(momentum=0.0), 3), trained(FedAvg(), 3))
+    torch.testing.assert_close(trained(FedAvgM(momentum=0.0, inner=SCAFFOLD()), 3), trained(SCAFFOLD(), 3))
+
+
+class TwoRegressions(LightningModule):
+    """Two networks that have nothing to do with each other, an optimizer each."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        torch.manual_seed(3)
+        self.one, self.other = nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        for network, optimizer in zip((self.one, self.other), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(((network(x) - y) ** 2).mean())
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(net.parameters(), lr=0.01) for net in (self.one, self.other)]
+
+
+def trained_with_prior(algorithm):
+    module = TwoRegressions()
+    fit(module, federation(), rounds=3, algorithm=algorithm)
+    return module
+
+
+@pytest.mark.parametrize("prior", [lambda: FedProx(mu=1.0), lambda: ExpectationPropagation(prior_scale=20.0)])
+def test_the_named_network_has_the_prior_and_the_other_has_fedavg(prior):
+    some, all_, none = (
+        trained_with_prior(PriorOn(prior(), ["one"])),
+        trained_with_prior(prior()),
+        trained_with_prior(FedAvg()),
+    )
+    assert not torch.allclose(all_.one.weight, none.one.weight, rtol=1e-3)
+    torch.testing.assert_close(some.one.weight, all_.one.weight)
+    torch.testing.assert_close(some.other.weight, none.other.weight)
+    assert not torch.allclose(some.other.weight, all_.other.weight, rtol=1e-3)
+
+
+def test_a_network_that_nothing_trains_is_refused():
+    with pytest.raises(UserError, match="no optimizer trains 'third'"):
+        trained_with_prior(PriorOn(FedProx(), ["one", "third"]))
+    with pytest.raises(UserError, match="at least one"):
+        PriorOn(FedProx(), [])

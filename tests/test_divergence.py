@@ -23,7 +23,7 @@ from lit_epgan.privacy import CentralNoise
 from tests.federations import SIZES, client_sets, fit
 from tests.federations import federation as double_federation
 from tests.modules import Regression
-from tests.test_server_training import OnServer
+from tests.test_local_steps import OnServer
 
 # FedLA sends precision times parameters, which is not finite for 3e38: such a client is left out
 ALGORITHMS: dict[type[Algorithm], float] = {FedAvg: 3e38, SCAFFOLD: 3e38, ExpectationPropagation: 3e38, FedLA: 1e33}

@@ -20,8 +20,8 @@ from lit_epgan.bayes import (
 from tests.federations import fit
 from tests.mixtures import mixture_log_density
 from tests.test_algorithms import Quadratic, quadratics
-from tests.test_gaussian import conjugate_site
-from tests.test_tilted_quadrature import draws
+from tests.test_ep_library import conjugate_site
+from tests.test_tilted import draws
 
 CASES = [(-1.5, 0.7), (0.0, 1.0), (0.8, 4.0), (2.0, 0.3)]  # of C_m and C_s
 B = {d: math.log(2 ** (1 / d) - 1) for d in (1, 2, 3)}

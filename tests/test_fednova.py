@@ -1,21 +1,30 @@
 """FedNova's norm against what torch's SGD does with a constant gradient, and its rounds by hand."""
 
+import copy
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import PlainFederation
 from lit_epgan.errors import UserError
-from lit_epgan.federated import FedAvg, FedNova
+from lit_epgan.federated import MOON, FedAvg, FedDyn, FedNova
+from lit_epgan.federated.drift.moon import contrast
 from tests import own_algorithms
 from tests.federations import federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_federation import federated
-from tests.quadratics import CENTRES, CURVATURES, RATE, RECORDS, Quadratic, clients, optimum
+from tests.quadratics import CENTRES, CURVATURES, RATE, RECORDS, Quadratic, clients, optimum, trained
 
 SLOPES = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=torch.float64)
+
+
 STEPS = (2, 7)
 
 
@@ -150,3 +159,205 @@ def test_a_pass_of_unequal_batches_by_hand() -> None:
     expected = (p * steps).sum() * (p[:, None] * moved / steps[:, None]).sum(0)
     found = federated(Quadratic(), clients(batch_size=2, local_steps=None), FedNova()).run(1)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_two_rounds_by_hand() -> None:
+    """Four steps of gradient descent down h/2 (y - a)^2 - g y + alpha/2 (y - theta)^2; 3 records and 1."""
+    theta, h = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    own = [torch.zeros_like(h) for _ in RECORDS]
+    for _ in range(2):
+        ends = []
+        for k, (a, curvature) in enumerate(zip(CENTRES, CURVATURES, strict=True)):
+            y = theta.clone()
+            for _ in range(4):
+                y = y - RATE * (curvature * (y - a) - own[k] + 0.7 * (y - theta))
+            own[k] = own[k] - 0.7 * (y - theta)
+            ends.append(y)
+        mean = (3 * ends[0] + ends[1]) / 4
+        h = h - 0.7 * (mean - theta)
+        theta = mean - h / 0.7
+    torch.testing.assert_close(trained(FedDyn(0.7), 2), theta, rtol=1e-12, atol=1e-12)
+
+
+def test_long_rounds_find_each_clients_minimum() -> None:
+    """theta_k = (h a + g_k + alpha theta) / (h + alpha), and g_k is then the gradient h (theta_k - a)."""
+    alpha, theta = 0.5, torch.zeros(2, dtype=torch.float64)
+    own, weights = torch.zeros_like(CENTRES), torch.tensor(RECORDS, dtype=torch.float64)[:, None] / sum(RECORDS)
+    for _ in range(3):
+        ends = (CURVATURES * CENTRES + own + alpha * theta) / (CURVATURES + alpha)
+        own = CURVATURES * (ends - CENTRES)
+        theta = (weights * ends).sum(0) - (weights * own).sum(0) / alpha
+    found = trained(FedDyn(alpha), 3, clients(local_steps=400))
+    torch.testing.assert_close(found, theta, rtol=1e-10, atol=1e-10)
+
+
+def test_it_reaches_the_optimum_that_fedavg_misses() -> None:
+    torch.testing.assert_close(trained(FedDyn(0.5), 60), optimum(), rtol=1e-6, atol=1e-6)
+    assert (trained(FedAvg(), 60) - optimum()).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("cohort", [1, 2, None])
+def test_the_servers_slope_is_the_sum_over_all_clients(cohort: int | None) -> None:
+    """After each round, whoever took part; and theta - mean_S theta_k is -h / alpha, h its share of all records.
+
+    Until all are known, those unknown hold as many records as the known on average.
+    """
+    sizes, alpha, seen = (6, 10, 24), 0.3, list[Tensor]()
+
+    class Watch(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+            callback: Any = trainer.callbacks[0]  # type: ignore[attr-defined]
+            server, states = callback.server, callback.federation.private.clients
+            own = {int(name[-1]): private.algorithm["slope"] for name, private in states.items()}
+            total = sum(sizes[k] * slope for k, slope in own.items())
+            torch.testing.assert_close(server.state["slope"], total, rtol=1e-10, atol=1e-12)
+            assert float(server.state["known_weight"]) == sum(sizes[k] for k in own)
+            assert float(server.state["known"]) == len(own)
+            seen.append(server.parameters.clone())
+
+    fit(
+        Regression(),
+        federation(sizes=sizes, clients_per_round=cohort),
+        6,
+        algorithm=FedDyn(alpha),
+        callbacks=[Watch()],
+    )
+    assert len(seen) == 6
+
+
+def test_a_round_of_a_few_is_by_hand() -> None:
+    """One client of two each round, four steps; h counts the records of both, once both are known."""
+    data = clients(clients_per_round=1)
+    cohorts = [data.sampler.draw([0, 1], data.seed, r)[0][0] for r in range(5)]
+    assert set(cohorts) == {0, 1}
+    theta, known = torch.zeros(2, dtype=torch.float64), set[int]()
+    own = torch.zeros_like(CENTRES)
+    records = torch.tensor(RECORDS, dtype=torch.float64)
+    for k in cohorts:
+        y = theta.clone()
+        for _ in range(4):
+            y = y - RATE * (CURVATURES[k] * (y - CENTRES[k]) - own[k] + 0.7 * (y - theta))
+        own[k] = own[k] - 0.7 * (y - theta)
+        known.add(k)
+        everybody = sum(RECORDS) if len(known) == 2 else 2 * RECORDS[k]
+        theta = y - (records[:, None] * own).sum(0) / everybody / 0.7
+    found = trained(FedDyn(0.7), 5, clients(clients_per_round=1))
+    torch.testing.assert_close(found, theta, rtol=1e-12, atol=1e-12)
+
+
+def test_alpha_must_be_above_0() -> None:
+    with pytest.raises(UserError, match=r"FedDyn's alpha is 0\.0; it must be above 0"):
+        FedDyn(0.0)
+
+
+def test_the_contrast_is_that_of_a_loop() -> None:
+    now, server, previous = torch.randn(3, 5, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    total = 0.0
+    for z, z_server, z_previous in zip(now, server, previous, strict=True):
+        near, far = (
+            math.exp(float(z.flatten() @ other.flatten() / z.norm() / other.norm()) / 0.5)
+            for other in (z_server, z_previous)
+        )
+        total -= math.log(near / (near + far))
+    assert float(contrast(now, server, previous, 0.5)) == pytest.approx(total / 5)
+
+
+class Classifier(LightningModule):
+    """A backbone with BatchNorm, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh())
+        self.head = nn.Linear(6, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.mse_loss(self.head(self.backbone(batch[0])), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def classifier() -> Classifier:
+    torch.manual_seed(4)
+    return Classifier().double()
+
+
+def test_moon_without_weight_is_fedavg_and_one_client_begins_as_fedavg() -> None:
+    ends = []
+    for algorithm in (FedAvg(), MOON("backbone", mu=0.0)):
+        module = classifier()
+        fit(module, federation(local_steps=3), 3, algorithm=algorithm)
+        ends.append(module.state_dict())
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    for algorithm in (FedAvg(), MOON("backbone")):
+        module = classifier()
+        fit(module, federation(local_steps=3), 1, algorithm=algorithm)
+        ends.append(module.state_dict())
+    assert all(torch.equal(ends[2][name], ends[3][name]) for name in ends[2])
+
+
+def test_a_clients_second_round_of_moon_is_a_plain_loop() -> None:
+    """One client, three rounds: the representation of the server and of the last round, on the same inputs."""
+    module, plain = classifier(), classifier()
+    data = federation(sizes=(20,))
+    fit(module, data, 3, algorithm=MOON("backbone", mu=2.0, temperature=0.3))
+    previous: Classifier | None = None
+    for round_ in range(3):
+        server = copy.deepcopy(plain)
+        optimizer = plain.configure_optimizers()
+        for batch in batches(data, round_):
+            z = plain.backbone(batch[0])
+            loss = F.mse_loss(plain.head(z), batch[1])
+            if previous is not None:
+                with torch.no_grad():
+                    others = server.backbone(batch[0]), previous.backbone(batch[0])
+                loss = loss + 2.0 * contrast(z, *others, 0.3)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        previous = copy.deepcopy(plain)
+    for name, value in plain.named_parameters():
+        torch.testing.assert_close(dict(module.named_parameters())[name], value, msg=name)
+    assert not module.backbone._forward_hooks
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 6)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return torch.tanh(scale * self.layer(x))
+
+
+class ByKeyword(Classifier):
+    """Calls its backbone with all, some or none of the arguments by keyword."""
+
+    def __init__(self, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.backbone, self.call = Encoder(), call  # type: ignore[assignment]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.mse_loss(self.head(self.call(self.backbone, batch[0])), batch[1])
+
+
+def test_a_backbone_may_be_called_by_keyword() -> None:
+    calls: list[Callable[[nn.Module, Tensor], Tensor]] = [
+        lambda backbone, x: backbone(x, 0.3),
+        lambda backbone, x: backbone(x, scale=0.3),
+        lambda backbone, x: backbone(x=x, scale=0.3),
+    ]
+    ends = []
+    for call in calls:
+        torch.manual_seed(4)
+        module = ByKeyword(call)
+        fit(module, federation(sizes=(20, 7), local_steps=3), 3, algorithm=MOON("backbone"))
+        ends.append(module.state_dict())
+    for name, value in ends[0].items():
+        assert torch.equal(ends[1][name], value), name
+        assert torch.equal(ends[2][name], value), name
+
+
+def batches(data: FederatedDataModule, round_: int) -> list[Any]:
+    """What client 0 trained on in that round."""
+    return list(data.raw_batches(0, round_))

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 import torch
 import torchvision.datasets.utils as torchvision_files
+from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10
 
 from lit_epgan.datamodules import image_files
 from lit_epgan.datamodules.images import ImageDataModule, digits_splits, superclass_of
+from lit_epgan.datamodules.tiny_imagenet import TinyImageNetDataModule
 from lit_epgan.errors import UserError
 from tests.cifar_tree import write_cifar
 from tests.fashion_tree import write_fashion
+from tests.tiny_imagenet_tree import WNIDS, write_tiny_imagenet
 from tests.traps import Trap
 
 
@@ -41,9 +44,6 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torchvision_files, "_get_redirect_url", refuse)
     monkeypatch.setattr(torchvision_files, "_urlretrieve", refuse)
-
-
-# ------------------------------------------------------------------------------------------------------------- digits
 
 
 def test_digits_are_scikit_learns_scaled_to_plus_minus_one() -> None:
@@ -160,9 +160,6 @@ def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], words: 
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
-# ------------------------------------------------------------------------------------------------------ Fashion-MNIST
-
-
 @pytest.mark.parametrize("compressed", [False, True])
 def test_fashion_mnist_is_read_plain_or_as_published(tmp_path: Path, compressed: bool) -> None:
     write_fashion(tmp_path, compressed)
@@ -202,9 +199,6 @@ def test_a_truncated_fashion_archive_is_named_and_leaves_nothing_behind(tmp_path
         loaded(dataset="fashion_mnist", data_dir=str(tmp_path))
     assert not list(path.parent.glob("train-labels-idx1-ubyte*part"))
     assert not path.with_suffix("").exists()
-
-
-# -------------------------------------------------------------------------------------------------------------- CIFAR
 
 
 def test_cifar10_channels_come_first(cifar: Path) -> None:
@@ -278,3 +272,76 @@ def test_a_download_without_network_says_what_to_place_by_hand(
     assert file in message
     assert str(tmp_path) in message
     assert "\n" not in message
+
+
+def loaded_tiny(root: Path, **options: Any) -> TinyImageNetDataModule:
+    data = TinyImageNetDataModule(**({"data_dir": str(root), "clients": 3, "partition": "iid"} | options))
+    data.setup()
+    return data
+
+
+def test_every_training_image_belongs_to_one_client_with_the_label_of_its_folder(tmp_path: Path) -> None:
+    write_tiny_imagenet(tmp_path, images=6)
+    data = loaded_tiny(tmp_path)
+    files = [
+        (path, int(label)) for d in data.data.train.values() for path, label in zip(d.paths, d.labels, strict=True)
+    ]
+    assert len(files) == len({path for path, _ in files}) == 6 * len(WNIDS)
+    assert data.label_names == sorted(WNIDS)
+    for path, label in files:
+        assert Path(path).parent.parent.name == data.label_names[label]
+
+
+def test_images_are_what_the_files_show(tmp_path: Path) -> None:
+    """The tree's grey values say class and number; one is a greyscale JPEG, as some of the published ones."""
+    write_tiny_imagenet(tmp_path, images=4)
+    client = next(iter(loaded_tiny(tmp_path, clients=1).data.train.values()))
+    images, labels = client.fetch(list(range(len(client))))
+    assert images.shape == (4 * len(WNIDS), 3, 64, 64)
+    for path, image, label in zip(client.paths, images, labels, strict=True):
+        grey = float(np.asarray(Image.open(path).convert("L")).mean()) / 127.5 - 1
+        assert float(image.mean()) == pytest.approx(grey, abs=0.02)
+        assert sorted(WNIDS)[int(label)] in path
+
+
+def test_the_labels_of_the_validation_images_are_those_of_the_annotations(tmp_path: Path) -> None:
+    write_tiny_imagenet(tmp_path, val=5)
+    val = loaded_tiny(tmp_path).data.val
+    lines = (tmp_path / "tiny-imagenet-200/val/val_annotations.txt").read_text().splitlines()
+    expected = {line.split("\t")[0]: sorted(WNIDS).index(line.split("\t")[1]) for line in lines}
+    assert {Path(path).name: int(label) for path, label in zip(val.paths, val.labels, strict=True)} == expected
+    assert len(expected) == 5
+
+
+def test_another_size_and_another_partition(tmp_path: Path) -> None:
+    write_tiny_imagenet(tmp_path)
+    data = loaded_tiny(tmp_path, image_size=32, partition="one_class", clients=len(WNIDS))
+    assert data.shape == (3, 32, 32)
+    for label, d in enumerate(data.data.train.values()):
+        assert d[0][0].shape == (3, 32, 32)
+        assert d.labels.unique().tolist() == [label]
+    first = loaded_tiny(tmp_path, split_seed=1).data.labels["client-0"]
+    assert torch.equal(first, loaded_tiny(tmp_path, split_seed=1, seed=4).data.labels["client-0"])
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"not in .*tiny-imagenet-200: unpack http"):
+        loaded_tiny(tmp_path)
+    write_tiny_imagenet(tmp_path)
+    annotations = tmp_path / "tiny-imagenet-200/val/val_annotations.txt"
+    annotations.write_text("val_0.JPEG\tn99999999\t0\t0\t63\t63\n")
+    with pytest.raises(UserError, match="'n99999999', which has no folder"):
+        loaded_tiny(tmp_path).data  # noqa: B018
+    annotations.unlink()
+    with pytest.raises(UserError, match=r"val_annotations.txt is missing"):
+        loaded_tiny(tmp_path).data  # noqa: B018
+    with pytest.raises(UserError, match="image_size is 0"):
+        TinyImageNetDataModule(image_size=0)
+
+
+def test_an_annotation_names_images_of_its_folder(tmp_path: Path) -> None:
+    write_tiny_imagenet(tmp_path)
+    annotations = tmp_path / "tiny-imagenet-200" / "val" / "val_annotations.txt"
+    annotations.write_text(annotations.read_text().replace("val_1.JPEG", "../../elsewhere.JPEG"))
+    with pytest.raises(UserError, match=r"names the image '\.\./\.\./elsewhere\.JPEG', which is not in its folder"):
+        TinyImageNetDataModule(str(tmp_path)).load()

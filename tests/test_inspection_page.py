@@ -1,14 +1,35 @@
 """The page's parts that are computed: the verdict, where an interval is drawn, what is left, and text made safe."""
 
 import base64
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
 from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.inspection import Ask, Check, Findings, ImageView, Inspection, Panel
+from lit_epgan.inspection.image_view import PUBLIC, Detection, compare, enough, look_next, rate_of_each
 from lit_epgan.inspection.inspection import drawn, page, uri, verdict
+from lit_epgan.inspection.release import (
+    Group,
+    ImageFeatures,
+    Interval,
+    Layout,
+    bright_border,
+    critical,
+    difference,
+    image_statistics,
+    joint,
+    mean_pixel,
+    ratio,
+)
+from lit_epgan.inspection.user_records import Records
+from lit_epgan.inspection.words_view import JoinedShare, joined_share, words_outside
 from lit_epgan.privacy import Ledger, Queries
 
 CHECK = Check("a - b", "+0.10 against +0.20", -0.1, -0.3, 0.2, 0.1, 0.4, False, "a note")
@@ -58,3 +79,246 @@ def test_a_page_tells_the_price_and_what_is_left(budget, left, tmp_path):
     if budget is not None:
         total = ask.queries.ledger.read().total().epsilon
         assert f"Epsilon {budget - total:.3g} of" in html
+
+
+MEAN, BORDER = image_statistics(0.1)
+
+
+RATE = 0.001
+
+
+def interval(middle, half=0.05):
+    return Interval(middle, middle - half, middle + half)
+
+
+def compared(statistic, first, second, a, b, half=0.05):
+    means = interval(a, half), interval(b, half if second != PUBLIC else 0.0)
+    return Detection(statistic, first, second, means, difference(*means), RATE)
+
+
+def test_the_odd_group_is_named_and_not_those_that_differ_from_it():
+    """ "low" is unlike the public data; "high" is like them, and differs from "low" alone."""
+    found = [
+        compared(MEAN, "low", "high", 0.3, -0.4),
+        compared(MEAN, "low", PUBLIC, 0.3, -0.4),
+        compared(MEAN, "high", PUBLIC, -0.4, -0.4),
+        compared(BORDER, "low", "high", 0.7, 0.1),
+        compared(BORDER, "low", PUBLIC, 0.7, 0.1),
+        compared(BORDER, "high", PUBLIC, 0.1, 0.1),
+    ]
+    sentences = look_next(found, [])
+    assert len(sentences) == 2
+    assert "“low” light and dark have changed places against “high” and “public data”" in sentences[0]
+    assert "is bright" in sentences[0]
+    assert "Once the fault is mended" in sentences[1]
+
+
+def test_where_the_first_of_two_is_odd_by_the_other_alone_it_is_said_of_the_odd_one():
+    found = [compared(MEAN, "high", "low", -0.4, 0.3), compared(MEAN, "low", PUBLIC, 0.3, -0.4)]
+    sentences = look_next(found, [])
+    assert len(sentences) == 2
+    assert sentences[0].startswith("The group “low” is brighter than “public data”")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([(MEAN, 0.3, -0.4), (BORDER, 0.1, 0.7)], "have changed places against “b”: the mean pixel has the other sign, "
+         "and the border, which is background, is dark"),
+        ([(MEAN, -0.1, -0.4), (BORDER, 0.7, 0.1)], "is brighter than “b”. Look at scaling"),
+        ([(MEAN, -0.4, -0.1)], "is darker than “b”. Look at scaling"),
+        ([(MEAN, 0.3, -0.4)], "is brighter than “b”. Look at scaling"),
+        ([(BORDER, 0.7, 0.1)], "the border is brighter than in “b”, and the images as a whole are not"),
+        ([(BORDER, 0.1, 0.7)], "the border is darker"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_group(pairs, expected):
+    assert expected in look_next([compared(statistic, "a", "b", a, b) for statistic, a, b in pairs], [])[0]
+
+
+def test_no_alarm_is_told_with_what_would_have_raised_one():
+    quiet = [compared(MEAN, "a", "b", 0.0, 0.0, half) for half in (0.05, 0.2)]
+    (sentence,) = look_next(quiet, [])
+    assert f"from {quiet[1].detectable:.2f} on" in sentence
+    assert f"{quiet[0].detectable:.2f}" != f"{quiet[1].detectable:.2f}"
+    assert look_next([], []) == []
+
+
+def test_a_group_that_is_too_small_is_an_answer():
+    sentences = look_next([compared(MEAN, "a", "b", 0.0, 0.0)], ["few"])
+    assert "“few” has too few users" in sentences[0]
+    assert "No alarm" in sentences[1]
+
+
+Q = 2.0
+
+
+def test_a_known_count_leaves_the_usual_interval():
+    found = ratio(30.0, 60.0, 3.0, 0.0, Q)
+    assert (found.estimate, found.low, found.high) == pytest.approx((0.5, 0.5 - Q * 3 / 60, 0.5 + Q * 3 / 60))
+
+
+@pytest.mark.parametrize(("total", "count"), [(30.0, 60.0), (-12.0, 25.0), (0.0, 40.0)])
+def test_limits_are_where_the_pivot_is_critical(total, count):
+    """Brute force: the R on a grid whose (total - R count) / sd is within q reach from limit to limit."""
+    found = ratio(total, count, 4.0, 5.0, Q)
+    grid = np.linspace(-5, 5, 200_001)
+    inside = grid[np.abs(total - grid * count) <= Q * np.hypot(4.0, grid * 5.0)]
+    assert (found.low, found.high) == pytest.approx((inside.min(), inside.max()), abs=1e-4)
+
+
+@pytest.mark.parametrize("count", [9.9, 0.0, -3.0])
+def test_a_count_that_noise_explains_says_nothing(count):
+    found = ratio(5.0, count, 4.0, 5.0, Q)
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    assert not found.outside(0.0)
+
+
+def test_noise_puts_the_truth_outside_at_the_stated_rate():
+    """Ratios exactly, differences nearly: two groups of 54 and 213 users, as in the demo."""
+    generator = np.random.default_rng(0)
+    rate, draws = 0.05, 4000
+    q = critical(rate)
+    assert q == pytest.approx(stats.norm.isf(rate / 2))
+    missed = {"ratio": 0, "difference": 0}
+    for _ in range(draws):
+        first, second = (
+            ratio(generator.normal(m * n, 3.6), generator.normal(n, 4.5), 3.6, 4.5, q)
+            for m, n in ((0.24, 213), (-0.4, 54))
+        )
+        gap = difference(first, second)
+        missed["ratio"] += not second.low <= -0.4 <= second.high
+        missed["difference"] += not gap.low <= 0.64 <= gap.high
+    assert missed["ratio"] / draws == pytest.approx(rate, abs=4 * math.sqrt(rate / draws))
+    assert missed["difference"] / draws == pytest.approx(rate, abs=4 * math.sqrt(rate / draws))
+
+
+def test_a_difference_from_what_is_known_is_a_shift():
+    known = Interval(0.3, 0.3, 0.3)
+    found = difference(Interval(0.5, 0.4, 0.7), known)
+    assert (found.estimate, found.low, found.high) == pytest.approx((0.2, 0.1, 0.4))
+    assert found.outside(0.05)
+    assert not found.outside(0.1 + 1e-9)
+    assert not Interval(0.0, -0.2, 0.3).outside(0.1)
+    assert Interval(-0.3, -0.4, -0.2).outside(0.1)
+
+
+SENTENCES = [["the", "b", "a"], ["b a", "the"], ["b a", "b"], ["c"]]
+
+
+def test_words_outside_a_vocabulary_come_by_their_number() -> None:
+    assert words_outside(SENTENCES, {"the"}) == ["b", "b", "b a", "b a", "a", "c"]
+    assert words_outside(SENTENCES, {"the"}, position=0) == ["b a", "b a", "c"]
+    assert words_outside(SENTENCES, {"the"}, position=2) == ["a"]
+    assert words_outside([], {"the"}) == []
+
+
+def test_the_share_of_joined_words_has_its_interval() -> None:
+    found = joined_share(["return the", "this is", "apple"])
+    assert (found.joined, found.shown, found.share) == (2, 3, 2 / 3)
+    assert (found.low, found.high) == pytest.approx((0.094299, 0.991596), abs=1e-6)  # of a table
+    assert str(found) == "2 of 3 words shown are joined: 67 % (95 %: 9 to 99 %)"
+    assert joined_share([" a"]).joined == 0
+    assert joined_share([]) == JoinedShare(0, 0, 0.0, 1.0, 0.95)
+    assert str(joined_share([])) == "no word was shown"
+    assert "(99 %: " in str(joined_share(["a b"], 0.99))
+
+
+STATISTICS = image_statistics(0.1)
+
+
+FEATURES = ImageFeatures.of((1, 4, 4), 8)
+
+
+NUMBERS = st.sampled_from([-math.inf, -1e30, -2.0, -1.0, 0.0, 0.3, 1.0, 1e30, math.inf, math.nan])
+
+
+def described(images):
+    return torch.cat([joint(STATISTICS, images), FEATURES(images)], 1)
+
+
+@settings(max_examples=60)
+@given(
+    pixels=st.lists(NUMBERS, min_size=1, max_size=6),
+    weights=st.lists(NUMBERS, min_size=12, max_size=12),
+    at_least=st.sampled_from([0.0, 1e-9, 1.0, 3.0]),
+    together=st.sampled_from([1, 2]),
+    bound=st.sampled_from([0.1, 0.7, 1.0]),
+)
+def test_no_user_gives_more_than_a_norm_of_one(pixels, weights, at_least, together, bound):
+    """Whatever the images and the weights: a user in both groups only where both are counted for."""
+    images = torch.tensor(pixels)[:, None, None, None].expand(-1, 1, 4, 4)
+    columns = torch.tensor(weights).view(6, 2)[: len(pixels)]
+    if together == 1:
+        columns[:, 1] = 0.0
+    layout = Layout(2, 2, 16, together, bound)
+    (row,) = layout.rows(Records((images,), torch.zeros(len(pixels)).long(), 1), columns, at_least, described(images))
+    assert row.isfinite().all()
+    assert float(row.norm()) <= 1 + 1e-6
+
+
+def test_without_noise_counts_and_means_are_exact():
+    """Three users of one group: 1, 2 and 1 images; the third is too few of the other's."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(4, 1, 4, 4, generator=generator) - 0.5
+    records = Records((images,), torch.tensor([0, 1, 1, 2]), 3)
+    layout = Layout(2, 2, 16, together=2)
+    weights = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.5, 0.0], [1.0, 0.9]])
+    rows = layout.rows(records, weights, 1.0, described(images))
+    first, second = layout.read(rows.sum(0), 1.0, ["first", "second"])
+    assert first.count == pytest.approx(3)
+    assert second.count == 0
+    told = joint(STATISTICS, images)
+    expected = told[0] + (told[1] + 0.5 * told[2]) / 1.5 + told[3]
+    torch.testing.assert_close(first.totals, expected.double())
+    phi = FEATURES(images).double()
+    torch.testing.assert_close(first.embedding, phi[0] + (phi[1] + 0.5 * phi[2]) / 1.5 + phi[3])
+    assert first.sd_count == pytest.approx(math.sqrt(2 / 0.2))
+    assert first.sd_totals == pytest.approx(math.sqrt(2 / 0.3))
+
+
+def test_statistics_of_images_by_hand():
+    image = -torch.ones(1, 1, 4, 4)
+    image[..., 0, :3] = 1.0
+    assert mean_pixel(image).item() == pytest.approx((3 - 13) / 16)
+    assert bright_border(image).item() == pytest.approx(3 / 12)
+    torch.testing.assert_close(joint(STATISTICS, image), torch.tensor([[-0.625, -0.5]]))
+    blank = joint(STATISTICS, torch.ones(1, 1, 4, 4))
+    torch.testing.assert_close(blank, torch.full((1, 2), 0.5**0.5))
+
+
+def group(name, users, mean, sd=1.0):
+    return Group(name, users, torch.full((2,), users * mean), torch.zeros(1), sd, sd)
+
+
+def test_who_is_compared_with_whom():
+    groups = [group("low", 200.0, 0.5), group("high", 60.0, -0.5), group("few", 9.0, 0.0)]
+    found = compare(groups, STATISTICS, torch.tensor([-0.5, -0.5]), 0.01, 10)
+    pairs = [("low", "high"), ("low", PUBLIC), ("high", PUBLIC)]
+    assert [(d.first, d.second) for d in found] == pairs * 2
+    assert [d.alarm for d in found] == [True, True, False] * 2
+    assert found[0].gap.estimate == pytest.approx(1.0)
+    assert found[3].gap.estimate == pytest.approx(0.5)  # of a share, whose range is half as wide
+    assert {d.false_alarms for d in found} == {0.01 / 12}
+    assert found[0].detectable > 0.1
+    assert compare(groups, STATISTICS, None, 0.01, 10)[0].second == "high"
+    assert rate_of_each(1, 2, False, 0.01) == 0.01
+
+
+def test_a_group_is_large_enough_whatever_the_noise_has_added():
+    q = critical(0.01)
+    assert enough(group("a", 10 + q * 1.0 + 0.01, 0.0), 10, q)
+    assert not enough(group("a", 10 + q * 1.0 - 0.01, 0.0), 10, q)
+
+
+def test_a_gap_within_the_tolerance_raises_no_more_alarms_than_stated():
+    """At the band's very edge, where one side of every interval's misses is an alarm; exactly half the rate each."""
+    generator = torch.Generator().manual_seed(0)
+    rate, draws, alarms = 0.2, 1500, 0
+    one = STATISTICS[:1]
+    for _ in range(draws):
+        noise = torch.randn(2, generator=generator, dtype=torch.float64) * 4
+        noised = Group("all", 100 + float(noise[0]), torch.tensor([30.0]) + noise[1], torch.zeros(1), 4.0, 4.0)
+        (found,) = compare([noised], one, torch.tensor([0.2]), rate, 10)
+        alarms += found.alarm
+    assert alarms / draws == pytest.approx(rate / 2, abs=4 * math.sqrt(rate / 2 / draws))

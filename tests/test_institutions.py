@@ -8,10 +8,11 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
 from lit_epgan.datamodules import FederatedDataModule, Institutions
+from lit_epgan.errors import UserError
 from tests.federations import SIZES, client_sets, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop
-from tests.test_client_data import Witness
+from tests.test_client_data import Torn, Witness
 from tests.test_federation import assert_same
 from tests.test_policies import sgd
 
@@ -128,3 +129,12 @@ def test_training_without_the_callback_passes_their_hooks() -> None:
     assert trainer.global_step == sum(-(-n // 5) for n in SIZES)
     expected = sum((k + 2) * float(dataset.tensors[0].sum()) for k, dataset in enumerate(client_sets()))
     assert module.total == pytest.approx(expected)
+
+
+def test_an_institutions_loader_that_raises_is_named() -> None:
+    class Raising(Institution):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(Torn(client_sets()[self.k], 11 if self.k == 2 else None), batch_size=5)
+
+    with pytest.raises(UserError, match="a batch cannot be read: ValueError: not a number"):
+        fit(Regression(), institutions(Raising))

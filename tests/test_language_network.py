@@ -2,15 +2,26 @@
 
 import itertools
 import math
+import os
+import shutil
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
+from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader
 
+from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError
+from lit_epgan.modules import LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork
 from lit_epgan.networks.language import CIFGLayer, most_probable, sampled
+from lit_epgan.networks.speech_networks import SRU, SRULayer
 from tests.language import log_probabilities
 
 
@@ -218,3 +229,181 @@ def test_what_cannot_be_is_refused() -> None:
         CIFGLanguageNetwork(2)
     with pytest.raises(UserError, match="hidden=0"):
         CIFGLanguageNetwork(5, hidden=0)
+
+
+SOURCE = 'def documented():\n    """Return the {k}th number of a list. Raise an error otherwise."""\n'
+
+
+CHEAP = ["--data.clients", "3", "--data.held_out_users", "2", "--data.vocabulary", "8", "--data.batch_size", "4"]
+
+
+CHEAP += ["--data.clients_per_round", "3", "--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "1"]
+
+
+NARROW = ["--model.network.hidden", "8", "--model.network.embedding", "4"]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    folder = tmp_path / "library"
+    folder.mkdir()
+    for k in range(5):
+        (folder / f"user{k}.py").write_text(SOURCE.format(k=k))
+    return folder
+
+
+def test_the_loss_is_the_mean_over_the_symbols_that_are_there() -> None:
+    model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
+    symbols = torch.tensor([[4, 0, 1, 2, 5], [4, 3, 5, 5, 5]])
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    of_rows = [F.cross_entropy(model(symbols[k : k + 1, :-1])[0, :n], symbols[k, 1 : n + 1], reduction="sum")
+               for k, n in ((0, 4), (1, 2))]  # fmt: skip
+    torch.testing.assert_close(model.training_step([symbols, mask], 0), (of_rows[0] + of_rows[1]) / 6)
+    torch.testing.assert_close(-log_probabilities(model.network, symbols, mask), torch.stack(of_rows))
+
+
+def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path: Path) -> None:
+    """Two batches of unlike sizes, by each sentence's joint probability; the next evaluation starts anew."""
+    model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
+    with torch.no_grad():
+        model.network.output.bias[0] += 9  # the most probable is always 0
+    batches = []
+    for k, lengths in enumerate(([4, 2], [3])):
+        symbols = torch.randint(4, (len(lengths), 5), generator=torch.Generator().manual_seed(k))
+        batches.append((symbols, torch.arange(5) <= torch.tensor(lengths)[:, None]))
+    options: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, **options)
+    for evaluate in (trainer.validate, trainer.test):
+        for own, count in ((batches, 9), (batches[:1], 6)):
+            (found,) = evaluate(model, DataLoader(own, batch_size=None), verbose=False)
+            with torch.no_grad():
+                loss = -sum(float(log_probabilities(model.network, *batch).sum()) for batch in own) / count
+            zeros = sum(int((symbols[:, 1:][mask[:, 1:]] == 0).sum()) for symbols, mask in own)
+            expected = {"cross_entropy": loss, "perplexity": math.exp(loss), "accuracy": zeros / count}
+            assert found == pytest.approx(expected, rel=1e-5)
+            assert 0 < zeros < count
+
+
+def test_what_it_makes_is_its_networks() -> None:
+    model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
+    drawn = model.sample(20, 4, torch.Generator().manual_seed(0))
+    assert drawn == sampled(model.network, 20, 4, torch.Generator().manual_seed(0))
+    assert model.most_probable(40, 4, 2) == most_probable(model.network, 40, 4, 2)
+    assert not model.most_probable(40, 4, 2).exact
+
+
+@pytest.mark.parametrize(
+    ("config", "symbols", "noise"), [("docstrings_words", "11", True), ("docstrings_characters", "258", False)]
+)
+def test_it_trains_from_the_command_line(
+    config: str, symbols: str, noise: bool, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["fit", "--config", f"{config}.yaml"]
+    words += ["--config", "algorithms/central_noise.yaml", "--federation.mechanism.bound", "0.2"] if noise else []
+    words += ["--data.library", str(library), *CHEAP, *NARROW, "--model.network.symbols", symbols]
+    assert main(words) == 0
+    (table,) = [pd.read_csv(path) for path in (tmp_path / "runs").rglob("metrics.csv")]
+    row = table.dropna(subset=["perplexity"]).iloc[-1]
+    assert row["perplexity"] == pytest.approx(math.exp(row["cross_entropy"]), rel=1e-4)
+    assert 0 <= row["accuracy"] <= 1
+
+
+def test_other_symbols_than_the_datas_are_refused(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", "docstrings_words.yaml", "--data.library", str(library), *CHEAP, *NARROW]) == 2
+    assert "the data have 11 symbols, the network 2003: set its symbols to 11" in capsys.readouterr().err
+
+
+def test_a_cell_worked_out_by_hand():
+    """Width one, W = 2, W_f = 0, W_r = ln 3, v = (ln 3, 0), b = (0, -ln 3), x = 1, 1.
+
+    Frame 1: c_0 = 0: f = sigmoid(0) = 1/2, c = 1/2 0 + 1/2 2 = 1; r = sigmoid(ln 3 - ln 3) = 1/2;
+             h = 1/2 1 + 1/2 1 = 1.
+    Frame 2: f = sigmoid(ln 3 1) = 3/4, c = 3/4 1 + 1/4 2 = 5/4; r = 1/2; h = 1/2 5/4 + 1/2 1 = 9/8.
+    """
+    layer = SRULayer(1, 1).double()
+    log3 = math.log(3)
+    layer.weight.weight.data = torch.tensor([[2.0], [0.0], [log3]], dtype=torch.float64)
+    layer.peephole.data = torch.tensor([[log3], [0.0]], dtype=torch.float64)
+    layer.bias.data = torch.tensor([[0.0], [-log3]], dtype=torch.float64)
+    h = layer(torch.ones(2, 1, 1, dtype=torch.float64))
+    torch.testing.assert_close(h.flatten(), torch.tensor([1.0, 9 / 8], dtype=torch.float64))
+
+
+def test_the_output_gate_looks_at_the_cell_before():
+    """As above with v = (0, ln 3): r_1 = sigmoid(0) = 1/2, and r_2 = sigmoid(ln 3 c_1) = 3/4; c_1 = 1, c_2 = 3/2."""
+    layer = SRULayer(1, 1).double()
+    layer.weight.weight.data = torch.tensor([[2.0], [0.0], [0.0]], dtype=torch.float64)
+    layer.peephole.data = torch.tensor([[0.0], [math.log(3)]], dtype=torch.float64)
+    h = layer(torch.ones(2, 1, 1, dtype=torch.float64))
+    torch.testing.assert_close(h.flatten(), torch.tensor([1.0, 3 / 4 * 3 / 2 + 1 / 4], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("inputs", [3, 2], ids=["equal widths", "a projected input"])
+def test_gradients_in_double(inputs):
+    torch.manual_seed(0)
+    layer = SRULayer(inputs, 3).double()
+    torch.nn.init.normal_(layer.peephole)
+    x = torch.randn(4, 2, inputs, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()))
+    assert torch.autograd.gradgradcheck(lambda x, *_: layer(x), (x, *layer.parameters()))
+
+
+def test_any_depth_and_width_and_frames_of_the_past_only():
+    net = SRU(5, hidden=7, layers=3, dropout=0.0)
+    x = torch.randn(2, 6, 5)
+    h = net(x)
+    assert h.shape == (2, 6, 7)
+    x[:, 4:] += 1
+    later = net(x)
+    torch.testing.assert_close(later[:, :4], h[:, :4])
+    assert not torch.allclose(later[:, 4:], h[:, 4:])
+
+
+def test_dropout_is_between_the_layers_only():
+    x = torch.randn(1, 2, 4)
+    one, two = SRU(4, 4, layers=1, dropout=0.5), SRU(4, 4, layers=2, dropout=0.5)
+    assert torch.equal(one(x), one(x))
+    assert not torch.equal(two(x), two(x))
+    two.eval()
+    assert torch.equal(two(x), two(x))
+
+
+def test_the_recurrence_stays_in_single_precision_under_autocast():
+    """A sum of many frames: with forget gates near one bfloat16 could not add what is below 1/256 of the sum."""
+    layer = SRULayer(1, 1)
+    layer.weight.weight.data = torch.tensor([[1.0], [0.0], [0.0]])
+    layer.bias.data = torch.tensor([[7.0], [50.0]])  # f = .999, r = 1: h = c
+    x = torch.ones(400, 1, 1)
+    exact = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h = layer(x)
+    assert h.dtype == torch.float32
+    torch.testing.assert_close(h, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "value"), [("inputs", 0), ("hidden", 0), ("layers", 0), ("dropout", 1.0)])
+def test_what_an_sru_cannot_be_is_refused(name, value):
+    with pytest.raises(UserError, match=name):
+        SRU(**{"inputs": 4, name: value})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the package sru compiles itself, and there is no g++")
+@pytest.mark.parametrize("inputs", [6, 4], ids=["equal widths", "a projected input"])
+def test_parity_with_the_package(inputs, monkeypatch):
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # ninja's place
+    from sru import SRUCell
+
+    torch.manual_seed(0)
+    ours, theirs = SRULayer(inputs, 6), SRUCell(inputs, 6, rescale=False, highway_bias=0.0)
+    for tensor in ours.parameters():
+        torch.nn.init.normal_(tensor)
+    # theirs: (inputs, hidden, products) and (gates, hidden), flat
+    theirs.weight.data = ours.weight.weight.data.unflatten(0, (-1, 6)).permute(2, 1, 0).reshape(inputs, -1).clone()
+    theirs.weight_c.data, theirs.bias.data = ours.peephole.data.flatten().clone(), ours.bias.data.flatten().clone()
+    x = torch.randn(5, 3, inputs)
+    torch.testing.assert_close(ours(x), theirs.eval()(x)[0], rtol=1e-5, atol=1e-6)

@@ -1,5 +1,6 @@
 """Gradients of linear layers without copies of their weights: the same ones, and given up where they would not be."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from lit_epgan.privacy.clipped_gradients import ClippedGradients
 from lit_epgan.privacy.linear_layers import LinearLayers
 from lit_epgan.privacy.record_gradients import OuterProducts, Written
+from lit_epgan.privacy.record_losses import row_by_row
 
 RECORDS = 6
 
@@ -45,9 +47,6 @@ def by_loop(net: nn.Module, loss: Any, b: Any) -> Tensor:
     return torch.stack(rows)
 
 
-# Losses in which a layer's weight acts through the output of one call alone ------------------------------------------
-
-
 def in_place(net: nn.Sequential, b: Any) -> Tensor:
     return F.cross_entropy(net[2](net[0](b[0]).mul_(2.0)), b[1])
 
@@ -56,9 +55,6 @@ def slope_beside(net: nn.Sequential, b: Any) -> Tensor:
     """A derivative of its own that passes no layer."""
     logits = net(b[0])
     return F.cross_entropy(logits, b[1]) + torch.func.grad(lambda z: z.exp().sum())(logits).square().sum()
-
-
-# Losses in which it does not ------------------------------------------------------------------------------------------
 
 
 def decayed(net: nn.Sequential, b: Any) -> Tensor:
@@ -226,9 +222,6 @@ def test_a_network_that_trains_something_else_is_noticed() -> None:
     assert not gradients.current
 
 
-# The two ways to hold gradients ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("size", [9, 300])
 def test_outer_products_are_what_is_written_out(bias: bool, size: int) -> None:
@@ -288,3 +281,42 @@ def test_gradients_are_taken_as_they_lie_in_memory() -> None:
     )
     (scalar,) = Written(lying[:, 0, 0, 0, 0]).weighted_sums(weights, clean=True)
     torch.testing.assert_close(scalar, (lying[:, 0, 0, 0, 0] * weights.float()).sum())
+
+
+def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Beside it a matrix of every row, and what is the same for all."""
+    return F.cross_entropy(x[None], y[None]), x[:, None] * x, torch.ones(3)
+
+
+def test_it_is_vmap_and_its_results_have_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 4, generator=generator, requires_grad=True)
+    y = torch.randint(4, (5,), generator=generator)
+    found, expected = row_by_row(loss, x, y), torch.func.vmap(loss)(x, y)
+    torch.testing.assert_close(found, list(expected))
+    assert found[2].shape == (5, 3)
+    for slope in (torch.autograd.grad(each[0].sum(), x)[0] for each in (found, expected)):
+        torch.testing.assert_close(slope, (x.softmax(1) - F.one_hot(y, 4)).detach())
+
+
+def test_rows_have_random_numbers_of_their_own() -> None:
+    (found,) = row_by_row(lambda x: (torch.rand(()) + 0 * x,), torch.zeros(50))
+    assert len(set(found.tolist())) == 50
+
+
+def test_transforms_within_see_one_row() -> None:
+    x = torch.arange(3.0)
+    (found,) = row_by_row(lambda row: (torch.func.grad(lambda z: z**3)(row),), x)
+    torch.testing.assert_close(found, 3 * x**2)
+
+
+@pytest.mark.parametrize("number", [float, bool])
+def test_numbers_are_not_to_be_had_and_a_failure_leaves_nothing_behind(number: type) -> None:
+    def failing(x: Tensor) -> Sequence[Tensor]:
+        return (x * number(x),)
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            row_by_row(failing, torch.ones(3))
+    torch.testing.assert_close(row_by_row(lambda x: (2 * x,), torch.ones(3)), [torch.full((3,), 2.0)])
+    assert torch.ones(3).sum().item() == 3

@@ -1,23 +1,31 @@
 """Schedulers, accumulation, clipping and extra losses within a client's local steps, each against a plain loop."""
 
 import copy
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.utils.data import IterableDataset, TensorDataset
 
-from lit_epgan.engine import Broadcast, Client, Message
-from lit_epgan.federated import FedAvg, FedProx
-from tests.federations import SIZES, federation, fit
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
+from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message, Rounds, Server
+from lit_epgan.errors import UserError
+from lit_epgan.federated import DistilledSites, FedAvg, FedProx
+from lit_epgan.randomness import derive_seed, seed_streams
+from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.notes import Notes
 from tests.plain_loop import PlainLoop, own_batches, two_of_four
 from tests.test_federation import assert_same
-
-# Schedulers -----------------------------------------------------------------------------------------------------------
+from tests.test_generator_sites import Known, data
 
 
 class Scheduled(Regression):
@@ -84,9 +92,6 @@ def test_a_schedule_per_client_and_one_per_round_side_by_side() -> None:
     fit(module, federation(local_steps=2), rounds=3)
     expected = [(1e-2 * 0.5**step, 1e-2 * 0.5**round_) for round_ in range(3) for _ in SIZES for step in range(2)]
     assert module.rates == [pytest.approx(rates) for rates in expected]
-
-
-# Accumulation and clipping --------------------------------------------------------------------------------------------
 
 
 def accumulated(every: int) -> Any:
@@ -165,9 +170,6 @@ def test_clipping_comes_after_the_algorithm_has_changed_the_gradients(algorithm:
     assert_same(module, reference)
 
 
-# A loss whose gradient needs its own value ----------------------------------------------------------------------------
-
-
 class RootMeanSquare(LightningModule):
     """Manual optimization of sqrt(mse): autograd keeps the loss itself for the backward pass."""
 
@@ -207,3 +209,201 @@ def test_an_extra_loss_joins_a_loss_that_is_a_square_root() -> None:
     reference = PlainLoop(work).run(module, 2)
     fit(module, federation(), rounds=2, algorithm=Ridge())
     assert_same(module, reference)
+
+
+def batches() -> list[tuple[Tensor, ...]]:
+    return [client_sets()[k][: 4 + k] for k in (0, 1, 2)]
+
+
+class OnServer(Algorithm):
+    """Nobody but the server works."""
+
+    def trains(self, round_: int) -> bool:
+        return False
+
+    def round(self, server: Server) -> Rounds:
+        server.train(batches())
+        yield from ()
+
+
+def test_automatic_optimization_equals_a_plain_loop() -> None:
+    module = Regression(dropout=0.2, batch_norm=True)
+    plain = copy.deepcopy(module).double().train()
+    fit(module, federation(), rounds=3, algorithm=OnServer())
+    for round_ in range(3):
+        optimizer = plain.configure_optimizers()
+        seed_streams(derive_seed(0, round_, "server", "update"))
+        for batch in batches():
+            optimizer.zero_grad()
+            plain.loss(batch).backward()
+            optimizer.step()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, module.state_dict()[name]), name
+
+
+def test_manual_optimization_equals_a_plain_loop() -> None:
+    module = TwoOptimizers()
+    plain = copy.deepcopy(module).double().train()
+    fit(module, federation(), rounds=2, algorithm=OnServer())
+    for round_ in range(2):
+        optimizers = plain.configure_optimizers()
+        seed_streams(derive_seed(0, round_, "server", "update"))
+        for batch in batches():
+            for which, optimizer in zip("dg", optimizers, strict=True):
+                optimizer.zero_grad()
+                plain.zero_grad()
+                plain.losses(batch[0], which).backward()
+                optimizer.step()
+    for name, value in plain.state_dict().items():
+        if "num_batches" not in name:
+            torch.testing.assert_close(value, module.state_dict()[name], msg=name)
+
+
+def test_validation_sees_what_the_server_learned() -> None:
+    """The round is finished when validation begins, in inference mode and evaluation mode."""
+    module = Regression()
+    before = copy.deepcopy(module.state_dict())
+    fit(module, federation(val_dataset=client_sets()[0]), rounds=1, algorithm=OnServer())
+    assert not torch.equal(before["body.0.weight"], module.state_dict()["body.0.weight"].float())
+    assert module.trainer.callback_metrics["val_loss"] > 0
+
+
+def test_where_nobody_works_nothing_is_learned() -> None:
+    class Idle(OnServer):
+        def round(self, server: Server) -> Rounds:
+            yield from ()
+
+    module = Regression(batch_norm=True)
+    before = copy.deepcopy(module.state_dict())
+    fit(module, federation(), rounds=2, algorithm=Idle(), optimizer_state="keep")
+    for name, value in before.items():
+        assert torch.equal(value.double(), module.state_dict()[name].double()), name
+
+
+@pytest.mark.parametrize("killed_after", [1, 2])
+def test_distilled_sites_resume_bit_by_bit(tmp_path: Path, killed_after: int) -> None:
+    def module() -> Any:
+        torch.manual_seed(0)
+        return Known(lr=0.3)
+
+    def algorithm() -> DistilledSites:
+        return DistilledSites("generator", pool=50, server_steps=7, batch_size=8)
+
+    whole, resumed = module(), module()
+    fit(whole, data(), rounds=4, algorithm=algorithm())
+    options: dict[str, Any] = {"callbacks": [RoundCheckpoint()], "enable_checkpointing": True}
+    fit(module(), data(), rounds=killed_after, algorithm=algorithm(), folder=tmp_path, **options)
+    checkpoint = next(tmp_path.rglob("last.ckpt"))
+    fit(resumed, data(), rounds=4, algorithm=algorithm(), ckpt_path=str(checkpoint), folder=tmp_path, **options)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_the_server_trains_on_samples_of_all_sites_in_proportion_to_their_records() -> None:
+    module = Known()
+    fit(
+        module,
+        data(sizes=(40, 10)),
+        rounds=2,
+        algorithm=DistilledSites("generator", pool=20, server_steps=200, batch_size=8),
+    )
+    on_server = [seen for seen in module.seen if seen.round == 1]
+    assert all(seen.client == -1 for seen in on_server)  # the idle batch is not trained on
+    assert len(on_server) == 200
+    of_first = torch.cat([seen.x.flatten() for seen in on_server]) < 5
+    assert of_first.double().mean() == pytest.approx(0.8, abs=0.04)
+
+
+class OneCycle(LightningModule):
+    """Notes the estimate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        rates.append(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
+        return (batch[0] @ self.weight - 1).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        self.estimate = self.trainer.estimated_stepping_batches
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = OneCycleLR(optimizer, 0.1, total_steps=int(self.estimate))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+rates: list[float] = []  # of every step, in the order in which the clients work
+
+
+def fit_estimated(
+    sizes: tuple[int, ...] = (20, 20), policy: Any = "reset", accumulate: int = 1, **options: Any
+) -> OneCycle:
+    sets = [TensorDataset(torch.ones(n, 3)) for n in sizes]
+    data = FederatedDataModule.from_datasets(sets, batch_size=5, **options)
+    module = OneCycle()
+    rates.clear()
+    run = trainer(policy, accumulate_grad_batches=accumulate)
+    run.fit(module, datamodule=data)
+    assert type(run) is Trainer
+    return module
+
+
+def trainer(policy: Any = "reset", **options: Any) -> Trainer:
+    return Trainer(
+        max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[FederationCallback(optimizer_state=policy)], **options,
+    )  # fmt: skip
+
+
+def cycle(steps: int) -> list[float]:
+    """The rates of one cycle, from torch's own schedule."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    schedule, own = OneCycleLR(optimizer, 0.1, total_steps=steps), []
+    for _ in range(steps):
+        own.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step() if len(own) < steps else None
+    return own
+
+
+def test_a_client_goes_through_one_whole_cycle_in_every_round() -> None:
+    fit_estimated(local_steps=7)
+    assert rates == pytest.approx(cycle(7) * 2 * 3)
+    fit_estimated()
+    assert rates == pytest.approx(cycle(4) * 2 * 3)  # 20 records in batches of 5
+
+
+def test_a_client_that_keeps_its_schedule_goes_through_one_in_all_rounds() -> None:
+    whole = cycle(7 * 3)
+    rounds = [whole[7 * r : 7 * (r + 1)] for r in range(3)]
+    expected = [rate for own in rounds for rate in own * 2]
+    fit_estimated(local_steps=7, policy="keep")
+    assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"sizes": (20, 45)}, 9),  # the largest client's
+        ({"sizes": (20, 45), "max_local_steps": 6}, 6),
+        ({"local_epochs": 2}, 8),
+        ({"local_steps": 3, "warmup_steps": 11}, 11),
+        ({"local_steps": 3, "warmup_steps": 11, "policy": "keep"}, 11 + 2 * 3),
+        ({"local_steps": 7, "accumulate": 2}, 4),  # a client's last batch always steps
+    ],
+)
+def test_the_estimate(options: dict[str, Any], steps: int) -> None:
+    assert fit_estimated(**options).estimate == steps
+
+
+class Stream(IterableDataset):
+    """Does not say how long it is."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor]]:
+        return iter([(torch.ones(3),)] * 10)
+
+
+def test_what_nobody_knows_is_refused() -> None:
+    data = FederatedDataModule.from_datasets([Stream()], batch_size=5)
+    with pytest.raises(UserError, match=r"batches is not known: .* set the data module's local_steps"):
+        trainer().fit(OneCycle(), datamodule=data)

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import LogNormal, Normal
 
-from lit_epgan.bayes import Independent, RandomFourierFeatures, Statistics
+from lit_epgan.bayes import GaussianMixture, Independent, RandomFourierFeatures, Statistics
 from lit_epgan.bayes.inference import LinearMean, Refinement, SyntheticLikelihood
 from lit_epgan.bayes.mean_embeddings import (
     basis,
@@ -19,7 +19,10 @@ from lit_epgan.bayes.mean_embeddings import (
     spread_directions,
     sufficient_directions,
 )
+from lit_epgan.bayes.moves import aligned, consistent
 from lit_epgan.bayes.search import Search
+from lit_epgan.errors import UserError
+from lit_epgan.federated.features import Features
 from lit_epgan.randomness import generator_for
 
 
@@ -73,6 +76,8 @@ def closed_covariance(phi: RandomFourierFeatures, m: float, s: float) -> Tensor:
 
 
 THETA = torch.tensor([[0.5, math.log(0.8)], [-3.0, math.log(1.5)]], dtype=torch.float64)
+
+
 TRUE = [(0.5, 0.8), (-3.0, 1.5)]
 
 
@@ -158,9 +163,6 @@ def test_the_synthetic_likelihood_is_a_gaussians(scaled: float) -> None:
         covariance = v @ closed_covariance(phi, m, s) @ v.T + noise + scaled * torch.outer(mean, mean)
         expected.append(stats.multivariate_normal.logpdf(seen, mean, covariance / 50))
     assert float(found[0] - found[1]) == pytest.approx(expected[0] - expected[1], rel=0.01)
-
-
-# ---------------------------------------------------------------- directions
 
 
 class Linear(NamedTuple):
@@ -267,3 +269,84 @@ def test_pairs_are_mirrored_and_have_the_same_random_numbers() -> None:
     torch.testing.assert_close(apart, (pairs[:20] - pairs[20:])[:, 0], rtol=1e-2, atol=1e-3)
     found = LinearMean.fitted(pairs, means[:, 1:])
     torch.testing.assert_close(found.slope, phi.omega.double(), rtol=1e-3, atol=0)  # ten records, and no noise
+
+
+MIXTURE = GaussianMixture(3, 2)
+
+
+def renamed_at_random(n: int = 400) -> torch.Tensor:
+    """Particles of a narrow posterior of three far components, each named in an order of its own."""
+    generator = generator_for("labels")
+    means = torch.tensor([[-9.0, 3.0], [0.0, -9.0], [8.0, 3.0]]).double()
+    weights = 1 + 0.1 * torch.rand(n, 3, generator=generator, dtype=torch.float64)
+    factor = torch.eye(2).double().expand(n, 3, 2, 2) * (1 + 0.2 * torch.randn(n, 3, 1, 1, generator=generator).abs())
+    noise = 0.1 * torch.randn(n, 3, 2, generator=generator, dtype=torch.float64)
+    theta = MIXTURE.coordinates(weights, means + noise, factor)
+    orders = MIXTURE.symmetries()
+    return theta.gather(1, orders[torch.randint(len(orders), (n,), generator=generator)])
+
+
+def test_every_particle_gets_the_references_names() -> None:
+    theta = renamed_at_random()
+    found = MIXTURE.values(aligned(theta, theta[0], MIXTURE.symmetries()))["means"]
+    assert (found.std(0) < 0.2).all()
+
+
+def test_all_are_named_alike_whatever_the_first_is_called() -> None:
+    theta = renamed_at_random()
+    found = consistent(theta, MIXTURE.symmetries())
+    assert (MIXTURE.values(found)["means"].std(0) < 0.2).all()
+    assert torch.allclose(MIXTURE.log_prior(found), MIXTURE.log_prior(theta))
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(20, 1))
+        self.generator = nn.Linear(2, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def test_features_of_a_convolution_are_means_over_positions() -> None:
+    module, x = Convolutions(), torch.randn(3, 1, 4, 4)
+    features = Features(module, "net.1")
+    assert features.width == 5
+    with features.watching(module):
+        torch.testing.assert_close(features.of(module, x), module.net[1](module.net[0](x)).mean((2, 3)))
+        features.expect(2)
+        module(x)
+        caught = features.take()
+        assert caught is not None
+        assert caught.shape == (2, 5)
+        assert caught.requires_grad
+        assert features.take() is None
+        module(x)
+        assert features.take() is None
+    assert not module.net[1]._forward_hooks
+    assert Features(module, "net").width == 1
+
+
+def test_features_of_a_sequence_are_means_over_time() -> None:
+    module = nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 6), nn.Tanh())})
+    features, x = Features(module, "body.1"), torch.randn(3, 9, 4)
+    with features.watching(module):
+        torch.testing.assert_close(features.of(module, x), module["body"](x).mean(1))
+    odd, images = Features(Convolutions(), "net.2"), Convolutions()
+    with odd.watching(images), pytest.raises(UserError, match=r"net\.2.*\(2, 20\).*5"):
+        odd.of(images, torch.randn(2, 1, 4, 4))
+
+
+def test_a_sequence_of_as_many_frames_as_features_is_averaged_over_time() -> None:
+    module = nn.ModuleDict({"body": nn.Linear(4, 6), "convolution": nn.Conv1d(4, 6, 1)})
+    linear, convolution = Features(module, "body"), Features(module, "convolution")
+    x = torch.randn(3, 6, 4)
+    with linear.watching(module), convolution.watching(module):
+        torch.testing.assert_close(linear.of(module, x), module["body"](x).mean(1))
+        torch.testing.assert_close(convolution.of(module, x.mT), module["convolution"](x.mT).mean(2))
+
+
+def test_a_network_without_a_width_is_an_error() -> None:
+    with pytest.raises(UserError, match="no layer up to 'body' says how many features"):
+        Features(nn.ModuleDict({"body": nn.Tanh()}), "body")

@@ -1,15 +1,25 @@
 """Networks: shapes, parameter counts worked out by hand, initialisation, ensembles, and what the average needs."""
 
+import copy
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from lit_epgan.errors import UserError
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.average import ParameterAverage, frozen_copy, recompute_batch_norm
-from lit_epgan.networks.ensembles import DisjointLinear, DisjointNorm, disjoint_names
+from lit_epgan.networks.ensembles import (
+    BatchStatistics,
+    DisjointLinear,
+    DisjointNorm,
+    disjoint_names,
+    with_batch_statistics,
+)
+from lit_epgan.networks.natural_parameter import GaussianLinear, GaussianSigmoid, NaturalParameterNetwork
 
 
 def count(module: nn.Module) -> int:
@@ -125,9 +135,9 @@ def test_nonsense_is_refused_in_a_sentence(build, words: str) -> None:  # type: 
         build()
 
 
-# Ensembles ------------------------------------------------------------------------------------------------------------
-
 MEMBERS = 3
+
+
 ENSEMBLES = [
     *[("mlp", norm) for norm in ("layer", "batch", "none")],
     *[("dcgan", n) for n in ("batch", "group", "none")],
@@ -253,3 +263,102 @@ def test_recomputed_batch_norm_is_the_population_of_the_inputs() -> None:
     normed = network[1].eval()(network[0](inputs))
     torch.testing.assert_close(normed.mean(0), torch.zeros(5), rtol=0, atol=1e-4)
     torch.testing.assert_close(normed.var(0), torch.ones(5), rtol=1e-2, atol=0)
+
+
+def discriminator() -> DCGANDiscriminator:
+    torch.manual_seed(0)
+    return DCGANDiscriminator(image_size=16, width=4, downsamplings=2)
+
+
+def test_it_is_batch_norm_in_training() -> None:
+    network, x = discriminator(), torch.randn(5, 3, 16, 16)
+    ours = with_batch_statistics(copy.deepcopy(network))
+    assert not [part for part in ours.modules() if isinstance(part, nn.BatchNorm2d)]
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in network.named_parameters()]
+    assert torch.equal(ours(x), network.train()(x))
+    layer = nn.BatchNorm1d(3, affine=False)
+    assert torch.equal(with_batch_statistics(nn.Sequential(layer))(x[:, :, 0, 0]), layer(x[:, :, 0, 0]))
+
+
+class Shifted(nn.BatchNorm2d):
+    """A layer that does something of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+def test_a_layer_at_two_places_is_replaced_at_both_and_one_with_a_forward_of_its_own_keeps_it() -> None:
+    x, layer, own = torch.randn(5, 3, 4, 4), nn.BatchNorm2d(3), Shifted(3)
+    network = with_batch_statistics(nn.Sequential(layer, layer, own))
+    assert [type(part) for part in network._modules.values()] == [BatchStatistics, BatchStatistics, Shifted]
+    assert own.running_mean is None
+    assert torch.equal(network(x), own(layer(layer(x))))
+    assert with_batch_statistics(layer).running_mean is None
+
+
+def test_networks_at_once_score_as_each_alone_with_images_channels_last() -> None:
+    network = with_batch_statistics(discriminator())
+    x = torch.randn(5, 3, 16, 16).contiguous(memory_format=torch.channels_last)
+    stacked = {name: torch.stack([p, 2 * p, -p]).detach() for name, p in network.named_parameters()}
+
+    def one(parameters: dict[str, Tensor]) -> Tensor:
+        scores: Tensor = functional_call(network, parameters, (x,))
+        return scores
+
+    together = vmap(one, randomness="different")(stacked)
+    alone = torch.stack([one({name: each[k] for name, each in stacked.items()}) for k in range(3)])
+    assert F.mse_loss(together, alone) < 1e-12
+
+
+DRAWS = 200_000
+
+
+def normal(mean: Tensor, variance: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return mean + variance.sqrt() * torch.randn(DRAWS, *mean.shape, dtype=torch.float64, generator=generator)
+
+
+def test_a_linear_layers_moments_are_those_of_samples() -> None:
+    torch.manual_seed(0)
+    layer = GaussianLinear(4, 3, variance=2.0).double()
+    mean, variance = torch.randn(4, dtype=torch.float64), torch.rand(4, dtype=torch.float64) * 3
+    x = normal(mean, variance, 1)
+    weight = normal(layer.weight.detach(), F.softplus(layer.raw_weight).detach(), 2)
+    bias = normal(layer.bias.detach(), F.softplus(layer.raw_bias).detach(), 3)
+    drawn = torch.einsum("ni,nio->no", x, weight) + bias
+    found_mean, found_variance = layer(mean, variance)
+    torch.testing.assert_close(found_mean, drawn.mean(0), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(found_variance, drawn.var(0), rtol=0.02, atol=0.02)
+
+
+def test_without_variance_it_is_a_linear_layer() -> None:
+    layer = GaussianLinear(4, 3).double()
+    with torch.no_grad():
+        layer.raw_weight.fill_(-100.0)
+        layer.raw_bias.fill_(-100.0)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    mean, variance = layer(x, torch.zeros_like(x))
+    torch.testing.assert_close(mean, F.linear(x, layer.weight.T, layer.bias))
+    assert float(variance.max()) < 1e-20
+
+
+@pytest.mark.parametrize("mean", [-4.0, -1.0, 0.0, 0.5, 3.0])
+@pytest.mark.parametrize("variance", [0.01, 1.0, 10.0])
+def test_a_sigmoids_moments_are_those_of_samples(mean: float, variance: float) -> None:
+    m, s = torch.tensor(mean, dtype=torch.float64), torch.tensor(variance, dtype=torch.float64)
+    drawn = torch.sigmoid(normal(m, s, 4))
+    found_mean, found_variance = GaussianSigmoid()(m, s)
+    assert float(found_mean) == pytest.approx(float(drawn.mean()), abs=0.003)
+    assert float(found_variance.sqrt()) == pytest.approx(float(drawn.std()), abs=0.003)
+
+
+def test_extremes_are_finite_and_trainable() -> None:
+    network = NaturalParameterNetwork(2, 5, 3)
+    mean = torch.tensor([[1e4, -1e4], [0.0, 0.0]], requires_grad=True)
+    variance = torch.tensor([[1e6, 0.0], [0.0, 1e-12]])
+    out = network(mean, variance)
+    assert all(torch.isfinite(each).all() for each in out)
+    assert (out[1] > 0).all()
+    (out[0].sum() + out[1].sum()).backward()
+    assert mean.grad is not None
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in network.parameters())

@@ -1,18 +1,29 @@
 """The Gaussian mechanism: how far one record moves a release, how large the noise is, what that guarantees."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import scipy.stats
 import torch
 from scipy.stats import norm
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from lit_epgan.bayes import EmbeddingFactor, GaussianMechanism, NormalisedMoments, RandomFourierFeatures
 from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
+from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.engine import Client, Message, Report, Rounds, Server, passing
+from lit_epgan.engine.mechanisms import flat_norm
+from lit_epgan.engine.messages import Broadcast, tensor_of
 from lit_epgan.errors import UserError
+from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, MatchedEmbedding
+from lit_epgan.privacy import CentralNoise, DistributedNoise, Ledger, Releases, spent
 from lit_epgan.randomness import secure_normal
+from tests.federations import fit
 from tests.test_embedding import rows, stream
+from tests.test_embedding_sites import FAST, SIZES, Cavities, Cloud, data, records
 
 
 class Recorder(GaussianMechanism):
@@ -138,3 +149,144 @@ def test_wrong_settings_are_refused(z: float) -> None:
     for delta in (0.0, 1.0, -1e-5):
         with pytest.raises(UserError, match="delta"):
             GaussianMechanism(1.0, delta)
+
+
+NOTHING = 1e-12  # noise that a test does not see
+
+
+class Watching(CentralNoise):
+    """Keeps every report as it comes and as it leaves."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.came: list[Report] = []
+        self.left: list[Report] = []
+
+    def at_client(self, report: Report, received: Broadcast) -> Report:
+        self.came.append(report)
+        self.left.append(super().at_client(report, received))
+        return self.left[-1]
+
+
+class Totals(EmbeddingOnServer):
+    """Keeps the statistics that the server has of the users."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**(FAST | {"unit": "user", "herding_steps": 2} | options))
+        self.statistics: list[Tensor] = []
+
+    def round(self, server: Server) -> Rounds:
+        yield from passing(super().round(server), lambda asked: asked, lambda _, total: None)
+        self.statistics.append(server.state["embedding"].clone())
+
+
+def means(algorithm: EmbeddingOnServer | EmbeddingSites) -> Tensor:
+    """Every client's mean embedding (3, D), worked out outside the federation."""
+    phi = algorithm.release._released_phi
+    return torch.stack([phi(x).mean(0) for x in records()])
+
+
+def test_every_user_counts_alike_and_the_divisor_is_their_number(tmp_path: Path) -> None:
+    """40, 60 and 100 records: the mean of means, not of records."""
+    algorithm = Totals()
+    fit(Cloud(), data(), 2, tmp_path, algorithm=algorithm, mechanism=CentralNoise(1.0, NOTHING))
+    total = EmbeddingFactor(algorithm.statistics[0])
+    assert float(total.count) == len(SIZES)
+    torch.testing.assert_close(total.mean, means(algorithm).mean(0), rtol=1e-6, atol=1e-9)
+    assert torch.equal(algorithm.statistics[0], algorithm.statistics[1])  # one release: later rounds ask nobody
+
+
+def test_a_client_sends_a_vector_of_norm_one_at_most_and_no_number_of_records(tmp_path: Path) -> None:
+    mechanism = Watching(1.0, NOTHING)
+    fit(Cloud(), data(), 1, tmp_path, algorithm=Totals(), mechanism=mechanism)
+    assert len(mechanism.came) == 3
+    for came, left in zip(mechanism.came, mechanism.left, strict=True):
+        assert set(came) == {"embedding", "members"}
+        assert 0.1 < float(flat_norm(came)) <= 1 + 1e-12
+        torch.testing.assert_close(tensor_of(came["embedding"]), tensor_of(left["embedding"]))  # nothing to clip
+        assert float(tensor_of(came["members"])) == 1
+
+
+@pytest.mark.parametrize("wrong", [1e30, float("nan"), float("inf")])
+def test_no_user_moves_the_sum_by_more_than_one(tmp_path: Path, wrong: float) -> None:
+    """One user's whole data set emptied, against the same user's with anything in it."""
+    rows = records()
+    rows[1] = torch.cat([torch.full((500, 2), wrong, dtype=torch.float64), rows[1]])
+    sets = FederatedDataModule.from_datasets([TensorDataset(x) for x in rows], batch_size=16)
+    algorithm = Totals()
+    fit(Cloud(), sets, 1, tmp_path, algorithm=algorithm, mechanism=CentralNoise(1.0, NOTHING))
+    others = means(algorithm)[[0, 2]].sum(0)
+    assert float((algorithm.statistics[0][1:] - others).norm()) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    "mechanism", [CentralNoise(1.0, 3.0), DistributedNoise(1.0, 3.0, honest=1.0)], ids=["central", "distributed"]
+)
+def test_the_noise_on_the_sum_is_drawn_once(tmp_path: Path, mechanism: CentralNoise) -> None:
+    """z on every coordinate, whatever the number of users: at the server, or in shares that add up to it."""
+    algorithm = Totals(frequencies=20_000, points=4, herding_steps=1)
+    fit(Cloud(), data(), 1, tmp_path, algorithm=algorithm, mechanism=mechanism)
+    noise = algorithm.statistics[0][1:] - means(algorithm).sum(0)
+    assert float(noise.std()) == pytest.approx(3.0, rel=0.02)
+    assert float(algorithm.statistics[0][0]) == 3  # the divisor is public
+
+
+def test_one_release_is_promised_for_users_and_stands_in_the_ledger(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        fit(Cloud(), data(), 3, tmp_path, algorithm=Totals(), mechanism=CentralNoise(1.0, 2.0))
+    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    assert (account.made, account.planned, account.ended) == (1, Releases(2.0), True)
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert str(spent([Releases(2.0)], 1e-5)) in said
+    assert "differential privacy for users" in said
+    assert "for one record" not in said
+    budget = CentralNoise(1.0, 2.0, budget=2.5, ledger=str(tmp_path / "privacy.jsonl"))
+    with pytest.raises(UserError, match="has the budget"):
+        fit(Cloud(), data(), 3, tmp_path / "second", algorithm=Totals(), mechanism=budget)
+
+
+def test_a_generator_is_matched_to_the_users_sum(tmp_path: Path) -> None:
+    """DP-MERF on the mean of means: the clouds' centre, each cloud a third."""
+    module = Cloud()
+    algorithm = MatchedEmbedding(
+        server_steps=150, batch_size=100, lr=0.05, unit="user", **(FAST | {"herding_steps": 2})
+    )
+    fit(module, data(), 3, tmp_path, algorithm=algorithm, mechanism=CentralNoise(1.0, 1e-3))
+    centre = torch.stack([x.mean(0) for x in records()]).mean(0)
+    torch.testing.assert_close(module.generator.mean.detach(), centre, rtol=0, atol=0.3)
+
+
+def test_nothing_exact_of_a_user_is_kept(tmp_path: Path) -> None:
+    kept: list[dict[str, Tensor]] = []
+
+    class Peeking(Totals):
+        def released(self, client: Client, sent: Broadcast) -> Message:
+            kept.append(client.released)
+            return super().released(client, sent)
+
+    fit(Cloud(), data(), 1, tmp_path, algorithm=Peeking(), mechanism=CentralNoise(1.0, 1.0))
+    assert kept == [{}, {}, {}]
+
+
+def test_sites_of_users_divide_the_own_one_out() -> None:
+    """Round 1's cavity is the sum of the other two users' means, counted two; own rows weigh a third."""
+    module, algorithm = Cloud(), Cavities(unit="user", herding_steps=2)
+    fit(module, data(local_steps=3), 2, algorithm=algorithm)
+    each = means(algorithm)
+    for k in range(3):
+        cavity = algorithm.met[1, k]
+        assert cavity is not None
+        assert float(cavity.count) == 2
+        torch.testing.assert_close(cavity.mean, (each.sum(0) - each[k]) / 2, rtol=1e-5, atol=1e-7)
+    later = [seen for seen in module.seen if seen.round == 1]
+    assert len(later) == 9
+    assert all(float(seen.weight[:8].sum()) == pytest.approx(1 / 3) for seen in later)  # type: ignore[index]
+
+
+def test_a_records_noise_does_not_protect_users() -> None:
+    with pytest.raises(UserError, match=r"give the federation a mechanism: CentralNoise"):
+        EmbeddingOnServer(unit="user", noise_multiplier=1.0)
+    with pytest.raises(UserError, match="a record or a user"):
+        EmbeddingOnServer(unit="patient")  # type: ignore[arg-type]

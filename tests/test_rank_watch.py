@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from lit_epgan.engine import Round
+from lit_epgan.engine.wire import decode_answer, encode_task
+from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.runs.checkpoints import fault
+from tests.pipe_federations import ALGORITHMS, half
+from tests.pipe_site import END, receive, send
 from tests.processes import Started, command, model, run
 
 pytestmark = pytest.mark.slow
+
 
 DEADLINE = 60.0  # seconds from one rank's end to the other's
 
@@ -156,3 +164,99 @@ def test_a_rank_that_hangs_is_ended(begin: Any) -> None:
     assert ranks.code() == 1
     assert ranks.sentence(0).startswith("rank 1 has not answered for 3 s. ")
     whole_checkpoint(ranks, ranks.sentence(0))
+
+
+RUNS = [
+    ("--module", "regression", "--algorithm", "ep"),
+    ("--module", "regression", "--median"),
+    ("--module", "gan"),
+    ("--module", "gan", "--algorithm", "tilted"),
+    ("--module", "regression", "--noise-seed", "1", "--groups", "2"),  # noise once, and not for each rank
+    ("--module", "regression", "--noise-seed", "1", "--unit", "record"),
+]
+
+
+@pytest.mark.parametrize("options", RUNS, ids=" ".join)
+def test_ranks_agree(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """Float64, five rounds, cohorts of 3 of 4 clients, dropout, and a GAN with its own noise.
+
+    On 4 ranks one always stands idle, on 3 ranks clients are shared 2-1-1, so a cohort may leave one idle as well.
+    """
+    run(tmp_path / "1", *options)
+    expected = model(tmp_path / "1")
+    for ranks in (2, 3, 4):
+        run(tmp_path / str(ranks), *options, devices=ranks)
+        for name, value in model(tmp_path / str(ranks)).items():
+            torch.testing.assert_close(
+                value, expected[name], rtol=1e-6, atol=1e-6 * float(expected[name].abs().max()), msg=f"{ranks}: {name}"
+            )
+
+
+def test_every_client_pays_once_for_its_steps_whichever_rank_trains_it(tmp_path: Path) -> None:
+    """A round's cohort of 3 of 4 clients moves from rank to rank; the ledger is one file."""
+    books = []
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        run(folder, "--module", "regression", "--noise-seed", "1", "--unit", "record", devices=ranks)
+        accounts = Ledger(folder / "privacy.jsonl").read().accounts.values()
+        books.append({each.group: (each.made, each.planned, each.ended) for each in accounts})
+    assert books[0] == books[1]
+    assert len(books[0]) == 4
+    assert all(made > 0 and ended for made, _, ended in books[0].values())
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_chain_of_clients_runs_over_ranks(tmp_path: Path, ranks: int) -> None:
+    """A model that another rank's client has trained comes by the server."""
+    options = ("--module", "regression", "--algorithm", "fedseq")
+    run(tmp_path / "1", *options)
+    run(tmp_path / "several", *options, devices=ranks)
+    expected = model(tmp_path / "1")
+    for name, value in model(tmp_path / "several").items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-9, msg=name)
+
+
+ROUNDS = 3
+
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "tests.pipe_site"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+@torch.no_grad()
+def over_pipes(name: str, site: subprocess.Popen[bytes]) -> torch.Tensor:
+    """The server's parameters after the rounds, whose work was done by another process."""
+    federation = half(name)
+    delivered: dict[int, dict[str, int]] = {}
+    assert site.stdin is not None
+    assert site.stdout is not None
+    send(site.stdin, name.encode())
+    for number in range(ROUNDS):
+        round_ = Round(federation.federation, number)
+        while round_.exchange is not None:
+            for k in list(round_.asked):
+                task = round_.task(k, delivered.setdefault(k, {}))
+                send(site.stdin, k.to_bytes(4, "little") + encode_task(task))
+                data = receive(site.stdout)
+                assert data is not None
+                round_.receive(k, decode_answer(data))
+            round_.close()
+        send(site.stdin, b"")
+        federation.model.load_server(federation.server.parameters)
+    send(site.stdin, END)
+    return federation.server.parameters
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_two_processes_end_with_the_single_process_model(name: str, site: subprocess.Popen[bytes]) -> None:
+    alone = half(name).run(ROUNDS)
+    torch.testing.assert_close(over_pipes(name, site), alone, rtol=0, atol=1e-6)

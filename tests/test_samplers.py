@@ -1,11 +1,35 @@
 """Who takes part: rates against frequencies, and cohorts that depend on seed and round alone."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from lit_epgan.engine import Chains, Everyone, FixedSize, InTurn, Poisson, Sampler, stages
+from lit_epgan.engine import (
+    Algorithm,
+    Chains,
+    Everyone,
+    Exchange,
+    FixedSize,
+    InTurn,
+    PlainFederation,
+    Poisson,
+    Rounds,
+    Sampler,
+    Server,
+    stages,
+)
+from lit_epgan.engine.messages import Task
+from lit_epgan.engine.wire import decode_task, encode_task
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
+from lit_epgan.modules.gan import GAN
+from lit_epgan.randomness import derive_seed
+from tests.generative import Images, gan, trainer
 from tests.test_sealed_server import federation
 
 CLIENTS = list(range(3, 23))
@@ -89,3 +113,100 @@ def test_a_cohort_larger_than_the_federation_is_refused() -> None:
         InTurn(4).check(3)
     with pytest.raises(UserError, match="at least one group"):
         InTurn(0)
+
+
+class Asking(Algorithm):
+    """The first client trains alone; then both train."""
+
+    def round(self, server: Server) -> Rounds:
+        """Two exchanges."""
+        yield Exchange({"parameters": server.parameters}, to=[0], merge=False)
+        yield Exchange({"parameters": server.parameters})
+
+
+def draws(seed: int) -> float:
+    torch.manual_seed(seed)
+    return float(torch.rand(()))
+
+
+def test_who_is_asked_the_same_again_in_a_round_draws_anew() -> None:
+    drawn: list[float] = []
+
+    def loss(module: nn.Module, batch: list[Tensor]) -> Tensor:
+        drawn.append(float(torch.rand(())))
+        out: Tensor = module(batch[0]).square().mean()
+        return out
+
+    plain = PlainFederation(
+        Asking(),
+        nn.Linear(1, 1),
+        loss,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        lambda client, round_: [[torch.ones(2, 1)]],
+        [2.0, 2.0],
+        seed=7,
+    )
+    plain.run(2)
+    words = [(0, 0, "steps"), (0, 0, "steps", 1), (0, 1, "steps"), (1, 0, "steps"), (1, 0, "steps", 1), (1, 1, "steps")]
+    assert drawn == [draws(derive_seed(7, *each)) for each in words]
+
+
+def test_that_it_is_asked_again_reaches_a_client_elsewhere() -> None:
+    for again in (False, True):
+        assert decode_task(encode_task(Task(1, 4, 2, "train", True, {}, again=again)), {}).again == again
+
+
+class Batches(Callback):
+    """Counts the held-out batches that Lightning fetches."""
+
+    def __init__(self) -> None:
+        self.validated = self.tested = 0
+
+    def on_validation_batch_start(self, trainer: Any, *_: Any) -> None:
+        self.validated += not trainer.sanity_checking
+
+    def on_test_batch_start(self, *_: Any) -> None:
+        self.tested += 1
+
+
+class SmallBatches(Images):
+    """Twenty held-out images in four batches."""
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader(slice(40, 60), 5)
+
+    test_dataloader = val_dataloader
+
+
+class Judged(GAN):
+    """Has a validation step of its own."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("rows", float(len(batch[0])))
+
+
+def test_held_out_images_that_no_step_looks_at_are_not_walked(tmp_path: Path) -> None:
+    """One batch a round is fetched, so that validation happens and callbacks can look."""
+    seen = Batches()
+    run = trainer(tmp_path, seen)
+    run.fit(gan(), SmallBatches())
+    assert seen.validated == 2
+    run.validate(gan(), SmallBatches(), verbose=False)
+    run.test(gan(), SmallBatches(), verbose=False)
+    assert (seen.validated, seen.tested) == (3, 1)
+    assert (run.limit_val_batches, run.limit_test_batches) == (1.0, 1.0)  # all, for whatever is evaluated next
+
+
+def test_a_step_of_ones_own_sees_all_batches(tmp_path: Path) -> None:
+    module = gan()
+    module.__class__ = Judged
+    seen = Batches()
+    trainer(tmp_path, seen).fit(module, SmallBatches())
+    assert seen.validated == 2 * 4
+
+
+@pytest.mark.parametrize("name", ["limit_val_batches", "limit_test_batches"])
+def test_what_is_switched_off_stays_off(name: str, tmp_path: Path) -> None:
+    run = trainer(tmp_path, **{name: 0})
+    run.fit(gan(), SmallBatches())
+    assert getattr(run, name) == 0

@@ -1,11 +1,15 @@
 """What a command does not need, it does not import; and what it imports it does not search for garbage."""
 
 import gc
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
 
+from lit_epgan.callbacks import FederationCallback
 from lit_epgan.cli.process import no_collection
 from tests.processes import ROOT, environment
 
@@ -72,3 +76,18 @@ def test_whoever_has_switched_collection_off_finds_it_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+SEARCH = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+@pytest.mark.parametrize(("gpu", "searches"), [(False, "0"), (True, "1")])
+def test_a_federation_in_a_script_makes_no_search(monkeypatch: pytest.MonkeyPatch, gpu: bool, searches: str) -> None:
+    """With a GPU, Lightning's setting stands."""
+    monkeypatch.setenv(SEARCH, "1")  # as Lightning's import sets it
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    off = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    callback = FederationCallback()
+    trainer = Trainer(accelerator="cpu", callbacks=[callback], **off)
+    callback.setup(trainer, LightningModule(), "validate")
+    assert os.environ[SEARCH] == searches

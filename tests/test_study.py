@@ -3,21 +3,27 @@
 import csv
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from rich.console import Console
 from scipy import stats
 
 from lit_epgan.cli import plots
-from lit_epgan.cli.significance import paired, welch
+from lit_epgan.cli.plots import Picture, drawing, partition_in_words
+from lit_epgan.cli.report import Claim
+from lit_epgan.cli.significance import RatioOfMeans, holm, paired, ratio_of_means, welch
 from lit_epgan.cli.study import study
-from lit_epgan.cli.study_plan import Method
+from lit_epgan.cli.study_plan import Method, Ratio
 from lit_epgan.cli.study_run import Run, runs_of
 from lit_epgan.cli.study_runner import Display, run_all
 from lit_epgan.cli.table import Cell, best, cell_text, markdown, number_text, tabulate
 from lit_epgan.errors import UserError
-from tests.studies import read_study, run_quietly, write_plan, write_stand_in
+from tests.studies import read_study, rewritten, run_quietly, write_plan, write_stand_in
 
 
 @pytest.fixture
@@ -28,9 +34,6 @@ def plan(tmp_path):
 @pytest.fixture
 def stand_in(tmp_path):
     return write_stand_in(tmp_path)
-
-
-# The numbers
 
 
 def test_the_table_has_mean_deviation_and_p_by_hand(plan, stand_in, tmp_path):
@@ -128,9 +131,6 @@ def test_a_metric_that_nobody_logged_is_said(plan, stand_in, tmp_path, capsys):
     assert "No run of plain logged 'clases'" in capsys.readouterr().err
 
 
-# What is shown
-
-
 def test_a_metric_that_a_method_does_not_have_is_left_empty(plan, stand_in, tmp_path, capsys):
     plan.write_text(plan.read_text().replace("metrics: {fd: union/fid}", "metrics: {fd: null, cls: union/classes}"))
     study(["--config", str(plan), "--output", str(tmp_path / "out")], stand_in)
@@ -184,9 +184,6 @@ def test_a_runs_bar_shows_its_round_and_client(tmp_path):
         assert part in shown
 
 
-# What the YAML may say
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -216,3 +213,144 @@ def test_progress_of_a_run_that_writes_nonsense_is_nothing(tmp_path):
     assert run.progress() == {}
     (run.folder / "progress.json").write_text(json.dumps({"done": 1}))
     assert run.progress() == {"done": 1}
+
+
+FIRST, SECOND = {0: 2.0, 1: 2.4, 2: 2.9, 3: 2.2}, {0: 1.0, 1: 1.3, 2: 1.4, 3: 1.2}
+
+
+def test_holm_by_hand() -> None:
+    """Of four: the smallest times 4, then times 3, 2 and 1, never less than the one before; None stays."""
+    assert holm([0.04, None, 0.01, 0.03, 0.5]) == pytest.approx([0.09, None, 0.04, 0.09, 0.5], nan_ok=True)
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+
+
+def test_a_paired_ratio_is_that_of_the_logarithms_differences() -> None:
+    found = ratio_of_means("paired", FIRST, SECOND)
+    assert found is not None
+    logs = [math.log(FIRST[s] / SECOND[s]) for s in FIRST]
+    mean = sum(logs) / 4
+    error = math.sqrt(sum((x - mean) ** 2 for x in logs) / 3 / 4)
+    for level, low, high in ((0.975, found.low, found.high), (0.95, found.inner_low, found.inner_high)):
+        reach = stats.t.ppf(level, 3) * error
+        assert (low, found.ratio, high) == pytest.approx(
+            (math.exp(mean - reach), math.exp(mean), math.exp(mean + reach))
+        )
+    assert found.p == pytest.approx(2 * stats.t.sf(mean / error, 3))
+
+
+def test_an_unpaired_ratio_is_welchs() -> None:
+    found = ratio_of_means("welch", FIRST, {s + 9: v for s, v in SECOND.items()})
+    assert found is not None
+    sides = [[math.log(v) for v in values.values()] for values in (FIRST, SECOND)]
+    means = [sum(side) / 4 for side in sides]
+    errors = [sum((x - m) ** 2 for x in side) / 3 / 4 for side, m in zip(sides, means, strict=True)]
+    freedom = sum(errors) ** 2 / sum(e**2 / 3 for e in errors)
+    reach = stats.t.ppf(0.975, freedom) * math.sqrt(sum(errors))
+    assert found.low == pytest.approx(math.exp(means[0] - means[1] - reach))
+
+
+@pytest.mark.parametrize("values", [{0: 1.0}, {0: 1.0, 1: 0.0}, {0: 1.0, 1: math.inf}, {}])
+def test_too_few_values_or_none_above_zero_have_no_ratio(values: dict[int, float]) -> None:
+    assert ratio_of_means("welch", values, SECOND) is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"),
+    [
+        ({"at_most": 1.3}, "at most 1.3: met"),
+        ({"at_most": 0.8}, "at most 0.8: not met"),
+        ({"at_most": 1.0}, "at most 1: undecided"),
+        ({"equal_within": 1.25}, "equal within a factor 1.25: shown"),
+        ({"equal_within": 1.1}, "equal within a factor 1.1: not shown"),
+        ({}, ""),
+    ],
+)
+def test_verdicts(ratio: dict[str, float], verdict: str) -> None:
+    found = RatioOfMeans(1.0, 0.82, 1.3, 0.85, 1.2, 0.9)
+    assert Claim(Ratio("fd", "a", "b", **ratio), found, 0.9).verdict == verdict
+
+
+def test_claims_stand_in_a_file_and_on_the_page(plan: Path, tmp_path: Path) -> None:
+    asked = rewritten(
+        plan,
+        "seeds: [0, 1, 2]",
+        "seeds: [0, 1, 2]\nratios:\n- {metric: fd, of: clever, to: plain, at_most: 0.9}\n"
+        "- {metric: cls, of: clever, to: plain}",
+    )
+    output = tmp_path / "out"
+    assert study(["--config", str(asked), "--output", str(output)], write_stand_in(tmp_path)) == 0
+    table = (output / "ratios.md").read_text()
+    clever, plain = ({s: s + value for s in range(3)} for value in (10 / 3, 19 / 3))
+    found = ratio_of_means("welch", clever, plain)
+    assert found is not None
+    assert table.startswith("| of | to | ratio |")
+    assert "Clever, Frechet distance | Plain" in table
+    assert f"| {found.ratio:.3g} | {found.low:.3g} - {found.high:.3g} | " in table
+    assert "at most 0.9: undecided" in table
+    assert "What is claimed" in (output / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{metric: fd, of: clevr, to: plain}", "ratios\\[0\\] names 'clevr', which is none of"),
+        ("{metric: fid, of: clever, to: plain}", "ratios\\[0\\] names 'fid', which is none of fd"),
+        ("{metric: fd, of: clever}", "ratios\\[0\\]: to is missing"),
+        ("{metric: fd, of: clever, to: plain, at_most: x}", "at_most is 'x'; it is a number above 0"),
+        ("{metric: fd, of: clever, to: plain, equal_within: 0.5}", "equal_within is 0.5; it is a number above 1"),
+    ],
+)
+def test_claims_that_are_not_clear_are_refused(plan: Path, entry: str, said: str) -> None:
+    asked = rewritten(plan, "seeds: [0, 1, 2]", f"seeds: [0, 1, 2]\nratios: [{entry}]")
+    with pytest.raises(UserError, match=said):
+        read_study(asked)
+
+
+def test_who_holds_what_is_said_in_words(tmp_path: Path) -> None:
+    table = tmp_path / "partition.csv"
+    table.write_text("client,0,1\nnorth,1200,0\nsouth,3,4\n")
+    assert partition_in_words(table) == "north holds 1,200 examples of 1 class; south holds 7 examples of 2 classes"
+    table.write_text("client,0,1\n" + "".join(f"site-{k},{k},1\n" for k in range(21)))
+    # 0 + 1 + ... + 20 + 21
+    assert partition_in_words(table) == "21 clients hold 231 examples, from 1 to 21 each"
+
+
+def test_a_drawing_has_the_page_s_ink_and_no_background() -> None:
+    """Black becomes the page's colour, colours stay, and what the text says is not changed."""
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([0, 1], color="#000000")
+    axes.plot([1, 0], color="#0072B2")
+    axes.set_title("<b> fill #000000")
+    svg = drawing(figure, "a")
+    assert "stroke: currentColor" in svg
+    assert "stroke: #0072b2" in svg
+    assert "&lt;b&gt; fill #000000" in svg
+    assert svg.count("#000000") == 1
+    assert "#ffffff" not in svg
+    assert "http" not in svg
+    assert svg == drawing(figure, "a")
+    ids = [set(re.findall(r'id="([^"]*)"', drawing(figure, name))) for name in ("a", "b")]
+    assert ids[0]
+    assert not ids[0] & ids[1]  # of two drawings on one page
+
+
+def test_a_plot_is_as_wide_as_it_was_drawn(tmp_path: Path) -> None:
+    imsave(tmp_path / "a.png", np.zeros((10, 300, 3)))
+    assert Picture(tmp_path / "a.png", "", "").width == 192  # 300 pixels at 150 an inch are 2 inches of 96
+
+
+def test_curves_tell_more_methods_apart_than_there_are_colours(tmp_path: Path) -> None:
+    """By their dashes; and a long name does not make the figure wider."""
+    plan = write_plan(tmp_path)
+    more = "".join(f"  more{k}: {{title: {'long ' * 20}{k}, from: clever}}\n" for k in range(9))
+    plan.write_text(plan.read_text() + more)
+    trial = read_study(plan)
+    runs = runs_of(trial, tmp_path / "out")
+    run_quietly(runs, write_stand_in(tmp_path))
+    figure = plots.curves(trial, trial.metrics[0], runs)
+    styles = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines]
+    assert len(set(styles)) == len(styles) == 12
+    figure.draw_without_rendering()
+    assert figure.get_tightbbox().width == pytest.approx(4.6, abs=0.15)
+    assert figure.axes[0].get_position().height * figure.get_figheight() > 2

@@ -1,15 +1,33 @@
 """A file of tensors is what was saved, to the byte, or is not taken; and no code in one is ever run."""
 
+import builtins
 import errno
+import hashlib
+import io
+import pickle
+import tarfile
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
+from torchvision.datasets import CIFAR10
 
 from lit_epgan import tensor_file
+from lit_epgan.datamodules.image_files import read_plain_pickle, read_split
+from lit_epgan.errors import UserError
+from lit_epgan.metrics import pretrained_extractors
+from lit_epgan.metrics.pretrained_extractors import Inception, Lite0, published_weights
+from lit_epgan.runs.yaml_files import MOST_NODES, load_yaml
 from lit_epgan.tensor_file import TensorFileError
+from tests.cifar_tree import write_cifar
+from tests.inception_weights import stand_in
+from tests.test_cli import refusal
 from tests.traps import Trap, flipped
 
 
@@ -115,3 +133,221 @@ def test_a_failed_save_leaves_the_old_file(path: Path) -> None:
         tensor_file.save({"epoch": 2, "unpicklable": lambda: None}, path)
     assert tensor_file.load(path) == {"epoch": 1}
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    return tmp_path / "code-was-run"
+
+
+@pytest.fixture(params=["zip", "as before torch 1.6"])
+def trap(request: pytest.FixtureRequest, tmp_path: Path, marker: Path) -> Path:
+    """A file that makes the marker when it is unpickled."""
+    path = tmp_path / "weights.pth"
+    torch.save({"w": Trap(marker)}, path, _use_new_zipfile_serialization=request.param == "zip")
+    torch.load(path, weights_only=False)
+    assert marker.exists(), "the trap must work, or this test shows nothing"
+    marker.unlink()
+    return path
+
+
+def test_a_file_that_shares_the_first_digits_of_the_digest_is_refused(trap: Path, marker: Path) -> None:
+    found = hashlib.sha256(trap.read_bytes()).hexdigest()
+
+    class Near(Inception):
+        sha256 = found[:8] + "0" * 56
+
+    with pytest.raises(UserError, match=rf"is not Inception's weights file \(its SHA-256 is {found}"):
+        Near(trap)
+    assert not marker.exists()
+
+
+def test_no_code_is_run_whatever_the_digest_says(trap: Path, marker: Path) -> None:
+    with pytest.raises(pickle.UnpicklingError):
+        stand_in(trap)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_what_is_loaded_is_what_was_checked(tmp_path: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is read once: whoever replaces it in between replaces nothing."""
+    path, weights = tmp_path / "weights.pth", {"w": torch.arange(3)}
+    torch.save(weights, path, _use_new_zipfile_serialization=zipped)
+    digest, load = hashlib.sha256(path.read_bytes()).hexdigest(), torch.load
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        torch.save({"w": torch.zeros(3)}, path)
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", replaced)
+    assert torch.equal(published_weights(path, digest, "Somebody", "there")["w"], weights["w"])
+
+
+def test_lite0s_are_known_by_their_digest(trap: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained_extractors, "weights_file", lambda: trap)
+    with pytest.raises(UserError, match="is not EfficientNet-Lite0's weights file"):
+        Lite0()
+    assert not marker.exists()
+
+
+def test_the_published_digests_are_whole_and_those_of_the_files_names() -> None:
+    for extractor, name in ((Inception, "6726825d"), (Lite0, "57934424")):
+        assert len(bytes.fromhex(extractor.sha256)) == 32
+        assert extractor.sha256.startswith(name)
+        assert name in extractor.file
+
+
+def test_the_network_unpickles_no_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch-fidelity's constructor would; all that it is given is empty and was never a file."""
+    read: list[object] = []
+    load = torch.load
+
+    def seen(source: Any, *args: Any, **kwargs: Any) -> Any:
+        read.append(source)
+        return load(source, *args, **kwargs)
+
+    path = tmp_path / "weights.pth"
+    torch.save({}, path)
+    monkeypatch.setattr(torch, "load", seen)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        stand_in(path)
+    assert all(isinstance(source, io.BytesIO) for source in read)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return write_cifar(tmp_path / "data", monkeypatch)
+
+
+class Calls:
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_arrays_and_plain_values_are_read(protocol: int) -> None:
+    plain = {"data": np.arange(6, dtype=np.uint8).reshape(2, 3), "labels": [1, 2], "name": "a", "raw": b"\xff\x00"}
+    plain["floats"] = np.arange(3.0)
+    found = read_plain_pickle(pickle.dumps(plain, protocol=protocol))
+    assert found.keys() == plain.keys()
+    assert all(np.array_equal(found[name], value) for name, value in plain.items())
+
+
+def test_the_names_and_text_of_python_2_are_read() -> None:
+    """As in the published files: numpy's module by its old name, byte strings in Latin-1."""
+    content = pickle.dumps({"data": np.arange(4, dtype=np.uint8)}, protocol=2)
+    old = content.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+    old = old.replace(b"X\x04\x00\x00\x00data", b"U\x04d\xe4ta")
+    assert read_plain_pickle(old)["d\xe4ta"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_everything_else_is_refused(marker: Path, protocol: int) -> None:
+    traps = [
+        Trap(marker),
+        Calls(builtins.eval, f"open({str(marker)!r}, 'w')"),
+        Calls(np.save, str(marker), np.zeros(1)),
+        np.array([Trap(marker)], dtype=object),
+    ]
+    for trap in traps:
+        with pytest.raises(pickle.UnpicklingError, match="which is no array"):
+            read_plain_pickle(pickle.dumps({"data": trap}, protocol=protocol))
+        assert not marker.exists()
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_file_of_the_right_sum_runs_no_code(
+    root: Path, marker: Path, train: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = pickle.dumps({"data": Trap(marker), "labels": [0]})
+    files = CIFAR10.train_list if train else CIFAR10.test_list
+    (root / CIFAR10.base_folder / files[0][0]).write_bytes(trap)
+    trapped = [[files[0][0], hashlib.md5(trap).hexdigest()], *files[1:]]
+    monkeypatch.setattr(CIFAR10, "train_list" if train else "test_list", trapped)
+    with pytest.raises(UserError, match=r"are damaged \(it asks for pathlib\.Path.*, which is no array\)"):
+        read_split("cifar10", root, train=train, download=False)
+    assert not marker.exists()
+
+
+def packed(root: Path, *members: tarfile.TarInfo) -> None:
+    """The archive with the published files, and further members, in the folder in which it is looked for."""
+    with tarfile.open(root / CIFAR10.filename, "w:gz") as archive:
+        archive.add(root / CIFAR10.base_folder, CIFAR10.base_folder)
+        for member in members:
+            archive.addfile(member, io.BytesIO(b"x" * member.size))
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, link, 1 if kind == tarfile.REGTYPE else 0
+    return info
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        [member("../outside")],
+        [member("cifar-10-batches-py/link", tarfile.SYMTYPE, "../.."), member("cifar-10-batches-py/link/outside")],
+        [member("device", tarfile.CHRTYPE)],
+    ],
+    ids=["above", "through a link", "a device"],
+)
+def test_an_archive_of_the_right_sum_puts_nothing_elsewhere(
+    root: Path, trap: list[tarfile.TarInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed(root, *trap)
+    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5((root / CIFAR10.filename).read_bytes()).hexdigest())
+    (root / CIFAR10.base_folder / "test_batch").unlink()  # so that the archive is needed
+    with pytest.raises(UserError, match=r"cifar-10-python\.tar\.gz cannot be unpacked"):
+        read_split("cifar10", root, train=False, download=False)
+    assert [path.name for path in root.parent.iterdir()] == ["data"]
+
+
+def test_an_archive_of_the_right_sum_with_other_files_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / CIFAR10.base_folder / "test_batch").write_bytes(b"something else")
+    packed(root)
+    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5((root / CIFAR10.filename).read_bytes()).hexdigest())
+    with pytest.raises(UserError, match=r"test_batch in .*cifar-10-python\.tar\.gz differs from the published file"):
+        read_split("cifar10", root, train=False, download=False)
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]\n" for k in range(1, 30)
+)
+
+
+MERGES = "a0: &a0 {k: 1}\n" + "".join(f"a{k}: &a{k} {{<<: [{', '.join([f'*a{k - 1}'] * 10)}]}}\n" for k in range(1, 30))
+
+
+ITSELF = "a: &a [1, *a]\n"
+
+
+DEEP = "[" * 600 + "]" * 600
+
+
+@pytest.mark.parametrize("text", [BOMB, MERGES, ITSELF, DEEP], ids=["lists", "merges", "itself", "deep"])
+def test_a_file_that_stands_for_too_much_is_refused_in_a_sentence(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (folder / "bomb.yaml").write_text(text)
+    said = r"bomb.yaml (stands for more than 100,000 values|is nested too deep)"
+    with pytest.raises(UserError, match=said):
+        load_yaml(folder / "bomb.yaml")
+    (folder / "base.yaml").write_text("base: bomb.yaml\n")
+    for words in (["fit", "--config", "bomb.yaml"], ["fit", "--config=base.yaml"], ["study", "--config", "bomb.yaml"]):
+        assert "bomb.yaml" in refusal(capsys, *words)
+    assert "bomb.yaml" in refusal(capsys, "fit", "--config", "toy.yaml", "--model", "bomb.yaml")
+    assert "bomb.yaml" in refusal(capsys, "fit", "--config", "toy.yaml", "--model=bomb.yaml")
+
+
+def test_aliases_that_people_write_are_what_they_stand_for(tmp_path: Path) -> None:
+    path = tmp_path / "few.yaml"
+    path.write_text("a: &a {x: 1, y: [2.5, null]}\nb: *a\nc: {<<: *a, x: 3}\n")
+    assert load_yaml(path) == yaml.safe_load(path.read_text())
+    path.write_text("")
+    assert load_yaml(path) is None
+    path.write_text(f"[{'1, ' * (MOST_NODES - 1)}]")
+    assert len(load_yaml(path)) == MOST_NODES - 1

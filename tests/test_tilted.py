@@ -6,10 +6,12 @@ and tilts, integrated once with 30 digits, apart from this code; the project beg
 
 import json
 import math
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -18,12 +20,17 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from lit_epgan.bayes.tilted import PROBITS, tilted_moments
+from lit_epgan.bayes import tilted_moments_printed, tilted_moments_quadrature
+from lit_epgan.bayes.tilted import PROBITS, in_chunks, tilted_moments
 from lit_epgan.errors import UserError
 
 ORACLE = json.loads((Path(__file__).parent / "oracles" / "tilted_moments.json").read_text())
+
+
 # largest error of Z, of the mean in cavity standard deviations, of the variance relative to it
 ERRATA = {1: (9e-3, 1.2, 0.42), 3: (5e-5, 0.15, 0.05), 6: (8e-8, 2e-5, 4e-4)}
+
+
 MEASURED = {
     1: (7e-3, 0.023, 0.08),
     2: (5e-4, 2e-3, 0.01),
@@ -32,10 +39,15 @@ MEASURED = {
     5: (6e-7, 3e-6, 3e-5),
     6: (8e-8, 4e-7, 4e-6),
 }
+
+
 # at any depth of the tail and any steepness, however large: log Z, mean, variance
 ANYWHERE = {1: (0.1, 0.06, 0.35), 3: (7e-3, 4e-3, 0.07), 6: (2e-3, 2e-4, 7e-3)}
 
+
 means, variances, slopes = st.floats(-20, 20), st.floats(1e-3, 20), st.floats(-20, 20)
+
+
 terms_ = st.sampled_from(sorted(PROBITS))
 
 
@@ -205,3 +217,183 @@ def test_gradients_are_those_of_finite_differences(terms: int, scale: float) -> 
 def test_a_number_of_terms_that_there_is_not() -> None:
     with pytest.raises(UserError, match="terms=7"):
         tilted_moments(*tensors(0.0, 1.0, 1.0), terms=7)
+
+
+def draws(n: int) -> list[Tensor]:
+    """Cavities and tilts: mean ~ N(0, 4), variance ~ U(0, 4), f ~ N(0, 4)."""
+    generator = torch.Generator().manual_seed(0)
+    normal = 2 * torch.randn(2, n, generator=generator, dtype=torch.float64)
+    return [normal[0], 4 * torch.rand(n, generator=generator, dtype=torch.float64), normal[1]]
+
+
+@settings(max_examples=50)
+@given(st.floats(-5, 5), st.floats(0.01, 2), st.floats(-1, 1))
+def test_quadrature_is_exact_for_gentle_tilts(mean: float, variance: float, f: float) -> None:
+    result = tilted_moments_quadrature(*tensors(mean, variance, f))
+    for x, exact in zip(result, integrate(mean, variance, f), strict=True):
+        assert float(x) == pytest.approx(exact, rel=1e-8, abs=1e-8)
+
+
+def test_quadrature_converges_to_the_oracle() -> None:
+    mean, variance, f, z, *exact = columns("mean", "variance", "f", "Z", "tilted_mean", "tilted_variance")
+    worst = []
+    for points in (10, 40, 160):
+        log_z, *moments = tilted_moments_quadrature(mean, variance, f, points)
+        pairs = zip((log_z.exp(), *moments), (z, *exact), strict=True)
+        worst.append(max(float((x - y).abs().max()) for x, y in pairs))
+    assert worst[0] > 10 * worst[1] > 100 * worst[2]
+    assert worst[2] < 1e-4
+
+
+@pytest.mark.parametrize("points", [201, 1_000, 10_000])
+def test_the_rule_for_many_points_meets_the_oracle(points: int) -> None:
+    mean, variance, f, z, *exact = columns("mean", "variance", "f", "Z", "tilted_mean", "tilted_variance")
+    log_z, *moments = tilted_moments_quadrature(mean, variance, f, points)
+    for x, y in zip((log_z.exp(), *moments), (z, *exact), strict=True):
+        assert float((x - y).abs().max()) < (1e-4 if points == 201 else 1e-8)
+
+
+def test_quadrature_does_not_underflow() -> None:
+    log_z, mean, variance = tilted_moments_quadrature(*tensors([-200.0], [1.0], [5.0], dtype=torch.float32))
+    assert log_z.tolist() == pytest.approx([-1000 + 12.5])
+    assert mean.tolist() == pytest.approx([-195.0])
+    assert variance.tolist() == pytest.approx([1.0], abs=1e-2)
+
+
+def test_theorem_4_1_by_hand() -> None:
+    """mean 0, variance 1, f 1, so C_m = 0, C_s = 1; S0 = E1 = 1/2; a2 = 4 - 2 sqrt 2 = 1.171573, a3 = 1.237797.
+
+    corrected: b2 = -.881374, E2 = sigma(1.171573 b2 / sqrt(1 + .392699 a2^2)) = sigma(-.832354) = .303147
+               b3 = -1.347377, E3 = sigma(a3 b3 / sqrt(1 + .392699 a3^2)) = sigma(-1.317808) = .211183
+               E[C sigma] = E1 - E2 = .196853            S1 = .393705
+               E[C sigma^2] = 2 E2 - 2 E3 = .183928      S2 = 2 (E1 + .196853 - .183928) = 1.025848
+    printed:   b2 = +.881374, E2 = sigma(.832354) = .696853
+               E1 - E2 = -.196853                        S1 = -.393705
+               2 E2 - 2 E3 = .971339                     S2 = 1.942677
+    """
+    cavity = tensors(0.0, 1.0, 1.0)
+    for variant, s1, s2 in (("corrected", 0.393705, 1.025848), ("printed", -0.393705, 1.942677)):
+        log_z, mean, variance = tilted_moments_printed(*cavity, variant=variant)
+        assert float(log_z) == pytest.approx(-math.log(2))
+        assert float(mean) == pytest.approx(s1, abs=1e-6)
+        assert float(variance) == pytest.approx(s2 - s1**2, abs=2e-6)
+
+
+def test_theorem_4_1_has_the_right_normaliser() -> None:
+    mean, variance, f, z = columns("mean", "variance", "f", "Z")
+    for variant in ("printed", "corrected"):
+        log_z, _, _ = tilted_moments_printed(mean, variance, f, variant)
+        assert float((log_z.exp() - z).abs().max()) < 0.02
+
+
+def test_arguments_that_there_are_not() -> None:
+    cavity = tensors(0.0, 1.0, 1.0)
+    with pytest.raises(UserError, match=r"'right'.*choose one of 'printed', 'corrected'"):
+        tilted_moments_printed(*cavity, variant="right")
+    with pytest.raises(UserError, match="points=0"):
+        tilted_moments_quadrature(*cavity, points=0)
+
+
+@pytest.mark.parametrize("moments", [tilted_moments, tilted_moments_printed, tilted_moments_quadrature])
+def test_chunks_change_nothing(moments: Callable[..., tuple[Tensor, ...]]) -> None:
+    mean, variance, f = draws(40_000)
+    whole = moments(mean, variance, f)
+    parts = [moments(*part) for part in zip(mean.split(777), variance.split(777), f.split(777), strict=True)]
+    for x, part in zip(whole, zip(*parts, strict=True), strict=True):
+        torch.testing.assert_close(x, torch.cat(part), rtol=1e-12, atol=1e-14)
+
+
+def test_inputs_broadcast_and_keep_the_widest_type() -> None:
+    mean, variance, f = torch.zeros(3, 1, dtype=torch.float16), torch.ones(4), torch.ones((), dtype=torch.float64)
+    for x in tilted_moments(mean, variance, f):
+        assert (x.shape, x.dtype) == ((3, 4), torch.float64)
+    for x in tilted_moments(mean, variance.half(), f.half()):
+        assert x.dtype == torch.float32
+    assert [x.shape for x in tilted_moments(mean[:0], variance, f)] == [(0, 4)] * 3
+
+
+def test_no_call_sees_more_than_a_chunk_and_gradients_pass_through() -> None:
+    sizes = []
+
+    def double(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        sizes.append(len(x))
+        return 2 * x, x * y
+
+    x, y = torch.arange(12.0).reshape(3, 4).requires_grad_(), torch.tensor(3.0, requires_grad=True)
+    for inputs in ((x.detach(), y.detach()), (x, y)):
+        sizes.clear()
+        twice, product = in_chunks(double, *inputs, chunk=5)
+        assert sizes == [5, 5, 2]
+        assert torch.equal(twice, 2 * x)
+        assert torch.equal(product, 3 * x)
+    gradient_x, gradient_y = torch.autograd.grad(product.sum(), (x, y))
+    assert torch.equal(gradient_x, torch.full((3, 4), 3.0))
+    assert float(gradient_y) == 66
+
+
+# Monahan and Stefanski 1992, table 1: weights and scales of the smallest largest error, to four digits
+MINIMAX = {
+    1: ((1.0,), (0.5876,)),
+    2: ((0.5644, 0.4356), (0.7686, 0.4353)),
+    3: ((0.2522, 0.5852, 0.1626), (0.9079, 0.5778, 0.3640)),
+    4: ((0.1065, 0.4584, 0.3742, 0.0609), (1.0231, 0.6988, 0.4751, 0.3211)),
+    5: ((0.0443, 0.2950, 0.4298, 0.2076, 0.0233), (1.1227, 0.8039, 0.5762, 0.4109, 0.2915)),
+    6: ((0.0184, 0.1727, 0.3739, 0.3170, 0.1089, 0.0091), (1.2113, 0.8974, 0.6683, 0.4955, 0.3667, 0.2695)),
+}
+
+
+LARGEST_ERROR = {1: 9.7e-3, 2: 5.2e-4, 3: 4.9e-5, 4: 5.4e-6, 5: 6.7e-7, 6: 9.9e-8}
+
+
+NODES = [mpmath.mpf(j) / 4 for j in range(1, 160)]  # the integrand is even and analytic: exponential convergence
+
+
+Constants = list[list[Any]]
+
+
+def residuals(weights: list[Any], scales: list[Any]) -> list[Any]:
+    """sum_i w_i Phi(s_i x) - sigma(x), of opposite sign at -x."""
+    tails = ([mpmath.erfc(s * x / mpmath.sqrt(2)) / 2 for s in scales] for x in NODES)
+    return [1 / (1 + mpmath.exp(x)) - mpmath.fdot(weights, tail) for x, tail in zip(NODES, tails, strict=True)]
+
+
+def least_squares_step(weights: list[Any], scales: list[Any]) -> Constants:
+    """One step of Gauss and Newton for the integral of the squared residual, under sum_i w_i = 1."""
+    rows = []
+    for x in NODES:
+        tail = [mpmath.erfc(s * x / mpmath.sqrt(2)) / 2 for s in scales]
+        by_scale = [w * x * mpmath.npdf(s * x) for w, s in zip(weights, scales, strict=True)]
+        rows.append([tail[-1] - t for t in tail[:-1]] + by_scale)
+    jacobian = mpmath.matrix(rows)
+    gradient = jacobian.T * mpmath.matrix(residuals(weights, scales))
+    step = list(mpmath.lu_solve(jacobian.T * jacobian, -gradient))
+    free = [w + d for w, d in zip(weights, step, strict=False)][: len(weights) - 1]
+    return [[*free, 1 - sum(free)], [s + d for s, d in zip(scales, step[len(weights) - 1 :], strict=True)]]
+
+
+def exactly(constants: Any) -> Constants:
+    return [[mpmath.mpf(x) for x in numbers] for numbers in constants]
+
+
+def distance(a: Constants, b: Constants) -> float:
+    return float(max(abs(x - y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)))
+
+
+@pytest.mark.parametrize("terms", PROBITS)
+def test_the_constants_are_the_least_squares_fit(terms: int) -> None:
+    """A step from them leads nowhere, and a few steps from the published minimax constants lead to them."""
+    with mpmath.workdps(30):
+        ours, fitted = exactly(PROBITS[terms]), exactly(MINIMAX[terms])
+        assert distance(least_squares_step(*ours), ours) < 1e-12
+        assert 1e-4 < distance(fitted, ours) < 0.01
+        for _ in range(5):
+            fitted = least_squares_step(*fitted)
+        assert distance(fitted, ours) < 2e-5
+
+
+@pytest.mark.parametrize("terms", PROBITS)
+def test_the_mixtures_largest_error(terms: int) -> None:
+    ours = residuals(*exactly(PROBITS[terms]))
+    assert 0.9 * LARGEST_ERROR[terms] < max(map(abs, ours)) < LARGEST_ERROR[terms]
+    assert sum(PROBITS[terms][0]) == pytest.approx(1, abs=1e-15)
+    assert min(PROBITS[terms][0]) > 0

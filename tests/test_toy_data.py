@@ -1,13 +1,18 @@
 """The toy federations: their points follow the mixture they state, and the mixture's density is a density."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
+from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.datamodules.toy import GaussianMixture2d, ToyDataModule
+from lit_epgan.datamodules.writers import by_hand
 from lit_epgan.errors import UserError
+from lit_epgan.metrics.toy_scores import axis, d_mse, density_error, grid, kernel_density, mode_coverage, unit_range
 
 
 def loaded(**options: Any) -> ToyDataModule:
@@ -16,7 +21,7 @@ def loaded(**options: Any) -> ToyDataModule:
     return datamodule
 
 
-def grid(half_width: float, steps: int) -> tuple[torch.Tensor, float]:
+def grid_points(half_width: float, steps: int) -> tuple[torch.Tensor, float]:
     step = 2 * half_width / steps
     axis = (torch.arange(steps, dtype=torch.float64) + 0.5) * step - half_width
     return torch.cartesian_prod(axis, axis), step**2
@@ -34,7 +39,7 @@ def test_density_agrees_with_torchs_mixture() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"layout": "ring"}, {"layout": "ring", "components": 3}, {"clients": 2}])
 def test_density_integrates_to_one(options: dict[str, Any]) -> None:
-    points, area = grid(8.0, 200)
+    points, area = grid_points(8.0, 200)
     assert float(loaded(**options).mixture.density(points).sum() * area) == pytest.approx(1, abs=1e-4)
 
 
@@ -110,3 +115,171 @@ def test_options_that_cannot_be_met_are_refused(options: dict[str, Any], words: 
     with pytest.raises(UserError) as error:
         loaded(**options)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def written(**settings: Any) -> dict[str, tuple[torch.Tensor, ...]]:
+    data = WritersDataModule(clients=12, images=5, held_out_writers=3, batch_size=5, **settings)
+    return {name: each.tensors for name, each in data.load().train.items()}
+
+
+def test_everybody_writes_by_a_hand_of_their_own() -> None:
+    first, again, other = written(), written(seed=3), written(split_seed=8)
+    assert list(first) == [f"writer-{k:02d}" for k in range(12)]
+    for name, (x, y) in first.items():
+        assert x.shape == (5, 1, 8, 8)
+        assert y.shape == (5,)
+        assert float(x.min()) >= -1
+        assert float(x.max()) <= 1
+        assert torch.equal(x, again[name][0])
+        assert not torch.equal(x, other[name][0])
+
+
+def test_those_held_out_take_part_in_nothing() -> None:
+    data = WritersDataModule(clients=4, images=5, held_out_writers=3, batch_size=5, inverted=1.0).load()
+    x, _ = data.test.tensors
+    assert len(x) == 15
+    assert float(x.mean()) < 0  # dark, as none of them is inverted
+
+
+def test_what_is_validated_on_is_no_clients_and_not_tested_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no hand at all an image shows which one it is; the digits have hardly any twice."""
+    monkeypatch.setattr("lit_epgan.datamodules.writers.HAND", (0.0, 0.0, 0.0, 0.0))
+    settings = {"clients": 100, "images": 40, "held_out_writers": 40, "batch_size": 5}
+    data = WritersDataModule(val_fraction=0.5, **settings).load()
+    clients = {image.numpy().tobytes() for each in data.train.values() for image in each.tensors[0]}
+    val, test = ({image.numpy().tobytes() for image in each.tensors[0]} for each in (data.val, data.test))
+    assert not clients & val
+    assert not clients & test
+    assert not val & test
+    assert 700 < len(clients) < 719  # half of 1,437
+    without = WritersDataModule(**settings).load()
+    assert without.val is without.test
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.5, 6), (1.0, 12)])
+def test_the_fault_inverts_all_images_of_a_share_of_the_writers(share: float, count: int) -> None:
+    clean, faulty = written(), written(inverted=share)
+    inverted = [name for name in clean if torch.equal(faulty[name][0], -clean[name][0])]
+    assert len(inverted) == count
+    assert all(torch.equal(faulty[name][0], clean[name][0]) for name in clean if name not in inverted)
+
+
+def test_a_hand_shifts_thickens_and_slants() -> None:
+    """One pixel a column to the left is a quarter of half of eight; no hand at all changes nothing but the range."""
+    ink = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(by_hand(ink, 0, 0, 0, 0), 2 * ink - 1)
+    torch.testing.assert_close(by_hand(ink, 0, 0, 0.25, 0)[..., :-1], 2 * ink[..., 1:] - 1)
+    torch.testing.assert_close(by_hand(ink, 0, 0, 0, 0.25)[..., :-1, :], 2 * ink[..., 1:, :] - 1)
+    assert (by_hand(ink, 0, -0.2, 0, 0) >= 2 * ink - 1 - 1e-6).all()
+    bar = torch.zeros(1, 1, 8, 8)
+    bar[..., 3:5] = 1
+    slanted = by_hand(bar, 0.5, 0, 0, 0)[0, 0] + 1
+    columns = (slanted * torch.arange(8.0)).sum(1) / slanted.sum(1)
+    assert (columns.diff() < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"clients": 0}, r"data\.clients"),
+        ({"images": 0}, r"data\.images"),
+        ({"inverted": 1.5}, r"data\.inverted"),
+        ({"val_fraction": 1.0}, r"data\.val_fraction"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        WritersDataModule(**{"batch_size": 5, **settings})
+
+
+MEANS = torch.tensor([[-3.0, 3.0], [3.0, 3.0], [-3.0, -3.0], [3.0, -3.0]])
+
+
+VARIANCES = torch.full((4,), 0.4)
+
+
+def density(points: Tensor) -> Tensor:
+    squared = torch.cdist(points, MEANS).square()
+    return (torch.exp(-squared / (2 * VARIANCES)) / (2 * math.pi * VARIANCES)).mean(1)
+
+
+def samples(modes: list[int], each: int = 1000) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.cat([MEANS[k] + 0.4**0.5 * torch.randn(each, 2, generator=generator) for k in modes])
+
+
+def test_coverage_by_hand() -> None:
+    """Ten points: six at a centre, two just inside and one just outside three standard deviations, one far away."""
+    three = 3 * 0.4**0.5
+    points = torch.cat(
+        [
+            MEANS[[0, 0, 0, 0, 0, 1]],
+            MEANS[[1, 2]] + torch.tensor([0.999 * three, 0.0]),
+            MEANS[[3]] + torch.tensor([0.0, 1.001 * three]),
+            torch.zeros(1, 2),
+        ]
+    )
+    found = mode_coverage(points, MEANS, VARIANCES)
+    assert found.coverage == pytest.approx(0.8)
+    assert found.weakest == 0
+    assert found.modes == 3
+
+
+def test_modes_need_five_percent() -> None:
+    points = torch.cat([MEANS[[0] * 91], MEANS[[1] * 5], MEANS[[2] * 4]])
+    found = mode_coverage(points, MEANS, VARIANCES)
+    assert (found.modes, found.coverage) == (2, 1.0)
+    full = mode_coverage(samples([0, 1, 2, 3]), MEANS, VARIANCES)
+    # within three standard deviations in the plane: 1 - exp(-9 / 2)
+    assert full.coverage == pytest.approx(1 - math.exp(-4.5), abs=0.003)
+    assert full.weakest == pytest.approx(0.25, abs=0.005)
+    assert full.modes == 4
+
+
+def test_grid_is_the_cells_centres() -> None:
+    assert axis()[0] == pytest.approx(-4.95)
+    assert axis()[-1] == pytest.approx(4.95, rel=1e-6)
+    assert grid()[1].tolist() == pytest.approx([-4.85, -4.95])  # x runs fastest
+    assert density(grid()).sum().item() * 0.01 == pytest.approx(1, abs=0.002)
+
+
+def test_kernel_density_is_the_sum_of_its_kernels() -> None:
+    points = torch.randn(50, 2)
+    squared = torch.cdist(grid(), points).square()
+    expected = torch.exp(-squared / (2 * 0.2**2)).mean(1) / (2 * math.pi * 0.2**2)
+    torch.testing.assert_close(kernel_density(points), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_density_error_by_hand() -> None:
+    """Modes of one variance v: nothing misses 4 pi v / 100 of their squared heights. Three of four miss one mode's
+    part and overshoot the others by a third: (1 + 3 / 9) / 4 of that. (Smoothing by the kernel takes a little off.)"""
+    truth = density(grid())
+    nothing = density_error(torch.full((10, 2), 100.0), truth)
+    assert nothing == pytest.approx(4 * math.pi * 0.4 / 100, rel=0.02)  # no cell lies exactly at a centre
+    assert density_error(samples([0, 1, 2]), truth) == pytest.approx(nothing / 3, rel=0.06)
+    assert density_error(samples([0, 1, 2, 3]), truth) < 0.001
+
+
+def test_density_error_has_the_reference_values() -> None:
+    """The trials' five mixtures, variances drawn from [.3, .5]: true samples .0005, three modes .011, nothing .036."""
+    found = []
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(1000 + seed)
+        variances = torch.rand(4, generator=generator) * 0.2 + 0.3
+        heights = torch.exp(-torch.cdist(grid(), MEANS).square() / (2 * variances)) / (2 * math.pi * variances)
+        noise = variances.sqrt()[:, None, None] * torch.randn(4, 1000, 2, generator=generator)
+        points = (MEANS[:, None] + noise)[[0, 1, 2, 3]]
+        sets = points.flatten(0, 1), points[:3].flatten(0, 1), torch.full((10, 2), 100.0)
+        found.append([density_error(some, heights.mean(1)) for some in sets])
+    assert torch.tensor(found).mean(0).tolist() == pytest.approx([0.0005, 0.011, 0.036], rel=0.15)
+
+
+def test_d_mse_compares_maps_scaled_to_the_unit_range() -> None:
+    truth = density(grid())
+    assert d_mse(5 + 3 * truth[:, None], truth) == pytest.approx(0, abs=1e-9)
+    inverted = (1 - 2 * unit_range(truth)).square().mean().item()
+    assert d_mse(-truth[:, None], truth) == pytest.approx(inverted, rel=1e-5)
+    heads = torch.stack([truth, truth + 7], 1)
+    assert d_mse(heads, truth) == pytest.approx(0, abs=1e-9)
+    flat = d_mse(torch.ones(10000, 1), truth)
+    assert flat == pytest.approx(unit_range(truth).square().mean().item(), rel=1e-5)
