@@ -149,11 +149,8 @@ class SampleWriter(OneWriter):
             self._write(trainer, torch.cat(self.collected))
 
     def draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw ``samples`` samples of a module that has ``sample(n, generator)``, and write them.
-
-        Raises:
-            UserError: several devices predict.
-        """
+        """Draw ``samples`` samples of a module that has ``sample(n, generator)``, and write them. UserError: several
+        devices predict."""
         self.on_predict_start(trainer, pl_module)
         seed = getattr(getattr(trainer, "datamodule", None), "seed", 0)
         with torch.no_grad(), evaluating(pl_module):

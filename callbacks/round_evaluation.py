@@ -60,9 +60,7 @@ def sample_sets(trainer: Trainer, pl_module: LightningModule, n: int, purpose: s
     """The module's own samples under "", and what other callbacks offer by ``extra_samples(n)`` under their names.
 
     The noise is the same in every round and on every rank, so that curves and pictures show the training alone.
-
-    Raises:
-        UserError: the module has no method ``sample(n, generator)``.
+    UserError: the module has no method ``sample(n, generator)``.
     """
     return next(sample_parts(trainer, pl_module, n, purpose, size=n))
 

@@ -140,11 +140,8 @@ class FederatedDataModule(LightningDataModule):
         return self._data
 
     def setup(self, stage: str | None = None) -> None:
-        """Make the clients.
-
-        Raises:
-            UserError: there are none, or all are empty, or the cohort is larger than the federation.
-        """
+        """Make the clients. UserError: there are none, or all are empty, or the cohort is larger than the
+        federation."""
         if not self.clients:
             self.clients, self.client_names = self._clients()
             self._check()

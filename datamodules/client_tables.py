@@ -84,11 +84,8 @@ class ClientTables(FederatedDataModule):
         raise NotImplementedError
 
     def load(self) -> ClientData:
-        """Every client's training and test data: float32 tensors (n, d) and int64 tensors (n,).
-
-        Raises:
-            UserError: names the client, the column and the remedy.
-        """
+        """Every client's training and test data: float32 tensors (n, d) and int64 tensors (n,). UserError: names the
+        client, the column and the remedy."""
         tables = self._selected(self.read())
         check_numbers(tables, self.columns)
         splits = {name: self._split(name, table) for name, table in tables.items()}

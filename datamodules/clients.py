@@ -265,11 +265,8 @@ def _fetch(tensors: Sequence[Tensor], indices: list[int]) -> list[Tensor]:
 def client_of(
     name: str, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int
 ) -> DataClient:
-    """The client that holds ``dataset``.
-
-    Raises:
-        UserError: if it is neither a map-style data set with a length nor an IterableDataset.
-    """
+    """The client that holds ``dataset``. UserError: if it is neither a map-style data set with a length nor an
+    IterableDataset."""
     if isinstance(dataset, IterableDataset):
         return LoaderClient(
             lambda: DataLoader(dataset, batch_size=batch_size, collate_fn=collate_fn, num_workers=num_workers)

@@ -180,11 +180,8 @@ class FederatedEMNISTDataModule(ImagesByUser):
         self.file = file
 
     def read(self) -> Mapping[str, Own]:
-        """Every writer's images.
-
-        Raises:
-            UserError: h5py or the file is missing, or the file is not as TensorFlow Federated writes it.
-        """
+        """Every writer's images. UserError: h5py or the file is missing, or the file is not as TensorFlow Federated
+        writes it."""
         path = self.data_dir / self.file
         if not path.exists():
             raise UserError(

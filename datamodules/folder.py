@@ -114,11 +114,8 @@ class FolderDataModule(FederatedDataModule):
         self.label_names: list[str] = []
 
     def load(self) -> ClientData:
-        """Find the images and their clients.
-
-        Raises:
-            UserError: names the first mistake in the folder or manifest, see ``read_records``, or an unreadable image.
-        """
+        """Find the images and their clients. UserError: names the first mistake in the folder or manifest, see
+        ``read_records``, or an unreadable image."""
         records = self._readable(read_records(self.path, self.outside))
         self.label_names = self._classes(set(records["label"]) - {""})
         train = self._by_client(records[records["split"] == "train"])
@@ -314,11 +311,8 @@ def _check_clients(records: "pd.DataFrame", source: Path) -> None:
 
 
 def check_header(path: str) -> None:
-    """Look at the file's first bytes.
-
-    Raises:
-        OSError, ValueError: one of ``UNREADABLE``: it is no image, or one whose white is not known.
-    """
+    """Look at the file's first bytes. OSError, ValueError: one of ``UNREADABLE``: it is no image, or one whose white is
+    not known."""
     with Image.open(path) as image:
         _levels(image)
 

@@ -165,11 +165,8 @@ def brief(error: Exception) -> str:
 
 
 def read_plain_pickle(content: bytes) -> Any:
-    """What a pickle holds; text of Python 2 is read as Latin-1.
-
-    Raises:
-        pickle.UnpicklingError: it asks for anything but arrays and plain values.
-    """
+    """What a pickle holds; text of Python 2 is read as Latin-1. pickle.UnpicklingError: it asks for anything but arrays
+    and plain values."""
     return _PlainUnpickler(io.BytesIO(content), encoding="latin1").load()
 
 

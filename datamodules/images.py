@@ -128,11 +128,8 @@ class ImageDataModule(FederatedDataModule):
             read_split(self.dataset, self.data_dir, train=False, download=self.download)
 
     def load(self) -> ClientData:
-        """Read, split and deal out the images.
-
-        Raises:
-            UserError: if files are missing or damaged, or the partition cannot be made.
-        """
+        """Read, split and deal out the images. UserError: if files are missing or damaged, or the partition cannot be
+        made."""
         (pixels, labels), (test_pixels, test_labels), levels, groups = self._splits()
         own = [self.seed] if self.partition_by_seed else []
         generator = generator_for(self.split_seed, *own, "partition")

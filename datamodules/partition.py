@@ -202,11 +202,8 @@ def check_dealing(clients: int | None, held_out: float) -> None:
 
 
 def deal(names: list[str], held_out: float, clients: int | None, seed: int) -> tuple[list[str], list[str]]:
-    """The names of those who take part, in their order, and of those held out.
-
-    Raises:
-        UserError: there are not as many users as are to take part.
-    """
+    """The names of those who take part, in their order, and of those held out. UserError: there are not as many users
+    as are to take part."""
     order = [names[k] for k in torch.randperm(len(names), generator=generator_for(seed, "users")).tolist()]
     cut = round(held_out * len(names))
     others, left = order[:cut], order[cut:]

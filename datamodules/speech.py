@@ -145,11 +145,8 @@ class SpeechDataModule(FederatedDataModule):
         self._prepare()
 
     def load(self) -> ClientData:
-        """Cut the corpus into chunks and deal them out.
-
-        Raises:
-            UserError: names audio that cannot be used, or a mistake in a manifest.
-        """
+        """Cut the corpus into chunks and deal them out. UserError: names audio that cannot be used, or a mistake in a
+        manifest."""
         prepared = self.prepared
         clients = {name: chunks_of(own) for name, own in prepared.utterances["train"].items()}
         joined, starts = join(clients)

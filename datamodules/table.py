@@ -58,11 +58,8 @@ class TableDataModule(FederatedDataModule):
         self.label_names: list[str] = []
 
     def load(self) -> ClientData:
-        """Deal the users: features, float tensors (n, d), and labels, int64 tensors (n,).
-
-        Raises:
-            UserError: the file is missing, or not such a table.
-        """
+        """Deal the users: features, float tensors (n, d), and labels, int64 tensors (n,). UserError: the file is
+        missing, or not such a table."""
         table = self._read()
         features = self._features(table)
         labels = torch.from_numpy(self._labels(table))

@@ -116,11 +116,8 @@ class TextDataModule(FederatedDataModule):
         raise NotImplementedError
 
     def load(self) -> ClientData:
-        """Hold some users out, make the vocabulary of their text, and number what the others wrote.
-
-        Raises:
-            UserError: there are fewer users than are asked for.
-        """
+        """Hold some users out, make the vocabulary of their text, and number what the others wrote. UserError: there
+        are fewer users than are asked for."""
         everybody = self.users()
         wanted = self.clients_wanted or max(1, len(everybody) - self.held_out_users)
         if wanted + self.held_out_users > len(everybody):
@@ -180,11 +177,8 @@ class DocstringsDataModule(TextDataModule):
         self.library = library
 
     def users(self) -> Mapping[str, Sequence[Sentence]]:
-        """Every module's sentences, by its path in the library.
-
-        Raises:
-            UserError: there are none, as where a Python came without its library's source.
-        """
+        """Every module's sentences, by its path in the library. UserError: there are none, as where a Python came
+        without its library's source."""
         return docstrings(Path(self.library or sysconfig.get_paths()["stdlib"]).expanduser())
 
 
@@ -193,10 +187,7 @@ def docstrings(library: Path) -> dict[str, list[Sentence]]:
     """Sentences of the documentation strings below a folder, by the file's path in it, as lower-case tokens.
 
     A sentence ends at its full stop, question or exclamation mark, or at an empty line, and has at least 3 words. A
-    token is a word of letters and apostrophes, or any other character.
-
-    Raises:
-        UserError: there are none.
+    token is a word of letters and apostrophes, or any other character. UserError: there are none.
     """
     users = {}
     for path in sorted(library.rglob("*.py")):
@@ -249,11 +240,8 @@ class StackOverflowDataModule(TextDataModule):
         self.path, self.sentences_per_user = path, sentences_per_user
 
     def users(self) -> Mapping[str, Sequence[Sentence]]:
-        """The sentences of as many users as are needed, drawn from the file.
-
-        Raises:
-            UserError: there is no such file, it is not laid out so, or h5py is needed and missing.
-        """
+        """The sentences of as many users as are needed, drawn from the file. UserError: there is no such file, it is
+        not laid out so, or h5py is needed and missing."""
         file = TFFFile(self.path)
         names = file.clients()
         order = torch.randperm(len(names), generator=generator_for(self.split_seed, "users")).tolist()

@@ -45,4 +45,4 @@ def one_of(choices: Sequence[str], owner: object, **values: str) -> None:
 def _refusal(owner: object, name: str, value: object, wanted: str) -> UserError:
     kind = type(owner).__name__
     whose = f"{owner}." if isinstance(owner, str) else f"{kind}' " if kind.endswith("s") else f"{kind}'s "
-    return UserError(f"{whose}{name} is {value}; it must {wanted}.")
+    return UserError(f"{whose}{name} is {value}; it must {wanted}")

@@ -86,10 +86,7 @@ def fault(path: str | os.PathLike[str], sealed: bool = False) -> str | None:
 
 def outline(path: str | os.PathLike[str]) -> Any:
     """What was saved, the tensors without their values: reads little, and checks nothing that ``fault`` has checked.
-
-    Raises:
-        TensorFileError: its content is none, or one that would have to run code.
-    """
+    TensorFileError: its content is none, or one that would have to run code."""
     return _unpickled(path, os.fspath(path), map_location="meta", weights_only=True, mmap=True)
 
 

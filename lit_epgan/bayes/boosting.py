@@ -192,10 +192,7 @@ def smote(site: Site) -> ClassifierScores:
     """With points between neighbouring records of the scarcer classes (Chawla et al. 2002), by imbalanced-learn.
 
     A record has 5 neighbours, or as many others as its class has. A class of one record has none between which a point
-    could lie: then all are repeated, as ``oversampled`` does.
-
-    Raises:
-        UserError: imbalanced-learn is not installed.
+    could lie: then all are repeated, as ``oversampled`` does. UserError: imbalanced-learn is not installed.
     """
     check_smote()
     from imblearn.over_sampling import SMOTE

@@ -239,11 +239,8 @@ class Study:
 
 
 def read_studies(path: Path) -> list[Study]:
-    """Read and check a study's YAML: one study, or one for each of its variants.
-
-    Raises:
-        UserError: A key is missing or misspelt, or a name leads nowhere; the message says which.
-    """
+    """Read and check a study's YAML: one study, or one for each of its variants. UserError: A key is missing or
+    misspelt, or a name leads nowhere; the message says which."""
     content = _said(load_yaml(path))
     if isinstance(content, dict):
         content = {OWN_KEY: path.stem, "title": path.stem, **content}

@@ -191,10 +191,7 @@ def add_generators(
 
     The generators' rounds are announced in the ledger before anything is asked, and paid for, all of them, before the
     first. ``look`` asks what the view asks, by ``ask``, whose ``rounds`` are the generators'. ``say`` takes a sentence
-    on what is being done.
-
-    Raises:
-        UserError: the budget would be passed.
+    on what is being done. UserError: the budget would be passed.
     """
     assert ask.rounds is not None
     deviation = ask.rounds.noise_multiplier * math.sqrt(users.selection.together)  # a user may be in several groups

@@ -137,11 +137,8 @@ class ImageFeatures:
 
     @classmethod
     def of(cls, shape: Sequence[int], frequencies: int) -> "ImageFeatures":
-        """Those for images of this shape (channels, height, width); their random weights are public.
-
-        Raises:
-            UserError: these are no images.
-        """
+        """Those for images of this shape (channels, height, width); their random weights are public. UserError: these
+        are no images."""
         if len(shape) != 3:
             raise UserError(
                 f"the view shows images (channels, height, width), and a record has the shape {tuple(shape)}"

@@ -134,10 +134,7 @@ class Primary:
 
 def labels(answer: Any, n: int) -> Tensor:
     """The labels (n,) in what ``predict_step`` gives: its entry ``class``, whole numbers (n,), or logits (n, classes).
-
-    Raises:
-        UserError: it is none of these.
-    """
+    UserError: it is none of these."""
     if isinstance(answer, dict) and "class" in answer:
         answer = answer["class"]
     if isinstance(answer, Tensor) and len(answer) == n:
@@ -152,11 +149,8 @@ def labels(answer: Any, n: int) -> Tensor:
 
 
 def loaded(module: LightningModule, checkpoint: str | Path) -> LightningModule:
-    """The module with a checkpoint's parameters; the file is read as data and runs no code.
-
-    Raises:
-        UserError: the file is missing, damaged, or of another model.
-    """
+    """The module with a checkpoint's parameters; the file is read as data and runs no code. UserError: the file is
+    missing, damaged, or of another model."""
     content = tensor_file.load(checkpoint)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise UserError(f"the checkpoint {checkpoint} holds no state_dict, as Lightning writes it")

@@ -70,11 +70,8 @@ class ImageClassifier(FeatureExtractor):
         return images + self.pixel_noise * torch.randn(images.shape)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (n, 64) and logits (n, classes) of ``images`` (n, *shape) in [-1, 1].
-
-        Raises:
-            UserError: images of another shape.
-        """
+        """Features (n, 64) and logits (n, classes) of ``images`` (n, *shape) in [-1, 1]. UserError: images of another
+        shape."""
         if images.shape[1:] != self.shape:
             colours = "grey" if self.shape[0] == 1 else "coloured"
             raise UserError(
@@ -118,11 +115,8 @@ def digits_split(seed: int = 7) -> LabelledImages:
 
 
 def digits_classifier() -> DigitsClassifier:
-    """The trained classifier, from the cache or trained now (seconds).
-
-    Raises:
-        UserError: the classifier's test accuracy is not above 98 %, so its distances would mean nothing.
-    """
+    """The trained classifier, from the cache or trained now (seconds). UserError: the classifier's test accuracy is not
+    above 98 %, so its distances would mean nothing."""
     return trained(DigitsClassifier, digits_split())
 
 
@@ -209,11 +203,8 @@ def scaled(pixels: Tensor) -> Tensor:
 
 @torch.inference_mode(False)
 def trained(kind: type[T], data: LabelledImages) -> T:
-    """The classifier trained on ``data``, from the cache or now.
-
-    Raises:
-        UserError: it recognises too few of the test images to judge samples by.
-    """
+    """The classifier trained on ``data``, from the cache or now. UserError: it recognises too few of the test images to
+    judge samples by."""
     content = data.train.numpy().tobytes() + data.train_labels.numpy().tobytes() + kind.recipe.encode()
     path = cache_folder() / f"{kind.name}-classifier-{hashlib.sha256(content).hexdigest()[:16]}.pt"
     with isolated():

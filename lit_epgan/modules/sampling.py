@@ -16,11 +16,8 @@ from lit_epgan.randomness import generator_for
 
 
 def agreed_latent_dim(given: int | None, generator: nn.Module) -> int:
-    """The noise's dimension: what is given, or what the generator says of itself.
-
-    Raises:
-        UserError: neither is there, or they differ.
-    """
+    """The noise's dimension: what is given, or what the generator says of itself. UserError: neither is there, or they
+    differ."""
     own = getattr(generator, "latent_dim", None)
     dimension = own if given is None else given
     if dimension is None:

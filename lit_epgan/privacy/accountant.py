@@ -46,11 +46,8 @@ class Spent:
 
 
 def spent(releases: Sequence[Releases], delta: float, relation: Relation = "zero_out") -> Spent:
-    """What all ``releases`` together cost at ``delta``.
-
-    Raises:
-        UserError: ``delta`` is not between 0 and 1, the relation is unknown, or the releases are of different units.
-    """
+    """What all ``releases`` together cost at ``delta``. UserError: ``delta`` is not between 0 and 1, the relation is
+    unknown, or the releases are of different units."""
     if not 0 < delta < 1:
         raise UserError(f"delta is {delta}; it must lie between 0 and 1, below one over the number of users or records")
     if relation not in RELATIONS:
@@ -95,11 +92,8 @@ def _with_own(made: Sequence[Releases], delta: float, relation: Relation, unit: 
 def noise_multiplier_for(
     epsilon: float, delta: float, releases: Callable[[float], Sequence[Releases]], relation: Relation = "zero_out"
 ) -> float:
-    """The smallest z, to 0.1 %, at which ``releases(z)`` cost at most ``epsilon``.
-
-    Raises:
-        UserError: no noise is enough, or ``epsilon`` is not above 0.
-    """
+    """The smallest z, to 0.1 %, at which ``releases(z)`` cost at most ``epsilon``. UserError: no noise is enough, or
+    ``epsilon`` is not above 0."""
     if not epsilon > 0:
         raise UserError(f"target_epsilon is {epsilon}; it must be above 0")
 

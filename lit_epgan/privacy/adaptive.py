@@ -56,11 +56,8 @@ class AdaptiveNoise(CentralNoise):
         self._state: dict[str, Tensor] = {}
 
     def begin(self, plan: Plan) -> None:
-        """As for ``CentralNoise``; S goes on where a checkpoint has it.
-
-        Raises:
-            UserError: also where the count's noise is too small.
-        """
+        """As for ``CentralNoise``; S goes on where a checkpoint has it. UserError: also where the count's noise is too
+        small."""
         super().begin(plan)
         self._state = plan.state
         self._state.setdefault(BOUND, torch.tensor([self.bound], dtype=torch.float64))

@@ -90,11 +90,8 @@ class Book:
         return max((self.spent(group) for group in self.groups()), key=lambda each: each.epsilon)
 
     def take(self, raw: bytes) -> None:
-        """Read one more line; one that is torn, as its process was killed while it wrote, is passed over.
-
-        Raises:
-            UserError: it is not one of a ledger.
-        """
+        """Read one more line; one that is torn, as its process was killed while it wrote, is passed over. UserError: it
+        is not one of a ledger."""
         if not raw.strip():
             return
         try:

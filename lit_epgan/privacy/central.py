@@ -111,12 +111,8 @@ class CentralNoise(Mechanism):
     # The client -------------------------------------------------------------------------------------------------------
 
     def around(self, client: Client, algorithm: Algorithm, training: bool) -> Client:
-        """The client as it is.
-
-        Raises:
-            UserError: whether a client has records that are looked at would leave without noise, in the number of those
-                who have.
-        """
+        """The client as it is. UserError: whether a client has records that are looked at would leave without noise, in
+        the number of those who have."""
         if algorithm.selects(client.module):
             raise UserError(
                 f"{type(algorithm).__name__} looks at the records of one class, and how many clients have any would "
@@ -151,12 +147,9 @@ class CentralNoise(Mechanism):
         return SecretCohorts(sampler) if isinstance(sampler, DRAWN) and self.noise_seed is None else sampler
 
     def begin(self, plan: Plan) -> None:
-        """Settle z, and announce all releases in the ledger; before any client's data are read.
-
-        Raises:
-            UserError: the ledger's budget would be passed, or there is no ledger to keep it; the sampler's rate is not
-                known to the accountant, or a drawn cohort would be asked more than once.
-        """
+        """Settle z, and announce all releases in the ledger; before any client's data are read. UserError: the ledger's
+        budget would be passed, or there is no ledger to keep it; the sampler's rate is not known to the accountant, or
+        a drawn cohort would be asked more than once."""
         kind = self._kind(plan)
         self._expected = plan.sampler.rate(plan.clients) * plan.clients if kind.sampling == "poisson" else None
         _refuse_empty_cohorts(kind, plan, self.delta)
@@ -216,11 +209,8 @@ class CentralNoise(Mechanism):
 
     def at_server(self, total: Total, cohort: int) -> Total:
         """The sums with noise, counts as they are; the release stands in the ledger before the noise is drawn.
-
-        Raises:
-            UserError: nothing of the ledger can be written, or its budget would be passed, or a drawn cohort is asked
-                again.
-        """
+        UserError: nothing of the ledger can be written, or its budget would be passed, or a drawn cohort is asked
+        again."""
         assert self._planned is not None, "begin comes first"
         if self._drawn and self._planned.rate < 1:  # the algorithm's exchanges() has not said so
             raise UserError(ASKED_AGAIN)
@@ -249,11 +239,8 @@ class CentralNoise(Mechanism):
         return torch.randn(like.shape, generator=generator, dtype=torch.float64)
 
     def _hide_size(self, total: Total, cohort: int) -> None:
-        """How many coins said yes is not public: the number that is expected takes its place.
-
-        Raises:
-            UserError: the algorithm counts more than who takes part.
-        """
+        """How many coins said yes is not public: the number that is expected takes its place. UserError: the algorithm
+        counts more than who takes part."""
         answered = float(total[WEIGHT]) if WEIGHT in total else cohort  # fewer, where a client's answer did not come
         for name in total.counts:
             if float(total[name]) not in (cohort, answered):

@@ -171,11 +171,8 @@ class CorrelatedNoise(CentralNoise):
         return sampler
 
     def begin(self, plan: Plan) -> None:
-        """As for ``CentralNoise``; the noise begins anew.
-
-        Raises:
-            UserError: also where the sampler promises no separation, or less than there are bands.
-        """
+        """As for ``CentralNoise``; the noise begins anew. UserError: also where the sampler promises no separation, or
+        less than there are bands."""
         sampler, separation = type(plan.sampler).__name__, plan.sampler.separation
         if separation is None:
             raise UserError(
@@ -210,11 +207,8 @@ class CorrelatedNoise(CentralNoise):
         return int(self._round >= self._paid)
 
     def at_server(self, total: Total, cohort: int) -> Total:
-        """The sums with noise, a part of which is the last rounds' with the opposite sign.
-
-        Raises:
-            UserError: nothing of the ledger can be written, or its budget would be passed.
-        """
+        """The sums with noise, a part of which is the last rounds' with the opposite sign. UserError: nothing of the
+        ledger can be written, or its budget would be passed."""
         if self._round == self._last:  # a second exchange, in which the round's clients take part again
             self._paid = self._round
         price = self._price()

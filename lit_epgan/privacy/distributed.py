@@ -47,11 +47,8 @@ class DistributedNoise(CentralNoise):
         self._clients: int | None = None
 
     def begin(self, plan: Plan) -> None:
-        """As for ``CentralNoise``.
-
-        Raises:
-            UserError: also where the cohort's size is random, so that nobody knows how large a share has to be.
-        """
+        """As for ``CentralNoise``. UserError: also where the cohort's size is random, so that nobody knows how large a
+        share has to be."""
         if self._kind(plan).sampling == "poisson":
             raise UserError(
                 "DistributedNoise deals the noise to a cohort of known size: take a fixed size "
@@ -71,11 +68,8 @@ class DistributedNoise(CentralNoise):
         return super().around(client, algorithm, training)
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
-        """The clipped report with the client's share of the noise, in float64.
-
-        Raises:
-            UserError: the server asks for less noise than a share in a cohort of all clients.
-        """
+        """The clipped report with the client's share of the noise, in float64. UserError: the server asks for less
+        noise than a share in a cohort of all clients."""
         deviation = float(received[HONEST])
         if self.noise_multiplier is not None and self._clients is not None:
             shares = max(1, math.floor(self.honest * self._clients))
@@ -88,11 +82,8 @@ class DistributedNoise(CentralNoise):
         return {name: _noised(term, deviation) for name, term in super().at_client(report, received).items()}
 
     def at_server(self, total: Total, cohort: int) -> Total:
-        """The sums as they are: their noise has come with them.
-
-        Raises:
-            UserError: so many clients have dropped out that the noise is less than was promised.
-        """
+        """The sums as they are: their noise has come with them. UserError: so many clients have dropped out that the
+        noise is less than was promised."""
         members = max((float(total[name]) for name in total.counts), default=float(cohort))
         if members < self._shares:
             raise UserError(

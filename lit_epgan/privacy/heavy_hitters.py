@@ -57,11 +57,8 @@ class HeavyHitters:
 
     @classmethod
     def within(cls, epsilon: float, delta: float, words: int, relation: Relation = "zero_out") -> "HeavyHitters":
-        """One query that costs ``epsilon`` at ``delta``, half of which is the selection's.
-
-        Raises:
-            UserError: no noise is enough, or an argument is out of its range.
-        """
+        """One query that costs ``epsilon`` at ``delta``, half of which is the selection's. UserError: no noise is
+        enough, or an argument is out of its range."""
         own = delta / 2 / MOVES[relation]
         z = noise_multiplier_for(epsilon, delta, lambda z: [Releases(z, delta=own)], relation)
         return cls(words, z, own)

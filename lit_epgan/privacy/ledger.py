@@ -126,10 +126,7 @@ class Ledger:
     ) -> None:
         """Look whether all ``planned`` together would pass the budget now.
 
-        Nothing is written, and ``begin`` looks again.
-
-        Raises:
-            UserError: it would, or the budget is another than the ledger's.
+        Nothing is written, and ``begin`` looks again. UserError: it would, or the budget is another than the ledger's.
         """
         book = self.read()
         self._takes(book, budget)
@@ -144,11 +141,8 @@ class Ledger:
         self.release_groups({name: count})
 
     def release_groups(self, counts: Mapping[str, int]) -> None:
-        """As ``release``, of a number of its own for each account.
-
-        Raises:
-            UserError: more was made than planned, and the budget would be passed.
-        """
+        """As ``release``, of a number of its own for each account. UserError: more was made than planned, and the
+        budget would be passed."""
         with self._open("a+b") as file:
             book = self._book(file)
             for name, count in counts.items():

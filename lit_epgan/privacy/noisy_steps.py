@@ -43,10 +43,7 @@ def refuse_without_hook(module: nn.Module) -> None:
 def refuse_what_is_no_mean(network: nn.Module, loss: Loss, clipped: ClippedGradients, records: Any) -> None:
     """Refuse a loss that compares records: in evaluation mode it would be the mean of the records' own.
 
-    A loss that draws at random is let pass: of it, too, DP-SGD takes the mean over records.
-
-    Raises:
-        UserError: the two differ.
+    A loss that draws at random is let pass: of it, too, DP-SGD takes the mean over records. UserError: the two differ.
     """
     if rows(records) < 2:
         return
@@ -82,10 +79,7 @@ class Held:
     def refuse_more(self) -> None:
         """Refuse a tensor that is new there, and a list or a dictionary that has grown: they are of single records.
 
-        They are thrown away.
-
-        Raises:
-            UserError: naming the attribute.
+        They are thrown away. UserError: naming the attribute.
         """
         for part, before in self._before:
             now = _tensors_and_sizes(part)

@@ -74,10 +74,8 @@ class Queries:
     def account(self, releases: Releases, what: str, group: str = EVERYONE) -> Iterator[Callable[..., None]]:
         """Ask in another way than by ``sum``: enter before data are read, and call what it gives before each release.
 
-        With a number n it is called before n of them.
-
-        Raises:
-            UserError: the budget would be passed, or the ledger cannot be written.
+        With a number n it is called before n of them. UserError: the budget would be passed, or the ledger cannot be
+        written.
         """
         name = self.ledger.begin(what, releases, group, self._budget)
         try:

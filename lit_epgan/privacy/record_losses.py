@@ -77,12 +77,8 @@ class RecordLosses:
         return self._taken(loss, self.linear.biases(records), self._copies(records), batch)[0]
 
     def gradients(self, loss: Loss, batch: Any) -> list[RecordGradients]:
-        """The gradients of every record, in step with ``parameters``.
-
-        Raises:
-            UserError: the loss cannot be taken record by record.
-            NoOuterProductError: one of the linear layers needs copies.
-        """
+        """The gradients of every record, in step with ``parameters``. UserError: the loss cannot be taken record by
+        record. NoOuterProductError: one of the linear layers needs copies."""
         records = rows(batch)
         biases, copies = self.linear.biases(records), [copy.requires_grad_() for copy in self._copies(records)]
         losses, inputs = self._taken(loss, biases, copies, batch)

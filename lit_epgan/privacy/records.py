@@ -84,12 +84,9 @@ class RecordNoise(Mechanism):
     # Before the training ----------------------------------------------------------------------------------------------
 
     def begin(self, plan: Plan) -> None:
-        """Settle z, and announce every client's steps in the ledger; before any client's data are read.
-
-        Raises:
-            UserError: the ledger's budget would be passed, or there is no ledger to keep it, or nobody knows how many
-                steps there will be.
-        """
+        """Settle z, and announce every client's steps in the ledger; before any client's data are read. UserError: the
+        ledger's budget would be passed, or there is no ledger to keep it, or nobody knows how many steps there will
+        be."""
         if plan.local is None:
             raise UserError("RecordNoise has to know each client's records and steps: train by the FederationCallback")
         self._local, self._made, self._round, self._checked = plan.local, {}, -1, False
@@ -143,11 +140,8 @@ class RecordNoise(Mechanism):
     # At the client ----------------------------------------------------------------------------------------------------
 
     def around(self, client: Client, algorithm: Algorithm, training: bool) -> Client:
-        """The client with steps of DP-SGD; its records are to be had in no other way.
-
-        Raises:
-            UserError: later, where the algorithm reads the records.
-        """
+        """The client with steps of DP-SGD; its records are to be had in no other way. UserError: later, where the
+        algorithm reads the records."""
         name = type(algorithm).__name__
 
         def refuse() -> NoReturn:

@@ -74,11 +74,8 @@ def _experiment_and_algorithm(name: str) -> list[str]:
 
 
 def with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[Path]:
-    """A configuration's files, the ones it starts from (its key ``base``, a name or a list of names) first.
-
-    Raises:
-        UserError: a base does not exist, or leads back to itself; or a file is no configuration (``load_yaml``).
-    """
+    """A configuration's files, the ones it starts from (its key ``base``, a name or a list of names) first. UserError:
+    a base does not exist, or leads back to itself; or a file is no configuration (``load_yaml``)."""
     if path in seen:
         raise UserError(f"{path.name} starts from itself, by way of its `base`: leave one of them out.")
     try:

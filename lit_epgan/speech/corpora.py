@@ -85,10 +85,8 @@ def read_manifest(path: Path, outside: bool = False, tags: Sequence[str] = TAGS)
     """The recordings of a CSV file, which may name audio ``outside`` of its folder or not.
 
     Its first row names the columns session, speaker, text, audio (relative to the manifest's folder) and seconds, and
-    if wanted split (train, dev or eval; by default train) and start (seconds into the file, by default 0).
-
-    Raises:
-        UserError: names the first mistake and its line.
+    if wanted split (train, dev or eval; by default train) and start (seconds into the file, by default 0). UserError:
+    names the first mistake and its line.
     """
     if not path.is_file():
         raise UserError(f"there is no manifest {path}: a CSV file with the columns {', '.join(COLUMNS)}.")
@@ -131,12 +129,8 @@ def _recording(path: Path, where: str, values: dict[str, str], outside: bool, ta
 
 
 def read_audio(recording: Recording) -> NDArray[np.float64]:
-    """Samples (n,) of the recording's part of its file: first channel, 16 kHz.
-
-    Raises:
-        UserError: names the file that is not there, cannot be read, was cut, is too short or silent, or is not a number
-            somewhere.
-    """
+    """Samples (n,) of the recording's part of its file: first channel, 16 kHz. UserError: names the file that is not
+    there, cannot be read, was cut, is too short or silent, or is not a number somewhere."""
     soundfile = speech_package("soundfile")
     if not recording.audio.is_file():
         raise UserError(f"{recording.audio} is not there")
@@ -189,11 +183,8 @@ class Corpus:
 
 
 def from_manifest(path: Path, outside: bool = False, tags: Sequence[str] = TAGS) -> Corpus:
-    """A user's own corpus, see ``read_manifest``; the grammar is that of its training sessions.
-
-    Raises:
-        UserError: names the first mistake in the manifest.
-    """
+    """A user's own corpus, see ``read_manifest``; the grammar is that of its training sessions. UserError: names the
+    first mistake in the manifest."""
     return _of_recordings(read_manifest(path, outside, tags), str(path))
 
 
@@ -201,10 +192,8 @@ def chime5(root: Path) -> Corpus:
     """CHiME-5 in its published layout: ``audio/SPLIT/SESSION_SPEAKER.wav`` and ``transcriptions/SPLIT/SESSION.json``.
 
     Every utterance is heard by its own speaker's binaural microphone, of which the left channel is taken; redacted ones
-    and those without words are left out (Barker et al. 2018).
-
-    Raises:
-        UserError: there is no such layout, or a transcription that cannot be read.
+    and those without words are left out (Barker et al. 2018). UserError: there is no such layout, or a transcription
+    that cannot be read.
     """
     recordings = []
     for split in SPLITS:

@@ -104,10 +104,7 @@ class Lexicon:
 
 def lexicon(words: Iterable[str]) -> Lexicon:
     """The pronunciations of ``words``; those that CMUdict lacks are left out, and stand as ``<unk>`` in a text.
-
-    Raises:
-        UserError: CMUdict has none of them.
-    """
+    UserError: CMUdict has none of them."""
     known = cmudict()
     entries = [(word, phones) for word in sorted(set(words)) for phones in known.get(word, [])]
     if not entries:

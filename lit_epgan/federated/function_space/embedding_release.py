@@ -96,11 +96,8 @@ class UserUnit:
 
 
 def unit_of(unit: Unit, mechanism: GaussianMechanism) -> RecordUnit | UserUnit:
-    """The unit of that name.
-
-    Raises:
-        UserError: there is none, or a user is to be protected by the noise that a client adds for single records.
-    """
+    """The unit of that name. UserError: there is none, or a user is to be protected by the noise that a client adds for
+    single records."""
     if unit == "record":
         return RecordUnit(mechanism)
     if unit != "user":
