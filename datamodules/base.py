@@ -3,6 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from lightning.fabric.utilities import move_data_to_device
@@ -14,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.client_data import ClientData
-from lit_epgan.datamodules.clients import DataClient, client_of
+from lit_epgan.datamodules.clients import DataClient, client_of, readable
 from lit_epgan.datamodules.hardship import Hardship
-from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader, training_batches
+from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader
 from lit_epgan.engine.samplers import Everyone, FixedSize, Sampler, stages
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
@@ -227,7 +228,9 @@ class FederatedDataModule(LightningDataModule):
 
     def raw_batches(self, client: int, round_: int) -> Iterator[Any]:
         """A client's batches of a round, as its data set gives them: the Trainer's step places them."""
-        return training_batches(self, round_, client)
+        held, name, steps = self.clients[client], self.client_names[client], self.steps_of_round(round_)
+        batches = readable(held, name, steps, self.local_epochs, self.seed, round_, client)
+        return islice(batches, self.max_local_steps)
 
     def training_batches(self, client: int, round_: int) -> Iterator[Any]:
         """A client's batches of a round, where they must be, for steps that are not the Trainer's."""

@@ -2,10 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from lit_epgan.datamodules.clients import DataClient, readable, tell_epoch
+from lit_epgan.datamodules.clients import tell_epoch
 from lit_epgan.errors import UserError
 
 
@@ -20,11 +19,6 @@ class Mark(NamedTuple):
 class Rounds(Protocol):
     """What the loader must know of the federation; FederatedDataModule does."""
 
-    clients: list[DataClient]
-    client_names: list[str]
-    local_epochs: int
-    max_local_steps: int | None
-    seed: int
     federated: bool
     unfederated: bool
     owners: deque[int]
@@ -38,8 +32,8 @@ class Rounds(Protocol):
         """The round's clients."""
         ...
 
-    def steps_of_round(self, round_: int) -> int | None:
-        """Local steps of a round; None where passes are counted."""
+    def raw_batches(self, client: int, round_: int) -> Iterator[Any]:
+        """A client's batches of a round, as its data set gives them."""
         ...
 
 
@@ -67,17 +61,9 @@ class RoundLoader:
         round_ = federation.current_round
         federation.owners.clear()
         for client in federation.cohort(round_):
-            for batch in training_batches(federation, round_, client):
+            for batch in federation.raw_batches(client, round_):
                 federation.owners.append(client)
                 yield batch
-
-
-def training_batches(federation: Rounds, round_: int, index: int) -> Iterator[Any]:
-    """A client's batches of a round (both from 0), as its data set gives them."""
-    client, name = federation.clients[index], federation.client_names[index]
-    steps = federation.steps_of_round(round_)
-    batches = readable(client, name, steps, federation.local_epochs, federation.seed, round_, index)
-    return islice(batches, federation.max_local_steps)
 
 
 class ValidationLoader:

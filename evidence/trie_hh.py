@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.book import EVERYONE
+from lit_epgan.privacy.accountant import Releases
+from lit_epgan.privacy.ledger import EVERYONE
 from lit_epgan.privacy.queries import Queries
-from lit_epgan.privacy.releases import Releases
 
 END = "\0"  # what ends a word in the trie
 FEWEST_VOTES = 4  # for which the theorem holds

@@ -28,7 +28,7 @@ from lit_epgan.carriers.protocol import Kind, answered
 from lit_epgan.carriers.secure_aggregation import MASKED, Masking, layout_of, numbers_in
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, Answer, Median, Round, Task
-from lit_epgan.engine.aggregation import MASKS, refuse_single_reports
+from lit_epgan.engine.mechanisms import MASKS, refuse_single_reports
 from lit_epgan.engine.wire import encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (

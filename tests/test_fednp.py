@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lit_epgan.bayes.gaussian import GaussianFactor
+from lit_epgan.bayes.gaussian import GaussianFactor, factor_of, own_site
 from lit_epgan.bayes.tilted import tilted_moments_quadrature
 from lit_epgan.callbacks.classifier_prior import ClassifierPrior, projected
 from lit_epgan.callbacks.curve_fit import CurveFit
@@ -23,7 +23,6 @@ from lit_epgan.engine import Algorithm, Broadcast, Client, Rounds, Server
 from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, ConjugateEP, FedAvg, FedNP
 from lit_epgan.federated.bayesian.fednp import Q, kl_from_standard_normal
-from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site
 from lit_epgan.modules.supervised import Regression
 from lit_epgan.networks.mlp import PolynomialFeatures
 from tests.federations import federation, fit

@@ -10,12 +10,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from lit_epgan.bayes import GaussianFactor
+from lit_epgan.bayes.gaussian import factor_of, own_site
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.cli.main import main
 from lit_epgan.engine import Broadcast, Client
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedProx, TiltedExpectationPropagation
-from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site
 from lit_epgan.federated.bayesian.tilted_ep import Q
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator

@@ -8,6 +8,7 @@ q(theta) = p0(theta) prod_k g_k(theta), with a factor g_k, the site, for each cl
     new site  g_k <- g_k^(1-d) (tilted / cavity)^d = g_k (tilted / q)^d,    0 < d <= 1 the damping
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -171,3 +172,21 @@ class Sites:
         """(tilted / q)^d."""
         whole = tilted / self.posterior
         return whole if damping == 1 else whole**damping
+
+
+def tensors_of(factor: GaussianFactor, prefix: str = "") -> dict[str, Tensor]:
+    """A factor's tensors by name, for a state or a broadcast; ``prefix``: of the names."""
+    return {f"{prefix}precision": factor.precision, f"{prefix}precision_mean": factor.precision_mean}
+
+
+def factor_of(tensors: Mapping[str, Tensor], prefix: str = "") -> GaussianFactor:
+    """The diagonal factor that ``tensors_of`` has put into a state or a broadcast."""
+    return GaussianFactor(tensors[f"{prefix}precision"], tensors[f"{prefix}precision_mean"])
+
+
+def own_site(state: Mapping[str, Tensor], like: Tensor, prefix: str = "") -> GaussianFactor:
+    """A client's site in its state, in the precision of ``like`` and where that is; uniform before its first report."""
+    if f"{prefix}precision" not in state:
+        return GaussianFactor.uniform(like)
+    kept = factor_of(state, prefix)
+    return GaussianFactor(kept.precision.to(like), kept.precision_mean.to(like))

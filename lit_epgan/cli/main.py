@@ -19,7 +19,7 @@ from lit_epgan.text import markup, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lit_epgan.privacy.book import Book
+    from lit_epgan.privacy.ledger import Book
 
 HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml ... [--KEY VALUE ...]
        python -m lit_epgan federate --config NAME.yaml [--KEY VALUE ...]
@@ -150,7 +150,7 @@ def show(book: "Book", console: "Console") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from lit_epgan.privacy.book import EVERYONE
+    from lit_epgan.privacy.ledger import EVERYONE
 
     table = Table(box=SIMPLE_HEAD)
     whose = "records of" if book.unit == "record" else "users"

@@ -1,12 +1,11 @@
 """Federated algorithms, a file each: a round on the server, and the work that it asks of a client."""
 
 from lit_epgan.federated.bayesian.conjugate_ep import ConjugateEP
-from lit_epgan.federated.bayesian.ep import ExpectationPropagation
+from lit_epgan.federated.bayesian.ep import ExpectationPropagation, LaplaceSites, SampleMoments, SiteRule
 from lit_epgan.federated.bayesian.fedla import FedLA
 from lit_epgan.federated.bayesian.fednp import FedNP
 from lit_epgan.federated.bayesian.fedpa import FedPA
 from lit_epgan.federated.bayesian.prior_on import PriorOn
-from lit_epgan.federated.bayesian.site_rules import LaplaceSites, SampleMoments, SiteRule
 from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
 from lit_epgan.federated.drift.feddyn import FedDyn
 from lit_epgan.federated.drift.fednova import FedNova

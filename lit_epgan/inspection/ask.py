@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lit_epgan.privacy.accountant import Spent
-from lit_epgan.privacy.book import EVERYONE
+from lit_epgan.privacy.accountant import Releases, Spent
 from lit_epgan.privacy.heavy_hitters import HeavyHitters
+from lit_epgan.privacy.ledger import EVERYONE
 from lit_epgan.privacy.queries import Queries
-from lit_epgan.privacy.releases import Releases
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,9 @@ from lit_epgan.inspection.federated_generator import FederatedGenerator, add_gen
 from lit_epgan.inspection.selections import AllExamples, Selection
 from lit_epgan.inspection.user_records import Primary, Records, loaded, trained
 from lit_epgan.inspection.view import Check, Findings, Users, View
-from lit_epgan.privacy.accountant import MOVES, Spent, noise_multiplier_for
-from lit_epgan.privacy.book import EVERYONE
-from lit_epgan.privacy.ledger import Ledger
+from lit_epgan.privacy.accountant import MOVES, RELATIONS, Relation, Releases, Spent, noise_multiplier_for
+from lit_epgan.privacy.ledger import EVERYONE, Ledger
 from lit_epgan.privacy.queries import Queries
-from lit_epgan.privacy.releases import RELATIONS, Relation, Releases
 
 WIDTH = 100.0  # of an interval's picture
 

@@ -15,10 +15,8 @@ from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Total, Wei
 from lit_epgan.engine.runner import WEIGHT
 from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
-from lit_epgan.privacy.book import EVERYONE, Account, Budget
-from lit_epgan.privacy.ledger import Ledger
-from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.privacy.accountant import Relation, Releases, Spent, noise_multiplier_for, spent
+from lit_epgan.privacy.ledger import EVERYONE, Account, Budget, Ledger
 from lit_epgan.privacy.settings import check_settings, ledger_of, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
 

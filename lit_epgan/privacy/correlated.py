@@ -25,9 +25,9 @@ from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.engine.messages import Total
 from lit_epgan.engine.samplers import Sampler
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.book import Account
+from lit_epgan.privacy.accountant import Releases
 from lit_epgan.privacy.central import CentralNoise
-from lit_epgan.privacy.releases import Releases
+from lit_epgan.privacy.ledger import Account
 
 
 def square_root(bands: int) -> Tensor:

@@ -10,10 +10,9 @@ from typing import TypeVar
 import torch
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.accountant import MOVES, noise_multiplier_for
-from lit_epgan.privacy.book import EVERYONE
+from lit_epgan.privacy.accountant import MOVES, Relation, Releases, noise_multiplier_for
+from lit_epgan.privacy.ledger import EVERYONE
 from lit_epgan.privacy.queries import Queries
-from lit_epgan.privacy.releases import Relation, Releases
 
 Word = TypeVar("Word", str, tuple[int, str])  # a word, or a group's number and a word
 

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.accountant import Spent, spent
-from lit_epgan.privacy.book import EVERYONE, Budget
-from lit_epgan.privacy.ledger import Ledger
-from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.privacy.accountant import Relation, Releases, Spent, spent
+from lit_epgan.privacy.ledger import EVERYONE, Budget, Ledger
 from lit_epgan.randomness import derive_seed, generator_for, secure_normal
 
 

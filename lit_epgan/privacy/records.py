@@ -13,11 +13,9 @@ from lit_epgan.engine.client import Client, StepHooks
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
 from lit_epgan.engine.mechanisms import LocalPlan, Mechanism, Plan
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
-from lit_epgan.privacy.book import Budget
-from lit_epgan.privacy.ledger import Ledger
+from lit_epgan.privacy.accountant import Relation, Releases, Spent, noise_multiplier_for, spent
+from lit_epgan.privacy.ledger import Budget, Ledger
 from lit_epgan.privacy.noisy_steps import NoisySteps
-from lit_epgan.privacy.releases import Relation, Releases
 from lit_epgan.privacy.settings import check_settings, ledger_of, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
 

@@ -5,9 +5,8 @@ import warnings
 from pathlib import Path
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.accountant import spent
+from lit_epgan.privacy.accountant import Relation, spent
 from lit_epgan.privacy.ledger import Ledger
-from lit_epgan.privacy.releases import Relation
 
 FILE = "privacy.jsonl"
 SLACK = 1.001  # of the noise multiplier that is found for a target

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from lit_epgan.bayes.gaussian import FullGaussianFactor, ImproperFactorError
+from lit_epgan.bayes.gaussian import FullGaussianFactor, ImproperFactorError, tensors_of
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, merged
 from lit_epgan.errors import UserError
-from lit_epgan.federated.bayesian.gaussian_tensors import tensors_of
 
 Q = "conjugate."
 LARGEST = 1000  # parameters: a precision matrix of 8 MB, and as many passes over a client's records
