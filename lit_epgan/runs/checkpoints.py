@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
-from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from lightning.pytorch import Trainer
 
 from lit_epgan import tensor_file
@@ -21,7 +20,7 @@ class SealedCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write the file in one step; when this returns, the disk holds it."""
-        if storage_options is not None or not _is_local_file_protocol(os.fspath(path)):
+        if storage_options is not None or "://" in os.fspath(path):
             super().save_checkpoint(checkpoint, path, storage_options)
         else:
             tensor_file.save(checkpoint, path, durable=True)
@@ -30,7 +29,7 @@ class SealedCheckpointIO(TorchCheckpointIO):
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
         """The checkpoint; only ``weights_only=False`` lets a file run code."""
-        if not _is_local_file_protocol(os.fspath(path)):
+        if "://" in os.fspath(path):
             return super().load_checkpoint(path, map_location, weights_only)
         return tensor_file.load(path, map_location, weights_only is not False)
 
