@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import Institutions
-from lit_epgan.engine import Algorithm, Broadcast, Client, Message
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message, PlainFederation, StepHooks
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     APFL,
@@ -378,6 +378,20 @@ def test_lbfgs_does_not_see_what_an_algorithm_adds(algorithm: Any) -> None:
     name = type(algorithm).__name__
     with pytest.raises(UserError, match=rf"{name} .* LBFGS .*: let configure_optimizers give another, such as Adam"):
         fit(Searching(), federation(), rounds=1, algorithm=algorithm)
+
+
+def test_lbfgs_where_several_ranks_train_one_client_blames_no_algorithm() -> None:
+    plain = PlainFederation(
+        FedAvg(),
+        torch.nn.Linear(3, 1),
+        lambda module, batch: (module(batch[0]) - batch[1]).square().mean(),
+        torch.optim.LBFGS,
+        lambda client, round_: [(torch.ones(2, 3), torch.ones(2, 1))],
+        [2.0],
+    )
+    plain.runner.around = StepHooks.of(gradient=lambda part: None)
+    with pytest.raises(UserError, match=r"^the ranks that train one client together take the mean .* LBFGS"):
+        plain.run(1)
 
 
 # What would tune itself on one client ---------------------------------------------------------------------------------

@@ -326,10 +326,12 @@ class ClientRunner:
     def _refuse_lbfgs(self, hooks: StepHooks) -> None:
         changes = hooks.loss or hooks.gradient
         if changes and any(isinstance(each.optimizer, torch.optim.LBFGS) for each in self.model.optimized):
+            who = f"{type(self.algorithm).__name__} adds to a client's loss or looks at each step's gradient"
+            if self.around.gradient:
+                who = "the ranks that train one client together take the mean of each step's gradient"
             raise UserError(
-                f"{type(self.algorithm).__name__} adds to a client's loss or looks at each step's gradient, and LBFGS "
-                "asks for both several times in a step and compares values that lack what is added: let "
-                "configure_optimizers give another, such as Adam"
+                f"{who}, and LBFGS asks for loss and gradient several times in a step and compares values that lack "
+                "what is added: let configure_optimizers give another, such as Adam"
             )
 
     def _refuse_unfrozen(self, hooks: StepHooks) -> None:
