@@ -1,6 +1,6 @@
 """A function of single rows, of all rows at once: ``torch.func.vmap`` without its detours. All private names are here.
 
-tests/test_row_by_row.py says what would break with a new torch.
+tests/test_linear_layers.py says what would break with a new torch.
 """
 
 from collections.abc import Callable, Sequence
