@@ -30,8 +30,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lit_epgan.command import lightning_cli  # noqa: F401  imported once, before the runs' processes are forked
-from lit_epgan.command.cli import main as command_line
+from lit_epgan.cli import lightning_cli  # noqa: F401  imported once, before the runs' processes are forked
+from lit_epgan.cli.main import main as command_line
 from lit_epgan.runs.config_files import with_bases
 from tests import test_configs
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from lit_epgan.cli.study_run import CLI
+from lit_epgan.cli.study_runner import Process, start
 from lit_epgan.errors import UserError
 from lit_epgan.runs import MetricsFile
 from lit_epgan.runs.checkpoints import newest_whole
 from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG
-from lit_epgan.study.run import CLI
-from lit_epgan.study.runner import Process, start
 from tests.wandb_history import history, offline_files
 
 LONGEST = 600.0  # seconds that a run may take before it counts as one that hangs

@@ -20,8 +20,8 @@ import yaml
 from killed_run import MOMENTS, Left, Life, live
 from side_by_side import markdown, options, publish
 
-from lit_epgan.study.run import CLI
-from lit_epgan.study.runner import start
+from lit_epgan.cli.study_run import CLI
+from lit_epgan.cli.study_runner import start
 
 KINDS = ("weights", "metrics", "history")
 EARLY = 0.1  # share of moments drawn from the whole of a process, its start included; the others are in training

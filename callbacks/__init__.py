@@ -5,21 +5,18 @@ from lit_epgan.callbacks.classifier_prior import ClassifierPrior
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.client_report import ClientReport
 from lit_epgan.callbacks.curve_fit import CurveFit
-from lit_epgan.callbacks.density_map import DensityMap
 from lit_epgan.callbacks.federated_strategy import FederatedStrategy
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.generative_metrics import GenerativeMetrics
-from lit_epgan.callbacks.mixture_errors import MixtureErrors
 from lit_epgan.callbacks.partition_report import PartitionReport
 from lit_epgan.callbacks.personal_metrics import PersonalMetrics
-from lit_epgan.callbacks.posterior_report import PosteriorReport
-from lit_epgan.callbacks.prediction_writer import PredictionWriter
+from lit_epgan.callbacks.posterior_report import MixtureErrors, PosteriorReport
+from lit_epgan.callbacks.prediction_writer import PredictionWriter, SampleWriter
 from lit_epgan.callbacks.progress import FederatedProgressBar
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.callbacks.rounds_to_target import RoundsToTarget
 from lit_epgan.callbacks.sample_grid import SampleGrid
-from lit_epgan.callbacks.sample_writer import SampleWriter
-from lit_epgan.callbacks.toy_metrics import ToyMetrics
+from lit_epgan.callbacks.toy_metrics import DensityMap, ToyMetrics
 from lit_epgan.callbacks.word_error_rate import WordErrorRate
 
 __all__ = [

@@ -9,18 +9,91 @@ from lightning.pytorch import LightningModule, Trainer
 from matplotlib.figure import Figure
 
 from lit_epgan.atomic import replacing
+from lit_epgan.bayes.boosting import DRAW, METHODS, Site, check_smote, lacking
 from lit_epgan.bounds import at_least
 from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
-from lit_epgan.callbacks.site_summaries import Records, summarised
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free.boosting import DRAW, METHODS, Site, check_smote, lacking
 from lit_epgan.listing import few
 from lit_epgan.randomness import generator_for, isolated
 from lit_epgan.text import csv_cell, mathtext
 
 if TYPE_CHECKING:
     import pandas as pd
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from lit_epgan.callbacks.client_metrics import ClientMetrics, PersonalLayers
+from lit_epgan.datamodules.base import FederatedDataModule
+
+Records = tuple[np.ndarray, np.ndarray]
+
+
+def summarised(trainer: Trainer, module: LightningModule) -> tuple[dict[str, Records], dict[str, Records]]:
+    """Summaries, float64 (n, d), and labels (n,) of every site's training records, and of its test records. Sites
+    without training records are in neither, sites without test records in the first only. A site with personal layers
+    summarises with its own. UserError: there are no sites with labelled records, or none of them has test records."""
+    train: dict[str, Records] = {}
+    test: dict[str, Records] = {}
+    sites = _sites(trainer)
+    for name in _in_turn(trainer, list(sites)):
+        for found, dataset in zip((train, test), sites[name], strict=True):
+            if dataset is not None and (records := _records(trainer, module, dataset, name)) is not None:
+                found[name] = records
+    test = {name: records for name, records in test.items() if name in train}
+    if not test:
+        raise UserError("BoostedClassifiers has nothing to test on: give the data module test or validation data.")
+    return train, test
+
+
+def _sites(trainer: Trainer) -> dict[str, tuple[Dataset, Dataset | None]]:
+    """Every site's training data and test data, its own or those for all."""
+    datamodule = trainer.datamodule  # type: ignore[attr-defined]
+    if not isinstance(datamodule, FederatedDataModule) or not datamodule.data.train:
+        raise UserError(
+            "BoostedClassifiers needs to know the sites: give a FederatedDataModule of data sets (x, label)."
+        )
+    data = datamodule.data
+    held = data.test if data.test is not None else data.val
+    return {n: (own, held.get(n) if isinstance(held, Mapping) else held) for n, own in data.train.items()}
+
+
+def _in_turn(trainer: Trainer, names: list[str]) -> Iterator[str]:
+    """The sites' names, each while the module has that site's personal layers, if a federation is at work."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    layers: PersonalLayers | None = next((c.federation for c in callbacks if isinstance(c, ClientMetrics)), None)
+    if layers is None:
+        yield from names
+        return
+    layers.exchange_personal()
+    for client, name in enumerate(names):
+        layers.load_personal(client)
+        yield name
+    layers.load_server()
+
+
+def _records(trainer: Trainer, module: LightningModule, dataset: Dataset, name: str) -> Records | None:
+    """Summaries and labels of a data set; None of an empty one."""
+    datamodule = trainer.datamodule  # type: ignore[attr-defined]
+    x, y = [], []
+    for batch in DataLoader(dataset, batch_size=datamodule.batch_size, collate_fn=datamodule.collate_fn):
+        batch = trainer.precision_plugin.convert_input(move_data_to_device(batch, module.device))
+        y.append(_labels(batch, name))
+        x.append(module.summarise(batch[0]).double().cpu())  # type: ignore[operator]
+    return (torch.cat(x).numpy(), torch.cat(y).numpy()) if x else None
+
+
+def _labels(batch: Any, name: str) -> Tensor:
+    labels = batch[1] if isinstance(batch, list | tuple) and len(batch) > 1 else None
+    if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.is_floating_point() or bool((labels < 0).any()):
+        raise UserError(f"the records of {name!r} have no labels 0, 1, ...: BoostedClassifiers needs data (x, label).")
+    return labels.cpu()
+
 
 COLOURS = ("#333333", "#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#0072B2")
 INK = "#333333"

@@ -55,11 +55,8 @@ class ClassifierPrior(RoundEvaluation):
 
 
 def projected(weights: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights and means (classes, 2) and covariances (classes, 2, 2) in the plane of the weights' two largest axes.
-
-    Args:
-        weights, mean, variance: (classes, features); variances of independent entries.
-    """
+    """Weights and means (classes, 2) and covariances (classes, 2, 2) in the plane of the weights' two largest axes; all
+    are (classes, features), the variances those of independent entries."""
     centre = weights.mean(0)
     axes = torch.linalg.svd(weights - centre, full_matrices=False).Vh[:2]
     return (weights - centre) @ axes.T, (mean - centre) @ axes.T, torch.einsum("ai,ci,bi->cab", axes, variance, axes)

@@ -25,13 +25,9 @@ NOT_DEFINED = "meaningless"  # torchmetrics' word where it returns 0 for what is
 
 
 class ClientCopies:
-    """A copy of every metric of a module, which sees one client's batches alone while the metric itself sees them all.
-
-    Whatever the module's steps give to a metric (``update`` or a call) goes to the copy, too, until ``remove``.
-
-    Args:
-        module: whose metrics are watched, single ones and collections.
-    """
+    """A copy of every metric or collection of a module, which sees one client's batches alone while the metric itself
+    sees them all. Whatever the module's steps give to a metric (``update`` or a call) goes to the copy, too, until
+    ``remove``."""
 
     def __init__(self, module: nn.Module) -> None:
         self._copies: list[_Copy] = [_Copy(name, metric) for name, metric in _outermost(module)]
@@ -216,7 +212,6 @@ class ClientMetrics(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Note what the batch added to each metric."""
         marks = self._marks(trainer)
         if not marks:
             return
@@ -252,7 +247,6 @@ class ClientMetrics(Callback):
     on_test_epoch_end = on_validation_epoch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the module's metrics as they were."""
         self._release()
 
     # What is measured -------------------------------------------------------------------------------------------------

@@ -40,7 +40,6 @@ class CurveFit(RoundEvaluation):
         self._local: dict[str, Tensor] = {}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the curve of the round before."""
         self._local = {}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -52,7 +51,6 @@ class CurveFit(RoundEvaluation):
                 self._local[progress.client] = curve(pl_module, self._line(trainer))
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw and publish the picture."""
         line = self._line(trainer)
         title = f"round {trainer.current_epoch}" if trainer.state.fn == "fit" else ""
         publish(trainer, "curves", draw(points_of(trainer), line, self._local, curve(pl_module, line), title))
@@ -65,11 +63,7 @@ class CurveFit(RoundEvaluation):
 
 
 def points_of(trainer: Trainer) -> dict[str, tuple[Tensor, Tensor]]:
-    """Every client's x and y (n, 1), by name.
-
-    Raises:
-        UserError: the data are something else.
-    """
+    """Every client's x and y (n, 1), by name. UserError: the data are something else."""
     points = {}
     for name, dataset in trainer.datamodule.data.train.items():  # type: ignore[attr-defined]
         tensors: tuple[Tensor, ...] = getattr(dataset, "tensors", ())
@@ -89,15 +83,8 @@ def curve(module: LightningModule, line: Tensor) -> Tensor:
 def draw(
     points: dict[str, tuple[Tensor, Tensor]], line: Tensor, local: dict[str, Tensor], server: Tensor, title: str
 ) -> Any:
-    """The picture as a uint8 array (height, width, 3).
-
-    Args:
-        points: every client's x and y.
-        line: where the curves are evaluated.
-        local: clients' curves.
-        server: the server's curve.
-        title: of the picture.
-    """
+    """The picture as a uint8 array (height, width, 3): every client's x and y, the clients' curves and the server's on
+    ``line``."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained", dpi=110)
     axes = figure.subplots()
     x = line.flatten().numpy()

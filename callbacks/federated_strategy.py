@@ -75,7 +75,6 @@ class FederatedStrategy(DDPStrategy):
             torch.distributed.broadcast(tensor, 0)  # every rank starts from rank 0's parameters
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell the other ranks."""
         super().on_exception(exception)
         if self._watch is not None:
             self._watch.failed(exception)

@@ -1,6 +1,7 @@
 """The callback that federates any LightningModule: one epoch is one round."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,15 @@ from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Aggregator, Algorithm, ClientRunner, Federation, Mechanism, Model, Sampler
 from lit_epgan.engine.algorithm import check_hooks
-from lit_epgan.engine.buffers import Merge, partition
-from lit_epgan.engine.module_state import BufferPolicy
-from lit_epgan.engine.optimizer_state import OptimizerPolicy
+from lit_epgan.engine.local_state import OptimizerPolicy
+from lit_epgan.engine.module_state import BufferPolicy, Merge, partition
 from lit_epgan.engine.rounds import cohorts_by
-from lit_epgan.engine.side_by_side import StepHook
+from lit_epgan.engine.runner import StepHook
 from lit_epgan.errors import UserError
 from lit_epgan.fit.client_states import PrivateStatesPlace, check_place, private_states
-from lit_epgan.fit.driver import RoundDriver, ServerTraining
-from lit_epgan.fit.ends import Alone, this_end
-from lit_epgan.fit.loop import RoundLoop
+from lit_epgan.fit.driver import Alone, RoundDriver, ServerTraining
+from lit_epgan.fit.ends import this_end
+from lit_epgan.fit.loop import RoundLoop, RoundStart
 from lit_epgan.fit.model import FederatedParts, Merging, federation_of, model_of, write_server
 from lit_epgan.fit.options import (
     check_kind,
@@ -39,7 +39,7 @@ from lit_epgan.fit.options import (
 )
 from lit_epgan.fit.personal import PersonalEvaluation, has_personal
 from lit_epgan.fit.private_runs import MechanismInFit, public
-from lit_epgan.fit.state import FederationState, RoundStart
+from lit_epgan.fit.state import FederationState
 from lit_epgan.fit.view import FederationView
 from lit_epgan.precision import no_autocast
 
@@ -238,7 +238,7 @@ class FederationCallback(FederationView):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log what the round has cost."""
         if self._driver is not None:
-            with public(pl_module):
+            with public(pl_module) if self.mechanism is not None else nullcontext():
                 pl_module.log_dict(self._driver.budget)
             pl_module.log_dict(self._driver.logged())
         if self._end.ended:

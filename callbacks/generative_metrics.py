@@ -92,11 +92,7 @@ class GenerativeMetrics(RoundEvaluation):
                     self._real[split] = reference(extractor, real_parts)
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Score the module's samples and every further set.
-
-        Raises:
-            UserError: they are not finite.
-        """
+        """Score the module's samples and every further set. UserError: they are not finite."""
         if self._extractor is None:
             return
         extractor = self._extractor.to(pl_module.device)
@@ -139,16 +135,8 @@ def _checked(datamodule: Any, split: Split) -> Iterator[Tensor]:
 
 
 def real_images(datamodule: Any, split: Split) -> Iterator[Tensor]:
-    """Batches of the images of a split, of all clients one after another.
-
-    Args:
-        datamodule: with ``data.train``, ``data.val`` and ``data.test`` (a data set, or one per client), or
-            Lightning's loaders.
-        split: which.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Batches of the images of a split, of all clients one after another, of a module with ``data.train``, ``data.val``
+    and ``data.test`` (a data set, or one per client), or Lightning's loaders. UserError: there is none."""
     if hasattr(datamodule, "data"):
         found = getattr(datamodule.data, split, None)
         datasets = list(found.values()) if isinstance(found, Mapping) else [found]

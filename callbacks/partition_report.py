@@ -87,11 +87,8 @@ def _printed(table: "pd.DataFrame") -> Table:
 
 
 def partition_picture(table: "pd.DataFrame") -> Figure:
-    """A map of the counts (clients across, classes down), below bars of the clients' sizes.
-
-    Args:
-        table: counts, as ``partition_table`` or ``with_names`` gives them.
-    """
+    """A map of the counts of ``partition_table`` or ``with_names`` (clients across, classes down), below bars of the
+    clients' sizes."""
     clients, classes = table.shape
     width = float(np.clip(0.62 * clients, 4.5, 14))
     height = float(np.clip(0.36 * classes, 1, 11))

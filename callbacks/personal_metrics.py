@@ -36,7 +36,6 @@ class PersonalMetrics(Callback):
         self._server: dict[str, Tensor] = {}
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have the clients' models at hand."""
         self._state = None
         if trainer.sanity_checking:
             return
@@ -83,7 +82,6 @@ class PersonalMetrics(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Hold the server's model again."""
         _put(pl_module, self._server)
         self._server = {}
 
@@ -97,7 +95,6 @@ class PersonalMetrics(Callback):
 
     @torch.no_grad()
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the module with the server's model."""
         _put(pl_module, self._server)
         self._server = {}
 

@@ -31,15 +31,9 @@ def pixels_of(figure: Figure) -> Any:
 
 
 def publish(trainer: Trainer, name: str, pixels: Any) -> None:
-    """Write ``pictures/NAME-round-0012.png`` and its newest copy ``pictures/NAME.png``, and hand it to the loggers.
-
-    Only the first rank does, and outside of a fit only the newest copy.
-
-    Args:
-        trainer: whose ``default_root_dir`` is the run's folder and whose ``current_epoch`` is the round.
-        name: the picture's name.
-        pixels: uint8 array (height, width, 3).
-    """
+    """Write pixels, uint8 (height, width, 3), to ``pictures/NAME-round-0012.png`` and its newest copy
+    ``pictures/NAME.png`` in the run's folder, and hand them to the loggers. Only the first rank does, and outside of a
+    fit only the newest copy."""
     if not trainer.is_global_zero:
         return
     folder = Path(trainer.default_root_dir)
@@ -67,14 +61,9 @@ def to_pixels(images: Tensor) -> Any:
 
 
 def tile(images: Tensor, columns: int) -> Any:
-    """Images side by side, enlarged until a person sees them: uint8 array (height, width, 3).
-
-    Small images are enlarged bicubically: eyes read an 8 x 8 digit more easily than its 64 squares.
-
-    Args:
-        images: float tensor (n, 1 or 3, height, width) in [-1, 1]; row by row; NaN leaves a tile empty.
-        columns: images in a row; the last row may be shorter.
-    """
+    """Images (n, 1 or 3, height, width) in [-1, 1] row by row, enlarged until a person sees them: uint8 array (height,
+    width, 3). Small images are enlarged bicubically: eyes read an 8 x 8 digit more easily than its 64 squares. NaN
+    leaves a tile empty; the last row may be shorter."""
     scale = max(1, round(TILE / images.shape[2]))
     enlarged = F.interpolate(images.float(), scale_factor=scale, mode="bicubic") if scale > 1 else images
     pixels = to_pixels(enlarged)

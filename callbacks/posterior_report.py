@@ -22,6 +22,44 @@ from lit_epgan.text import csv_cell, mathtext
 if TYPE_CHECKING:
     import pandas as pd
 
+
+from scipy.optimize import linear_sum_assignment
+
+
+class MixtureErrors(RoundEvaluation):
+    """Logs ``error/means`` and ``error/weights``: of the posterior means, the largest error of any number.
+
+    Components are matched to the true ones by the least sum of distances. The data module knows the true mixture, as
+    ToyDataModule does; every component has the same weight.
+
+    Args:
+        every_n_epochs: rounds from one look to the next.
+
+    Raises:
+        UserError: the data module knows no mixture, or the module has no posterior of one.
+    """
+
+    def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module: Any = pl_module
+        mixture = getattr(trainer.datamodule, "mixture", None)  # type: ignore[attr-defined]
+        if mixture is None or not hasattr(module, "values") or not {"means", "weights"} <= set(module.values()):
+            raise UserError("MixtureErrors compares a posterior of a mixture with ToyDataModule's own: leave it out.")
+        errors = mixture_errors(module.values(), mixture.means)
+        pl_module.log_dict({f"error/{name}": value for name, value in errors.items()}, sync_dist=True)
+
+
+def mixture_errors(found: dict[str, Tensor], means: Tensor) -> dict[str, float]:
+    """The largest error of the posterior's means, of particles' ``means`` (n, K, d) and ``weights`` (n, K), beside the
+    true means (K, d), of equal weights."""
+    located, weighted = found["means"].mean(0).numpy(), found["weights"].mean(0).numpy()
+    true = means.double().numpy()
+    own, theirs = linear_sum_assignment(np.linalg.norm(located[:, None] - true, axis=-1))
+    return {
+        "means": float(np.abs(located[own] - true[theirs]).max()),
+        "weights": float(np.abs(weighted[own] - 1 / len(true)).max()),
+    }
+
+
 INK, PRIOR, FOUND = "#333333", "#b8b8b8", "#0072B2"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 MOST = 18  # marginals in the picture
@@ -38,17 +76,10 @@ class PosteriorReport(RoundEvaluation):
 
     Args:
         every_n_epochs: rounds from one look to the next.
-
-    Raises:
-        UserError: the module holds no particles.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse now what could not be done after a round.
-
-        Raises:
-            UserError: the module holds no particles.
-        """
+        """Refuse now what could not be done after a round."""
         if missing := [name for name in ("simulator", "values", "sample") if not hasattr(pl_module, name)]:
             raise UserError(
                 f"{type(pl_module).__name__} has no {few(missing)}: PosteriorReport is for a module that holds "
@@ -72,8 +103,7 @@ class PosteriorReport(RoundEvaluation):
 
 def prior_values(simulator: Any) -> dict[str, Tensor]:
     """Draws from the prior, by name, each (n, ...)."""
-    values: dict[str, Tensor] = simulator.values(simulator.prior(DRAWS, generator_for("prior")))
-    return values
+    return simulator.values(simulator.prior(DRAWS, generator_for("prior")))
 
 
 def entries(values: dict[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:

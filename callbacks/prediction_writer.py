@@ -1,37 +1,36 @@
-"""What ``predict`` leaves behind of a model that answers records: a table."""
+"""What ``predict`` leaves behind: of a model that answers records a table, of one that can be sampled images."""
 
 import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from PIL import Image
 from torch import Tensor
 
-from lit_epgan.atomic import replacing
+from lit_epgan.atomic import naming, replacing
+from lit_epgan.bounds import at_least
+from lit_epgan.callbacks.pictures import to_pixels
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.errors import UserError
+from lit_epgan.networks.modes import evaluating
+from lit_epgan.randomness import generator_for
 from lit_epgan.text import csv_cell
 
 
 class OneWriter(Callback):
-    """Collects what ``predict_step`` returns, on one device; a subclass writes it when all is there.
-
-    Attributes:
-        written: the file or folder, once it is there.
-        collected: what has come so far.
-    """
+    """Collects what ``predict_step`` returns, on one device; a subclass writes it when all is there. ``written`` is
+    then the file or folder."""
 
     def __init__(self) -> None:
         self.written: Path | None = None
         self.collected: list[Any] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew.
-
-        Raises:
-            UserError: several devices predict.
-        """
+        """Begin anew. UserError: several devices predict."""
         if trainer.world_size > 1:
             raise UserError("predictions are written by one device: run predict with --trainer.devices 1.")
         self.written, self.collected = None, []
@@ -61,14 +60,12 @@ class PredictionWriter(OneWriter):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Collect."""
         known = _origin(getattr(trainer, "datamodule", None))
         columns = {name: column.tolist() for name, column in _columns(outputs, pl_module).items()}
         for values in zip(*columns.values(), strict=True):
             self.collected.append({"record": len(self.collected), **known, **dict(zip(columns, values, strict=True))})
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the file."""
         if not self.collected:
             return
         names = getattr(getattr(trainer, "datamodule", None), "label_names", None)
@@ -114,3 +111,60 @@ def _with_name(row: dict[str, Any], names: list[str]) -> dict[str, Any]:
     places = list(row.items())
     after = list(row).index(CLASS) + 1
     return dict([*places[:after], ("name", csv_cell(names[row[CLASS]])), *places[after:]])
+
+
+class SampleWriter(OneWriter):
+    """Writes what ``predict_step`` returns to the run's ``samples/samples.npy``, and images also as PNG files.
+
+    The array holds the samples as the generator gave them, float32 (n, *data_shape); ``00000.png`` and so on are
+    images of their own size. There are as many samples as test data, or validation data where there are none.
+
+    Args:
+        images: at most so many PNG files.
+        samples: how many ``draw`` draws, which the command line asks for where there are no such data.
+
+    Raises:
+        UserError: several devices predict.
+    """
+
+    def __init__(self, images: int = 1000, samples: int = 1000) -> None:
+        super().__init__()
+        at_least(0, self, images=images)
+        at_least(1, self, samples=samples)
+        self.images, self.samples = images, samples
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.collected.append(outputs.detach().float().cpu())
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.collected:
+            self._write(trainer, torch.cat(self.collected))
+
+    def draw(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw ``samples`` samples of a module that has ``sample(n, generator)``, and write them. UserError: several
+        devices predict."""
+        self.on_predict_start(trainer, pl_module)
+        seed = getattr(getattr(trainer, "datamodule", None), "seed", 0)
+        with torch.no_grad(), evaluating(pl_module):
+            drawn: Tensor = pl_module.sample(self.samples, generator_for(seed, "predict"))  # type: ignore[operator]
+        self._write(trainer, drawn.float().cpu())
+
+    def _write(self, trainer: Trainer, samples: Tensor) -> None:
+        folder = Path(trainer.default_root_dir) / "samples"
+        with replacing(folder / "samples.npy") as beside, beside.open("wb") as file:
+            np.save(file, samples.numpy())
+        for stale in folder.glob("[0-9]*.png"):
+            stale.unlink()
+        if samples.dim() == 4:
+            for number, pixels in enumerate(to_pixels(samples[: self.images])):
+                with naming(picture := folder / f"{number:05d}.png"):
+                    Image.fromarray(pixels).save(picture)
+        self.written = folder

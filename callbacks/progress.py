@@ -55,16 +55,12 @@ class FederatedProgressBar(ProgressBar):
     Args:
         refresh_seconds: Least time between two refreshes of the terminal and of the file.
         line_seconds: Least time between two lines where the output is no terminal; there is one a round at most.
-
-    Raises:
-        UserError: one of them is below zero.
     """
 
     def __init__(self, refresh_seconds: float = 0.5, line_seconds: float = 2.0) -> None:
         super().__init__()
         at_least(0, self, refresh_seconds=refresh_seconds, line_seconds=line_seconds)
-        self.refresh_seconds = refresh_seconds
-        self.line_seconds = line_seconds
+        self.refresh_seconds, self.line_seconds = refresh_seconds, line_seconds
         self._enabled = True
         self._next_refresh = self._next_line = -math.inf
         self._bar: Progress | None = None
@@ -78,13 +74,11 @@ class FederatedProgressBar(ProgressBar):
         self._enabled = False
 
     def enable(self) -> None:
-        """Show again."""
         self._enabled = True
 
     # Lightning's hooks
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the bar."""
         self._first_round = trainer.current_epoch
         self._federation = next((c for c in trainer.callbacks if hasattr(type(c), "progress")), None)  # type: ignore[attr-defined]
         if self._enabled and sys.stdout.isatty():
@@ -97,7 +91,6 @@ class FederatedProgressBar(ProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Refresh, if it is time."""
         now = time.monotonic()
         if self._enabled and now >= self._next_refresh:
             self._next_refresh = now + self.refresh_seconds
@@ -119,11 +112,9 @@ class FederatedProgressBar(ProgressBar):
         self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the terminal back."""
         self._close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the terminal back."""
         self._close()
 
     # What is shown
@@ -169,12 +160,8 @@ class FederatedProgressBar(ProgressBar):
 
 
 def describe(at: Position, room: float = math.inf) -> str:
-    """``round 3/25 · client 7 (4/10) · step 12/20``, as far as it is known.
-
-    Args:
-        at: Where the run is.
-        room: Columns that it may take; the word client is left out and the name cut to fit.
-    """
+    """``round 3/25 · client 7 (4/10) · step 12/20``, as far as it is known; in less room the word client is left out
+    and the name cut."""
     words = [f"round {min(at.round, at.rounds)}/{at.rounds}"]
     if at.client:
         counts = [f" ({at.client_position}/{at.clients})", f"step {at.step}" + (f"/{at.steps}" if at.steps else "")]

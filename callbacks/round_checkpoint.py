@@ -19,9 +19,6 @@ class RoundCheckpoint(ModelCheckpoint):
     Args:
         dirpath: where to; by default ``checkpoints`` in the run's folder.
         every_n_rounds: how often; the last round is always saved.
-
-    Raises:
-        UserError: ``every_n_rounds`` is below one.
     """
 
     def __init__(self, dirpath: str | Path | None = None, every_n_rounds: int = 1) -> None:
@@ -85,7 +82,6 @@ class RoundCheckpoint(ModelCheckpoint):
         return {str(newest_whole(self.folder(trainer), trusted=True))}  # Trainer.fit's weights_only decides
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the callback."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

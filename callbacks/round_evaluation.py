@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.errors import UserError
 from lit_epgan.fit.private_runs import public
 from lit_epgan.randomness import generator_for
@@ -19,14 +20,10 @@ class RoundEvaluation(Callback):
 
     Args:
         every_n_epochs: rounds from one look to the next.
-
-    Raises:
-        UserError: ``every_n_epochs`` is below one.
     """
 
     def __init__(self, every_n_epochs: int = 1) -> None:
-        if every_n_epochs < 1:
-            raise UserError(f"{type(self).__name__}'s every_n_epochs is {every_n_epochs}; it must be at least 1.")
+        at_least(1, self, every_n_epochs=every_n_epochs)
         self.every_n_epochs = every_n_epochs
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -34,17 +31,14 @@ class RoundEvaluation(Callback):
         raise NotImplementedError
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look, unless this is the sanity check."""
         if not trainer.sanity_checking and self._due(trainer):
             self._look(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look, if there is nothing to validate."""
         if not sum(trainer.num_val_batches) and self._due(trainer):
             self._look(trainer, pl_module)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look."""
         self._look(trainer, pl_module)
 
     @torch.no_grad()
@@ -66,9 +60,7 @@ def sample_sets(trainer: Trainer, pl_module: LightningModule, n: int, purpose: s
     """The module's own samples under "", and what other callbacks offer by ``extra_samples(n)`` under their names.
 
     The noise is the same in every round and on every rank, so that curves and pictures show the training alone.
-
-    Raises:
-        UserError: the module has no method ``sample(n, generator)``.
+    UserError: the module has no method ``sample(n, generator)``.
     """
     return next(sample_parts(trainer, pl_module, n, purpose, size=n))
 

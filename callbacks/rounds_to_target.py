@@ -27,7 +27,6 @@ class RoundsToTarget(RoundEvaluation):
         self.reached: int | None = None
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare, and log."""
         if self.metric not in trainer.callback_metrics:
             raise UserError(
                 f"RoundsToTarget waits for {self.metric!r}, which {type(pl_module).__name__} does not log in "
@@ -40,13 +39,10 @@ class RoundsToTarget(RoundEvaluation):
 
     @property
     def state_key(self) -> str:
-        """The name of its state in a checkpoint."""
         return self._generate_state_key(metric=self.metric, target=self.target)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rounds that the targets took so far."""
         return {"reached": self.reached}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint's."""
         self.reached = state_dict["reached"]

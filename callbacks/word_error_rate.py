@@ -73,7 +73,6 @@ class WordErrorRate(RoundEvaluation):
             raise UserError("WordErrorRate decodes speech: take lit_epgan.datamodules.SpeechDataModule as data.")
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decode and log."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         dev = data.utterances("dev")
         if not trainer.testing:

@@ -8,7 +8,6 @@ from lit_epgan.datamodules.emnist import FederatedEMNISTDataModule, LeafDataModu
 from lit_epgan.datamodules.folder import FolderDataModule
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.datamodules.institutions import Institutions
-from lit_epgan.datamodules.sites import SitesDataModule
 from lit_epgan.datamodules.speech import SpeechDataModule
 from lit_epgan.datamodules.table import TableDataModule
 from lit_epgan.datamodules.text import DocstringsDataModule, StackOverflowDataModule
@@ -28,7 +27,6 @@ __all__ = [
     "Institutions",
     "LeafDataModule",
     "PolynomialDataModule",
-    "SitesDataModule",
     "SpeechDataModule",
     "StackOverflowDataModule",
     "TableDataModule",

@@ -3,6 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from lightning.fabric.utilities import move_data_to_device
@@ -12,10 +13,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch.utils.data import DataLoader, Dataset
 
+from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.client_data import ClientData
-from lit_epgan.datamodules.clients import DataClient, client_of
+from lit_epgan.datamodules.clients import DataClient, client_of, readable
 from lit_epgan.datamodules.hardship import Hardship
-from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader, training_batches
+from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader
 from lit_epgan.engine.samplers import Everyone, FixedSize, Sampler, stages
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
@@ -63,24 +65,16 @@ class FederatedDataModule(LightningDataModule):
         hardship: Hardship | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("local_steps", local_steps), ("local_epochs", local_epochs),
-                            ("warmup_steps", warmup_steps), ("clients_per_round", clients_per_round),
-                            ("max_local_steps", max_local_steps)):  # fmt: skip
-            if value is not None and value < 1:
-                raise UserError(f"data.{name} is {value}; it must be at least 1")
+        at_least(1, "data", batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
+        at_least(1, "data", warmup_steps=warmup_steps, clients_per_round=clients_per_round)
+        at_least(1, "data", max_local_steps=max_local_steps)
         most = WORKERS_PER_CORE * (os.cpu_count() or 1)
         if not 0 <= num_workers <= most:
             raise UserError(f"data.num_workers is {num_workers}; it must lie between 0 and {most} on this machine")
-        self.batch_size = batch_size
-        self.local_steps = local_steps
-        self.local_epochs = local_epochs
-        self.warmup_steps = warmup_steps
-        self.max_local_steps = max_local_steps
-        self.clients_per_round = clients_per_round
-        self.num_workers = num_workers
-        self.seed = seed
-        self.collate_fn = collate_fn
-        self.hardship = hardship
+        self.batch_size, self.local_steps, self.local_epochs = batch_size, local_steps, local_epochs
+        self.warmup_steps, self.max_local_steps = warmup_steps, max_local_steps
+        self.clients_per_round, self.num_workers, self.seed = clients_per_round, num_workers, seed
+        self.collate_fn, self.hardship = collate_fn, hardship
         self.validation_marks: deque[Mark] = deque()
         self.federated = False  # whether a FederationCallback runs the rounds
         self.working: int | None = None  # the client that trains
@@ -147,11 +141,8 @@ class FederatedDataModule(LightningDataModule):
         return self._data
 
     def setup(self, stage: str | None = None) -> None:
-        """Make the clients.
-
-        Raises:
-            UserError: there are none, or all are empty, or the cohort is larger than the federation.
-        """
+        """Make the clients. UserError: there are none, or all are empty, or the cohort is larger than the
+        federation."""
         if not self.clients:
             self.clients, self.client_names = self._clients()
             self._check()
@@ -188,12 +179,8 @@ class FederatedDataModule(LightningDataModule):
         self.sampler.check(len(self.active))
 
     def federate(self, sampler: Sampler, trains: Callable[[int], bool]) -> None:
-        """Let a federation draw the rounds' clients, and run the rounds.
-
-        Args:
-            sampler: draws the cohorts.
-            trains: of a round's number: whether its clients read batches.
-        """
+        """Let a federation draw the rounds' clients, and run the rounds; ``trains`` says of a round's number whether
+        clients read batches."""
         self.sampler, self._trains, self.federated = sampler, trains, True
         if self.clients:
             sampler.check(len(self.active))
@@ -221,11 +208,7 @@ class FederatedDataModule(LightningDataModule):
         return steps if most is None or steps is None else min(steps, most)
 
     def rows_of(self, batch: Any, client: int) -> int:
-        """Records of a client's batch.
-
-        Raises:
-            UserError: the batch does not show them.
-        """
+        """Records of a client's batch. UserError: the batch does not show them."""
         try:
             return extract_batch_size(batch)
         except MisconfigurationException as error:
@@ -245,7 +228,9 @@ class FederatedDataModule(LightningDataModule):
 
     def raw_batches(self, client: int, round_: int) -> Iterator[Any]:
         """A client's batches of a round, as its data set gives them: the Trainer's step places them."""
-        return training_batches(self, round_, client)
+        held, name, steps = self.clients[client], self.client_names[client], self.steps_of_round(round_)
+        batches = readable(held, name, steps, self.local_epochs, self.seed, round_, client)
+        return islice(batches, self.max_local_steps)
 
     def training_batches(self, client: int, round_: int) -> Iterator[Any]:
         """A client's batches of a round, where they must be, for steps that are not the Trainer's."""
@@ -258,7 +243,6 @@ class FederatedDataModule(LightningDataModule):
         return (precision.convert_input(move_data_to_device(batch, device)) for batch in batches)
 
     def train_dataloader(self) -> RoundLoader:
-        """The loader of rounds."""
         return RoundLoader(self)
 
     def val_dataloader(self) -> Any:

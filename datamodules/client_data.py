@@ -15,13 +15,8 @@ T = TypeVar("T")
 
 @dataclass
 class ClientData:
-    """Who holds what.
-
-    Attributes:
-        train: each client's training data, by name.
-        val, test: held-out data, by client or one common set.
-        labels: each client's labels (n_k,) for the partition's table and picture, where there are any.
-    """
+    """Who holds what: each client's training data, by name; held-out data, by client or one common set; and each
+    client's labels (n_k,) for the partition's table and picture, where there are any."""
 
     train: Mapping[str, Dataset]
     val: Mapping[str, Dataset] | Dataset | None = None
@@ -46,11 +41,7 @@ class ClientData:
 
 
 def by_name(clients: Mapping[Any, T]) -> Mapping[str, T]:
-    """The same with names that are strings.
-
-    Raises:
-        UserError: if two clients then have the same name.
-    """
+    """The same with names that are strings. UserError: if two clients then have the same name."""
     if all(type(name) is str for name in clients):
         return clients
     named = {str(name): value for name, value in clients.items()}

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bounds import within
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.errors import UserError
@@ -20,33 +21,17 @@ ROUNDING = 1e-12  # a spread so small beside the mean is that of a constant
 
 @dataclass(frozen=True)
 class ClientRows:
-    """A client's rows: numbers, classes, and which of the columns it has at all.
-
-    Attributes:
-        features: float64 tensor (n, d).
-        labels: int64 tensor (n,).
-        observed: bool tensor (d,), the columns that the client has; the others hold NaN.
-    """
+    """A client's rows: features, a float64 tensor (n, d), and classes, an int64 tensor (n,)."""
 
     features: Tensor
     labels: Tensor
-    observed: Tensor
-
-    @classmethod
-    def complete(cls, features: Tensor, labels: Tensor) -> "ClientRows":
-        """Rows of a client that has all columns."""
-        return cls(features, labels, torch.ones(features.shape[1], dtype=torch.bool))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def at(self, rows: Tensor) -> "ClientRows":
         """Some of the rows, by an int64 tensor (m,) of their indices."""
-        return replace(self, features=self.features[rows], labels=self.labels[rows])
-
-    def only(self, columns: list[int]) -> "ClientRows":
-        """Some of the columns, by their indices."""
-        return replace(self, features=self.features[:, columns], observed=self.observed[columns])
+        return ClientRows(self.features[rows], self.labels[rows])
 
 
 class ClientTables(FederatedDataModule):
@@ -70,12 +55,8 @@ class ClientTables(FederatedDataModule):
         federated: settings of ``FederatedDataModule``.
 
     Attributes:
-        columns: names of the columns, known once the data are loaded, as the following are.
-        label_names: the classes in the order of their indices.
-        observed: by client a bool tensor (d,): False for a column that is filled by 0, in standardised units.
-
-    Raises:
-        UserError: a number is out of its range.
+        columns: names of the columns, known once the data are loaded.
+        label_names: the classes in the order of their indices, known then, too.
     """
 
     def __init__(
@@ -89,8 +70,7 @@ class ClientTables(FederatedDataModule):
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
-        if not 0 <= test_fraction < 1:
-            raise UserError(f"data.test_fraction is {test_fraction}; it is a share of the rows, from 0 to below 1")
+        within("[0, 1)", "data", test_fraction=test_fraction)
         if (location is None) != (scale is None):
             raise UserError("data.location and data.scale belong together: give both, or none for pooled statistics")
         self.features, self.test_fraction = features, test_fraction
@@ -98,25 +78,20 @@ class ClientTables(FederatedDataModule):
         self.location, self.scale, self.doubtful = location, scale, doubtful
         self.columns: list[str] = []
         self.label_names: list[str] = []
-        self.observed: dict[str, Tensor] = {}
 
     def read(self) -> dict[str, ClientRows]:
         """Every client's rows; sets ``columns`` and ``label_names``."""
         raise NotImplementedError
 
     def load(self) -> ClientData:
-        """Every client's training and test data: float32 tensors (n, d) and int64 tensors (n,).
-
-        Raises:
-            UserError: names the client, the column and the remedy.
-        """
+        """Every client's training and test data: float32 tensors (n, d) and int64 tensors (n,). UserError: names the
+        client, the column and the remedy."""
         tables = self._selected(self.read())
         check_numbers(tables, self.columns)
         splits = {name: self._split(name, table) for name, table in tables.items()}
         train = {name: kept for name, (kept, _) in splits.items()}
         check_clients(train, self.columns, self.label_names, self.doubtful)
         location, scale = self._scaling(train)
-        self.observed = {name: table.observed for name, table in train.items()}
         test = {name: _dataset(out, location, scale) for name, (_, out) in splits.items() if len(out)}
         return ClientData(
             train={name: _dataset(table, location, scale) for name, table in train.items()},
@@ -132,7 +107,7 @@ class ClientTables(FederatedDataModule):
             raise UserError(f"data.features names {few(unknown)}, but the columns are {few(self.columns)}")
         chosen = [self.columns.index(name) for name in self.features]
         self.columns = list(self.features)
-        return {name: table.only(chosen) for name, table in tables.items()}
+        return {name: replace(table, features=table.features[:, chosen]) for name, table in tables.items()}
 
     def _split(self, name: str, table: ClientRows) -> tuple[ClientRows, ClientRows]:
         kept, out = stratified(table.labels, self.test_fraction, generator_for(self.split_seed, name, "test"))
@@ -156,18 +131,11 @@ class ClientTables(FederatedDataModule):
 
 
 def _dataset(table: ClientRows, location: Tensor, scale: Tensor) -> TensorDataset:
-    standardised = torch.where(table.observed, (table.features - location) / scale, 0.0)
-    return TensorDataset(standardised.float(), table.labels)
+    return TensorDataset(((table.features - location) / scale).float(), table.labels)
 
 
 def stratified(labels: Tensor, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Split rows by class into (kept, held out): round(fraction n_c) of class c are held out, and one row is kept.
-
-    Args:
-        labels: int64 tensor (n,).
-        fraction: share that is held out, from 0 to below 1.
-        generator: the only source of randomness.
-    """
+    """Split rows by class into (kept, held out): round(fraction n_c) of class c are held out, and one row is kept."""
     kept, held = [], []
     for rows in shuffled_classes(labels, generator):
         cut = min(round(fraction * len(rows)), len(rows) - 1)
@@ -183,31 +151,14 @@ def shuffled_classes(labels: Tensor, generator: torch.Generator) -> list[Tensor]
 
 
 def pooled_location(clients: Sequence[Tensor]) -> Tensor:
-    """The mean of all clients' rows: m = sum_j sum_i x_ij / sum_j n_j.
-
-    A client releases the sum and the number of its values of each column.
-
-    Args:
-        clients: each client's float64 tensor (n_j, d); NaN where it lacks a value.
-
-    Returns:
-        Float64 tensor (d,).
-    """
+    """The mean (d,) of all clients' rows (n_j, d), float64, NaN where one lacks a value: m = sum_j sum_i x_ij / sum_j
+    n_j. A client releases the sum and the number of its values of each column."""
     return torch.stack([rows.nansum(0) for rows in clients]).sum(0) / _counts(clients)
 
 
 def pooled_scale(clients: Sequence[Tensor], location: Tensor) -> Tensor:
-    """The standard deviation of all clients' rows: s^2 = sum_j sum_i (x_ij - m)^2 / sum_j n_j.
-
-    A client releases the sum of squares about the pooled mean, which is free of the cancellation in sum x^2 - n m^2.
-
-    Args:
-        clients: as for ``pooled_location``.
-        location: the pooled mean m, float64 tensor (d,).
-
-    Returns:
-        Float64 tensor (d,).
-    """
+    """The standard deviation (d,) of all clients' rows: s^2 = sum_j sum_i (x_ij - m)^2 / sum_j n_j, with m the pooled
+    mean (d,). A client releases the sum of squares about it, which is free of the cancellation in sum x^2 - n m^2."""
     squares = torch.stack([(rows - location).square().nansum(0) for rows in clients]).sum(0)
     return (squares / _counts(clients)).sqrt()
 
@@ -217,19 +168,11 @@ def _counts(clients: Sequence[Tensor]) -> Tensor:
 
 
 def check_numbers(clients: Mapping[str, ClientRows], columns: Sequence[str]) -> None:
-    """Refuse clients without rows and values that are no finite numbers.
-
-    Args:
-        clients: each client's rows, by name.
-        columns: names of the d columns.
-
-    Raises:
-        UserError: names the first such client, its column and its row.
-    """
+    """Refuse clients without rows and values that are no finite numbers, by client, column and row."""
     for name, own in clients.items():
         if not len(own):
             raise UserError(f"site {name!r} has no rows: give it some, or leave it out")
-        wrong = torch.nonzero(~own.features.isfinite() & own.observed)
+        wrong = torch.nonzero(~own.features.isfinite())
         if len(wrong):
             row, column = wrong[0].tolist()
             raise UserError(
@@ -244,17 +187,8 @@ def check_clients(
     classes: Sequence[str],
     doubtful: Literal["refuse", "warn"] = "refuse",
 ) -> None:
-    """Find clients that a classifier or a mixture cannot be fitted to.
-
-    Args:
-        clients: each client's training rows, by name.
-        columns: names of the d columns.
-        classes: names of the classes in the order of their indices.
-        doubtful: ``refuse`` raises the first fault, ``warn`` warns of each.
-
-    Raises:
-        UserError: a client has one class, a constant column, or no more rows than columns; names the remedy.
-    """
+    """Find clients that a classifier or a mixture cannot be fitted to: with one class, a constant column, or no more
+    rows than columns. ``refuse`` raises the first fault with its remedy, ``warn`` warns of each."""
     for name, own in clients.items():
         for fault, remedy in _faults(own, columns, classes):
             if doubtful == "refuse":

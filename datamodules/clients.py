@@ -72,11 +72,8 @@ def index_batches(
 
 
 class DatasetClient:
-    """A client that holds a map-style data set.
-
-    Attributes:
-        draw: gives the batches of indices, as ``index_batches`` does; a batch may be empty.
-    """
+    """A client that holds a map-style data set; ``draw`` gives the batches of indices, as ``index_batches``; a batch
+    may be empty."""
 
     draw: Callable[..., Iterator[list[int]]] = staticmethod(index_batches)
 
@@ -85,9 +82,7 @@ class DatasetClient:
     ) -> None:
         self.dataset = dataset
         self.records: int | None = len(dataset)  # type: ignore[arg-type]
-        self.batch_size = batch_size
-        self.collate_fn = collate_fn
-        self.num_workers = num_workers
+        self.batch_size, self.collate_fn, self.num_workers = batch_size, collate_fn, num_workers
 
     @property
     def has_batches(self) -> bool:
@@ -200,11 +195,7 @@ class LoaderClient:
 
 
 def one_loader(given: Any, purpose: str) -> Any:
-    """The loader in what a data module gives; None if there is none.
-
-    Raises:
-        UserError: there are several.
-    """
+    """The loader in what a data module gives; None if there is none. UserError: there are several."""
     if isinstance(given, CombinedLoader):
         given = given.flattened
     if isinstance(given, dict | list | tuple):
@@ -274,11 +265,8 @@ def _fetch(tensors: Sequence[Tensor], indices: list[int]) -> list[Tensor]:
 def client_of(
     name: str, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None, num_workers: int
 ) -> DataClient:
-    """The client that holds ``dataset``.
-
-    Raises:
-        UserError: if it is neither a map-style data set with a length nor an IterableDataset.
-    """
+    """The client that holds ``dataset``. UserError: if it is neither a map-style data set with a length nor an
+    IterableDataset."""
     if isinstance(dataset, IterableDataset):
         return LoaderClient(
             lambda: DataLoader(dataset, batch_size=batch_size, collate_fn=collate_fn, num_workers=num_workers)
@@ -294,17 +282,8 @@ def client_of(
 def readable(
     client: DataClient, name: str, local_steps: int | None, local_epochs: int, *stream: int | str
 ) -> Iterator[Any]:
-    """The client's batches, as its ``batches`` gives them.
-
-    Args:
-        client: whose they are.
-        name: the client's.
-        local_steps, local_epochs: how many batches are asked for.
-        stream: names the random stream that they are drawn from.
-
-    Raises:
-        UserError: its data set, its collate function or its loader raised; that exception is the cause.
-    """
+    """The client's batches, as its ``batches`` gives them. UserError: its data set, its collate function or its loader
+    raised; that exception is the cause."""
     number = 0
     try:
         for batch in client.batches(local_steps, local_epochs, *stream):
@@ -350,15 +329,8 @@ class CoinBatches:
     def __call__(
         self, records: int, batch_size: int, steps: int | None, epochs: int, *stream: int | str
     ) -> Iterator[list[int]]:
-        """``steps`` batches of indices, or as many as ``epochs`` passes have.
-
-        Args:
-            records: of the client.
-            batch_size: the expected number of a batch's.
-            steps: how many batches; None where passes are counted.
-            epochs: passes.
-            stream: names the random stream, where coins repeat.
-        """
+        """``steps`` batches of indices of a client's records, or as many as ``epochs`` passes have, of ``batch_size``
+        on average; ``stream`` names the random stream, where coins repeat."""
         uniform: Callable[[int], Tensor] = secure_uniform
         if self.seed is not None:
             uniform = partial(_repeated, generator_for(self.seed, *stream, "coins"))

@@ -28,9 +28,6 @@ class DealtTable(ClientTables):
             the classes as they are dealt.
         options: settings of ``ClientTables`` and of ``FederatedDataModule``; ``split_seed`` decides who holds what,
             too.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     def __init__(
@@ -59,11 +56,7 @@ class DealtTable(ClientTables):
         raise NotImplementedError
 
     def read(self) -> dict[str, ClientRows]:
-        """The clients' rows.
-
-        Raises:
-            UserError: there are not enough rows for so many clients.
-        """
+        """The clients' rows. UserError: there are not enough rows for so many clients."""
         table = self.whole()
         if self.sites > len(table):
             raise UserError(f"data.sites is {self.sites}, but there are only {len(table)} rows: ask for fewer")
@@ -106,12 +99,11 @@ class BreastCancerDataModule(DealtTable):
     """
 
     def whole(self) -> ClientRows:
-        """scikit-learn's table."""
         from sklearn.datasets import load_breast_cancer  # other data sets do without it
 
         table = load_breast_cancer()
         self.columns, self.label_names = [str(name) for name in table.feature_names], ["benign", "malignant"]
-        return ClientRows.complete(torch.from_numpy(table.data), 1 - torch.from_numpy(table.target).long())
+        return ClientRows(torch.from_numpy(table.data), 1 - torch.from_numpy(table.target).long())
 
 
 def alike(labels: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:
@@ -123,14 +115,10 @@ def alike(labels: Tensor, clients: int, generator: torch.Generator) -> list[Tens
 def shifted(features: Tensor, labels: Tensor, clients: int) -> list[Tensor]:
     """Deal the classes along one direction, one part apart, so that a client alone learns a difference of its own.
 
-    Every class is ordered by the second principal component of the standardised features and cut into K parts. Client k
-    receives the k-th part of the most frequent class and the next one, cyclically, of each other class. At every client
-    the classes thus differ along that component, which says little about them where all rows are together.
-
-    Args:
-        features: float64 tensor (n, d) with d of at least 2.
-        labels: int64 tensor (n,).
-        clients: their number K.
+    Every class is ordered by the second principal component of the standardised features (n, d), d of at least 2, and
+    cut into K parts. Client k receives the k-th part of the most frequent class and the next one, cyclically, of each
+    other class. At every client the classes thus differ along that component, which says little about them where all
+    rows are together.
     """
     score = _second_component(features)
     majority = labels.bincount().argmax()
@@ -152,16 +140,9 @@ def _second_component(features: Tensor) -> Tensor:
 
 
 def thinned(labels: Tensor, ratio: float, generator: torch.Generator) -> Tensor:
-    """Rows that remain when the most frequent and the rarest class stand as ``ratio`` to 1.
-
-    Rows of the rarest class are lost at random where it is too frequent, those of the most frequent one where it is not
-    frequent enough; one row of each remains.
-
-    Args:
-        labels: int64 tensor (n,).
-        ratio: at least 1.
-        generator: the only source of randomness.
-    """
+    """Rows that remain when the most frequent and the rarest class stand as ``ratio`` to 1, one of each at least. Rows
+    of the rarest class are lost at random where it is too frequent, those of the most frequent one where it is not
+    frequent enough."""
     classes = sorted(shuffled_classes(labels, generator), key=len)
     rare, common = len(classes[0]), len(classes[-1])
     if common > ratio * rare:

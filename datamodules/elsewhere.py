@@ -70,18 +70,9 @@ class Elsewhere(FederatedDataModule):
 
 
 def place(datamodule: FederatedDataModule, names: Sequence[str], own: str | None) -> None:
-    """Let a data module stand for one of several clients, or for none of them.
-
-    A data module that holds just these clients is left as it is.
-
-    Args:
-        datamodule: set up.
-        names: all clients'.
-        own: the client whose data these are; None where there are none, as at the server.
-
-    Raises:
-        UserError: the data of one client are those of several, or their classes have numbers of their own.
-    """
+    """Let a data module that is set up stand for the client ``own`` of all these, or for none of them, as at the
+    server. One that holds just these clients is left as it is. UserError: the data of one client are those of several,
+    or their classes have numbers of their own."""
     if list(names) == datamodule.client_names:
         return
     clients: list[DataClient] = [Away() for _ in names]

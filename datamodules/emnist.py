@@ -45,9 +45,6 @@ class ImagesByUser(FederatedDataModule):
 
     Attributes:
         shape: (C, H, W) of an image.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     shape = (1, SIDE, SIDE)
@@ -69,11 +66,7 @@ class ImagesByUser(FederatedDataModule):
 
     @abstractmethod
     def read(self) -> Mapping[str, Own]:
-        """Every user's images.
-
-        Raises:
-            UserError: files are missing or not what they should be.
-        """
+        """Every user's images. UserError: files are missing or not what they should be."""
 
     def load(self) -> ClientData:
         """Deal the users: images, float tensors (n, 1, 28, 28) in [-1, 1], background -1, and labels (n,)."""
@@ -95,16 +88,8 @@ def _records(own: Own, inverted: bool = False) -> ImageRecords:
 
 
 def _own_images(pixels: Any, labels: Any, whose: str) -> Own:
-    """One user's images out of ink 0 on paper 1, as the public files have it.
-
-    Args:
-        pixels: numbers (n, 784) or (n, 28, 28) in [0, 1].
-        labels: integers (n,) in 0 .. 61.
-        whose: the user and the file, for messages.
-
-    Raises:
-        UserError: they are anything else.
-    """
+    """One user's images out of ink 0 on paper 1, numbers (n, 784) or (n, 28, 28), and labels (n,) in 0 .. 61, as the
+    public files have them. UserError: they are anything else."""
     try:
         x, y = np.asarray(pixels, dtype=np.float32), np.asarray(labels)
     except (TypeError, ValueError) as error:
@@ -139,11 +124,7 @@ class LeafDataModule(ImagesByUser):
         super().__init__(data_dir, **options)
 
     def read(self) -> Mapping[str, Own]:
-        """Every writer's images.
-
-        Raises:
-            UserError: there is no file, or one is not as LEAF writes it.
-        """
+        """Every writer's images. UserError: there is no file, or one is not as LEAF writes it."""
         paths = sorted(self.data_dir.glob("all_data_*.json"))
         if not paths:
             raise UserError(
@@ -199,11 +180,8 @@ class FederatedEMNISTDataModule(ImagesByUser):
         self.file = file
 
     def read(self) -> Mapping[str, Own]:
-        """Every writer's images.
-
-        Raises:
-            UserError: h5py or the file is missing, or the file is not as TensorFlow Federated writes it.
-        """
+        """Every writer's images. UserError: h5py or the file is missing, or the file is not as TensorFlow Federated
+        writes it."""
         path = self.data_dir / self.file
         if not path.exists():
             raise UserError(

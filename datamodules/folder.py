@@ -36,21 +36,15 @@ BYTES_OF_16_BITS = 257  # 65535 / 255
 
 
 class ImageFiles(BatchDataset):
-    """Images read from disk when they are asked for.
-
-    Args:
-        paths: one file per image.
-        labels: int64 tensor (n,), or None.
-        shape: (C, H, W) with H = W: the shorter side is resized to H and the middle cut out; C is 1 (grey) or 3 (RGB).
-        cache: keep the bytes of every image once read: C H W bytes each.
-    """
+    """Images (C, H, W) read from disk when they are asked for: the shorter side is resized to H = W and the middle cut
+    out; C is 1 (grey) or 3 (RGB). Labels are int64 (n,), or None. ``cache`` keeps the bytes of every image once read, C
+    H W each."""
 
     def __init__(
         self, paths: Sequence[str], labels: Tensor | None, shape: tuple[int, int, int], cache: bool = True
     ) -> None:
         self.paths = list(paths)
-        self.labels = labels
-        self.shape = shape
+        self.labels, self.shape = labels, shape
         self.cache: dict[int, Tensor] | None = {} if cache else None
 
     def __len__(self) -> int:
@@ -67,11 +61,7 @@ class ImageFiles(BatchDataset):
         return [images] if self.labels is None else [images, self.labels[indices]]
 
     def pixels(self, index: int) -> Tensor:
-        """One image, uint8 tensor (C, H, W).
-
-        Raises:
-            UserError: if the file cannot be read as an image.
-        """
+        """One image, uint8 tensor (C, H, W). UserError: if the file cannot be read as an image."""
         if self.cache is not None and index in self.cache:
             return self.cache[index]
         try:
@@ -124,11 +114,8 @@ class FolderDataModule(FederatedDataModule):
         self.label_names: list[str] = []
 
     def load(self) -> ClientData:
-        """Find the images and their clients.
-
-        Raises:
-            UserError: names the first mistake in the folder or manifest, see ``read_records``, or an unreadable image.
-        """
+        """Find the images and their clients. UserError: names the first mistake in the folder or manifest, see
+        ``read_records``, or an unreadable image."""
         records = self._readable(read_records(self.path, self.outside))
         self.label_names = self._classes(set(records["label"]) - {""})
         train = self._by_client(records[records["split"] == "train"])
@@ -324,27 +311,16 @@ def _check_clients(records: "pd.DataFrame", source: Path) -> None:
 
 
 def check_header(path: str) -> None:
-    """Look at the file's first bytes.
-
-    Raises:
-        OSError, ValueError: one of ``UNREADABLE``: it is no image, or one whose white is not known.
-    """
+    """Look at the file's first bytes. OSError, ValueError: one of ``UNREADABLE``: it is no image, or one whose white is
+    not known."""
     with Image.open(path) as image:
         _levels(image)
 
 
 def read_pixels(path: str, shape: tuple[int, int, int]) -> Tensor:
-    """Decode an image, resize its shorter side, cut out the middle: uint8 tensor (C, H, W).
-
-    Pixels of 16 bits are scaled to 8. Pixels of 32 bits, whole numbers or not, do not say which of them is white.
-
-    Args:
-        path: the file.
-        shape: (C, H, W) with H = W; C is 1 (grey) or 3 (RGB).
-
-    Raises:
-        OSError, ValueError: one of ``UNREADABLE``: the file cannot be read, or its white is not known.
-    """
+    """Decode an image, resize its shorter side, cut out the middle: uint8 tensor (C, H, W), H = W, C 1 (grey) or 3
+    (RGB). Pixels of 16 bits are scaled to 8. Those of 32 bits, whole numbers or not, do not say which of them is white.
+    OSError, ValueError: one of ``UNREADABLE``: the file cannot be read, or its white is not known."""
     channels, size, _ = shape
     with Image.open(path) as opened:
         scale = _levels(opened)

@@ -31,15 +31,8 @@ class Hardship:
     wrong_labels: dict[str, float] = field(default_factory=dict)
 
     def on(self, data: ClientData, seed: int) -> ClientData:
-        """The data under this hardship.
-
-        Args:
-            data: of all clients.
-            seed: what the draws depend on.
-
-        Raises:
-            UserError: a setting out of its range, a client that does not exist, or labels that are not told.
-        """
+        """The data of all clients under this hardship. UserError: a setting out of its range, a client that does not
+        exist, or labels that are not told."""
         self._check(data)
         names = list(data.train)
         ranks = torch.randperm(len(names), generator=generator_for(seed, "ranks")) + 1
@@ -91,13 +84,8 @@ def mistaken(labels: Tensor, share: float, classes: Tensor, generator: torch.Gen
 
 
 class RecordSubset(Dataset[Any]):
-    """Some records of a data set, maybe with other labels.
-
-    Args:
-        dataset: map-style; with ``labels`` its items are sequences whose second entry is the label.
-        rows: which, int64 tensor (n,), in their order.
-        labels: (n,), in the place of the items' own.
-    """
+    """Some records of a map-style data set, rows (n,) in their order, maybe with other labels (n,) in the place of the
+    items' own, which are then their second entries."""
 
     def __init__(self, dataset: Dataset, rows: Tensor, labels: Tensor | None = None) -> None:
         self.dataset, self.rows, self.labels = dataset, rows, labels
@@ -106,7 +94,6 @@ class RecordSubset(Dataset[Any]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Any:
-        """One record."""
         item = self.dataset[int(self.rows[index])]
         return item if self.labels is None else [item[0], self.labels[index], *item[2:]]
 
@@ -115,7 +102,6 @@ class BatchSubset(RecordSubset, BatchDataset):
     """The same of a data set that reads a whole batch at a time."""
 
     def fetch(self, indices: list[int]) -> Any:
-        """The batch of these records."""
         fetch = batch_fetcher(self.dataset)
         assert fetch is not None
         batch = fetch(self.rows[indices].tolist())

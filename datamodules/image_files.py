@@ -40,20 +40,9 @@ _empty_array: Any = np.empty(0).__reduce__()[0]  # what a pickled array begins w
 
 
 def read_split(name: str, data_dir: str | Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
-    """Read one official split.
-
-    Args:
-        name: ``fashion_mnist``, ``cifar10`` or ``cifar100``.
-        data_dir: the folder that holds (or is to hold) the published files; archives placed there are unpacked.
-        train: the training split, else the test split.
-        download: fetch what is missing.
-
-    Returns:
-        Pixels, uint8 tensor (n, C, H, W), and labels, int64 tensor (n,).
-
-    Raises:
-        UserError: if files are missing, damaged or cannot be fetched; it names them and their folder.
-    """
+    """Read the official training or test split of ``fashion_mnist``, ``cifar10`` or ``cifar100``: pixels, uint8 (n, C,
+    H, W), and labels, int64 (n,). Archives placed in ``data_dir`` are unpacked, and what is missing is fetched where
+    ``download``. UserError: files are missing, damaged or cannot be fetched; it names them and their folder."""
     source, root = SOURCES[name], Path(data_dir).expanduser().absolute()
     if issubclass(source, CIFAR10):
         folder = root / source.base_folder
@@ -176,11 +165,8 @@ def brief(error: Exception) -> str:
 
 
 def read_plain_pickle(content: bytes) -> Any:
-    """What a pickle holds; text of Python 2 is read as Latin-1.
-
-    Raises:
-        pickle.UnpicklingError: it asks for anything but arrays and plain values.
-    """
+    """What a pickle holds; text of Python 2 is read as Latin-1. pickle.UnpicklingError: it asks for anything but arrays
+    and plain values."""
     return _PlainUnpickler(io.BytesIO(content), encoding="latin1").load()
 
 

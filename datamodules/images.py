@@ -37,20 +37,11 @@ SUPERCLASS = (
 
 
 class ImageRecords(BatchDataset):
-    """Some rows of an image set that stays in memory as bytes, shared by all clients; a batch is scaled when read.
-
-    Args:
-        pixels: uint8 tensor (N, C, H, W) with values 0 .. levels.
-        labels: int64 tensor (N,).
-        rows: int64 tensor (n,), the rows that belong to this data set.
-        levels: the value of white, which becomes 1 (and 0 becomes -1).
-    """
+    """Rows (n,) of an image set, uint8 (N, C, H, W) with labels (N,), that stays in memory as bytes, shared by all
+    clients; a batch is scaled when read. ``levels`` is the value of white, which becomes 1 (and 0 becomes -1)."""
 
     def __init__(self, pixels: Tensor, labels: Tensor, rows: Tensor, levels: int = 255) -> None:
-        self.pixels = pixels
-        self.labels = labels
-        self.rows = rows
-        self.levels = levels
+        self.pixels, self.labels, self.rows, self.levels = pixels, labels, rows, levels
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -137,11 +128,8 @@ class ImageDataModule(FederatedDataModule):
             read_split(self.dataset, self.data_dir, train=False, download=self.download)
 
     def load(self) -> ClientData:
-        """Read, split and deal out the images.
-
-        Raises:
-            UserError: if files are missing or damaged, or the partition cannot be made.
-        """
+        """Read, split and deal out the images. UserError: if files are missing or damaged, or the partition cannot be
+        made."""
         (pixels, labels), (test_pixels, test_labels), levels, groups = self._splits()
         own = [self.seed] if self.partition_by_seed else []
         generator = generator_for(self.split_seed, *own, "partition")
@@ -181,13 +169,8 @@ class ImageDataModule(FederatedDataModule):
 def digits_splits(
     seed: int, split: Split = "fixed", own_seed: int = 0
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """scikit-learn's 1,797 digits as ((pixels, labels) for training, the same for test): in each class 80 % and 20 %.
-
-    Pixels are uint8 tensors (n, 1, 8, 8) with values 0 .. 16.
-
-    Args:
-        seed, split, own_seed: ``split_by_class``'s.
-    """
+    """scikit-learn's 1,797 digits as ((pixels, labels) for training, the same for test), as ``split_by_class`` splits
+    them. Pixels are uint8 tensors (n, 1, 8, 8) with values 0 .. 16."""
     from sklearn.datasets import load_digits  # other data sets do without it
 
     digits = load_digits()
@@ -203,11 +186,7 @@ def superclass_of(labels: Tensor) -> Tensor:
 
 
 def check_inverted(share: float) -> None:
-    """Refuse what is no share of the users.
-
-    Raises:
-        UserError: ``share`` is not between 0 and 1.
-    """
+    """Refuse what is no share of the users."""
     if not 0 <= share <= 1:
         raise UserError(f"data.inverted is {share}; it is a share of the users, from 0 to 1")
 

@@ -35,7 +35,6 @@ class Institutions(FederatedDataModule):
         return ClientData({})  # the institutions' data modules have the data
 
     def setup(self, stage: str | None = None) -> None:
-        """Every institution's own, then the clients."""
         for datamodule in self._list:
             datamodule.trainer = self.trainer
             datamodule.setup(stage)  # type: ignore[arg-type]

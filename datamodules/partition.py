@@ -183,11 +183,7 @@ def hold_out(part: Tensor, fraction: float, generator: torch.Generator) -> tuple
 
 
 def partition_table(labels: Mapping[str, Tensor]) -> "pd.DataFrame":
-    """Count records by client (rows, in the given order) and class (columns, sorted).
-
-    Args:
-        labels: for every client the int64 tensor (n_k,) of its records' classes.
-    """
+    """Count the labels (n_k,), int64, by client (rows, in the given order) and class (columns, sorted)."""
     import pandas as pd
 
     classes = torch.unique(torch.cat(list(labels.values())))
@@ -198,26 +194,16 @@ def partition_table(labels: Mapping[str, Tensor]) -> "pd.DataFrame":
 
 
 def check_dealing(clients: int | None, held_out: float) -> None:
-    """Refuse to deal nobody, or to hold out everybody.
-
-    Args:
-        clients: how many users are to take part; None for all that are left.
-        held_out: share of all users who take part in nothing.
-
-    Raises:
-        UserError: ``clients`` is below 1, or ``held_out`` is not in [0, 1).
-    """
+    """Refuse to deal nobody (``clients``, None for all that are left), or to hold out everybody (``held_out``, a share
+    in [0, 1))."""
     at_least(1, "data", clients=clients)
     if not 0 <= held_out < 1:
         raise UserError(f"data.held_out is {held_out}; it is a share of the users, from 0 to below 1")
 
 
 def deal(names: list[str], held_out: float, clients: int | None, seed: int) -> tuple[list[str], list[str]]:
-    """The names of those who take part, in their order, and of those held out.
-
-    Raises:
-        UserError: there are not as many users as are to take part.
-    """
+    """The names of those who take part, in their order, and of those held out. UserError: there are not as many users
+    as are to take part."""
     order = [names[k] for k in torch.randperm(len(names), generator=generator_for(seed, "users")).tolist()]
     cut = round(held_out * len(names))
     others, left = order[:cut], order[cut:]

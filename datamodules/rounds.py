@@ -2,20 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from lit_epgan.datamodules.clients import DataClient, readable, tell_epoch
+from lit_epgan.datamodules.clients import tell_epoch
 from lit_epgan.errors import UserError
 
 
 class Mark(NamedTuple):
-    """Whose a held-out batch is, in a queue beside it: the module must see the batch as its data set gave it.
-
-    Attributes:
-        client: the client's index among all clients.
-        first: whether the batch is the client's first.
-    """
+    """Whose a held-out batch is, by index, and whether it is that client's first, in a queue beside it: the module must
+    see the batch as its data set gave it."""
 
     client: int
     first: bool
@@ -24,11 +19,6 @@ class Mark(NamedTuple):
 class Rounds(Protocol):
     """What the loader must know of the federation; FederatedDataModule does."""
 
-    clients: list[DataClient]
-    client_names: list[str]
-    local_epochs: int
-    max_local_steps: int | None
-    seed: int
     federated: bool
     unfederated: bool
     owners: deque[int]
@@ -42,8 +32,8 @@ class Rounds(Protocol):
         """The round's clients."""
         ...
 
-    def steps_of_round(self, round_: int) -> int | None:
-        """Local steps of a round; None where passes are counted."""
+    def raw_batches(self, client: int, round_: int) -> Iterator[Any]:
+        """A client's batches of a round, as its data set gives them."""
         ...
 
 
@@ -71,34 +61,14 @@ class RoundLoader:
         round_ = federation.current_round
         federation.owners.clear()
         for client in federation.cohort(round_):
-            for batch in training_batches(federation, round_, client):
+            for batch in federation.raw_batches(client, round_):
                 federation.owners.append(client)
                 yield batch
 
 
-def training_batches(federation: Rounds, round_: int, index: int) -> Iterator[Any]:
-    """A client's batches of a round, as its data set gives them.
-
-    Args:
-        federation: whose client it is.
-        round_: the round's number, from 0.
-        index: the client's.
-    """
-    client, name = federation.clients[index], federation.client_names[index]
-    steps = federation.steps_of_round(round_)
-    batches = readable(client, name, steps, federation.local_epochs, federation.seed, round_, index)
-    return islice(batches, federation.max_local_steps)
-
-
 class ValidationLoader:
-    """Every client's held-out batches, one client after another; its marks say whose each batch is.
-
-    Args:
-        loaders: by client.
-        marks: one for each batch.
-        owners: the batches' clients once more, for another reader.
-        epoch: of the fit, which the loaders' samplers are told.
-    """
+    """Every client's held-out batches, one client after another; its marks say whose each batch is, and ``owners`` for
+    another reader. The loaders' samplers are told the epoch of the fit."""
 
     def __init__(
         self,
@@ -107,9 +77,7 @@ class ValidationLoader:
         owners: deque[int] | None = None,
         epoch: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.loaders = loaders
-        self._epoch = epoch
-        self.marks = marks
+        self.loaders, self._epoch, self.marks = loaders, epoch, marks
         self.owners: deque[int] = deque() if owners is None else owners
 
     def __len__(self) -> int:

@@ -30,13 +30,9 @@ NAMED = 5  # utterances left out that a warning names
 
 
 class ChunkDataset(BatchDataset):
-    """Chunks of 20 frames of utterances that stay in memory once, however often frames are seen.
-
-    Args:
-        mel: float tensor (frames, 40) of all utterances, each padded by its future.
-        pdfs: int64 tensor (frames,): their HMM states.
-        starts: int64 tensor (n,): where this data set's chunks begin.
-    """
+    """Chunks of 20 frames of utterances that stay in memory once, however often frames are seen: log-mel features
+    (frames, 40) of all, each padded by its future, their HMM states (frames,), and where this data set's chunks begin
+    (n,)."""
 
     def __init__(self, mel: Tensor, pdfs: Tensor, starts: Tensor) -> None:
         self.mel, self.pdfs, self.starts = mel, pdfs, starts
@@ -149,11 +145,8 @@ class SpeechDataModule(FederatedDataModule):
         self._prepare()
 
     def load(self) -> ClientData:
-        """Cut the corpus into chunks and deal them out.
-
-        Raises:
-            UserError: names audio that cannot be used, or a mistake in a manifest.
-        """
+        """Cut the corpus into chunks and deal them out. UserError: names audio that cannot be used, or a mistake in a
+        manifest."""
         prepared = self.prepared
         clients = {name: chunks_of(own) for name, own in prepared.utterances["train"].items()}
         joined, starts = join(clients)
@@ -192,7 +185,6 @@ class SpeechDataModule(FederatedDataModule):
         self._masks = generator_for(self.seed, self.current_round, client, "masks")
 
     def as_trained(self, batch: Any) -> Any:
-        """The batch, masked."""
         return batch if self.masking is None else [self.masking(batch[0], self._masks), *batch[1:]]
 
     def _prepare(self) -> Prepared:

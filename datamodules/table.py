@@ -37,9 +37,6 @@ class TableDataModule(FederatedDataModule):
 
     Attributes:
         label_names: the name of label 0, 1, ..., known once the data are loaded.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     def __init__(
@@ -61,11 +58,8 @@ class TableDataModule(FederatedDataModule):
         self.label_names: list[str] = []
 
     def load(self) -> ClientData:
-        """Deal the users: features, float tensors (n, d), and labels, int64 tensors (n,).
-
-        Raises:
-            UserError: the file is missing, or not such a table.
-        """
+        """Deal the users: features, float tensors (n, d), and labels, int64 tensors (n,). UserError: the file is
+        missing, or not such a table."""
         table = self._read()
         features = self._features(table)
         labels = torch.from_numpy(self._labels(table))

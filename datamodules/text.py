@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import at_least
+from lit_epgan.bounds import at_least, within
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset
@@ -32,15 +32,9 @@ TOKENS = "tokens"  # the feature that has a sentence, its tokens separated by sp
 
 
 class TokenSequences(BatchDataset):
-    """Sequences, each between the symbols that begin and end it, cut after ``longest`` symbols between them.
-
-    A batch is as long as its longest sequence. The end is repeated up to there, where the mask is False.
-
-    Args:
-        sequences: lists of numbers.
-        begin, end: the two symbols.
-        longest: symbols of a sequence that are kept; the end of one that was cut is left out.
-    """
+    """Sequences of numbers, each between the symbols that begin and end it, cut after ``longest`` symbols between them;
+    the end of one that was cut is left out. A batch is as long as its longest sequence. The end is repeated up to
+    there, where the mask is False."""
 
     def __init__(self, sequences: Sequence[Sequence[int]], begin: int, end: int, longest: int) -> None:
         rows = [[begin, *sequence[:longest], *([end] if len(sequence) <= longest else [])] for sequence in sequences]
@@ -65,16 +59,8 @@ class TokenSequences(BatchDataset):
 
 
 class Text(TokenSequences):
-    """One user's sentences: as the numbers that a model learns from, and as the words that they are.
-
-    Args:
-        sentences: tokens each.
-        vocabulary: the words that have a number of their own.
-        sequences: what ``TokenSequences`` takes.
-
-    Attributes:
-        sentences, vocabulary: see above.
-    """
+    """One user's sentences: as the numbers that a model learns from (``TokenSequences``), and as the words that they
+    are, of which those in the vocabulary have a number of their own."""
 
     def __init__(self, sentences: Sequence[Sentence], vocabulary: WordSymbols, *sequences: Any) -> None:
         super().__init__(*sequences)
@@ -102,9 +88,6 @@ class TextDataModule(FederatedDataModule):
     Attributes:
         symbols: what the numbers mean; known once the data are loaded.
         sentences: each client's, as it has them; known once the data are loaded.
-
-    Raises:
-        UserError: a number is below 1, or ``joined`` is no share.
     """
 
     def __init__(
@@ -122,8 +105,7 @@ class TextDataModule(FederatedDataModule):
         if level not in LEVELS:
             raise UserError(f"data.level is {level!r}; it must be one of {', '.join(LEVELS)}")
         at_least(1, "data", clients=clients, held_out_users=held_out_users, vocabulary=vocabulary, longest=longest)
-        if not 0 <= joined <= 1:
-            raise UserError(f"data.joined is {joined}; it is a share of the sentences, from 0 to 1")
+        within("[0, 1]", "data", joined=joined)
         self.level, self.clients_wanted, self.held_out_users = level, clients, held_out_users
         self.vocabulary, self.longest, self.joined, self.split_seed = vocabulary, longest, joined, split_seed
         self.symbols: WordSymbols | ByteSymbols | None = None
@@ -134,11 +116,8 @@ class TextDataModule(FederatedDataModule):
         raise NotImplementedError
 
     def load(self) -> ClientData:
-        """Hold some users out, make the vocabulary of their text, and number what the others wrote.
-
-        Raises:
-            UserError: there are fewer users than are asked for.
-        """
+        """Hold some users out, make the vocabulary of their text, and number what the others wrote. UserError: there
+        are fewer users than are asked for."""
         everybody = self.users()
         wanted = self.clients_wanted or max(1, len(everybody) - self.held_out_users)
         if wanted + self.held_out_users > len(everybody):
@@ -198,11 +177,8 @@ class DocstringsDataModule(TextDataModule):
         self.library = library
 
     def users(self) -> Mapping[str, Sequence[Sentence]]:
-        """Every module's sentences, by its path in the library.
-
-        Raises:
-            UserError: there are none, as where a Python came without its library's source.
-        """
+        """Every module's sentences, by its path in the library. UserError: there are none, as where a Python came
+        without its library's source."""
         return docstrings(Path(self.library or sysconfig.get_paths()["stdlib"]).expanduser())
 
 
@@ -211,10 +187,7 @@ def docstrings(library: Path) -> dict[str, list[Sentence]]:
     """Sentences of the documentation strings below a folder, by the file's path in it, as lower-case tokens.
 
     A sentence ends at its full stop, question or exclamation mark, or at an empty line, and has at least 3 words. A
-    token is a word of letters and apostrophes, or any other character.
-
-    Raises:
-        UserError: there are none.
+    token is a word of letters and apostrophes, or any other character. UserError: there are none.
     """
     users = {}
     for path in sorted(library.rglob("*.py")):
@@ -259,9 +232,6 @@ class StackOverflowDataModule(TextDataModule):
         clients: how many users train.
         sentences_per_user: that are read, at most.
         text: settings of ``TextDataModule`` and of ``FederatedDataModule``.
-
-    Raises:
-        UserError: a number is below 1.
     """
 
     def __init__(self, path: str, clients: int = 1000, sentences_per_user: int = 100, **text: Any) -> None:
@@ -270,11 +240,8 @@ class StackOverflowDataModule(TextDataModule):
         self.path, self.sentences_per_user = path, sentences_per_user
 
     def users(self) -> Mapping[str, Sequence[Sentence]]:
-        """The sentences of as many users as are needed, drawn from the file.
-
-        Raises:
-            UserError: there is no such file, it is not laid out so, or h5py is needed and missing.
-        """
+        """The sentences of as many users as are needed, drawn from the file. UserError: there is no such file, it is
+        not laid out so, or h5py is needed and missing."""
         file = TFFFile(self.path)
         names = file.clients()
         order = torch.randperm(len(names), generator=generator_for(self.split_seed, "users")).tolist()

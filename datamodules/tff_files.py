@@ -42,11 +42,7 @@ class TFFFile:
         self.kind = kinds[0]
 
     def clients(self) -> list[str]:
-        """The clients' names, sorted.
-
-        Raises:
-            UserError: the file is not laid out so.
-        """
+        """The clients' names, sorted. UserError: the file is not laid out so."""
         if self.kind == "hdf5":
             with hdf5_examples(self.path) as examples:
                 return sorted(examples)
@@ -55,11 +51,8 @@ class TFFFile:
         )
 
     def texts(self, clients: Sequence[str], feature: str, most: int | None = None) -> dict[str, list[str]]:
-        """By client the values of a feature that is text, of its first ``most`` examples.
-
-        Raises:
-            UserError: the file is not laid out so, or has no such client or feature.
-        """
+        """By client the values of a feature that is text, of its first ``most`` examples. UserError: the file is not
+        laid out so, or has no such client or feature."""
         if self.kind == "hdf5":
             with hdf5_examples(self.path) as examples:
                 try:
@@ -89,10 +82,7 @@ class TFFFile:
 @contextmanager
 def hdf5_examples(path: Path) -> Iterator[Any]:
     """The open group ``examples`` of an HDF5 file: a group for each client, and in it a data set for each feature.
-
-    Raises:
-        UserError: h5py is missing, or the file is not as TensorFlow Federated writes it.
-    """
+    UserError: h5py is missing, or the file is not as TensorFlow Federated writes it."""
     try:
         import h5py  # an extra
     except ImportError as error:

@@ -62,11 +62,8 @@ class TinyImageNetDataModule(FederatedDataModule):
         self.label_names: list[str] = []
 
     def load(self) -> ClientData:
-        """Find the images and deal them out; they are read when they are used.
-
-        Raises:
-            UserError: something of the published folder is missing, or the partition cannot be made.
-        """
+        """Find the images and deal them out; they are read when they are used. UserError: something of the published
+        folder is missing, or the partition cannot be made."""
         paths, labels = self._train()
         generator = generator_for(self.split_seed, "partition")
         rows = named(partition(labels, self.partition, self.clients_wanted, generator, self.beta))

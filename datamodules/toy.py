@@ -22,12 +22,8 @@ INTERVALS = ((-7.0, -5.0, 30), (-2.0, 2.0, 20), (4.0, 8.0, 50))  # from, to, poi
 
 @dataclass(frozen=True)
 class GaussianMixture2d:
-    """Round Gaussians in the plane with equal weights: p(x) = 1/K sum_k N(x; mean_k, variance_k I).
-
-    Attributes:
-        means: float tensor (K, 2), the centres.
-        variances: float tensor (K,), of each coordinate.
-    """
+    """Round Gaussians in the plane with equal weights: p(x) = 1/K sum_k N(x; mean_k, variance_k I); means (K, 2),
+    variances (K,)."""
 
     means: Tensor
     variances: Tensor
@@ -108,11 +104,7 @@ class ToyDataModule(FederatedDataModule):
         self.clients_wanted = 1 if partition == "pooled" else clients if clients is not None else len(means)
 
     def load(self) -> ClientData:
-        """Draw the points and deal them out.
-
-        Raises:
-            UserError: if the partition cannot be made.
-        """
+        """Draw the points and deal them out. UserError: if the partition cannot be made."""
         x, component = self.mixture.sample(self.points, generator_for(self.data_seed, "train"))
         test = self.mixture.sample(self.test_points, generator_for(self.data_seed, "test"))
         kind = "iid" if self.partition == "pooled" else self.partition
@@ -163,9 +155,6 @@ class PolynomialDataModule(FederatedDataModule):
         data_dir, download: of no effect, since the points are computed; taken so that one command line fits every
             configuration.
         federated: settings of ``FederatedDataModule``.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     def __init__(

@@ -8,11 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lit_epgan.bounds import at_least
+from lit_epgan.bounds import at_least, within
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.images import check_inverted, digits_splits, inverted_users
-from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
 HAND = (0.25, 0.15, 0.08, 0.08)  # standard deviations of slant, weight, and shifts in halves of the image
@@ -57,8 +56,7 @@ class WritersDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(**federated)
         at_least(1, "data", clients=clients, images=images, held_out_writers=held_out_writers)
-        if not 0 <= val_fraction < 1:
-            raise UserError(f"data.val_fraction is {val_fraction}; it is a share of the training images, below 1")
+        within("[0, 1)", "data", val_fraction=val_fraction)
         check_inverted(inverted)
         self.clients_wanted, self.images, self.held_out_writers = clients, images, held_out_writers
         self.inverted, self.val_fraction, self.split_seed = inverted, val_fraction, split_seed
@@ -93,7 +91,6 @@ class WritersDataModule(FederatedDataModule):
         return TensorDataset(*map(torch.cat, zip(*others, strict=True)))
 
     def _written(self, name: str, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """One writer's images and their labels."""
         generator = generator_for(self.split_seed, name)
         rows = torch.randint(len(pixels), (self.images,), generator=generator)
         hand = torch.randn(4, generator=generator) * torch.tensor(HAND)
@@ -101,17 +98,9 @@ class WritersDataModule(FederatedDataModule):
 
 
 def by_hand(ink: Tensor, slant: float, weight: float, right: float, down: float) -> Tensor:
-    """Digits as one hand writes them.
-
-    Args:
-        ink: images (n, 1, H, W) in [0, 1].
-        slant: shear, in widths of half an image.
-        weight: of the pen; ink becomes ink^(1 + weight), so that below 0 it is bolder.
-        right, down: shift, in halves of the image.
-
-    Returns:
-        Images (n, 1, H, W) in [-1, 1], background -1.
-    """
+    """Digits (n, 1, H, W) in [-1, 1], background -1, as one hand writes ``ink`` (n, 1, H, W) in [0, 1]: ``slant`` is
+    the shear, in widths of half an image, ``right`` and ``down`` shift, in halves of it, and ink becomes ink^(1 +
+    weight), bolder below 0."""
     affine = torch.tensor([[1.0, slant, right], [0.0, 1.0, down]]).repeat(len(ink), 1, 1)
     grid = F.affine_grid(affine, list(ink.shape), align_corners=False)
     moved = F.grid_sample(ink, grid, align_corners=False, padding_mode="zeros")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Beta, LogNormal
 
-from lit_epgan.likelihood_free import Independent
+from lit_epgan.bayes import Independent
 
 
 class WardOutbreaks(Independent):

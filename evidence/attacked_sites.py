@@ -12,12 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.stats import norm
 from torch import Tensor, nn
 
-from lit_epgan.callbacks import FederationCallback
-from lit_epgan.command.lightning_cli import FederatedCLI
-from lit_epgan.embedding import GaussianMechanism
-from lit_epgan.embedding.factor import SENSITIVITY
-from lit_epgan.federated.function_space.generator_sites import SITE, SiteTensors, known_sites
-from lit_epgan.metrics.memorisation import (
+from evidence.attacks import (
     auc,
     by_inner_product,
     by_least_squares,
@@ -27,6 +22,11 @@ from lit_epgan.metrics.memorisation import (
     nearer_to_training,
     true_positive_rate,
 )
+from lit_epgan.bayes import GaussianMechanism
+from lit_epgan.bayes.factor import SENSITIVITY
+from lit_epgan.callbacks import FederationCallback
+from lit_epgan.cli.lightning_cli import FederatedCLI
+from lit_epgan.federated.function_space.generator_sites import SITE, SiteTensors, known_sites
 from lit_epgan.networks.average import frozen_copy
 from lit_epgan.randomness import generator_for
 from lit_epgan.runs.config_files import resolve_configs

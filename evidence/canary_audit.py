@@ -15,7 +15,7 @@ from evidence.one_run_audit import lower_bound
 from lit_epgan.engine import Everyone, InTurn, PlainFederation, Sampler
 from lit_epgan.federated import FedAvg
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise
-from lit_epgan.privacy.factorization import banded, toeplitz
+from lit_epgan.privacy.correlated import banded, toeplitz
 
 BOUND, DELTA = 0.5, 1e-5
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from benchmarks.side_by_side import markdown, options, publish
 from lit_epgan.engine import Everyone, InTurn, Plan
-from lit_epgan.engine.aggregation import Combination
+from lit_epgan.engine.messages import Combination
 from lit_epgan.privacy import CorrelatedNoise
-from lit_epgan.privacy.factorization import banded, prefix_deviations, sensitivity, square_root, toeplitz
+from lit_epgan.privacy.correlated import banded, prefix_deviations, sensitivity, square_root, toeplitz
 
 
 def tree(rounds: int) -> Tensor:

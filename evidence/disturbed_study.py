@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from benchmarks.side_by_side import markdown, options, publish
-from lit_epgan.study.run import CLI
-from lit_epgan.study.runner import Process, start
+from lit_epgan.cli.study_run import CLI
+from lit_epgan.cli.study_runner import Process, start
 
 PLAN = """
 title: Two methods, two seeds

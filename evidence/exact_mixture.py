@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evidence.chain_diagnostics import effective_sample_size, split_r_hat
-from lit_epgan.likelihood_free.simulator import GaussianMixture
+from lit_epgan.bayes.simulator import GaussianMixture
 
 Array = NDArray[np.float64]
 

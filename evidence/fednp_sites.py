@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from benchmarks.side_by_side import interleaved, markdown, options, publish
 from evidence.tilted_moments import BOUND, reference
+from lit_epgan.bayes import GaussianFactor, Sites, tilted_moments, tilted_moments_quadrature
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.engine import Algorithm
 from lit_epgan.federated import FedAvg, FedNP
-from lit_epgan.inference import GaussianFactor, Sites, tilted_moments, tilted_moments_quadrature
 from lit_epgan.modules.supervised import Classifier
 from lit_epgan.networks.mlp import MLPBackbone
 

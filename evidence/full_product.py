@@ -1,10 +1,10 @@
 """EP without its cavity: every client is pulled to the product of all sites, its own included. For ablations.yaml."""
 
-from lit_epgan.embedding import EmbeddingFactor
+from lit_epgan.bayes import EmbeddingFactor
+from lit_epgan.bayes.gaussian import GaussianFactor
 from lit_epgan.engine import Broadcast, Client
 from lit_epgan.federated import EmbeddingSites, ExpectationPropagation, GeneratorSites
 from lit_epgan.federated.function_space.embedding_release import TOTAL
-from lit_epgan.inference.gaussian import GaussianFactor
 
 
 class FullExpectationPropagation(ExpectationPropagation):

@@ -15,11 +15,10 @@ import torch
 
 from benchmarks.side_by_side import markdown, options, publish
 from evidence.exact_mixture import gibbs, ordered
-from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
+from lit_epgan.bayes import EmbeddingFactor, GaussianMechanism, GaussianMixture
+from lit_epgan.bayes.inference import FOUND, Inference
+from lit_epgan.bayes.mean_embeddings import answered, mean_embedding
 from lit_epgan.federated.likelihood_free.search_on_release import noise_of
-from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.inference import FOUND, Inference
-from lit_epgan.likelihood_free.mean_embeddings import answered, mean_embedding
 from lit_epgan.randomness import generator_for
 
 CENTRES, SITES = torch.tensor([[-9.0, 3.0], [0.0, -9.0], [8.0, 3.0]]), 3

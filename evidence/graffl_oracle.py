@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from benchmarks.side_by_side import markdown, options, publish
+from evidence.calibration import classifier_accuracy
 from evidence.exact_mixture import gibbs
-from lit_epgan.likelihood_free.calibration import classifier_accuracy
-from lit_epgan.likelihood_free.inference import FOUND, Inference
-from lit_epgan.likelihood_free.mean_embeddings import answered, mean_embedding
-from lit_epgan.likelihood_free.simulator import GaussianMixture
+from lit_epgan.bayes.inference import FOUND, Inference
+from lit_epgan.bayes.mean_embeddings import answered, mean_embedding
+from lit_epgan.bayes.simulator import GaussianMixture
 from lit_epgan.randomness import isolated
 
 TRUTH, SPREAD = 1.0, 1.5

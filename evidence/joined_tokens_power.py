@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from benchmarks.side_by_side import markdown, options, publish
+from evidence.trie_hh import TrieHH, fewest_users
 from lit_epgan.datamodules.text import docstrings, with_joined
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.words_view import is_joined, words_outside
-from lit_epgan.privacy import HeavyHitters, Ledger, Queries, TrieHH
-from lit_epgan.privacy.trie_hh import fewest_users
+from lit_epgan.privacy import HeavyHitters, Ledger, Queries
 from lit_epgan.randomness import generator_for
 from lit_epgan.symbols import most_frequent
 

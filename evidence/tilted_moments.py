@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.side_by_side import interleaved, markdown, options, publish
-from lit_epgan.inference.tilted import (
+from lit_epgan.bayes.tilted import (
     PROBITS,
     in_chunks,
     tilted_moments,

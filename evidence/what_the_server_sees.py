@@ -22,12 +22,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.side_by_side import markdown, options, publish
+from lit_epgan.bayes import GaussianMixture
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.carriers.protocol import Kind, answered
 from lit_epgan.carriers.secure_aggregation import MASKED, Masking, layout_of, numbers_in
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, Answer, Median, Round, Task
-from lit_epgan.engine.aggregation import MASKS, refuse_single_reports
+from lit_epgan.engine.mechanisms import MASKS, refuse_single_reports
 from lit_epgan.engine.wire import encode_answer
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
@@ -46,7 +47,6 @@ from lit_epgan.federated import (
     GeneratorSites,
     TiltedExpectationPropagation,
 )
-from lit_epgan.likelihood_free import GaussianMixture
 from lit_epgan.modules import GAN, Classifier, Posterior
 from lit_epgan.networks import MLPBackbone, MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, DistributedNoise

@@ -2,7 +2,7 @@
 
 import sys
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

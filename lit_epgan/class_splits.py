@@ -11,17 +11,9 @@ Split = Literal["fixed", "tuning", "by_seed"]
 
 
 def split_by_class(labels: Tensor, split_seed: int, split: Split = "fixed", own_seed: int = 0) -> tuple[Tensor, Tensor]:
-    """The rows that train and the rows that test, int64 tensors: in each class 80 % and 20 %.
-
-    One generator permutes the rows of class 0, 1, ... in turn, and the first 80 % train.
-
-    Args:
-        labels: int64 tensor (n,), the class of every record.
-        split_seed: of the fixed split.
-        split: ``tuning`` takes the last fifth of each class's training rows in the place of its test rows.
-            ``by_seed`` draws the test rows anew among all but these.
-        own_seed: of the split by seed.
-    """
+    """The rows that train and the rows that test, int64: of each class of ``labels`` (n,), int64, 80 % and 20 %, as
+    ``split_seed`` permutes it. ``tuning`` takes the last fifth of each class's training rows in the place of its test
+    rows; ``by_seed`` draws the test rows anew among all but these, by ``own_seed``."""
     generator = torch.Generator().manual_seed(split_seed)
     own = generator_for(split_seed, own_seed, "split")
     train, test = [], []

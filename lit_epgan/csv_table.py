@@ -14,13 +14,8 @@ NAMED = 20  # columns that a message lists
 
 @dataclass(frozen=True)
 class CsvTable:
-    """What a CSV file holds.
-
-    Attributes:
-        columns: the names in its first line.
-        lines: for each row the number of the line on which it begins; the names are line 1.
-        rows: the fields of each row, as many as there are columns.
-    """
+    """What a CSV file holds: the columns' names in its first line, each row's fields, as many, and the line on which it
+    begins."""
 
     columns: list[str]
     lines: list[int]
@@ -33,16 +28,9 @@ class CsvTable:
 
 
 def read_csv_table(file: Path, needed: Sequence[str], any_case: bool = False) -> CsvTable:
-    """Read a CSV file in UTF-8; blanks around a field are left out, as are empty rows.
-
-    Args:
-        file: the file; its first line names the columns.
-        needed: columns that it must have.
-        any_case: whether the columns' names mean the same in upper case.
-
-    Raises:
-        UserError: it is no such table, a column is missing or there twice, or a row has too few fields or too many.
-    """
+    """Read a CSV file in UTF-8 whose first line names the columns, those of ``needed`` among them, in upper case or
+    lower where ``any_case``. Blanks around a field are left out, as are empty rows. UserError: it is no such table, a
+    column is missing or there twice, or a row has too few fields or too many."""
     lines, rows = [], []
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
@@ -82,17 +70,9 @@ def _check_length(where: str, fields: list[str], columns: list[str]) -> None:
 
 
 def named_file(folder: Path, name: str, where: str, outside: bool = False) -> Path:
-    """The file that a table calls ``name``.
-
-    Args:
-        folder: the table's; names are relative to it.
-        name: as it stands in the table.
-        where: the table and the row, as a message names it.
-        outside: whether the file may lie elsewhere.
-
-    Raises:
-        UserError: it lies elsewhere, by an absolute name, by ``..`` or by a link.
-    """
+    """The file that a table in ``folder`` calls ``name``, relative to it; ``where`` is the table and the row, as a
+    message names them. UserError: it lies elsewhere, by an absolute name, by ``..`` or by a link, and not
+    ``outside``."""
     path = folder / os.path.normpath(name)  # what is checked is what is opened, also where a link precedes ``..``
     if outside:
         return path

@@ -43,14 +43,8 @@ DAMAGED = (
 
 @dataclass(frozen=True)
 class Emoji:
-    """Pictures of emoji.
-
-    Args:
-        pixels: uint8 tensor (n, 3, 32, 32).
-        categories: int64 tensor (n,), the place in ``CATEGORIES``.
-        numbers: int64 tensor (n,), the emoji's place in Unicode's order; vendors and skin tones share it.
-        vendors: int64 tensor (n,), the place in ``VENDORS``.
-    """
+    """Pictures of emoji, uint8 (n, 3, 32, 32), and int64 (n,): their places in ``CATEGORIES``, in Unicode's order,
+    which vendors and skin tones share, and in ``VENDORS``."""
 
     pixels: Tensor
     categories: Tensor
@@ -86,14 +80,8 @@ def read_emoji(data_dir: str | Path, vendor: Vendor = "both", skin_tones: bool =
 
 
 def split_by_emoji(emoji: Emoji, split_seed: int, split: Split = "fixed", own_seed: int = 0) -> tuple[Emoji, Emoji]:
-    """The pictures that train and those that test: of every category 80 % and 20 % of the emoji.
-
-    All pictures of an emoji, whoever has drawn them and in whatever tone, are on the same side.
-
-    Args:
-        emoji: all of them.
-        split_seed, split, own_seed: ``split_by_class``'s.
-    """
+    """The pictures that train and those that test: of every category 80 % and 20 % of the emoji, as in
+    ``split_by_class``. All pictures of an emoji, whoever has drawn them and in whatever tone, are on the same side."""
     numbers, places = emoji.numbers.unique(return_inverse=True)
     categories = torch.zeros_like(numbers).scatter_(0, places, emoji.categories)
     train, test = split_by_class(categories, split_seed, split, own_seed)

@@ -33,13 +33,8 @@ class Objective:
     generator: Loss
 
     def discriminator_loss(self, real: Tensor, fake: Tensor, weight: Tensor | None = None) -> Tensor:
-        """L_D = sum_i w_i l_real(D(x_i)) + mean_i l_fake(D(G(z_i))).
-
-        Args:
-            real: scores of real rows (batch, heads).
-            fake: scores of generated rows (any batch, heads).
-            weight: weights of the real rows (batch,) that sum to one; without them every row weighs 1 / batch.
-        """
+        """L_D = sum_i w_i l_real(D(x_i)) + mean_i l_fake(D(G(z_i))) of scores (batch, heads) and (any batch, heads),
+        and weights of the real rows (batch,) that sum to one; without them every row weighs 1 / batch."""
         return weighted_mean(self.real(at_least_single(real)), weight) + self.fake(at_least_single(fake)).mean()
 
     def generator_loss(self, fake: Tensor) -> Tensor:
@@ -62,11 +57,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def objective(name: str) -> Objective:
-    """The objective called ``name``.
-
-    Raises:
-        UserError: there is none of that name; the message lists those there are.
-    """
+    """The objective called ``name``. UserError: there is none of that name; the message lists those there are."""
     if name not in OBJECTIVES:
         raise UserError(f"objective {name!r} does not exist: choose one of {', '.join(OBJECTIVES)}.")
     return OBJECTIVES[name]
@@ -81,15 +72,9 @@ def weighted_mean(values: Tensor, weight: Tensor | None = None) -> Tensor:
 
 
 def squared_gradient_norms(scores: Tensor, inputs: Tensor) -> Tensor:
-    """|| grad_x D(x_i) ||^2 of every row, over *all* dimensions of a sample, where D is the mean of the heads.
-
-    Args:
-        scores: D(inputs), (batch, heads), with its graph.
-        inputs: float tensor (batch, ...) that requires a gradient.
-
-    Returns:
-        float tensor (batch,), itself differentiable with respect to D's parameters.
-    """
+    """|| grad_x D(x_i) ||^2 (batch,) of every row, over *all* dimensions of a sample, where D is the mean of the heads;
+    itself differentiable. ``scores`` (batch, heads) have the graph of ``inputs`` (batch, ...), which require a
+    gradient."""
     heads = scores.numel() // len(scores)
     total = scores.sum() if heads == 1 else scores.sum() / heads
     (gradient,) = torch.autograd.grad(total, inputs, create_graph=True)
@@ -138,11 +123,7 @@ def slope_penalty(squared_norms: Tensor, weight: Tensor | None = None) -> Tensor
 
 
 def r1_penalty(scores: Tensor, real: Tensor, weight: Tensor | None = None) -> Tensor:
-    """1/2 sum_i w_i || grad_x D(x_i) ||^2 on real rows (Mescheder et al. 2018, eq. 9), without its coefficient.
-
-    Args:
-        scores: D(real), (batch, heads), with its graph.
-        real: float tensor (batch, ...) that requires a gradient.
-        weight: weights of the rows (batch,) that sum to one.
-    """
+    """1/2 sum_i w_i || grad_x D(x_i) ||^2 on real rows (Mescheder et al. 2018, eq. 9), without its coefficient;
+    ``scores`` (batch, heads) have the graph of ``real`` (batch, ...), which requires a gradient, and weights (batch,)
+    sum to one."""
     return weighted_mean(squared_gradient_norms(scores, real), weight) * 0.5

@@ -14,12 +14,8 @@ AGAIN_SECONDS = 0.05
 
 
 class Stopped(SystemExit):
-    """The process was asked to end.
-
-    Attributes:
-        exit_code: 130 for Ctrl-C (SIGINT), 143 for SIGTERM, as a shell has it.
-        sentence: what the user is told.
-    """
+    """The process was asked to end; it exits with 130 for Ctrl-C (SIGINT), 143 for SIGTERM, as a shell has it, and a
+    sentence."""
 
     def __init__(self, number: int, sentence: str = "Stopped.") -> None:
         self.exit_code = 128 + number

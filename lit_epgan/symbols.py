@@ -15,11 +15,8 @@ UNKNOWN = "UNK"  # a word outside the vocabulary, in text that a model has made
 
 @dataclass(frozen=True)
 class WordSymbols:
-    """Words of a vocabulary, one symbol for all others, and the two that begin and end a sentence.
-
-    Attributes:
-        words: the vocabulary; the word at place k has the number k.
-    """
+    """Words of a vocabulary, the word at place k with the number k, one symbol for all others, and the two that begin
+    and end a sentence."""
 
     words: tuple[str, ...]
     _places: dict[str, int] = field(init=False, repr=False, compare=False)

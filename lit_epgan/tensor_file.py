@@ -24,12 +24,8 @@ CODE = "holds objects whose code would be run (give weights_only false only if y
 
 
 class TensorFileError(UserError):
-    """A file that cannot be taken for what it is called.
-
-    Args:
-        path: the file.
-        fault: what is wrong with it, in a few words that follow its name, as in ``is damaged``.
-    """
+    """A file that cannot be taken for what it is called: its path, and what is wrong in a few words that follow it, as
+    in ``is damaged``."""
 
     def __init__(self, path: str | os.PathLike[str], fault: str) -> None:
         super().__init__(f"{os.fspath(path)} {fault}.")
@@ -41,16 +37,8 @@ class CodeError(TensorFileError):
 
 
 def save(obj: Any, path: str | os.PathLike[str], durable: bool = False, shared: bool = False) -> None:
-    """Write ``obj`` with its digest beside ``path``, then rename: after a kill it is the old file or the new one.
-
-    Args:
-        obj: what ``torch.save`` takes.
-        path: the file to create or replace.
-        durable, shared: as ``atomic.replacing``'s.
-
-    Raises:
-        OSError: there is no room, or no permission.
-    """
+    """Write ``obj`` with its digest beside ``path``, then rename, as ``atomic.replacing``: after a kill it is the old
+    file or the new one. OSError: there is no room, or no permission."""
     with replacing(Path(path), durable, shared) as beside:
         try:
             with beside.open("wb") as file:
@@ -87,12 +75,8 @@ def load(
 
 
 def fault(path: str | os.PathLike[str], sealed: bool = False) -> str | None:
-    """What is wrong with the file's bytes, in a few words that follow its name; None if they are as they were saved.
-
-    Args:
-        path: the file; all of it is read.
-        sealed: whether to be without a digest is a fault.
-    """
+    """What is wrong with the file's bytes, all of which are read, in a few words that follow its name; None if they are
+    as they were saved. ``sealed``: whether to be without a digest is a fault."""
     try:
         with open(path, "rb") as file:
             return _trouble(file, sealed)
@@ -102,10 +86,7 @@ def fault(path: str | os.PathLike[str], sealed: bool = False) -> str | None:
 
 def outline(path: str | os.PathLike[str]) -> Any:
     """What was saved, the tensors without their values: reads little, and checks nothing that ``fault`` has checked.
-
-    Raises:
-        TensorFileError: its content is none, or one that would have to run code.
-    """
+    TensorFileError: its content is none, or one that would have to run code."""
     return _unpickled(path, os.fspath(path), map_location="meta", weights_only=True, mmap=True)
 
 

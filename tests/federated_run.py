@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bayes import GaussianMixture
 from lit_epgan.callbacks import FederatedStrategy, FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, InTurn, Median
@@ -38,7 +39,6 @@ from lit_epgan.federated import (
     GeneratorSites,
     TiltedExpectationPropagation,
 )
-from lit_epgan.likelihood_free import GaussianMixture
 from lit_epgan.modules import GAN, Posterior
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator

@@ -2,8 +2,8 @@
 
 from jsonargparse import Namespace
 
-from lit_epgan.command.lightning_cli import FederatedCLI
-from lit_epgan.command.parser import check_values
+from lit_epgan.cli.lightning_cli import FederatedCLI
+from lit_epgan.cli.parser import check_values
 from lit_epgan.runs.config_files import resolve_configs
 
 

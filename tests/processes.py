@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from lit_epgan.study.runner import Process, start
+from lit_epgan.cli.study_runner import Process, start
 
 ROOT = Path(__file__).parent.parent
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lit_epgan.study.plan import Study, read_studies
-from lit_epgan.study.run import Command, Run
-from lit_epgan.study.runner import Display, run_all
+from lit_epgan.cli.study_plan import Study, read_studies
+from lit_epgan.cli.study_run import Command, Run
+from lit_epgan.cli.study_runner import Display, run_all
 
 PLAN = """
 title: A trial

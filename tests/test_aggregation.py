@@ -18,7 +18,7 @@ from lit_epgan.engine import (
     TrimmedMean,
     Weighted,
 )
-from lit_epgan.engine.aggregation import Combination
+from lit_epgan.engine.messages import Combination
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
 from tests.test_sealed_server import federation

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from evidence.amortised import AmortisedPosterior, Summary, draw_parameters, ordered
+from evidence.calibration import coverage, ranks, uniformity
 from lit_epgan import tensor_file
+from lit_epgan.bayes.simulator import Simulator
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free.amortised import AmortisedPosterior, Summary, draw_parameters, ordered
-from lit_epgan.likelihood_free.calibration import coverage, ranks, uniformity
-from lit_epgan.likelihood_free.simulator import Simulator
 
 RECORDS, NOISE = 4, 0.5
 VARIANCE = 1 / RECORDS + NOISE**2

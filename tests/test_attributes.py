@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
-from lit_epgan.engine.attributes import Attributes
+from lit_epgan.engine.local_state import Attributes
 from lit_epgan.engine.own import same
 from lit_epgan.errors import UserError
 

@@ -11,8 +11,8 @@ from lightning.pytorch import Trainer
 
 from lit_epgan import tensor_file
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
-from lit_epgan.command.cli import main
-from lit_epgan.command.run_setup import ENTRY, hyperparameters, refuse_changes
+from lit_epgan.cli.main import main
+from lit_epgan.cli.run_setup import ENTRY, hyperparameters, refuse_changes
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from tests.federations import client_sets

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_epgan.command import lightning_cli
-from lit_epgan.command.cli import main
+from lit_epgan.cli import lightning_cli
+from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError
 from lit_epgan.modules import Classifier
 from tests.test_cli import refusal

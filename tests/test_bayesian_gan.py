@@ -10,9 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
 from torch import Tensor, nn
 
+from lit_epgan.bayes.sghmc import SGHMC
 from lit_epgan.callbacks.sample_grid import SampleGrid
 from lit_epgan.errors import UserError
-from lit_epgan.inference.sghmc import SGHMC
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator

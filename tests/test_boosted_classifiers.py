@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from lit_epgan.bayes.boosting import METHODS, Site, lacking
 from lit_epgan.callbacks import BoostedClassifiers
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
-from lit_epgan.likelihood_free.boosting import METHODS, Site, lacking
 from lit_epgan.privacy import CentralNoise
 from lit_epgan.randomness import generator_for
 from tests.federations import fit

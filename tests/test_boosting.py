@@ -9,9 +9,8 @@ from imblearn.over_sampling import SMOTE
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 
-from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free import boosting
-from lit_epgan.likelihood_free.boosting import (
+from lit_epgan.bayes import boosting
+from lit_epgan.bayes.boosting import (
     METHODS,
     Logistic,
     Site,
@@ -23,6 +22,7 @@ from lit_epgan.likelihood_free.boosting import (
     lacking,
     scores,
 )
+from lit_epgan.errors import UserError
 
 MEANS = np.array([[0.0, 0.0, 0.0], [1.5, 1.0, 0.0], [-1.0, 2.0, 1.0]])
 

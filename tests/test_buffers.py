@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from lit_epgan.engine import Median, PlainFederation
-from lit_epgan.engine.buffers import choose_merges, kind
+from lit_epgan.engine.module_state import choose_merges, kind
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
 

@@ -7,8 +7,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from evidence.calibration import coverage, ranks, uniformity
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free.calibration import coverage, ranks, uniformity
 
 M, L = 4000, 99
 

@@ -11,9 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lit_epgan.engine import Everyone, FixedSize, InTurn, Poisson, Rounds, Server
-from lit_epgan.engine.aggregation import Combination
 from lit_epgan.engine.mechanisms import NormClipping, Plan, flat_norm
-from lit_epgan.engine.messages import Count, Report, Total, Weighted
+from lit_epgan.engine.messages import Combination, Count, Report, Total, Weighted
 from lit_epgan.engine.samplers import Chains, Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
@@ -27,7 +26,7 @@ from lit_epgan.privacy import (
     Releases,
     spent,
 )
-from lit_epgan.privacy.secret_cohorts import SecretCohorts
+from lit_epgan.privacy.central import SecretCohorts
 from tests.federations import federation, fit
 from tests.modules import Regression
 from tests.plain_federation import federated

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from lit_epgan.command.cli import console, main
+from lit_epgan.cli.main import console, main
 from lit_epgan.runs.config_files import config_folders, known_configs
 from tests.processes import run_words
 
@@ -136,7 +136,7 @@ def test_debug_shows_the_traceback(monkeypatch):
 
 
 def test_a_programming_error_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr("lit_epgan.command.cli._run", lambda args: 1 // 0)
+    monkeypatch.setattr("lit_epgan.cli.main._run", lambda args: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["fit"])
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_of_another_model_and_a_damaged_one(folder, capsys):
 
 
 def test_help_lists_commands_and_configs_and_imports_nothing_heavy():
-    code = "import sys; from lit_epgan.command.cli import main; main(['--help']); print('torch' in sys.modules)"
+    code = "import sys; from lit_epgan.cli.main import main; main(['--help']); print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines()[-1] == "False"
     assert "cifar.yaml" in shown.stdout
@@ -228,7 +228,7 @@ def test_a_new_run_moves_the_old_one_aside(folder, capsys):
 
 
 def test_another_rank_moves_nothing(folder, monkeypatch):
-    from lit_epgan.command.run_setup import make_room
+    from lit_epgan.cli.run_setup import make_room
 
     (folder / "run" / "checkpoints").mkdir(parents=True)
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -295,7 +295,7 @@ def test_the_seed_decides_everything_and_reaches_the_data(folder):
 def test_several_processes_get_the_federations_strategy(devices, nodes, federated, expected):
     from jsonargparse import Namespace
 
-    from lit_epgan.command.run_setup import choose_strategy
+    from lit_epgan.cli.run_setup import choose_strategy
 
     trainer = Namespace(accelerator="cpu", devices=devices, num_nodes=nodes, strategy="auto")
     choose_strategy(trainer, federated)
@@ -316,7 +316,7 @@ def test_two_ranks_from_the_command_line_give_the_same_metrics(folder):
 def test_wandb_is_offline_without_a_key_only(class_path, folder, monkeypatch):
     from jsonargparse import Namespace
 
-    from lit_epgan.command.run_setup import place_loggers
+    from lit_epgan.cli.run_setup import place_loggers
 
     def placed(subcommand: str = "fit") -> Namespace:
         arguments = Namespace(save_dir=".", offline=False, id=None, name=None)

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import ClientMetrics, ClientReport, FederationCallback
 from lit_epgan.callbacks.client_report import DRAWN, PRINTED, WORST, clients_picture, print_clients, worst_first
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.metrics.over_clients import ClientResults

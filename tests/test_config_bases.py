@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from jsonargparse import Namespace, get_loader
 from wandb.errors import AuthenticationError
 
-from lit_epgan.command.cli import PAGE, main, short_help
-from lit_epgan.command.error_messages import explain
-from lit_epgan.command.parser import quoted
+from lit_epgan.cli.error_messages import explain
+from lit_epgan.cli.main import PAGE, main, short_help
+from lit_epgan.cli.parser import quoted
+from lit_epgan.cli.study_plan import read_studies
+from lit_epgan.cli.study_run import CLI, cli_command, runs_of
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import config_folders, find_config, resolve_configs, with_bases
 from lit_epgan.runs.run_folder import default_folder
 from lit_epgan.runs.yaml_files import load_yaml
-from lit_epgan.study.plan import read_studies
-from lit_epgan.study.run import CLI, cli_command, runs_of
 from tests.parsed import Parsed
 from tests.test_cli import refusal
 

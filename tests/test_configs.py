@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from lit_epgan.callbacks.generative_metrics import GenerativeMetrics
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
+from lit_epgan.cli.study_plan import read_studies
+from lit_epgan.cli.study_run import Run, cli_command
 from lit_epgan.datamodules.image_files import read_split
 from lit_epgan.datamodules.images import SHAPES
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.feature_extractors import FeatureExtractor
 from lit_epgan.runs.config_files import config_folders, with_bases
-from lit_epgan.study.plan import read_studies
-from lit_epgan.study.run import Run, cli_command
 from tests.cifar_tree import write_cifar
 from tests.emoji_tree import write_emoji
 from tests.parsed import Parsed

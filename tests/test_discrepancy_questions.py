@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from lit_epgan.embedding import RandomFourierFeatures
-from lit_epgan.likelihood_free.mean_embeddings import Question, SummedAnswer, answered, mean_embedding, statistic
+from lit_epgan.bayes import RandomFourierFeatures
+from lit_epgan.bayes.mean_embeddings import Question, SummedAnswer, answered, mean_embedding, statistic
 from lit_epgan.randomness import generator_for
 
 G = generator_for("questions")

@@ -4,8 +4,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+
 ROOT = Path(__file__).parent.parent
-GOAL = 0.97  # an override whose base says it all need not repeat it
+GOAL = 0.97
+HOOKS = {*dir(Callback), *dir(LightningDataModule), *dir(LightningModule)}
 
 
 def public(path: Path) -> Iterator[tuple[str, bool]]:
@@ -16,10 +19,11 @@ def public(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _within(node: ast.Module | ast.ClassDef, place: str) -> Iterator[tuple[str, bool]]:
+    derived = isinstance(node, ast.ClassDef) and bool(node.bases)
     for child in node.body:
         if isinstance(child, ast.FunctionDef | ast.ClassDef) and not child.name.startswith("_"):
             name = f"{place}:{child.name}"
-            yield name, bool(ast.get_docstring(child))
+            yield name + ":override" * derived, bool(ast.get_docstring(child))
             if isinstance(child, ast.ClassDef):
                 yield from _within(child, name)
 
@@ -27,5 +31,7 @@ def _within(node: ast.Module | ast.ClassDef, place: str) -> Iterator[tuple[str, 
 def test_nearly_all_of_them() -> None:
     files = [p for room in ("lit_epgan", "callbacks", "datamodules") for p in sorted((ROOT / room).rglob("*.py"))]
     found = [each for path in files if not path.is_symlink() for each in public(path)]
-    missing = [name for name, has in found if not has]
+    said = HOOKS | {name.removesuffix(":override").rpartition(":")[2] for name, has in found if has}
+    # an override need not repeat what its base says
+    missing = [n for n, has in found if not has and not (n.endswith(":override") and n.split(":")[-2] in said)]
     assert len(missing) <= (1 - GOAL) * len(found), f"{len(missing)} of {len(found)} have none: {missing}"

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lit_epgan.datamodules.toy import ToyDataModule
-from lit_epgan.embedding import (
+from lit_epgan.bayes import (
     EmbeddingFactor,
     LowFrequencies,
     NormalisedMoments,
@@ -26,7 +25,8 @@ from lit_epgan.embedding import (
     median_distance,
     project_to_simplex,
 )
-from lit_epgan.embedding.codes import cosine_basis
+from lit_epgan.bayes.codes import cosine_basis
+from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.toy_scores import density_error, grid, mode_coverage

@@ -10,9 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bayes import EmbeddingFactor
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.embedding import EmbeddingFactor
 from lit_epgan.engine import Broadcast, Client, Message, Rounds, Server
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites, ExpectationPropagation, FedAvg

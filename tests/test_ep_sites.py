@@ -9,11 +9,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from lit_epgan.bayes import SGHMC, GaussianFactor, Sites
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, LaplaceSites, SampleMoments, SiteRule
-from lit_epgan.inference import SGHMC, GaussianFactor, Sites
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.test_algorithms import Invariant, Quadratic, quadratics

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.integrate import quad
 from torch import Tensor
 
-from lit_epgan.inference import (
+from lit_epgan.bayes import (
     GaussianFactor,
     tilted_moments,
     tilted_moments_printed,

@@ -17,11 +17,11 @@ from scipy.special import gammaln, multigammaln
 from torch import Tensor
 
 from evidence import chain_diagnostics, claims, detection, exact_mixture, full_product, one_run_audit, same_model
+from lit_epgan.bayes.simulator import GaussianMixture
+from lit_epgan.cli.study_plan import read_studies
+from lit_epgan.cli.study_run import Run, cli_command, runs_of
 from lit_epgan.engine import Algorithm
 from lit_epgan.federated import EmbeddingSites, ExpectationPropagation, GeneratorSites
-from lit_epgan.likelihood_free.simulator import GaussianMixture
-from lit_epgan.study.plan import read_studies
-from lit_epgan.study.run import Run, cli_command, runs_of
 from tests.federations import federation, fit
 from tests.modules import Regression
 from tests.parsed import Parsed

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from lit_epgan.study.plan import read_studies
-from lit_epgan.study.run import runs_of
+from lit_epgan.cli.study_plan import read_studies
+from lit_epgan.cli.study_run import runs_of
 
 ROOT = Path(__file__).parent.parent
 

@@ -12,6 +12,8 @@ from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bayes.gaussian import GaussianFactor, factor_of, own_site
+from lit_epgan.bayes.tilted import tilted_moments_quadrature
 from lit_epgan.callbacks.classifier_prior import ClassifierPrior, projected
 from lit_epgan.callbacks.curve_fit import CurveFit
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
@@ -21,9 +23,6 @@ from lit_epgan.engine import Algorithm, Broadcast, Client, Rounds, Server
 from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, ConjugateEP, FedAvg, FedNP
 from lit_epgan.federated.bayesian.fednp import Q, kl_from_standard_normal
-from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site
-from lit_epgan.inference.gaussian import GaussianFactor
-from lit_epgan.inference.tilted import tilted_moments_quadrature
 from lit_epgan.modules.supervised import Regression
 from lit_epgan.networks.mlp import PolynomialFeatures
 from tests.federations import federation, fit
@@ -174,7 +173,7 @@ def test_a_users_mistakes() -> None:
         ({"latent": 0}, "latent is 0"),
         ({"moments": "exact"}, "closed-form or quadrature"),
         ({"weight": -1.0}, "weight is -1.0"),
-        ({"terms": 7}, "from 1 to 6"),
+        ({"terms": 7}, "FedNP.s terms is 7; it must lie in"),
     ):
         with pytest.raises(UserError, match=said):
             FedNP("backbone", "head", **options)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lit_epgan.carriers.contributions import read_contributions
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.engine import Broadcast, Client, Message
 from lit_epgan.federated import FedAvg
 from tests.processes import ROOT, environment

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm
 from lit_epgan.errors import UserError

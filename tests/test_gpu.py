@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.engine import Algorithm, NormClipping, PlainFederation
 from lit_epgan.federated import ExpectationPropagation
 from tests.test_vectorized import ALGORITHMS, CLIENTS, ROUNDS, Batch, Net, batches_of, cross_entropy, sgd

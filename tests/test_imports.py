@@ -14,17 +14,15 @@ LEAVES = {f"lit_epgan.{name}" for name in ("errors", "randomness", "atomic", "pr
 LEAVES |= {"lit_epgan.tensor_file", "lit_epgan.symbols"}
 LEAVES |= {"lit_epgan.csv_table", "lit_epgan.class_splits", "lit_epgan.emoji_package"}
 MATHEMATICS = (
-    "lit_epgan.embedding",
-    "lit_epgan.inference",
+    "lit_epgan.bayes",
     "lit_epgan.objectives",
     "lit_epgan.networks",
     "lit_epgan.metrics",
     "lit_epgan.speech",
-    "lit_epgan.likelihood_free",
 )
 ENGINE = "lit_epgan.engine"
 FEDERATION = (ENGINE, "lit_epgan.federated", "lit_epgan.callbacks", "lit_epgan.datamodules")
-COMMANDS = ("lit_epgan.command", "lit_epgan.study", "lit_epgan.__main__")
+COMMANDS = ("lit_epgan.cli", "lit_epgan.__main__")
 
 
 def within(name: str, *rooms: str) -> bool:
@@ -81,9 +79,9 @@ def test_this_test_sees_the_project() -> None:
         "lit_epgan.federated.bayesian.ep",
         "lit_epgan.callbacks.federation",
         "lit_epgan.datamodules.base",
-        "lit_epgan.command.cli",
+        "lit_epgan.cli.main",
     } <= names
-    assert "lit_epgan.inference.gaussian" in imports(ROOT / "lit_epgan/federated/bayesian/ep.py")
+    assert "lit_epgan.bayes.gaussian" in imports(ROOT / "lit_epgan/federated/bayesian/ep.py")
     assert "lit_epgan.objectives" in imports(ROOT / "lit_epgan/modules/gan.py")
     assert "lit_epgan.engine.samplers" in imports(ROOT / "datamodules/base.py")
 
@@ -103,7 +101,9 @@ def test_mathematics_needs_no_lightning(room: str) -> None:
 
 
 def test_rooms_import_one_way() -> None:
-    assert_imports_only("lit_epgan.inference", allowed=("lit_epgan.inference",))
+    assert_imports_only("lit_epgan.bayes", allowed=("lit_epgan.bayes", "lit_epgan.metrics"))
+    tensors = [f"lit_epgan.bayes.{name}" for name in ("gaussian", "sghmc", "tilted", "tilted_mixture")]
+    assert_imports_only(*tensors, allowed=("lit_epgan.bayes",))
     assert_imports_only(*MATHEMATICS, allowed=MATHEMATICS)
     assert_imports_only(ENGINE, allowed=(ENGINE,))
     assert_imports_only("lit_epgan.federated", allowed=("lit_epgan.federated", ENGINE, *MATHEMATICS))
@@ -112,7 +112,7 @@ def test_rooms_import_one_way() -> None:
     runs = ("lit_epgan.runs.run_folder", "lit_epgan.runs.yaml_files")
     assert_imports_only("lit_epgan.carriers", allowed=("lit_epgan.carriers", ENGINE, *runs))
     inspects = (
-        "lit_epgan.embedding",
+        "lit_epgan.bayes",
         "lit_epgan.privacy",
         "lit_epgan.datamodules.base",
         "lit_epgan.datamodules.text",

@@ -6,8 +6,8 @@ import yaml
 from rich.console import Console
 
 from lit_epgan import tensor_file
-from lit_epgan.command.cli import main
-from lit_epgan.command.inspect import PAGE, RELEASED, _keep_earlier, show
+from lit_epgan.cli.inspect import PAGE, RELEASED, _keep_earlier, show
+from lit_epgan.cli.main import main
 from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.view import Check, Findings
@@ -102,7 +102,7 @@ def test_it_locks_a_folder_of_the_last_configs_name(monkeypatch, tmp_path, capsy
     def taken(folder, option):
         raise UserError(f"{folder} is locked, {option}")
 
-    monkeypatch.setattr("lit_epgan.command.inspect.locked", taken)
+    monkeypatch.setattr("lit_epgan.cli.inspect.locked", taken)
     (tmp_path / "own.yaml").write_text("epochs: 2\n")
     for more, folder in ([], "runs/own"), (["--output", "elsewhere"], "elsewhere"):
         assert main([*INSPECT, "--config", "own.yaml", *more]) == 2

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lit_epgan import tensor_file
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule, WritersDataModule
 from lit_epgan.engine import FixedSize
 from lit_epgan.errors import UserError

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan import tensor_file
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.datamodules import DocstringsDataModule, FederatedDataModule
 from lit_epgan.datamodules.text import Text
 from lit_epgan.errors import UserError

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_epgan import tensor_file
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.datamodules import DocstringsDataModule
 from lit_epgan.datamodules.text import Text
 from lit_epgan.errors import UserError

@@ -16,7 +16,7 @@ from PIL import Image
 
 from lit_epgan.carriers.fit import VARIABLE, FitPlan
 from lit_epgan.carriers.kits import Members, provision, sites_of, store_in
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError
 from tests.processes import ROOT, environment
 from tests.same_weights import assert_same, last_checkpoint

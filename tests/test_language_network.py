@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError
 from lit_epgan.modules import LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork

@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from lit_epgan.embedding import RandomFourierFeatures
-from lit_epgan.likelihood_free import Independent, Statistics
-from lit_epgan.likelihood_free.inference import SEEN, Correction, Refinement
-from lit_epgan.likelihood_free.search import Particles, Search
+from lit_epgan.bayes import Independent, RandomFourierFeatures, Statistics
+from lit_epgan.bayes.inference import SEEN, Correction, Refinement
+from lit_epgan.bayes.search import Particles, Search
 from lit_epgan.randomness import generator_for
 
 N = 1000.0  # the data's records

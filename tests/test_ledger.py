@@ -11,8 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from lit_epgan.command.cli import main
-from lit_epgan.command.privacy import show
+from lit_epgan.cli.main import main, show
 from lit_epgan.errors import UserError
 from lit_epgan.privacy import Budget, Ledger, Queries, Releases, spent
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_epgan.privacy.clipped_gradients import ClippedGradients
 from lit_epgan.privacy.linear_layers import LinearLayers
 from lit_epgan.privacy.record_gradients import OuterProducts, Written
-from lit_epgan.privacy.row_by_row import row_by_row
+from lit_epgan.privacy.record_losses import row_by_row
 
 RECORDS = 6
 

@@ -21,8 +21,8 @@ import torch
 
 from lit_epgan import atomic, tensor_file
 from lit_epgan.atomic import naming, replacing, write_text
-from lit_epgan.command.cli import main
-from lit_epgan.command.error_messages import disk_error
+from lit_epgan.cli.error_messages import disk_error
+from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError
 from lit_epgan.runs import lock
 from lit_epgan.runs.lock import Holder, locked

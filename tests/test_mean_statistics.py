@@ -9,12 +9,9 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.distributions import LogNormal, Normal
 
-from lit_epgan.embedding import RandomFourierFeatures
-from lit_epgan.errors import UserError
-from lit_epgan.federated.features import Features
-from lit_epgan.likelihood_free import GaussianMixture, Independent, Statistics
-from lit_epgan.likelihood_free.inference import LinearMean, Refinement, SyntheticLikelihood
-from lit_epgan.likelihood_free.mean_embeddings import (
+from lit_epgan.bayes import GaussianMixture, Independent, RandomFourierFeatures, Statistics
+from lit_epgan.bayes.inference import LinearMean, Refinement, SyntheticLikelihood
+from lit_epgan.bayes.mean_embeddings import (
     basis,
     leading,
     ridged,
@@ -22,8 +19,10 @@ from lit_epgan.likelihood_free.mean_embeddings import (
     spread_directions,
     sufficient_directions,
 )
-from lit_epgan.likelihood_free.moves import aligned, consistent
-from lit_epgan.likelihood_free.search import Search
+from lit_epgan.bayes.moves import aligned, consistent
+from lit_epgan.bayes.search import Search
+from lit_epgan.errors import UserError
+from lit_epgan.federated.features import Features
 from lit_epgan.randomness import generator_for
 
 
@@ -90,7 +89,7 @@ def test_means_of_features_are_the_features_means() -> None:
 @pytest.mark.parametrize("rows", [8_192, 64], ids=["at once", "piece by piece"])
 def test_simulated_means_and_their_noise_are_those_of_gaussians(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 150 records: 64 + 64 + 22 where 64 are simulated at a time. 400 data sets each: a percent or two."""
-    monkeypatch.setattr("lit_epgan.likelihood_free.mean_embeddings.ROWS", rows)
+    monkeypatch.setattr("lit_epgan.bayes.mean_embeddings.ROWS", rows)
     phi = features()
     found = Statistics(Scaled(), phi).means(THETA.repeat_interleave(400, 0), 150, generator_for("means"))
     assert found.dtype == torch.float64
@@ -102,7 +101,7 @@ def test_simulated_means_and_their_noise_are_those_of_gaussians(rows: int, monke
 
 
 def test_pieces_are_averaged_by_their_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_epgan.likelihood_free.mean_embeddings.ROWS", 10)
+    monkeypatch.setattr("lit_epgan.bayes.mean_embeddings.ROWS", 10)
     simulator, phi = Counted(), features()
     theta = torch.tensor([[0.3], [-1.0]], dtype=torch.float64)
     found = Statistics(simulator, phi).means(theta, 25, generator_for("none"))
@@ -113,7 +112,7 @@ def test_pieces_are_averaged_by_their_sizes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_small_data_sets_are_simulated_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_epgan.likelihood_free.mean_embeddings.ROWS", 10)
+    monkeypatch.setattr("lit_epgan.bayes.mean_embeddings.ROWS", 10)
     simulator = Counted()
     Statistics(simulator, features()).means(torch.zeros(7, 1, dtype=torch.float64), 3, generator_for("none"))
     assert simulator.asked == [(3, 3), (3, 3), (1, 3)]
@@ -131,7 +130,7 @@ def test_the_covariance_is_that_within_a_data_set() -> None:
 
 def test_moments_along_directions_are_those_of_gaussians(monkeypatch: pytest.MonkeyPatch) -> None:
     """V phi has mean V E phi and covariance V Cov(phi) V^T, each of its own parameters: 20,000 records, a percent."""
-    monkeypatch.setattr("lit_epgan.likelihood_free.mean_embeddings.ROWS", 30_000)  # one data set at a time
+    monkeypatch.setattr("lit_epgan.bayes.mean_embeddings.ROWS", 30_000)  # one data set at a time
     phi, v = features(), torch.randn(2, 12, generator=generator_for("v"), dtype=torch.float64)
     means, covariances = Statistics(Scaled(), phi).moments(THETA, v, 20_000, generator_for("moments"))
     assert (means.dtype, covariances.shape) == (torch.float64, (2, 2, 2))

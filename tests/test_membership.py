@@ -7,7 +7,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from lit_epgan.metrics.memorisation import (
+from evidence.attacks import (
     auc,
     by_inner_product,
     by_least_squares,

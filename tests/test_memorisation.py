@@ -7,7 +7,7 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
-from lit_epgan.metrics.memorisation import copying_score, exceeding, nearer_to_training, nearest
+from evidence.attacks import copying_score, exceeding, nearer_to_training, nearest
 from lit_epgan.randomness import generator_for
 
 

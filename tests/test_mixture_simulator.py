@@ -12,12 +12,12 @@ from scipy.special import expit
 from torch import Tensor
 from torch.distributions import Beta, Dirichlet, Gamma, MultivariateNormal, Normal, Poisson
 
+from lit_epgan.bayes import Independent
+from lit_epgan.bayes.inference import FOUND, Inference
+from lit_epgan.bayes.mean_embeddings import Question, SummedAnswer, answered, mean_embedding
+from lit_epgan.bayes.moves import consistent
+from lit_epgan.bayes.simulator import GaussianMixture
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free import Independent
-from lit_epgan.likelihood_free.inference import FOUND, Inference
-from lit_epgan.likelihood_free.mean_embeddings import Question, SummedAnswer, answered, mean_embedding
-from lit_epgan.likelihood_free.moves import consistent
-from lit_epgan.likelihood_free.simulator import GaussianMixture
 from lit_epgan.randomness import generator_for
 
 OTHER_MIXTURE = GaussianMixture(3, 2, concentration=1.7, mean=0.5, mean_precision=0.2, dof=6.0, scale=1.3)
@@ -97,7 +97,7 @@ def test_naming_components_anew_changes_neither_prior_nor_model() -> None:
     [
         ({"components": 7}, "components is 7"),
         ({"dof": 1.0}, "dof is 1.0; an inverse Wishart of 2 dimensions needs more than 1"),
-        ({"scale": 0.0}, "scale is 0.0; it must be a number above 0"),
+        ({"scale": 0.0}, "scale is 0.0; it must be above 0"),
     ],
 )
 def test_what_is_out_of_range_is_named(settings: dict[str, float], sentence: str) -> None:

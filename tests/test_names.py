@@ -21,8 +21,8 @@ from rich.console import Console
 
 from lit_epgan.callbacks import FederatedProgressBar, PartitionReport, RoundCheckpoint, curve_fit, progress
 from lit_epgan.callbacks.partition_report import partition_picture, print_partition, with_names
-from lit_epgan.command.cli import main
-from lit_epgan.command.process import printable_messages
+from lit_epgan.cli.main import main
+from lit_epgan.cli.process import printable_messages
 from lit_epgan.errors import UserError
 from lit_epgan.runs.loggers import MetricsFile
 from lit_epgan.text import csv_cell, printable
@@ -233,7 +233,7 @@ def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     def refuse(args: list[str]) -> int:
         raise UserError("client a\u2028b\x1b[31m\nerror: is empty")
 
-    monkeypatch.setattr("lit_epgan.command.cli._run", refuse)
+    monkeypatch.setattr("lit_epgan.cli.main._run", refuse)
     assert main(["fit"]) == 2
     assert capsys.readouterr().err == "error: client a\\u2028b\\x1b[31m\\nerror: is empty\n"
 

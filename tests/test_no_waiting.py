@@ -55,7 +55,7 @@ FETCHING = ("tolist", "cpu", "numpy")  # these dispatch nothing on a CPU
 ON_THE_HOST = {
     "_get_value",  # Adam's step count, which torch keeps there on every device
     "steps_taken",  # the same
-    "_moments",  # lit_epgan.inference.tilted looks how deep a tail is on a CPU only
+    "_moments",  # lit_epgan.bayes.tilted looks how deep a tail is on a CPU only
 }
 
 

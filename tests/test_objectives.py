@@ -9,8 +9,8 @@ import torch
 from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor, nn
 
+from lit_epgan.bayes import SGHMC
 from lit_epgan.errors import UserError
-from lit_epgan.inference import SGHMC
 from lit_epgan.objectives import OBJECTIVES, gradient_penalty, objective, r1_penalty, squared_gradient_norms
 
 REAL = torch.tensor([[2.0], [-1.0]])

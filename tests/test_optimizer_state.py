@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, SequentialLR, StepLR
 
-from lit_epgan.engine.optimizer_state import OptimizerStates
+from lit_epgan.engine.local_state import OptimizerStates
 from lit_epgan.engine.own import same as equal
 from lit_epgan.errors import UserError
 

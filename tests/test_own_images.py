@@ -9,7 +9,7 @@ import yaml
 from PIL import Image
 
 from lit_epgan.callbacks import SampleWriter
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from tests.generative import gan, trainer
 from tests.test_cli import refusal
 

@@ -10,12 +10,12 @@ from matplotlib.image import imread, imsave
 from PIL import Image
 
 from lit_epgan.carriers.contributions import Contribution, Contributions, operator_page
+from lit_epgan.cli.study import study
+from lit_epgan.cli.study_run import runs_of
 from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.inspection import Ask, Check, Findings, ImageView, Inspection, Panel
 from lit_epgan.inspection.inspection import page as inspection_page
 from lit_epgan.privacy import Ledger, Queries
-from lit_epgan.study.command import study
-from lit_epgan.study.run import runs_of
 from tests.browser import CHROMIUM, Shown, look
 from tests.studies import read_study, run_quietly, write_plan, write_stand_in
 

@@ -9,7 +9,7 @@ from scipy import stats
 from scipy.special import digamma, polygamma
 from torch import Tensor
 
-from lit_epgan.likelihood_free.moves import (
+from lit_epgan.bayes.moves import (
     SHORTEST,
     CrankNicolson,
     Differences,
@@ -20,7 +20,7 @@ from lit_epgan.likelihood_free.moves import (
     largest_step,
     resampled,
 )
-from lit_epgan.likelihood_free.simulator import GaussianMixture
+from lit_epgan.bayes.simulator import GaussianMixture
 from lit_epgan.randomness import generator_for
 
 

@@ -11,12 +11,11 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from PIL import Image
 from torch import Tensor
 
-from lit_epgan.callbacks.density_map import DensityMap
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.pictures import tile
+from lit_epgan.callbacks.prediction_writer import SampleWriter
 from lit_epgan.callbacks.sample_grid import SampleGrid
-from lit_epgan.callbacks.sample_writer import SampleWriter
-from lit_epgan.callbacks.toy_metrics import ToyMetrics
+from lit_epgan.callbacks.toy_metrics import DensityMap, ToyMetrics
 from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.federated import GeneratorSites

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import PredictionWriter
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.errors import UserError

@@ -277,10 +277,10 @@ def test_mixture_approximation_has_a_gradient_at_its_own_samples() -> None:
     [
         (lambda: GaussianPrior(-1.0), "precision is -1"),
         (lambda: GaussianPrior(math.nan), "precision is nan"),
-        (lambda: HistoryPrior(size=0), "size and every are 0"),
-        (lambda: HistoryPrior(every=0), "and 0, but"),
+        (lambda: HistoryPrior(size=0), "size is 0"),
+        (lambda: HistoryPrior(every=0), "every is 0"),
         (lambda: HistoryPrior(weight=-1.0), "weight is -1"),
-        (lambda: HistoryPrior(variance=0.0), "variance 0"),
+        (lambda: HistoryPrior(variance=0.0), "variance is 0"),
         (lambda: HistoryPrior(approximation="gma", one_each_step=True), "gma has only one"),
         (lambda: HistoryPrior(approximation="laplace"), "psa or gma"),  # type: ignore[arg-type]
     ],

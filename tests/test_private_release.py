@@ -11,9 +11,9 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bayes import EmbeddingFactor, GaussianMechanism, NormalisedMoments, RandomFourierFeatures
+from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism, NormalisedMoments, RandomFourierFeatures
-from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.engine import Client, Message, Report, Rounds, Server, passing
 from lit_epgan.engine.mechanisms import flat_norm
 from lit_epgan.engine.messages import Broadcast, tensor_of

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_epgan.bayes import GaussianMixture
+from lit_epgan.bayes.moves import consistent
 from lit_epgan.callbacks import RoundCheckpoint
-from lit_epgan.callbacks.mixture_errors import mixture_errors
+from lit_epgan.callbacks.posterior_report import mixture_errors
 from lit_epgan.datamodules import ToyDataModule
 from lit_epgan.datamodules.clients import index_batches
 from lit_epgan.engine import Exchange, Rounds, Server, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated import PublishedRejection
-from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.abc_search import Accepted, distances, proposals
-from lit_epgan.likelihood_free.moves import consistent
+from lit_epgan.federated.likelihood_free.published_rejection import Accepted, distances, proposals
 from lit_epgan.modules import Posterior
 from lit_epgan.randomness import generator_for
 from tests.federations import fit
@@ -117,7 +117,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
 
 
 def test_without_an_iteration_it_is_refused() -> None:
-    with pytest.raises(UserError, match="iterations is 0; a round has at least 1"):
+    with pytest.raises(UserError, match="iterations is 0; it must be at least 1"):
         PublishedRejection(iterations=0)
 
 

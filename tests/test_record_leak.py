@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bayes import GaussianMixture
+from lit_epgan.bayes.mean_embeddings import Question, SummedAnswer, mean_embedding, statistic
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.clients import index_batches
 from lit_epgan.engine import PlainFederation, Task
 from lit_epgan.engine.private import Private
 from lit_epgan.federated import DiscrepancySearch, PublishedRejection
-from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.mean_embeddings import Question, SummedAnswer, mean_embedding, statistic
 from lit_epgan.modules import Posterior
 from lit_epgan.randomness import generator_for
 from tests.plain_federation import federated

@@ -14,9 +14,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from lit_epgan.engine import Algorithm, Answer, Count, NormClipping, PlainFederation, Report, Weighted, scalar
-from lit_epgan.engine.aggregation import GROUP, Combination
 from lit_epgan.engine.mechanisms import flat_norm
-from lit_epgan.engine.messages import is_finite
+from lit_epgan.engine.messages import GROUP, Combination, is_finite
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import LENGTH, decode_answer, encode_answer
 from lit_epgan.errors import UserError
@@ -73,7 +72,7 @@ def test_weighted_mean_of_a_thousand_clients(dtype: torch.dtype, tolerance: floa
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every entry counts as a large one."""
-    monkeypatch.setattr("lit_epgan.engine.aggregation.EXACT", 0)
+    monkeypatch.setattr("lit_epgan.engine.messages.EXACT", 0)
 
 
 def test_the_order_of_small_reports_does_not_matter() -> None:

@@ -29,7 +29,7 @@ from tests.federations import fit as federated
 from tests.modules import Regression
 from tests.notes import Notes
 
-ROOMS = ("callbacks", "datamodules", "command", "runs", "study", "engine", "fit")
+ROOMS = ("callbacks", "datamodules", "cli", "runs", "engine", "fit")
 
 
 def fit(module: LightningModule, *callbacks: Callback, epochs: int = 1, **options: Any) -> Trainer:

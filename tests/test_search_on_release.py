@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lit_epgan.bayes import EmbeddingFactor, GaussianMixture
+from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
+from lit_epgan.bayes.inference import FOUND, Stage
+from lit_epgan.bayes.mean_embeddings import answered
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.embedding import EmbeddingFactor
-from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.engine import Exchange, PlainFederation, Rounds, Server, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, SearchOnRelease
 from lit_epgan.federated.likelihood_free.search_on_release import noise_of
-from lit_epgan.likelihood_free import GaussianMixture
-from lit_epgan.likelihood_free.inference import FOUND, Stage
-from lit_epgan.likelihood_free.mean_embeddings import answered
 from lit_epgan.modules import Posterior
 from lit_epgan.randomness import generator_for
 from tests.federations import fit
@@ -166,7 +165,7 @@ def test_a_site_without_a_record_of_the_class_releases_that_too() -> None:
     [
         ({"inner": FedAvg()}, "takes nothing but the clients' releases, .* leave inner and from_round out"),
         ({"from_round": 2}, "leave inner and from_round out, and give the module a summary that is public"),
-        ({"generations": 0}, "generations is 0; a round has at least 1"),
+        ({"generations": 0}, "generations is 0; it must be at least 1"),
         ({"noise_multiplier": -1.0}, "noise_multiplier is -1.0"),
         ({"delta": 0.0}, "delta is 0.0"),
     ],

@@ -11,7 +11,7 @@ import torch
 
 from lit_epgan.carriers.fit import at_institution
 from lit_epgan.carriers.protocol import Endpoint
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.fit.ends import SharedClient, rows_of
 from tests.processes import ROOT, environment
 from tests.same_weights import assert_same, last_checkpoint

@@ -217,7 +217,7 @@ def given(spoil: Any = None, **options: Any) -> Given:
     tables = {}
     for k, name in enumerate(("mill", "dale")):
         features = torch.randn(12, 2, dtype=torch.float64, generator=generator(k))
-        tables[name] = ClientRows.complete(features, torch.tensor([0, 1]).repeat(6))
+        tables[name] = ClientRows(features, torch.tensor([0, 1]).repeat(6))
     if spoil is not None:
         tables["dale"] = spoil(tables["dale"])
     return Given(tables, **options)
@@ -226,7 +226,7 @@ def given(spoil: Any = None, **options: Any) -> Given:
 def with_value(rows: ClientRows, row: Any, column: int, value: float) -> ClientRows:
     features = rows.features.clone()
     features[row, column] = value
-    return ClientRows(features, rows.labels, rows.observed)
+    return ClientRows(features, rows.labels)
 
 
 BAD = {
@@ -281,7 +281,7 @@ class Small(DealtTable):
 
     def whole(self) -> ClientRows:
         self.columns, self.label_names = ["age"], ["a", "b"]
-        return ClientRows.complete(torch.arange(6.0).double()[:, None], torch.tensor([0, 1]).repeat(3))
+        return ClientRows(torch.arange(6.0).double()[:, None], torch.tensor([0, 1]).repeat(3))
 
 
 @pytest.mark.parametrize(

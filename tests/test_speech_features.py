@@ -11,7 +11,7 @@ from scipy.signal import welch
 from torch import nn
 from torchmetrics.text import WordErrorRate
 
-from lit_epgan.embedding import StackedFrames, herd
+from lit_epgan.bayes import StackedFrames, herd
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 from lit_epgan.speech import synthesis

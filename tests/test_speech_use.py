@@ -13,7 +13,7 @@ import soundfile
 import torch
 
 from lit_epgan.callbacks.word_error_rate import WordErrorRate, log_posteriors, lowest
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError
 from lit_epgan.modules.acoustic_model import AcousticModel
 from lit_epgan.networks.speech_networks import SRUAcousticNetwork

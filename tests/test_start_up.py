@@ -10,11 +10,11 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.command.process import no_collection
+from lit_epgan.cli.process import no_collection
 from tests.processes import ROOT, environment
 
 COMMAND = """import contextlib
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 with contextlib.suppress(SystemExit):
     main({words})
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import Callback
 
-from lit_epgan.command.cli import main
+from lit_epgan.cli.main import main
 from lit_epgan.runs.loggers import MetricsFile
 from lit_epgan.runs.run_folder import read_end
 from lit_epgan.signals import Stopped, stoppable

@@ -13,16 +13,16 @@ from matplotlib.image import imsave
 from rich.console import Console
 from scipy import stats
 
+from lit_epgan.cli import plots
+from lit_epgan.cli.plots import Picture, drawing, partition_in_words
+from lit_epgan.cli.report import Claim
+from lit_epgan.cli.significance import RatioOfMeans, holm, paired, ratio_of_means, welch
+from lit_epgan.cli.study import study
+from lit_epgan.cli.study_plan import Method, Ratio
+from lit_epgan.cli.study_run import Run, runs_of
+from lit_epgan.cli.study_runner import Display, run_all
+from lit_epgan.cli.table import Cell, best, cell_text, markdown, number_text, tabulate
 from lit_epgan.errors import UserError
-from lit_epgan.study import plots
-from lit_epgan.study.command import study
-from lit_epgan.study.comparisons import Claim
-from lit_epgan.study.plan import Method, Ratio
-from lit_epgan.study.plots import Picture, drawing, partition_in_words
-from lit_epgan.study.run import Run, runs_of
-from lit_epgan.study.runner import Display, run_all
-from lit_epgan.study.significance import RatioOfMeans, holm, paired, ratio_of_means, welch
-from lit_epgan.study.table import Cell, best, cell_text, markdown, number_text, tabulate
 from tests.studies import read_study, rewritten, run_quietly, write_plan, write_stand_in
 
 

@@ -12,14 +12,14 @@ from matplotlib.image import imsave
 from rich.console import Console
 from scipy import stats
 
+from lit_epgan.cli import plots
+from lit_epgan.cli.report import print_table, write_report
+from lit_epgan.cli.study import study, take_known
+from lit_epgan.cli.study_plan import read_studies
+from lit_epgan.cli.study_run import Run, runs_of
+from lit_epgan.cli.table import best, cell_text, tabulate
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import find_config
-from lit_epgan.study import plots
-from lit_epgan.study.command import study, take_known
-from lit_epgan.study.plan import read_studies
-from lit_epgan.study.report import print_table, write_report
-from lit_epgan.study.run import Run, runs_of
-from lit_epgan.study.table import best, cell_text, tabulate
 from tests.studies import read_study, rewritten, run_quietly, write_plan, write_stand_in
 
 

@@ -14,14 +14,14 @@ from matplotlib.text import Text as Drawn
 from rich.console import Console
 from rich.text import Text
 
+from lit_epgan.cli import plots
+from lit_epgan.cli.report import print_table, write_report
+from lit_epgan.cli.study import study
+from lit_epgan.cli.study_plan import read_studies
+from lit_epgan.cli.study_run import Run, runs_of
+from lit_epgan.cli.study_runner import Display
+from lit_epgan.cli.table import tabulate
 from lit_epgan.errors import UserError
-from lit_epgan.study import plots
-from lit_epgan.study.command import study
-from lit_epgan.study.plan import read_studies
-from lit_epgan.study.report import print_table, write_report
-from lit_epgan.study.run import Run, runs_of
-from lit_epgan.study.runner import Display
-from lit_epgan.study.table import tabulate
 from lit_epgan.text import csv_cell, markdown, markup, mathtext, printable
 from tests.names import names
 from tests.studies import run_quietly, write_plan, write_stand_in

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_epgan.command.cli import main
-from lit_epgan.command.run_end import summary
+from lit_epgan.cli.main import main
+from lit_epgan.cli.run_end import summary
+from lit_epgan.cli.study import study
+from lit_epgan.cli.study_plan import Method
+from lit_epgan.cli.study_run import CLI, Run, cli_command, runs_of
+from lit_epgan.cli.study_runner import Fork, start
 from lit_epgan.errors import UserError
 from lit_epgan.runs.run_folder import END, FitEnd, read_end, write_end
-from lit_epgan.study.command import study
-from lit_epgan.study.plan import Method
-from lit_epgan.study.run import CLI, Run, cli_command, runs_of
-from lit_epgan.study.runner import Fork, start
 from tests.studies import calls, read_study, run_quietly, write_plan, write_stand_in
 from tests.test_cli import TINY, refusal
 
@@ -79,7 +79,7 @@ def test_a_failed_run_is_named_with_its_last_lines_and_the_others_go_on(plan, st
 
 STUDY_PROCESS = """
 import sys; sys.path.insert(0, {tests!r})
-from lit_epgan.study.command import study
+from lit_epgan.cli.study import study
 command = lambda run: [sys.executable, "-S", {script!r}, str(run.folder), str(run.seed), "0"]
 sys.exit(study(["--config", {plan!r}, "--workers", "2", "--output", {output!r}], command))
 """
@@ -237,7 +237,7 @@ def test_it_is_ended_by_a_signal_to_its_group(tmp_path: Path) -> None:
 def test_it_does_not_outlive_the_study(tmp_path: Path) -> None:
     words = [*FIT, "--trainer.max_epochs", "100000", "--trainer.default_root_dir", str(tmp_path)]
     script = (
-        "import pathlib, time; from lit_epgan.study.runner import start\n"
+        "import pathlib, time; from lit_epgan.cli.study_runner import start\n"
         f"print(start({words!r}, pathlib.Path({str(tmp_path / 'log')!r}), False).pid, flush=True); time.sleep(600)"
     )
     study = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

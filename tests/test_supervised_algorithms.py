@@ -25,7 +25,7 @@ from lit_epgan.federated import (
     FedProx,
     FedYogi,
 )
-from lit_epgan.inference.shrinkage import ShrinkageCovariance
+from lit_epgan.federated.bayesian.fedpa import ShrinkageCovariance
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.quadratics import CENTRES, CURVATURES, RATE, RECORDS, clients, optimum, trained
@@ -247,7 +247,7 @@ def test_any_number_of_optimizers(algorithm: Algorithm) -> None:
 def test_a_users_mistakes() -> None:
     for build, said in (
         (lambda: SCAFFOLD("paths"), "give path or gradient"),  # type: ignore[arg-type]
-        (lambda: FedPA(every=0), "every must be at least 1"),
+        (lambda: FedPA(every=0), "every is 0; it must be at least 1"),
         (lambda: FedLA(floor=0.0), "floor > 0"),
         (lambda: MOON("x", temperature=0.0), "temperature > 0"),
         (lambda: FedAvgM(lr=0.0), "FedAvgM's lr is 0.0"),

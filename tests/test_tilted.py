@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from lit_epgan.bayes import tilted_moments_printed, tilted_moments_quadrature
+from lit_epgan.bayes.tilted import PROBITS, in_chunks, tilted_moments
 from lit_epgan.errors import UserError
-from lit_epgan.inference import tilted_moments_printed, tilted_moments_quadrature
-from lit_epgan.inference.tilted import PROBITS, in_chunks, tilted_moments
 
 ORACLE = json.loads((Path(__file__).parent / "oracles" / "tilted_moments.json").read_text())
 

@@ -11,10 +11,10 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 from torch import Tensor
 
-import lit_epgan.inference.tilted_mixture
-from lit_epgan.inference import GaussianFactor, gumbel_softmax, responsibilities
-from lit_epgan.inference.tilted import tilted_moments, tilted_moments_printed
-from lit_epgan.inference.tilted_mixture import Moments, TiltedMixture, tilted_sites
+import lit_epgan.bayes.tilted_mixture
+from lit_epgan.bayes import GaussianFactor, gumbel_softmax, responsibilities
+from lit_epgan.bayes.tilted import tilted_moments, tilted_moments_printed
+from lit_epgan.bayes.tilted_mixture import Moments, TiltedMixture, tilted_sites
 from tests.mixtures import component_log_densities, mixture_log_density
 
 D = 40
@@ -77,7 +77,7 @@ def test_a_sample_of_coordinates_gives_fs_gradient_on_average(
     """Every 5th (or 15th) of 40 coordinates: the mean over all places to begin is the whole sum."""
     mixture = TiltedMixture(GaussianFactor.from_moments(*cavity(len(point[1]))), CLOSED_FORM[1])
     whole, of_weights = mixture.tilt(*point)
-    monkeypatch.setattr(lit_epgan.inference.tilted_mixture, "SAMPLE", 8)
+    monkeypatch.setattr(lit_epgan.bayes.tilted_mixture, "SAMPLE", 8)
     torch.manual_seed(0)
     draws = [mixture.tilt(*point) for _ in range(200)]
     assert all(torch.equal(draw[1], of_weights) for draw in draws)

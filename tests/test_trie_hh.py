@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import hypergeom
 
+from evidence.trie_hh import TrieHH, delta_of, fewest_users, fewest_votes
 from lit_epgan.errors import UserError
-from lit_epgan.privacy import Ledger, Queries, Releases, TrieHH, spent
-from lit_epgan.privacy.trie_hh import delta_of, fewest_users, fewest_votes
+from lit_epgan.privacy import Ledger, Queries, Releases, spent
 
 
 def queries(folder: Path) -> Queries:

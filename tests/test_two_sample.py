@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from evidence.calibration import classifier_accuracy
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free.calibration import classifier_accuracy
 
 
 def test_equal_distributions_are_not_told_apart() -> None:

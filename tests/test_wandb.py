@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import wandb
 
+from lit_epgan.cli.study_plan import Method
+from lit_epgan.cli.study_run import CLI, Run
+from lit_epgan.cli.study_runner import Process, start
 from lit_epgan.runs import MetricsFile
-from lit_epgan.study.plan import Method
-from lit_epgan.study.run import CLI, Run
-from lit_epgan.study.runner import Process, start
 from tests.wandb_history import configuration, history, offline_files, summary, title
 
 ROUNDS = 4

@@ -97,7 +97,7 @@ def test_an_installed_wheel_finds_its_configs(wheel: Path, tmp_path: Path) -> No
         archive.extractall(unpacked)
     # -P and the path put the unpacked wheel before the editable install and leave the working directory out
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import lit_epgan.command.cli as cli; print(cli.__file__);"
+        "import sys; sys.path.insert(0, sys.argv[1]); import lit_epgan.cli.main as cli; print(cli.__file__);"
         "sys.exit(cli.main(['fit', '--config', 'digits.yaml', '--model.lr', '0.5', '--print_config']))"
     )
     shown = subprocess.run(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lit_epgan.inference import GaussianFactor, Sites, damped
+from lit_epgan.bayes import GaussianFactor, Sites, damped
 
 
 class TiedSites:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bayes import GaussianFactor, gumbel_softmax
+from lit_epgan.bayes.tilted import tilted_moments
 from lit_epgan.engine import Broadcast, Client
 from lit_epgan.federated import TiltedExpectationPropagation
 from lit_epgan.federated.features import Features
-from lit_epgan.inference import GaussianFactor, gumbel_softmax
-from lit_epgan.inference.tilted import tilted_moments
 from lit_epgan.randomness import generator_for
 from tests.federations import SIZES, client_sets
 from tests.mixtures import mixture_log_density

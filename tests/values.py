@@ -20,10 +20,10 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer
 
-from lit_epgan.command import lightning_cli
-from lit_epgan.command.cli import main
-from lit_epgan.study.run import environment
-from lit_epgan.study.runner import IMPORTS, _run
+from lit_epgan.cli import lightning_cli
+from lit_epgan.cli.main import main
+from lit_epgan.cli.study_run import environment
+from lit_epgan.cli.study_runner import IMPORTS, _run
 from tests.photographs import write_images
 
 FIT = {"fit": lightning_cli.FederatedCLI.subcommands()["fit"]}

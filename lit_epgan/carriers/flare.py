@@ -133,7 +133,7 @@ class TaskLink:
     def _done(self, task: Task, fl_ctx: FLContext) -> None:
         result = task.client_tasks[0].result if task.client_tasks else None
         code = None if result is None else result.get_return_code()
-        answer = result.get(ANSWER) if code == ReturnCode.OK else None
+        answer = result.get(ANSWER) if result is not None and code == ReturnCode.OK else None
         if code == ReturnCode.EXECUTION_RESULT_ERROR:
             self._over = True
             self._controller.log_error(fl_ctx, f"{self._site} does not take part; its own log says why")

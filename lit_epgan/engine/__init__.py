@@ -1,6 +1,6 @@
 """The federated engine, without Lightning: rounds on a server, a client's side of them, and what travels between."""
 
-from lit_epgan.engine.aggregation import Aggregator, Krum, Median, Robust, Stack, Sum, TrimmedMean
+from lit_epgan.engine.aggregation import Krum, Median, Robust, TrimmedMean
 from lit_epgan.engine.algorithm import (
     Algorithm,
     Around,
@@ -11,15 +11,37 @@ from lit_epgan.engine.algorithm import (
     passing,
 )
 from lit_epgan.engine.client import Client, OptimizedParameters, StepHooks
-from lit_epgan.engine.coming_and_going import ComingAndGoing
-from lit_epgan.engine.everyone_at_first import EveryoneAtFirst
 from lit_epgan.engine.mechanisms import Mechanism, NormClipping, Plan
-from lit_epgan.engine.messages import Broadcast, Count, Message, Report, Task, Term, Total, Weighted, merged, scalar
+from lit_epgan.engine.messages import (
+    Aggregator,
+    Broadcast,
+    Count,
+    Message,
+    Report,
+    Stack,
+    Sum,
+    Task,
+    Term,
+    Total,
+    Weighted,
+    merged,
+    scalar,
+)
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.plain_loop import PlainFederation
 from lit_epgan.engine.rounds import Federation, Round
 from lit_epgan.engine.runner import Answer, ClientRunner, LocalData, Model
-from lit_epgan.engine.samplers import Chains, Everyone, FixedSize, InTurn, Poisson, Sampler, stages
+from lit_epgan.engine.samplers import (
+    Chains,
+    ComingAndGoing,
+    Everyone,
+    EveryoneAtFirst,
+    FixedSize,
+    InTurn,
+    Poisson,
+    Sampler,
+    stages,
+)
 
 __all__ = [
     "Aggregator",

@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import SUMMED
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client, StepHooks
-from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Total, Weighted, tensor_of
+from lit_epgan.engine.messages import SUMMED, Aggregator, Broadcast, Count, Report, Term, Total, Weighted, tensor_of
 from lit_epgan.engine.samplers import Sampler
 from lit_epgan.errors import UserError
 
@@ -195,4 +195,52 @@ def refuse_buffers(total: Total) -> None:
         raise UserError(
             f"the clients have changed {changed[0].removeprefix(SUMMED)!r}, which would be merged under noise: leave "
             "buffers the server's with federation.buffers exclude, and frozen parameters alone"
+        )
+
+
+class Veil(NamedTuple):
+    """Why single reports are not to be seen.
+
+    Attributes:
+        admits: the attribute of an aggregator that says whether it may be used.
+        why: said of a single report.
+        name: what to leave out otherwise.
+    """
+
+    admits: str
+    why: str
+    name: str
+
+
+NOISE = Veil("private", "which no noise on a sum covers", "the private mechanism")
+
+
+MASKS = Veil("secure", "which secure aggregation hides", "secure aggregation")
+
+
+def refuse_single_reports(
+    owner: object, named: Mapping[str, Aggregator], changes: Aggregator | None, veil: Veil
+) -> None:
+    """Refuse aggregators that look at single reports.
+
+    Args:
+        owner: the algorithm, for the message.
+        named: the aggregators of single entries.
+        changes: that of all other changes; None for the sum.
+        veil: why.
+
+    Raises:
+        UserError: naming the aggregator, or the algorithm and the entry.
+    """
+    if changes is not None and not getattr(changes, veil.admits):
+        raise UserError(
+            f"{type(changes).__name__} looks at every client's report by itself, {veil.why}: leave the aggregator out, "
+            f"or {veil.name}"
+        )
+    seen = [name for name, each in named.items() if not getattr(each, veil.admits)]
+    if seen:
+        raise UserError(
+            f"{type(owner).__name__} wants every client's {seen[0]!r} by itself, {veil.why}: take an algorithm whose "
+            "reports sum, such as FedAvg (for GANs FedAvgGAN, EmbeddingSites or EmbeddingOnServer; of a buffer, set "
+            f"federation.buffers exclude), or leave {veil.name} out"
         )

@@ -1,6 +1,7 @@
 """What travels between the server and a client. A message declares, field by field, how the clients' values merge."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, dataclass_transform
@@ -8,6 +9,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, dataclass_
 import torch
 from torch import Tensor
 
+from lit_epgan.engine.collectives import all_gather, all_reduce, gather_objects
+
+AS = "/as/"  # in the name of an entry whose shape the server does not know
+SUMMED = "module/"  # counters and flags of the module: no change of parameters
+EXACT = 200_000  # numbers of an entry, up to which every client's is added in float64: it takes microseconds
+GROUP = 64  # clients whose larger entries are added in the report's own precision; these sums are added in float64
 M = TypeVar("M", bound="Message")
 Kind = Literal["mean", "sum", "product", "stack", "records", "count"]
 
@@ -240,3 +247,148 @@ def _norm(tensor: Tensor) -> float:
 def scalar(value: float) -> Tensor:
     """A number as a message's entry: a float64 tensor (1,)."""
     return torch.full((1,), value, dtype=torch.float64)
+
+
+class Aggregator(ABC):
+    """Base of the ways to combine one entry of all clients' reports.
+
+    Attributes:
+        secure: whether secure aggregation admits it: the server needs to see nothing but a sum.
+        private: whether a mechanism that adds noise to a sum of clipped reports admits it.
+    """
+
+    secure = False
+    private = False
+
+    @abstractmethod
+    def add(self, client: int, name: str, term: Term) -> None:
+        """Take in one client's entry; the tensor may be overwritten afterwards."""
+
+    @abstractmethod
+    def close(self, total: Total) -> None:
+        """Combine over clients and ranks into ``total``; every rank calls it."""
+
+
+class Sum(Aggregator):
+    """The sum of the reports.
+
+    Reports are summed in float64, so that the sum does not depend on who is summed first, or on which rank. For
+    entries of more than ``EXACT`` numbers this would cost five copies and more of each. There ``GROUP`` clients are
+    summed in float32 (float64 stays float64) and those sums in float64: the rounding is that of one float32 result.
+
+    Args:
+        device: where the sums are kept, whatever device an entry comes from; the CPU by default.
+    """
+
+    secure = True
+    private = True
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device if device is not None else torch.device("cpu")
+        self._partial: dict[str, Tensor] = {}
+        self._pending: dict[str, int] = {}
+        self._total: dict[str, Tensor] = {}
+        self._counts: dict[str, float] = {}
+
+    def add(self, client: int, name: str, term: Term) -> None:
+        """Add one client's entry to the partial sum."""
+        if isinstance(term, Count):
+            self._counts[name] = self._counts.get(name, 0.0) + term.number
+            return
+        tensor, weight = term if isinstance(term, Weighted) else Weighted(term)
+        tensor = tensor.to(self._device, _partial_dtype(tensor))
+        partial = self._partial.get(name)
+        if partial is None:
+            self._partial[name] = tensor * weight
+            self._pending[name] = 1
+        elif self._pending[name] == 0:
+            torch.mul(tensor, weight, out=partial)
+            self._pending[name] = 1
+        else:
+            partial.add_(tensor, alpha=weight)
+            self._pending[name] += 1
+        if self._pending[name] == GROUP:
+            self._flush(name)
+
+    def _flush(self, name: str) -> None:
+        if self._pending[name]:
+            total = self._total.get(name)
+            if total is None:
+                self._total[name] = self._partial[name].to(torch.float64, copy=True)  # the next group overwrites it
+            else:
+                total.add_(self._partial[name])
+            self._pending[name] = 0
+
+    def close(self, total: Total) -> None:
+        """The sums in float64, over ranks in one all_reduce; and which of them are counts."""
+        for name in self._partial:
+            self._flush(name)
+        for name, number in self._counts.items():
+            self._total[name] = self._total.get(name, 0.0) + scalar(number).to(self._device)
+        own = {name: (tensor.shape, name in self._counts) for name, tensor in self._total.items()}
+        held = {name: each for rank in gather_objects(own) for name, each in rank.items()}
+        total.sums.update(all_reduce(self._total, {name: shape for name, (shape, _) in held.items()}))
+        total.counts |= {name for name, (_, counts) in held.items() if counts}
+
+
+class Stack(Aggregator):
+    """Every client's own tensor: the server sees each by itself."""
+
+    def __init__(self) -> None:
+        self._each: dict[str, dict[int, Tensor]] = {}
+
+    def add(self, client: int, name: str, term: Term) -> None:
+        """Keep a copy of one client's entry."""
+        self._each.setdefault(name, {})[client] = tensor_of(term).clone()
+
+    def close(self, total: Total) -> None:
+        """All ranks' entries, clients in ascending order."""
+        for name, each in all_gather(self._each).items():
+            total.each.setdefault(name, {}).update(dict(sorted(each.items())))
+
+
+class Combination:
+    """The aggregators of one exchange, entry by entry.
+
+    Args:
+        named: the algorithm's own choice for some entries.
+        changes: a fresh aggregator for every other weighted entry, or None for the sum.
+        device: where sums are kept.
+    """
+
+    def __init__(self, named: Mapping[str, Aggregator], changes: Aggregator | None, device: torch.device) -> None:
+        self._named = named
+        self._sum = Sum(device)
+        self._changes = changes
+
+    def add(self, client: int, report: Report) -> None:
+        """Take in one client's report."""
+        for name, term in report.items():
+            if name in self._named:
+                self._named[name].add(client, name, term)
+            elif self._changes is not None and not self._sums(name, term):
+                self._changes.add(client, name, term)
+            else:
+                self._sum.add(client, name, term)
+
+    def add_sum(self, report: Report) -> None:
+        """Take in the sum of several clients' reports, each entry of which sums."""
+        for name, term in report.items():
+            self._sum.add(-1, name, term)
+
+    @staticmethod
+    def _sums(name: str, term: Term) -> bool:
+        return isinstance(term, Count) or (not isinstance(term, Weighted) and name.startswith(SUMMED))
+
+    def close(self) -> Total:
+        """The total over clients and ranks; every rank calls it."""
+        total = Total()
+        chosen = {id(a): a for a in (self._sum, self._changes, *self._named.values()) if a is not None}
+        for aggregator in chosen.values():
+            aggregator.close(total)
+        return total
+
+
+def _partial_dtype(tensor: Tensor) -> torch.dtype:
+    large = tensor.is_floating_point() and tensor.numel() > EXACT
+    return torch.promote_types(tensor.dtype, torch.float32) if large else torch.float64

@@ -1,18 +1,206 @@
-"""What of a module lies outside the flat vector: buffers, frozen parameters, personal layers."""
+"""What of a module lies outside the flat vector: buffers, frozen parameters, personal layers; and how it is merged."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
-from lit_epgan.engine.aggregation import AS, Aggregator, Stack
-from lit_epgan.engine.buffers import Merge, choose_merges, merged_extremes, refuse_unmatched
-from lit_epgan.engine.changes import change, changed, moved, same
-from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Total, Weighted
+from lit_epgan.engine.messages import AS, Aggregator, Broadcast, Count, Report, Stack, Term, Total, Weighted
 from lit_epgan.engine.parameters import matches
-from lit_epgan.engine.spectral import settle_spectral_norms
 from lit_epgan.errors import UserError
+from lit_epgan.listing import few
+
+Merge = Literal["mean", "sum", "any", "unit", "min", "max", "server", "local"]
+MERGES: tuple[str, ...] = get_args(Merge)
+UNIT_TOLERANCE = 1e-3
+
+
+def choose_merges(module: nn.Module, buffers: Mapping[str, Tensor], policy: Any) -> dict[str, Merge]:
+    """The merge of every buffer.
+
+        mean     the mean weighted by n_k: statistics, moving averages
+        sum      what all clients have added: counters (integers)
+        any      true if it became true anywhere: flags (bool, uint8)
+        unit     the mean, scaled to length one: vectors of length one, as spectral norm's
+        min, max the smallest and the largest over clients: observers' ``min_val`` and ``max_val``
+        server   back to the server's after each client
+        local    each client's own
+
+    A buffer that no client changes is a constant, whatever its kind: it is never sent.
+
+    Args:
+        module: their module.
+        buffers: by name.
+        policy: ``merge``, ``local`` or ``exclude`` for all, or merges by name pattern, the kind's for the rest.
+
+    Raises:
+        UserError: a policy or a merge that does not exist.
+    """
+    if isinstance(policy, str):
+        if policy not in ("merge", "local", "exclude"):
+            raise UserError(f"FederationCallback's buffers is {policy!r}; choose merge, local or exclude")
+        if policy != "merge":
+            return dict.fromkeys(buffers, "local" if policy == "local" else "server")
+        policy = {}
+    wrong = {name: merge for name, merge in policy.items() if merge not in MERGES}
+    if wrong:
+        raise UserError(f"FederationCallback's buffers: {wrong} is no way to merge; choose {', '.join(MERGES)}")
+    chosen: dict[str, Merge] = {}
+    for name, tensor in buffers.items():
+        asked = [merge for pattern, merge in policy.items() if matches(name, [pattern])]
+        chosen[name] = asked[0] if asked else kind(name, tensor)
+    return chosen
+
+
+def refuse_unmatched(policy: Any, buffers: Mapping[str, Tensor]) -> None:
+    """Refuse a pattern that matches no buffer.
+
+    Raises:
+        UserError: naming it, and the buffers that there are.
+    """
+    patterns = [] if isinstance(policy, str) else list(policy)
+    unmatched = [pattern for pattern in patterns if not any(matches(name, [pattern]) for name in buffers)]
+    if unmatched:
+        raise UserError(
+            f"FederationCallback's buffers: no buffer matches {', '.join(unmatched)}; there are {few(buffers, 3)}"
+        )
+
+
+def kind(name: str, tensor: Tensor) -> Merge:
+    """The merge that suits a buffer's meaning, as far as its name, type and values tell it."""
+    leaf = name.rpartition(".")[2]
+    if leaf in ("running_mean", "running_var"):  # whatever their length happens to be
+        return "mean"
+    if leaf in ("min_val", "min_vals", "max_val", "max_vals"):
+        return "min" if leaf.startswith("min") else "max"
+    if tensor.dtype in (torch.bool, torch.uint8):
+        return "any"
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        return "sum"
+    if tensor.dim() == 1 and tensor.numel() > 1 and abs(float(torch.linalg.vector_norm(tensor)) - 1) < UNIT_TOLERANCE:
+        return "unit"
+    return "mean"
+
+
+def merged_extremes(values: Sequence[Tensor], merge: Merge, held: Tensor | None) -> Tensor:
+    """The elementwise extreme of the clients' values and the server's, of those that have the first one's shape."""
+    alike = [value for value in values if value.shape == values[0].shape]
+    if held is not None and held.shape == values[0].shape:
+        alike.append(held)
+    stacked = torch.stack([value.to(values[0].device) for value in alike])
+    return stacked.amin(0) if merge == "min" else stacked.amax(0)
+
+
+def partition(merges: Mapping[str, Merge]) -> str:
+    """One line that says how each buffer is merged: its merge, and how many; single names where there are few."""
+    groups: dict[str, list[str]] = {}
+    for name, merge in merges.items():
+        groups.setdefault(merge, []).append(name)
+    return "; ".join(f"{merge}: {few(names, 3)}" for merge, names in groups.items())
+
+
+Compared = Sequence[tuple[str, Tensor, Merge]]
+"""Buffers of the server's shapes: their names, what they are now, how they are merged."""
+
+
+def changed(compared: Compared, server: Mapping[str, Tensor], weight: float) -> dict[str, Term]:
+    """The changes of those that have changed, by name, each as its merge wants it.
+
+    Args:
+        compared: what there is.
+        server: what there was, by name.
+        weight: n_k.
+    """
+    report: dict[str, Term] = {}
+    floats = [(n, t, m) for n, t, m in compared if t.is_floating_point() and t.numel()]
+    if floats:
+        deltas = torch._foreach_sub([t for _, t, _ in floats], [server[n] for n, _, _ in floats])
+        farthest = torch.stack([d.float() for d in torch._foreach_norm(deltas, float("inf"))]).tolist()
+        for (name, tensor, merge), delta, far in zip(floats, deltas, farthest, strict=True):
+            if far != far or far == float("inf"):
+                delta = torch.where(_stays(tensor, server[name]), torch.zeros_like(delta), delta)
+                far = float(delta.abs().max())
+            if far != 0:
+                report[name] = delta if merge == "sum" else Weighted(delta, weight)
+    for name, tensor, merge in compared:
+        if not tensor.is_floating_point() and not same(tensor, server[name]):
+            exact = torch.complex128 if tensor.is_complex() else torch.float64
+            delta = tensor.to(exact) - server[name].to(exact)
+            delta = torch.view_as_real(delta) if delta.is_complex() else delta
+            report[name] = Weighted(delta, weight) if merge in ("mean", "unit") else delta
+    return report
+
+
+def change(now: Tensor, before: Tensor) -> Tensor:
+    """The difference of two tensors of one shape, as real numbers: a complex one's is (..., 2)."""
+    delta = now - before
+    delta = torch.where(_stays(now, before), torch.zeros_like(delta), delta)
+    return torch.view_as_real(delta) if delta.is_complex() else delta
+
+
+def moved(held: Tensor, change: Tensor, weight: Tensor, merge: Merge) -> Tensor:
+    """The server's tensor after the clients' changes.
+
+    Args:
+        held: what the server has.
+        change: the sum of their changes, times n_k for a mean; a complex one's as real numbers (..., 2).
+        weight: sum of n_k (1,).
+        merge: how its changes are merged.
+    """
+    if held.is_complex():
+        change = torch.view_as_complex(change)
+    if merge == "any":
+        found = held.bool() | (change != 0).to(held.device)
+    elif merge == "sum":
+        found = held + change.to(held.device)
+    else:
+        found = held + (change / weight).to(held.device)
+    if merge == "unit":
+        found = found / torch.linalg.vector_norm(found).clamp(min=1e-12)
+    if not held.is_floating_point() and not held.is_complex() and merge != "any":
+        found = found.round()
+    return found.to(held.dtype)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are alike in shape, data type and values; NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a, b) or ((a.is_floating_point() or a.is_complex()) and bool(_stays(a, b).all()))
+
+
+def _stays(a: Tensor, b: Tensor) -> Tensor:
+    """Where two tensors of one shape are equal, or both not a number."""
+    return (a == b) | (a.isnan() & b.isnan())
+
+
+ITERATIONS = 15  # as torch's own initialisation
+
+
+@torch.no_grad()
+def settle_spectral_norms(module: nn.Module) -> bool:
+    """Run the power method of every spectral norm in ``module`` on the weights that it holds now.
+
+    Returns:
+        Whether there is any.
+    """
+    found = False
+    for submodule in module.modules():
+        if isinstance(submodule, nn.utils.parametrize.ParametrizationList):
+            for each in submodule:
+                if isinstance(each, _SpectralNorm) and submodule.original.dim() > 1:
+                    each._power_method(each._reshape_weight_to_matrix(submodule.original), ITERATIONS)
+                    found = True
+        for hook in submodule._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                for _ in range(ITERATIONS):
+                    hook.compute_weight(submodule, do_power_iteration=True)
+                found = True
+    return found
+
 
 BufferPolicy = Literal["merge", "local", "exclude"]
 PREFIX = "module/"

@@ -8,20 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine.aggregation import Aggregator
-from lit_epgan.engine.algorithm import Algorithm, Server
-from lit_epgan.engine.attributes import Attributes
+from lit_epgan.engine.algorithm import Algorithm, AlgorithmNetworks, Server
+from lit_epgan.engine.local_state import Attributes, OptimizerStates
 from lit_epgan.engine.mechanisms import Mechanism, Plan
-from lit_epgan.engine.messages import Task
+from lit_epgan.engine.messages import Aggregator, Task
 from lit_epgan.engine.module_state import ModuleState
-from lit_epgan.engine.networks import AlgorithmNetworks
-from lit_epgan.engine.optimizer_state import OptimizerStates
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.rounds import Federation, Round, cohorts_by, run_round
-from lit_epgan.engine.runner import Answer, ClientRunner, LocalData, Model, bounded, optimized_parameters
+from lit_epgan.engine.runner import Answer, ClientRunner, LocalData, Model, StepHook, bounded, optimized_parameters
 from lit_epgan.engine.samplers import Everyone, Sampler
-from lit_epgan.engine.side_by_side import Job, SideBySide, StepHook
+from lit_epgan.engine.side_by_side import Job, SideBySide
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 

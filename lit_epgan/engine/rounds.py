@@ -12,16 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.engine.aggregation import MASKS, NOISE, Aggregator, Combination, Stack, refuse_single_reports
-from lit_epgan.engine.algorithm import Algorithm, Exchange, Server
-from lit_epgan.engine.causes import Causes
+from lit_epgan.engine.algorithm import NETWORKS, Algorithm, AlgorithmNetworks, Exchange, Server
 from lit_epgan.engine.collectives import all_reduce, gather_objects, rank, ranks
-from lit_epgan.engine.divergence import ReportNorms, largest_norm, overflowing
-from lit_epgan.engine.mechanisms import Mechanism, refuse_buffers
-from lit_epgan.engine.messages import Report, Task, Total, is_finite, nbytes, norm, scalar
+from lit_epgan.engine.divergence import Causes, ReportNorms, largest_norm, overflowing
+from lit_epgan.engine.mechanisms import MASKS, NOISE, Mechanism, refuse_buffers, refuse_single_reports
+from lit_epgan.engine.messages import (
+    Aggregator,
+    Combination,
+    Report,
+    Stack,
+    Task,
+    Total,
+    is_finite,
+    nbytes,
+    norm,
+    scalar,
+)
 from lit_epgan.engine.module_state import PREFIX, ModuleState
-from lit_epgan.engine.networks import NAME as NETWORKS
-from lit_epgan.engine.networks import AlgorithmNetworks
 from lit_epgan.engine.private import Private, PrivateStates
 from lit_epgan.engine.runner import WEIGHT, Answer
 from lit_epgan.engine.samplers import Everyone, Sampler

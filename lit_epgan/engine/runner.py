@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_epgan.engine.algorithm import Algorithm
-from lit_epgan.engine.attributes import Attributes
+from lit_epgan.engine.algorithm import Algorithm, AlgorithmNetworks
 from lit_epgan.engine.client import Client, OptimizedParameters, Progress, StepHooks
+from lit_epgan.engine.local_state import Attributes, OptimizerStates
 from lit_epgan.engine.mechanisms import Mechanism
 from lit_epgan.engine.messages import Count, Report, Task, Term, is_finite
 from lit_epgan.engine.module_state import ModuleState
-from lit_epgan.engine.networks import AlgorithmNetworks
-from lit_epgan.engine.optimizer_state import OptimizerStates
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.private import Private
 from lit_epgan.errors import UserError
@@ -357,3 +355,18 @@ def bounded(batches: Iterator[Any], records: Callable[[Any], float]) -> Iterator
         known, following = records(batch), next(batches, end)
         yield batch, following is end, known
         batch = following
+
+
+@dataclass(frozen=True)
+class StepHook:
+    """The federation's own hook of an optimizer, which clients side by side do without.
+
+    Args:
+        tell: is called after each step.
+    """
+
+    tell: Callable[[], None]
+
+    def __call__(self, *_: Any) -> None:
+        """The optimizer has stepped."""
+        self.tell()

@@ -11,13 +11,13 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lit_epgan.engine.attributes import Attributes
 from lit_epgan.engine.client import Client, OptimizedParameters, StepHooks
+from lit_epgan.engine.local_state import Attributes
 from lit_epgan.engine.messages import Count, Task, Term
 from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.parameters import first_names
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.runner import WEIGHT, Answer, ClientRunner, LocalData, Model
+from lit_epgan.engine.runner import WEIGHT, Answer, ClientRunner, LocalData, Model, StepHook
 from lit_epgan.errors import UserError
 
 FLOATS, CLIENTS = 4_000_000, 250  # of a matrix of parameters, and its rows: more are no quicker
@@ -39,21 +39,6 @@ class Job:
     private: Private
     batches: list[Any]
     records: float
-
-
-@dataclass(frozen=True)
-class StepHook:
-    """The federation's own hook of an optimizer, which clients side by side do without.
-
-    Args:
-        tell: is called after each step.
-    """
-
-    tell: Callable[[], None]
-
-    def __call__(self, *_: Any) -> None:
-        """The optimizer has stepped."""
-        self.tell()
 
 
 class NotVectorizedError(Exception):

@@ -1,21 +1,18 @@
 """Federated algorithms, a file each: a round on the server, and the work that it asks of a client."""
 
 from lit_epgan.federated.bayesian.conjugate_ep import ConjugateEP
-from lit_epgan.federated.bayesian.ep import ExpectationPropagation
+from lit_epgan.federated.bayesian.ep import ExpectationPropagation, LaplaceSites, SampleMoments, SiteRule
 from lit_epgan.federated.bayesian.fedla import FedLA
 from lit_epgan.federated.bayesian.fednp import FedNP
 from lit_epgan.federated.bayesian.fedpa import FedPA
 from lit_epgan.federated.bayesian.prior_on import PriorOn
-from lit_epgan.federated.bayesian.site_rules import LaplaceSites, SampleMoments, SiteRule
 from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
-from lit_epgan.federated.drift.apfl import APFL
-from lit_epgan.federated.drift.ditto import Ditto
 from lit_epgan.federated.drift.feddyn import FedDyn
 from lit_epgan.federated.drift.fednova import FedNova
 from lit_epgan.federated.drift.fedprox import FedProx
 from lit_epgan.federated.drift.fedseq import FedSeq
 from lit_epgan.federated.drift.moon import MOON
-from lit_epgan.federated.drift.personal import PersonalModels
+from lit_epgan.federated.drift.personal import APFL, Ditto, PersonalModels
 from lit_epgan.federated.drift.scaffold import SCAFFOLD
 from lit_epgan.federated.drift.server_optimizers import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from lit_epgan.federated.f2a import F2A
@@ -26,7 +23,6 @@ from lit_epgan.federated.function_space.embedding_on_server import EmbeddingOnSe
 from lit_epgan.federated.function_space.embedding_sites import EmbeddingSites
 from lit_epgan.federated.function_space.generator_sites import GeneratorSites
 from lit_epgan.federated.likelihood_free.discrepancy_search import DiscrepancySearch
-from lit_epgan.federated.likelihood_free.energy_search import EnergySearch
 from lit_epgan.federated.likelihood_free.published_rejection import PublishedRejection
 from lit_epgan.federated.likelihood_free.search_on_release import SearchOnRelease
 from lit_epgan.federated.md_gan import MDGAN
@@ -43,7 +39,6 @@ __all__ = [
     "Ditto",
     "EmbeddingOnServer",
     "EmbeddingSites",
-    "EnergySearch",
     "ExpectationPropagation",
     "FedAdam",
     "FedAvg",

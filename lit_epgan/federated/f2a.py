@@ -38,11 +38,7 @@ class F2A(FedAvgGAN):
     """
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            discriminator: its own discriminator's change, which the server sees by itself.
-        """
+        """What leaves a client: its own discriminator's change, which the server sees by itself."""
 
         discriminator: Tensor = merged("stack")
 
@@ -59,9 +55,7 @@ class F2A(FedAvgGAN):
             raise UserError(
                 f"F2A's forgiveness, penalty and lr are {forgiveness}, {penalty} and {lr}; none may be negative"
             )
-        self.forgiveness = forgiveness
-        self.penalty = penalty
-        self.lr = lr
+        self.forgiveness, self.penalty, self.lr = forgiveness, penalty, lr
 
     def start(self, server: Server) -> None:
         """lambda, and the discriminator that every client begins with."""

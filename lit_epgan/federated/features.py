@@ -70,14 +70,9 @@ class Features:
         return caught
 
     def mean(self, module: nn.Module, batches: Iterable[Any], function: nn.Module, like: Tensor) -> Tensor:
-        """The mean (...) over all rows of ``function``'s values (rows, ...) of the features, in evaluation mode.
-
-        Args:
-            module: the module.
-            batches: x (rows, ...), or sequences that begin with it; not empty.
-            function: of features (rows, width).
-            like: a tensor of the dtype and device that the network computes in.
-        """
+        """The mean (...) over all rows of ``function``'s values (rows, ...) of the features (rows, width), in
+        evaluation mode. Batches are x (rows, ...), or sequences that begin with it, and not none; the network computes
+        in the dtype and on the device of ``like``."""
         total, rows = torch.zeros(()).to(like), 0
         with evaluating(module.get_submodule(self.network)):
             for x in map(batch_rows, batches):

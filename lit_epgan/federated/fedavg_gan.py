@@ -48,18 +48,13 @@ class FedAvgGAN(Algorithm):
     on_server = ("generator", "average")  # a client's generator trains nobody: its statistics are of no use
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            discriminator: its discriminator's change.
-        """
+        """What leaves a client: its discriminator's change."""
 
         discriminator: Tensor = merged("mean")
 
     def __init__(self, server_steps: int = 6, batch_size: int = 32) -> None:
         check_server_training(self, server_steps, batch_size)
-        self.server_steps = server_steps
-        self.batch_size = batch_size
+        self.server_steps, self.batch_size = server_steps, batch_size
 
     def build(self, module: nn.Module, seed: int) -> None:
         """Check that the module takes turns; on clients it is the discriminator's."""
@@ -71,7 +66,6 @@ class FedAvgGAN(Algorithm):
             )
 
     def leave(self, module: nn.Module) -> None:
-        """Both networks take turns again."""
         module.turns = ("discriminator", "generator")  # type: ignore[assignment]
 
     def start(self, server: Server) -> None:
@@ -79,13 +73,11 @@ class FedAvgGAN(Algorithm):
         server.module.turns = ("discriminator",)  # type: ignore[assignment]
 
     def train(self, client: Client, sent: Broadcast) -> Message:
-        """The discriminator's steps."""
         with taking_turns(client.module, "discriminator"):
             client.fit(sent["parameters"])
         return self.Report(discriminator=DiscriminatorPart(client.flat, client.module).read(client.change))
 
     def merge(self, server: Server, report: Any) -> None:
-        """The discriminators' mean, then the generator's training."""
         part = DiscriminatorPart(server.flat, server.module)
         part.write(server.parameters, part.read(server.parameters) + report.discriminator)
         self.train_generator(server, self.batches(server))
@@ -115,12 +107,7 @@ def taking_turns(module: nn.Module, *turns: str) -> Iterator[None]:
 
 
 class DiscriminatorPart:
-    """The discriminator's part of a flat vector.
-
-    Args:
-        flat: the federated parameters.
-        module: the module, with a submodule ``discriminator``.
-    """
+    """The part of a flat vector that is the module's submodule ``discriminator``."""
 
     def __init__(self, flat: FlatParameters, module: nn.Module) -> None:
         self._numel = flat.numel

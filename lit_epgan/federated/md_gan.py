@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged
 from lit_epgan.errors import UserError
 from lit_epgan.federated.fedavg_gan import DiscriminatorPart, FedAvgGAN, taking_turns
@@ -41,20 +42,15 @@ class MDGAN(FedAvgGAN):
     """
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            feedback: F_k (n, *data_shape).
-            handed_on: in a swap's round the discriminator's change, which the server sees by itself.
-        """
+        """What leaves a client: F_k (n, *data_shape), and in a swap's round the discriminator's change, which the
+        server sees by itself."""
 
         feedback: Tensor = merged("mean")
         handed_on: Tensor | None = merged("stack", default=None)
 
     def __init__(self, batch_size: int = 32, swap_every: int | None = None) -> None:
         super().__init__(1, batch_size)
-        if swap_every is not None and swap_every < 1:
-            raise UserError(f"MDGAN's swap_every is {swap_every}; it must be at least 1, or null for no swaps")
+        at_least(1, self, swap_every=swap_every)
         self.swap_every = swap_every
 
     def build(self, module: nn.Module, seed: int) -> None:
@@ -77,7 +73,6 @@ class MDGAN(FedAvgGAN):
                 raise UserError(f"MDGAN {why}, and the module has {name!r}: {instead}")
 
     def start(self, server: Server) -> None:
-        """The number of swaps so far."""
         super().start(server)
         server.state.setdefault("swaps", torch.tensor(0))
 

@@ -12,11 +12,7 @@ UNLABELLED = -100  # what torch's cross-entropy leaves out
 
 
 def check_tilted(module: nn.Module, algorithm: str) -> None:
-    """Refuse a module that cannot be sampled, or does not say that its training step weighs rows.
-
-    Raises:
-        UserError: says what the module needs.
-    """
+    """Refuse a module that cannot be sampled, or does not say that its training step weighs rows."""
     name, sample = type(module).__name__, getattr(module, "sample", None)
     try:
         inspect.signature(sample).bind(1, None)  # type: ignore[arg-type]
@@ -31,18 +27,12 @@ def check_tilted(module: nn.Module, algorithm: str) -> None:
 
 def batch_rows(batch: Any) -> Tensor:
     """The data (batch, *data_shape) of a batch: the batch itself, or its first entry."""
-    rows: Tensor = batch if isinstance(batch, Tensor) else batch[0]
-    return rows
+    return batch if isinstance(batch, Tensor) else batch[0]
 
 
 def row_counts(rows: int, own_rows: int, other_rows: int | None) -> tuple[int, int]:
-    """How many own rows and how many of the others' a minibatch has, at least one each.
-
-    Args:
-        rows: of the client's batch.
-        own_rows: wanted of them.
-        other_rows: wanted of the others'; by default as many as keep the batch's size.
-    """
+    """How many own rows and how many of the others' a minibatch has, at least one each: of a client's batch of ``rows``
+    as many as are wanted; by default as many of the others' as keep the batch's size."""
     if other_rows is not None:
         return min(own_rows, rows), other_rows
     own = min(own_rows, max(1, rows - 1))

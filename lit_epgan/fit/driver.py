@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,18 +16,73 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, as_tensor
 
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.engine import Answer, ClientRunner, Federation, LocalData, Server
-from lit_epgan.engine.causes import cause_in_data
+from lit_epgan.engine import (
+    Answer,
+    ClientRunner,
+    Federation,
+    LocalData,
+    Mechanism,
+    Round,
+    Sampler,
+    Server,
+)
 from lit_epgan.engine.collectives import gather_objects
-from lit_epgan.engine.rounds import ServerCopy
+from lit_epgan.engine.divergence import cause_in_data
+from lit_epgan.engine.rounds import ServerCopy, run_round
 from lit_epgan.engine.runner import Model, bounded
 from lit_epgan.engine.side_by_side import Job, SideBySide
 from lit_epgan.errors import UserError
-from lit_epgan.fit.ends import Alone
 from lit_epgan.fit.loop import RoundLoop, RoundProgress
 from lit_epgan.fit.state import FederationState
 from lit_epgan.listing import few
 from lit_epgan.networks.modes import replaced_logging, silent
+
+Look = Callable[[int], str | None]
+Answers = Callable[[Any], Iterable[tuple[int, Answer]]]
+
+
+class Alone:
+    """One job holds the server and all clients."""
+
+    holds_server = holds_clients = True
+
+    def sampler(self, sampler: Sampler) -> Sampler:
+        """What draws this process's clients."""
+        return sampler
+
+    def begin(self, federation: Federation, runner: ClientRunner, trainer: Trainer) -> None:
+        """Before the first round."""
+
+    def round(self, federation: Federation, number: int) -> Any:
+        """A round that begins."""
+        return Round(federation, number)
+
+    def run(self, round_: Any, answers: Answers, look: Look) -> None:
+        """The whole round.
+
+        Args:
+            round_: as ``round`` gave it.
+            answers: of this process's clients.
+            look: looks for the cause in a client's data, where its update is not finite.
+        """
+        run_round(round_, answers, look)
+
+    def weigh(self, loss: Tensor) -> None:
+        """A loss () is about to be differentiated: let it count by this process's part of the batch."""
+
+    def go_back(self, checkpoint: dict[str, Any], path: Path) -> None:
+        """Let a checkpoint that is about to be gone on from be an earlier one, where others have no later one."""
+
+    def check(self, algorithm: str, mechanism: Mechanism | None) -> None:
+        """Refuse a training that this end does not allow, before it begins."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether another process has ended the fit."""
+        return False
+
+    def end(self) -> None:
+        """The fit is over."""
 
 
 class RoundDriver:

@@ -1,6 +1,6 @@
 """What one process holds of a federation: all of it, the server, or one client; and how a round is run there."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from lit_epgan.carriers.remote_server import RemoteRound, RemoteServer
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.elsewhere import place as take_place
 from lit_epgan.engine import (
-    Answer,
     ClientRunner,
     Federation,
     Mechanism,
@@ -29,12 +28,12 @@ from lit_epgan.engine import (
     StepHooks,
     Task,
 )
-from lit_epgan.engine.aggregation import MASKS, refuse_single_reports
 from lit_epgan.engine.collectives import mean_of, rank, ranks
+from lit_epgan.engine.mechanisms import MASKS, refuse_single_reports
 from lit_epgan.engine.private import Private
-from lit_epgan.engine.rounds import run_round
 from lit_epgan.engine.wire import encode_task
 from lit_epgan.errors import UserError
+from lit_epgan.fit.driver import Alone, Answers, Look
 from lit_epgan.listing import few
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault
 from lit_epgan.runs.yaml_files import load_yaml
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 STARTING = 120.0  # seconds that a server may take to start
 CONTRIBUTIONS = "contributions.csv"  # in the server's folder: who contributed when
 SENT = "sent.csv"  # in an institution's folder: what has left it
-Answers = Callable[[Any], Iterable[tuple[int, Answer]]]
-Look = Callable[[int], str | None]
 
 
 def this_end(
@@ -71,50 +68,6 @@ def this_end(
     if where.role == "server":
         return (AtSecureServer if where.terms.secure else AtServer)(where, folder, settings or {})
     return AtInstitution(where, datamodule.client_names, folder, policy, settings or {})
-
-
-class Alone:
-    """One job holds the server and all clients."""
-
-    holds_server = holds_clients = True
-
-    def sampler(self, sampler: Sampler) -> Sampler:
-        """What draws this process's clients."""
-        return sampler
-
-    def begin(self, federation: Federation, runner: ClientRunner, trainer: Trainer) -> None:
-        """Before the first round."""
-
-    def round(self, federation: Federation, number: int) -> Any:
-        """A round that begins."""
-        return Round(federation, number)
-
-    def run(self, round_: Any, answers: Answers, look: Look) -> None:
-        """The whole round.
-
-        Args:
-            round_: as ``round`` gave it.
-            answers: of this process's clients.
-            look: looks for the cause in a client's data, where its update is not finite.
-        """
-        run_round(round_, answers, look)
-
-    def weigh(self, loss: Tensor) -> None:
-        """A loss () is about to be differentiated: let it count by this process's part of the batch."""
-
-    def go_back(self, checkpoint: dict[str, Any], path: Path) -> None:
-        """Let a checkpoint that is about to be gone on from be an earlier one, where others have no later one."""
-
-    def check(self, algorithm: str, mechanism: Mechanism | None) -> None:
-        """Refuse a training that this end does not allow, before it begins."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether another process has ended the fit."""
-        return False
-
-    def end(self) -> None:
-        """The fit is over."""
 
 
 class AtServer(Alone):

@@ -19,12 +19,10 @@ from lit_epgan.engine import (
     Sampler,
     Server,
 )
-from lit_epgan.engine.attributes import Attributes
-from lit_epgan.engine.buffers import Merge
+from lit_epgan.engine.algorithm import AlgorithmNetworks
 from lit_epgan.engine.divergence import largest_norm, overflowing
-from lit_epgan.engine.module_state import BufferPolicy, ModuleState
-from lit_epgan.engine.networks import AlgorithmNetworks
-from lit_epgan.engine.optimizer_state import OptimizerPolicy, OptimizerStates
+from lit_epgan.engine.local_state import Attributes, OptimizerPolicy, OptimizerStates
+from lit_epgan.engine.module_state import BufferPolicy, Merge, ModuleState
 from lit_epgan.engine.parameters import first_names
 from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.runner import optimized_parameters

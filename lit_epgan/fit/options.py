@@ -18,7 +18,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.engine.optimizer_state import OptimizerPolicy
+from lit_epgan.engine.local_state import OptimizerPolicy
 from lit_epgan.errors import UserError
 from lit_epgan.fit.loop import RoundLoop, save_at_epoch_end
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lit_epgan import tensor_file
 from lit_epgan.datamodules.rounds import ValidationLoader
-from lit_epgan.engine.buffers import Merge
-from lit_epgan.engine.module_state import BufferPolicy, ModuleState
+from lit_epgan.engine.module_state import BufferPolicy, Merge, ModuleState
 from lit_epgan.engine.parameters import matches
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few

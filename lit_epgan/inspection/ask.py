@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lit_epgan.privacy.accountant import Spent
-from lit_epgan.privacy.book import EVERYONE
+from lit_epgan.privacy.accountant import Releases, Spent
 from lit_epgan.privacy.heavy_hitters import HeavyHitters
+from lit_epgan.privacy.ledger import EVERYONE
 from lit_epgan.privacy.queries import Queries
-from lit_epgan.privacy.releases import Releases
 
 
 @dataclass(frozen=True)
@@ -56,27 +55,19 @@ class Ask:
         return replace(self, noise_multiplier=self.noise_multiplier / math.sqrt(share), what=f"{self.what}, {what}")
 
     def __call__(self, vectors: Iterable[Tensor]) -> Tensor:
-        """The noised sum (d,), float64, of vectors (d,), one for each user, of a norm of at most 1.
-
-        Raises:
-            UserError: the budget would be passed, or there is no user.
-        """
+        """The noised sum (d,), float64, of vectors (d,), one for each user, of a norm of at most 1. UserError: the
+        budget would be passed, or there is no user."""
         return self.queries.sum(vectors, self.noise_multiplier, self.what, self.group)
 
     def hitters(self, words: int) -> HeavyHitters:
-        """How words are selected of which a user gives so many.
-
-        Raises:
-            UserError: the price has no delta for it, or ``words`` is below 1.
-        """
+        """How words are selected of which a user gives so many. UserError: the price has no delta for it, or ``words``
+        is below 1."""
         return HeavyHitters(words, self.noise_multiplier, self.delta)
 
     def shown(self, users: Iterable[Sequence[tuple[int, str]]], words: int) -> dict[tuple[int, str], float]:
         """The words that many users give, with their noised counts, the greatest first; it is asked for once.
 
-        Of what each user gives, (number of the group, word), the first ``words`` count, at most.
-
-        Raises:
-            UserError: the budget would be passed, or there is no user.
+        Of what each user gives, (number of the group, word), the first ``words`` count, at most. UserError: the budget
+        would be passed, or there is no user.
         """
         return self.hitters(words).find(self.queries, users, self.what, self.group)

@@ -21,10 +21,8 @@ from lit_epgan.inspection.release import membership
 from lit_epgan.inspection.selections import Selection
 from lit_epgan.inspection.user_records import Records
 from lit_epgan.inspection.view import Findings, Panel, Users
-from lit_epgan.privacy.accountant import noise_multiplier_for
-from lit_epgan.privacy.central import CentralNoise
-from lit_epgan.privacy.releases import Relation, Releases
-from lit_epgan.privacy.secret_cohorts import SecretCohorts
+from lit_epgan.privacy.accountant import Relation, Releases, noise_multiplier_for
+from lit_epgan.privacy.central import CentralNoise, SecretCohorts
 from lit_epgan.privacy.settings import check_settings
 from lit_epgan.randomness import derive_seed, generator_for, isolated
 
@@ -51,9 +49,6 @@ class FederatedGenerator(ABC):
         local_steps: of a user in a round, at most, in one pass over the selected examples.
         batch_size: of a user's steps.
         samples: that are made of each group.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     kind: ClassVar[str]  # what the module is, in a sentence
@@ -107,8 +102,7 @@ class FederatedGenerator(ABC):
 
     def optimizer(self, module: Any) -> torch.optim.Optimizer:
         """Of the module's parameters; its first step must not move one without a gradient, or with one of zeros."""
-        optimizer: torch.optim.Optimizer = module.configure_optimizers()
-        return optimizer
+        return module.configure_optimizers()
 
     def numbers(self) -> int:
         """How many numbers a report has."""
@@ -136,27 +130,14 @@ class FederatedGenerator(ABC):
         return kind.with_noise(z, self.rounds)
 
     def check_users(self, private: Mapping[str, Dataset]) -> None:
-        """Refuse users whose number, or the kind of whose data, is another than was said; both are public.
-
-        Args:
-            private: each user's records, by name.
-
-        Raises:
-            UserError: naming what was said, and what it is.
-        """
+        """Refuse users whose number, or the kind of whose data, is another than was said; both are public."""
         if self.users not in (None, len(private)):
             raise UserError(f"generator.users is {self.users}, and the data have {len(private)}: give this number")
 
     def train(self, held: Sequence[Any], deviation: float, seed: int, noise_seed: int | None = None) -> Any:
-        """A group's module.
-
-        Args:
-            held: what every user, also one outside the group, trains on.
-            deviation: of the noise on a round's sum, in S.
-            seed: of cohorts and steps, one for all groups, whose price supposes the same cohorts; it has to stay a
-                secret.
-            noise_seed: repeats the noise, for studies.
-        """
+        """A group's module, trained on what every user holds, also one outside the group, with noise of ``deviation`` S
+        on a round's sum. ``seed`` is of cohorts and steps, one for all groups, whose price supposes the same cohorts;
+        it has to stay a secret. ``noise_seed`` repeats the noise, for studies."""
         module = copy.deepcopy(self.module)
 
         def batches(user: int, round_: int) -> Iterator[Any]:
@@ -195,8 +176,7 @@ class FederatedGenerator(ABC):
 
 def nothing(network: nn.Module) -> Tensor:
     """0 (), whose gradients are zeros: the loss of a user that has nothing to tell."""
-    total: Tensor = sum(parameter.sum() for parameter in network.parameters()) * torch.zeros(())
-    return total
+    return sum(parameter.sum() for parameter in network.parameters()) * torch.zeros(())
 
 
 def add_generators(
@@ -210,10 +190,7 @@ def add_generators(
 
     The generators' rounds are announced in the ledger before anything is asked, and paid for, all of them, before the
     first. ``look`` asks what the view asks, by ``ask``, whose ``rounds`` are the generators'. ``say`` takes a sentence
-    on what is being done.
-
-    Raises:
-        UserError: the budget would be passed.
+    on what is being done. UserError: the budget would be passed.
     """
     assert ask.rounds is not None
     deviation = ask.rounds.noise_multiplier * math.sqrt(users.selection.together)  # a user may be in several groups

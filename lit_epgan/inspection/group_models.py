@@ -87,7 +87,6 @@ class FederatedGAN(FederatedGenerator):
         return [own[rows]]
 
     def loss(self, module: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-        """That of the network whose turn it is."""
         return turn_loss(module, batch)
 
     def optimizer(self, module: GAN) -> torch.optim.Optimizer:
@@ -105,24 +104,17 @@ class FederatedGAN(FederatedGenerator):
         return sum(parameter.numel() for parameter in self.gan.discriminator.parameters())
 
     def shown(self, panel: Panel, module: GAN) -> Panel:
-        """With a picture of samples, and their statistics."""
         made = module.sample(self.samples, generator_for("samples"))
         lines = ["samples of the group's GAN"]
         lines += [f"{each.title} {float(each.of(made).mean()):+.2f}" for each in image_statistics(0.0)]
         return replace(panel, samples=picture(made), made=lines)
 
     def kept(self, module: GAN) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = module.generator.state_dict()
-        return state
+        return module.generator.state_dict()
 
 
 def turn_loss(gan: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-    """The loss () of the network whose turn it is; 0 of a user that has nothing to tell.
-
-    Args:
-        gan: the module.
-        batch: real images (n, *shape), first of all.
-    """
+    """The loss () of the network whose turn it is, on real images (n, *shape); 0 of a user that has nothing to tell."""
     assert isinstance(gan, GAN)
     (player,) = gan.turns
     return gan.player_loss(player, batch) if len(batch[0]) else nothing(getattr(gan, player))
@@ -213,7 +205,6 @@ class FederatedLanguageModel(FederatedGenerator):
         self.model, self.longest, self.listed = model, longest, listed
 
     def check_users(self, private: Mapping[str, Dataset]) -> None:
-        """Refuse data that are no text, too."""
         super().check_users(private)
         for own in private.values():
             if not isinstance(own, Text):
@@ -234,7 +225,6 @@ class FederatedLanguageModel(FederatedGenerator):
         return own.fetch(rows.tolist()) if len(rows) else [own.symbols, own.symbols.bool()]
 
     def loss(self, module: nn.Module, batch: list[Tensor]) -> Tensor:
-        """The cross-entropy of the next byte."""
         assert isinstance(module, LanguageModel)
         return module.training_step(batch, 0) if len(batch[0]) else nothing(module)
 

@@ -38,14 +38,8 @@ TYPICAL = 10  # records that a user gives of a group, about
 
 @dataclass(frozen=True)
 class ImageRelease:
-    """One vector for each user: of each group a count, the statistics and the mean embedding.
-
-    Attributes:
-        selection: the groups.
-        features: of the embedding.
-        statistics: the numbers beside it.
-        public: images whose embedding's norm sets the scale; without any the norm is bounded by 1.
-    """
+    """One vector for each user: of each group a count, the statistics and the mean embedding. Public images' embedding
+    has the norm that sets the scale; without any the norm is bounded by 1."""
 
     selection: Selection
     features: ImageFeatures
@@ -95,9 +89,6 @@ class ImageView(View):
         least: the fewest users of a group; of a smaller one nothing is shown.
         false_alarms: the rate of false alarms of all detectors together.
         tolerance: differences that are nobody's fault, of the mean pixel in [-1, 1] and of shares alike.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     def __init__(
@@ -167,15 +158,8 @@ class ImageView(View):
 
 @dataclass(frozen=True)
 class Detection:
-    """One comparison.
-
-    Attributes:
-        statistic: what is compared.
-        first, second: the groups' names; the second may be the public data.
-        means: the groups' own intervals.
-        gap: first - second; the noise puts the true gap outside at a rate of at most ``false_alarms``.
-        false_alarms: the rate of alarms where the true gap is within the statistic's tolerance.
-    """
+    """One comparison of two groups, or of one with the public data, by a statistic: the groups' own intervals, and that
+    of the gap, first - second, outside of which the noise puts the true gap at a rate of at most ``false_alarms``."""
 
     statistic: Statistic
     first: str

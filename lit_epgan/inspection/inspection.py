@@ -19,11 +19,9 @@ from lit_epgan.inspection.federated_generator import FederatedGenerator, add_gen
 from lit_epgan.inspection.selections import AllExamples, Selection
 from lit_epgan.inspection.user_records import Primary, Records, loaded, trained
 from lit_epgan.inspection.view import Check, Findings, Users, View
-from lit_epgan.privacy.accountant import MOVES, Spent, noise_multiplier_for
-from lit_epgan.privacy.book import EVERYONE
-from lit_epgan.privacy.ledger import Ledger
+from lit_epgan.privacy.accountant import MOVES, RELATIONS, Relation, Releases, Spent, noise_multiplier_for
+from lit_epgan.privacy.ledger import EVERYONE, Ledger
 from lit_epgan.privacy.queries import Queries
-from lit_epgan.privacy.releases import RELATIONS, Relation, Releases
 
 WIDTH = 100.0  # of an interval's picture
 
@@ -88,15 +86,9 @@ class Inspection:
         return self.selection or AllExamples()
 
     def ask(self, name: str, folder: Path) -> Ask:
-        """The question that the inspection may ask; the noise follows from its price.
-
-        Args:
-            name: of the inspection, in the ledger.
-            folder: where a ledger without a path is.
-
-        Raises:
-            UserError: the price is none, or would pass the budget, or a model is missing: before any data are read.
-        """
+        """The question that the inspection may ask, by its name in the ledger, which lies in ``folder`` where it has no
+        path; the noise follows from its price. UserError: the price is none, or would pass the budget, or a model is
+        missing: before any data are read."""
         if self.rule.asks_primary and self.primary is None:
             raise UserError(f"{self.rule.task} asks what a model gets right: give it, as primary")
         price = self.price
@@ -110,15 +102,8 @@ class Inspection:
         return ask
 
     def run(self, ask: Ask, say: Callable[[str], None] = lambda sentence: None) -> Findings:
-        """Read the data, ask, and say what the answers tell.
-
-        Args:
-            ask: see ``ask``.
-            say: takes a sentence on what is being done.
-
-        Raises:
-            UserError: the data, the primary model and the selection do not go together.
-        """
+        """Read the data, ask, and say what the answers tell; ``say`` takes a sentence on what is being done. UserError:
+        the data, the primary model and the selection do not go together."""
         self.data.prepare_data()
         data = self.data.data
         public = ConcatDataset(list(data.val.values())) if isinstance(data.val, Mapping) else data.val

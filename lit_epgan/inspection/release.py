@@ -11,7 +11,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.embedding import (
+from lit_epgan.bayes import (
     LowFrequencies,
     PublicDirections,
     RandomFourierFeatures,
@@ -76,14 +76,8 @@ def difference(first: Interval, second: Interval) -> Interval:
 
 @dataclass(frozen=True)
 class Statistic:
-    """A number of an image.
-
-    Attributes:
-        name, title: for files, and for people.
-        of: images (n, channels, height, width) in [-1, 1] -> (n,).
-        low, high: its range; what lies outside is clamped.
-        tolerance: differences between groups that are nobody's fault.
-    """
+    """A number of an image: images (n, channels, height, width) in [-1, 1] -> (n,), clamped to [low, high]. ``name`` is
+    for files, ``title`` for people; differences between groups of up to ``tolerance`` are nobody's fault."""
 
     name: str
     title: str
@@ -134,13 +128,8 @@ def joint(statistics: Sequence[Statistic], images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Random Fourier features over an untrained convolutional network; they know nothing of the data but its shape.
-
-    Attributes:
-        phi: images (n, *shape) -> (n, D) of norm 1.
-        shape: (channels, height, width).
-        frequencies: D / 2.
-    """
+    """Random Fourier features phi, images (n, *shape) -> (n, 2 frequencies) of norm 1, over an untrained convolutional
+    network; they know nothing of the data but its shape."""
 
     phi: nn.Module
     shape: tuple[int, ...]
@@ -148,11 +137,8 @@ class ImageFeatures:
 
     @classmethod
     def of(cls, shape: Sequence[int], frequencies: int) -> "ImageFeatures":
-        """Those for images of this shape (channels, height, width); their random weights are public.
-
-        Raises:
-            UserError: these are no images.
-        """
+        """Those for images of this shape (channels, height, width); their random weights are public. UserError: these
+        are no images."""
         if len(shape) != 3:
             raise UserError(
                 f"the view shows images (channels, height, width), and a record has the shape {tuple(shape)}"
@@ -230,14 +216,8 @@ class Layout:
         return count, statistics, embedding / self.bound
 
     def rows(self, records: Records, weights: Tensor, at_least: float, described: Tensor) -> Tensor:
-        """What the users give, (users, groups (1 + statistics + embedding)), float64.
-
-        Args:
-            records: of the users.
-            weights: (n, groups) in [0, 1].
-            at_least: ``Selection``'s.
-            described: (n, statistics + embedding), of every record.
-        """
+        """What the users give, (users, groups (1 + statistics + embedding)), float64, of weights (n, groups) in [0, 1]
+        and descriptions (n, statistics + embedding) of every record; ``at_least`` is ``Selection``'s."""
         weights = weights.double().clamp(0, 1)
         mass, inside = membership(records, weights, at_least)
         # one group after another: (n, groups, entries) at once would be groups times as much memory
@@ -268,15 +248,9 @@ def membership(records: Records, weights: Tensor, at_least: float) -> tuple[Tens
 
 @dataclass(frozen=True)
 class Group:
-    """What is known of a group of users after the release.
-
-    Attributes:
-        name: the selection's.
-        count: the number of users, noised.
-        totals: (statistics,), the sums of the users' statistics, noised.
-        embedding: (D,), the sum of the users' mean embeddings, noised.
-        sd_count, sd_totals: the noises' standard deviations.
-    """
+    """What is known of a group of users after the release, all noised: their count, the sums of their statistics
+    (statistics,) and of their mean embeddings (D,); ``sd_count`` and ``sd_totals`` are the noises' standard
+    deviations."""
 
     name: str
     count: float

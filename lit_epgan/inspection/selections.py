@@ -37,13 +37,9 @@ class Selection(ABC):
     def settle(  # noqa: B027  # most rules leave nothing open
         self, users: Callable[[], Iterator[Records]], public: Records | None, ask: Ask
     ) -> None:
-        """Fix what the rule still leaves open, before it is applied.
-
-        Args:
-            users: gives the private records, block by block; whatever is taken from them goes through ``ask``.
-            public: public records of the same kind.
-            ask: a question about users that costs the selection's share of the price.
-        """
+        """Fix what the rule still leaves open, before it is applied. ``users`` gives the private records, block by
+        block; whatever is taken from them goes through ``ask``, a question that costs the selection's share of the
+        price."""
 
     def __str__(self) -> str:
         return f"{self.task}: {', '.join(self.groups)}"
@@ -75,7 +71,6 @@ class Misclassified(Selection):
         self.at_least = at_least
 
     def weights(self, records: Records) -> Tensor:
-        """Each example is in one of the groups."""
         correct = records.correct()
         return torch.stack([~correct, correct], 1).float()
 
@@ -108,9 +103,6 @@ class UsersByAccuracy(Selection):
         quantiles: in place of both: the shares of users that are to be below each, as [0.25, 0.75]. They are read off
             a noised histogram of the users' accuracies.
         share: of the inspection's price that goes to the histogram.
-
-    Raises:
-        UserError: the thresholds are no two accuracies, or not in order.
     """
 
     task = "T4, debugging poor performance on certain users"
@@ -147,7 +139,6 @@ class UsersByAccuracy(Selection):
                 )
 
     def weights(self, records: Records) -> Tensor:
-        """All or none of a user's records."""
         assert self.below is not None
         assert self.above is not None
         own = accuracy(records)[records.user]
@@ -175,7 +166,6 @@ class Where(Selection):
         self.groups = (name, f"not {name}")
 
     def weights(self, records: Records) -> Tensor:
-        """Each example is in one of the groups."""
         within = self.predicate(records).bool()
         return torch.stack([within, ~within], 1).float()
 
@@ -188,9 +178,6 @@ class Slice(Where):
         values: those of the slice.
         entry: where a record has it: 1 is the label, 2 and more what else the data set gives of a record.
         at_least: the fewest examples of a user that count.
-
-    Raises:
-        UserError: there are no values.
     """
 
     def __init__(self, values: list[float], entry: int = 1, at_least: int = 1) -> None:
@@ -229,9 +216,6 @@ class OutsideVocabulary(Selection):
     Args:
         first: how many places of a sentence are its start; 0: all words are one group.
         at_least: the fewest words of a user that count.
-
-    Raises:
-        UserError: ``first`` is below 0.
     """
 
     task = "T3, debugging unknown labels, e.g. out-of-vocabulary words"
@@ -267,9 +251,6 @@ class UnlikePublic(Selection):
         sharpness: see above.
         at_least: the weight of a user's examples that makes the user count.
         frequencies: of phi.
-
-    Raises:
-        UserError: the quantile is no share, or the sharpness not above 0.
     """
 
     task = "T6, detecting bias in the training data"
@@ -287,11 +268,7 @@ class UnlikePublic(Selection):
         self._features: ImageFeatures | None = None
 
     def settle(self, users: Callable[[], Iterator[Records]], public: Records | None, ask: Ask) -> None:
-        """Model the public data; the private ones are not looked at.
-
-        Raises:
-            UserError: there are too few public data.
-        """
+        """Model the public data; the private ones are not looked at. UserError: there are too few public data."""
         if public is None or len(public.x) < 20:
             raise UserError("the selection of what is unlike the public data needs public data: the data module has "
                             "none to validate on")  # fmt: skip

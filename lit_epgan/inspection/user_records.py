@@ -28,11 +28,9 @@ CHUNK = 2048  # records in the primary model at a time
 class Records:
     """The records of some users, one user's after another's.
 
-    Attributes:
-        entries: tensors (n, ...), what a record is made of: x, the label, and whatever else the data set gives.
-        user: (n,), int64, whose record it is, from 0.
-        users: how many users there are, those without a record included.
-        predicted: (n,), int64, the primary model's labels, where there is one.
+    Entries (n, ...) are what a record is made of: x, the label, and whatever else the data set gives. ``user`` (n,),
+    int64, says whose each is, from 0, of ``users``, those without a record included; ``predicted`` (n,), int64, are the
+    primary model's labels, where there is one.
     """
 
     entries: tuple[Tensor, ...]
@@ -42,11 +40,7 @@ class Records:
 
     @classmethod
     def of(cls, datasets: Sequence[Dataset]) -> "Records":
-        """All records of the users' data sets, in their order.
-
-        Raises:
-            UserError: nobody has a record.
-        """
+        """All records of the users' data sets, in their order. UserError: nobody has a record."""
         held = [_entries(dataset) for dataset in datasets]
         counts = torch.tensor([len(own[0]) if own else 0 for own in held])
         if not counts.sum():
@@ -65,11 +59,7 @@ class Records:
         return self.entry(1)
 
     def entry(self, number: int) -> Tensor:
-        """What stands at that place of every record, (n, ...).
-
-        Raises:
-            UserError: records have fewer entries.
-        """
+        """What stands at that place of every record, (n, ...). UserError: records have fewer entries."""
         if not 0 <= number < len(self.entries):
             raise UserError(
                 f"the selection asks for entry {number} of a record (0 is x, 1 the label), and records have "
@@ -82,11 +72,7 @@ class Records:
         return replace(self, predicted=predicted)
 
     def correct(self) -> Tensor:
-        """Whether the primary model's label is the record's own, (n,), bool.
-
-        Raises:
-            UserError: there is no primary model.
-        """
+        """Whether the primary model's label is the record's own, (n,), bool. UserError: there is no primary model."""
         if self.predicted is None:
             raise UserError("the selection asks what a primary model gets right: give one, as primary")
         return self.predicted == self.y
@@ -129,22 +115,14 @@ def _entries(dataset: Dataset) -> tuple[Tensor, ...]:
 
 
 class Primary:
-    """Labels by any LightningModule with ``predict_step``.
-
-    Args:
-        module: the model; it is put into evaluation mode.
-    """
+    """Labels by any LightningModule with ``predict_step``, in evaluation mode."""
 
     def __init__(self, module: LightningModule) -> None:
         self.module = module.eval()
 
     @torch.no_grad()
     def __call__(self, records: Records) -> Tensor:
-        """The predicted labels (n,), int64, on the CPU.
-
-        Raises:
-            UserError: ``predict_step`` gives no labels.
-        """
+        """The predicted labels (n,), int64, on the CPU. UserError: ``predict_step`` gives no labels."""
         chunks = zip(*(entry.split(CHUNK) for entry in records.entries), strict=True)
         device = self.module.device
         found = []
@@ -156,10 +134,7 @@ class Primary:
 
 def labels(answer: Any, n: int) -> Tensor:
     """The labels (n,) in what ``predict_step`` gives: its entry ``class``, whole numbers (n,), or logits (n, classes).
-
-    Raises:
-        UserError: it is none of these.
-    """
+    UserError: it is none of these."""
     if isinstance(answer, dict) and "class" in answer:
         answer = answer["class"]
     if isinstance(answer, Tensor) and len(answer) == n:
@@ -174,11 +149,8 @@ def labels(answer: Any, n: int) -> Tensor:
 
 
 def loaded(module: LightningModule, checkpoint: str | Path) -> LightningModule:
-    """The module with a checkpoint's parameters; the file is read as data and runs no code.
-
-    Raises:
-        UserError: the file is missing, damaged, or of another model.
-    """
+    """The module with a checkpoint's parameters; the file is read as data and runs no code. UserError: the file is
+    missing, damaged, or of another model."""
     content = tensor_file.load(checkpoint)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise UserError(f"the checkpoint {checkpoint} holds no state_dict, as Lightning writes it")

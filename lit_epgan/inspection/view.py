@@ -18,14 +18,9 @@ POWER = 1.645  # standard deviations by which an alarm is missed once in twenty 
 
 @dataclass(frozen=True)
 class Users:
-    """Whom an inspection looks at.
-
-    Attributes:
-        private: each user's records, by name. Whatever is taken from them leaves through an ``Ask``.
-        public: records of the same kind that anybody may see.
-        selection: what of the records is looked at.
-        primary: the model that selections ask, records -> labels (n,).
-    """
+    """Whom an inspection looks at: each user's private records, by name, of which whatever is taken leaves through an
+    ``Ask``; public records of the same kind; what is selected of them; and the model that selections ask, records ->
+    labels (n,)."""
 
     private: Mapping[str, Dataset]
     public: Dataset | None
@@ -65,17 +60,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class Check:
-    """A detector as the page shows it: an interval against a band of tolerance, all in one unit.
-
-    Attributes:
-        title: what is compared.
-        sides: the compared values, as text.
-        estimate, low, high: the interval.
-        tolerance: half the band around 0.
-        scale: half the width of the picture.
-        alarm: whether the interval lies outside the band.
-        note: a sentence on rates.
-    """
+    """A detector as the page shows it: an estimate and its interval [low, high] against a band of ``tolerance`` around
+    0, all in one unit; ``scale`` is half the width of the picture, ``note`` a sentence on rates."""
 
     title: str
     sides: str

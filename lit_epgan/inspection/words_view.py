@@ -22,13 +22,7 @@ ALONE = 1.0  # the most that one user adds to a word's count
 
 @dataclass(frozen=True)
 class Shown:
-    """A group's words.
-
-    Attributes:
-        name: of the group.
-        words: those shown, with their noised counts, the greatest first.
-        hitters: how they were selected.
-    """
+    """A group's words that are shown, with their noised counts, the greatest first, and how they were selected."""
 
     name: str
     words: Mapping[str, float]
@@ -84,9 +78,6 @@ class WordsView(View):
         listed: words of a group on the page; the file has all that are shown.
         false_alarms: the rate of false alarms of the shares of joined words, of all groups together.
         tolerance: the share of joined words that is nobody's fault.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     delta_share = 0.5
@@ -212,11 +203,7 @@ def _few(words: Sequence[str]) -> str:
 
 
 def as_text(dataset: Dataset) -> Text:
-    """The data set, if it is text.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """The data set, if it is text. UserError: it is something else."""
     if not isinstance(dataset, Text):
         raise UserError(
             f"the view shows words, and a user's data are a {type(dataset).__name__}: give a data module of text, as "
@@ -261,13 +248,8 @@ def by_weight(counts: Counter[str]) -> list[str]:
 def words_outside(
     sentences: Iterable[Sequence[str]], vocabulary: Collection[str], position: int | None = None
 ) -> list[str]:
-    """One user's words that are not in the public vocabulary, each as often as it occurs, the most frequent first.
-
-    Args:
-        sentences: the user's.
-        vocabulary: a set, or something else that is quickly asked.
-        position: only words at this place of a sentence, from 0; None for all.
-    """
+    """One user's words that are not in the public vocabulary, each as often as it occurs, the most frequent first; only
+    those at one position of a sentence, from 0, where it is given."""
     found = (word for sentence in sentences for k, word in enumerate(sentence) if position in (None, k))
     counts = Counter(word for word in found if word not in vocabulary)
     return [word for word in by_weight(counts) for _ in range(counts[word])]
@@ -280,13 +262,7 @@ def is_joined(word: str) -> bool:
 
 @dataclass(frozen=True)
 class JoinedShare:
-    """How many of the words that were shown are joined.
-
-    Attributes:
-        joined, shown: their numbers.
-        low, high: Clopper and Pearson's interval of the share, in [0, 1].
-        level: of the interval.
-    """
+    """How many of the words that were shown are joined, and Clopper and Pearson's interval of the share, in [0, 1]."""
 
     joined: int
     shown: int

@@ -11,15 +11,9 @@ ExtractorName = Literal["digits", "fashion", "emoji", "inception", "lite0", "pix
 
 
 def feature_extractor(name: str, data_dir: str = "data") -> FeatureExtractor:
-    """The extractor called ``digits``, ``fashion``, ``emoji``, ``inception``, ``lite0`` or ``pixels``, ready to use.
-
-    Args:
-        name: which.
-        data_dir: where ``fashion`` and ``emoji`` find the images they are trained on.
-
-    Raises:
-        UserError: there is none of that name, or it lacks a file or a package; the message says what to do.
-    """
+    """The extractor called ``digits``, ``fashion``, ``emoji``, ``inception``, ``lite0`` or ``pixels``, ready to use;
+    ``fashion`` and ``emoji`` are trained on the images in ``data_dir``. UserError: there is none of that name, or it
+    lacks a file or a package; the message says what to do."""
     if name == "digits":
         return digits_classifier()
     if name == "fashion":

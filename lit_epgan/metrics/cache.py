@@ -15,14 +15,8 @@ def cache_folder() -> Path:
 
 
 def load_tensors(path: Path, names: Iterable[str]) -> dict[str, Any] | None:
-    """The tensors that ``save_tensors`` has kept at ``path``, or None where they have to be made.
-
-    A file that is not to the byte what was kept is named in a warning and set aside.
-
-    Args:
-        path: where.
-        names: theirs; what holds others is set aside, too.
-    """
+    """The tensors of these names that ``save_tensors`` has kept at ``path``, or None where they have to be made. A file
+    that holds others, or is not to the byte what was kept, is named in a warning and set aside."""
     if not os.path.lexists(path):
         return None
     try:

@@ -33,15 +33,9 @@ class FeatureExtractor(nn.Module):
 
     @torch.no_grad()
     def extract(self, images: Tensor, batch_size: int | None = None) -> tuple[Tensor, Tensor]:
-        """Features and logits of any number of images, on the CPU, in double precision, in evaluation mode.
-
-        Args:
-            images: float tensor (n, channels, height, width) in [-1, 1], on any device.
-            batch_size: images that pass through the network at a time; by default 250, on a CPU ``batch_on_cpu``.
-
-        Raises:
-            UserError: ``images`` are not images.
-        """
+        """Features and logits of any number of images (n, channels, height, width) in [-1, 1], on the CPU, in double
+        precision, in evaluation mode; by default 250 at a time, on a CPU ``batch_on_cpu``. UserError: these are no
+        images."""
         if images.dim() != 4:
             raise UserError(
                 f"the extractor {self.name!r} looks at images (n, channels, height, width), but the samples have shape "

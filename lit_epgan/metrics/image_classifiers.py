@@ -70,11 +70,8 @@ class ImageClassifier(FeatureExtractor):
         return images + self.pixel_noise * torch.randn(images.shape)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (n, 64) and logits (n, classes) of ``images`` (n, *shape) in [-1, 1].
-
-        Raises:
-            UserError: images of another shape.
-        """
+        """Features (n, 64) and logits (n, classes) of ``images`` (n, *shape) in [-1, 1]. UserError: images of another
+        shape."""
         if images.shape[1:] != self.shape:
             colours = "grey" if self.shape[0] == 1 else "coloured"
             raise UserError(
@@ -118,11 +115,8 @@ def digits_split(seed: int = 7) -> LabelledImages:
 
 
 def digits_classifier() -> DigitsClassifier:
-    """The trained classifier, from the cache or trained now (seconds).
-
-    Raises:
-        UserError: the classifier's test accuracy is not above 98 %, so its distances would mean nothing.
-    """
+    """The trained classifier, from the cache or trained now (seconds). UserError: the classifier's test accuracy is not
+    above 98 %, so its distances would mean nothing."""
     return trained(DigitsClassifier, digits_split())
 
 
@@ -144,15 +138,9 @@ class FashionClassifier(ImageClassifier):
 
 
 def fashion_classifier(data_dir: str) -> FashionClassifier:
-    """The trained classifier, from the cache or trained now (a minute).
-
-    Args:
-        data_dir: the folder that holds ``FashionMNIST/raw``, as the data module's.
-
-    Raises:
-        MissingFileError: the data are not there.
-        UserError: the classifier's test accuracy is not above 88 %, so its distances would mean nothing.
-    """
+    """The trained classifier, from the cache or trained now (a minute) on ``data_dir``/FashionMNIST/raw.
+    MissingFileError: the data are not there. UserError: its test accuracy is not above 88 %, so its distances would
+    mean nothing."""
     from torchvision.datasets import FashionMNIST
 
     try:
@@ -200,15 +188,8 @@ class EmojiClassifier(ImageClassifier):
 
 
 def emoji_classifier(data_dir: str) -> EmojiClassifier:
-    """The classifier trained on both vendors' emoji, from the cache or trained now (a minute).
-
-    Args:
-        data_dir: the folder that holds the packed files, as the data module's.
-
-    Raises:
-        MissingFileError: a packed file is not there.
-        UserError: one is damaged, or the classifier's test accuracy is not above 65 %.
-    """
+    """The classifier trained on both vendors' emoji, packed in ``data_dir``, from the cache or trained now (a minute).
+    MissingFileError: a packed file is not there. UserError: one is damaged, or the test accuracy is not above 65 %."""
     train, test = split_by_emoji(read_emoji(data_dir), split_seed=7)
     return trained(
         EmojiClassifier, LabelledImages(scaled(train.pixels), train.categories, scaled(test.pixels), test.categories)
@@ -222,11 +203,8 @@ def scaled(pixels: Tensor) -> Tensor:
 
 @torch.inference_mode(False)
 def trained(kind: type[T], data: LabelledImages) -> T:
-    """The classifier trained on ``data``, from the cache or now.
-
-    Raises:
-        UserError: it recognises too few of the test images to judge samples by.
-    """
+    """The classifier trained on ``data``, from the cache or now. UserError: it recognises too few of the test images to
+    judge samples by."""
     content = data.train.numpy().tobytes() + data.train_labels.numpy().tobytes() + kind.recipe.encode()
     path = cache_folder() / f"{kind.name}-classifier-{hashlib.sha256(content).hexdigest()[:16]}.pt"
     with isolated():

@@ -39,14 +39,8 @@ def frechet_distance(generated: FeatureStatistics, real: FeatureStatistics) -> f
 
 
 def confident_counts(logits: Tensor, confidence: float = 0.9) -> Tensor:
-    """How many of the samples are of each class (classes,) at more than ``confidence``.
-
-    The grey blends of a collapsed generator have a nearest class, too: they must not count.
-
-    Args:
-        logits: (n, classes) of generated images.
-        confidence: probability that the best class must exceed.
-    """
+    """How many of the samples are of each class (classes,), by logits (n, classes), with a probability above
+    ``confidence``. The grey blends of a collapsed generator have a nearest class, too: they must not count."""
     probability, label = logits.double().softmax(1).max(1)
     return torch.bincount(label[probability > confidence], minlength=logits.shape[1])
 
@@ -75,11 +69,7 @@ class FeatureMoments:
         self.count += len(features)
 
     def statistics(self) -> FeatureStatistics:
-        """Mean (d,) and covariance (d, d), as numpy arrays.
-
-        Raises:
-            UserError: fewer than two rows have no covariance.
-        """
+        """Mean (d,) and covariance (d, d), as numpy arrays. UserError: fewer than two rows have no covariance."""
         if self.count < 2:
             raise UserError(f"a Frechet distance cannot be computed from {self.count} images: take at least two.")
         covariance = (self._squares - torch.outer(self._sum, self._sum) / self.count) / (self.count - 1)
@@ -230,12 +220,8 @@ Parts = Callable[[], Iterable[Tensor]]
 
 
 def reference(extractor: FeatureExtractor, images: Parts) -> Reference:
-    """Real images as the extractor sees them, kept in the user's cache by the contents of both.
-
-    Args:
-        extractor: gives features.
-        images: gives them from the beginning, in parts (m, channels, height, width) in [-1, 1].
-    """
+    """Real images, in parts (m, channels, height, width) in [-1, 1], as the extractor sees them, kept in the user's
+    cache by the contents of both."""
     path = cache_folder() / "reference" / f"{extractor.name}-{_fingerprint(extractor, images)}.pt"
     kept = load_tensors(path, ("mean", "covariance", "features"))
     if kept is None:

@@ -16,12 +16,7 @@ RECORDS, WORST_IN = "records", "worst_in"
 
 
 def worst_client(values: Mapping[int, float], higher_is_better: bool) -> int:
-    """The client with the worst value; NaN is worse than any number, and of equal values the first counts.
-
-    Args:
-        values: by client; at least one.
-        higher_is_better: which way is better.
-    """
+    """The client with the worst value; NaN is worse than any number, and of equal values the first counts."""
     sign = 1 if higher_is_better else -1
     return min(values, key=lambda client: (not math.isnan(values[client]), sign * values[client]))
 
@@ -57,14 +52,8 @@ def over_clients(
 
 @dataclass
 class ClientResults:
-    """What one evaluation has measured at each client.
-
-    Attributes:
-        names: the clients', by index.
-        records: n_k, the records that were evaluated, by client's index.
-        values: by metric and client's index; a client at which a metric is not defined has none.
-        higher_is_better: by metric; None where it is not known.
-    """
+    """What one evaluation has measured at each client: values by metric and client's index, where a metric is defined;
+    names and numbers of records by index; and ``higher_is_better`` by metric, None where it is not known."""
 
     names: list[str] = field(default_factory=list)
     records: dict[int, int] = field(default_factory=dict)

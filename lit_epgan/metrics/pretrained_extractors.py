@@ -77,10 +77,7 @@ def _inception(state: dict[str, Tensor]) -> nn.Module:
     empty = io.BytesIO()
     torch.save({}, empty)
     empty.seek(0)
-    network: nn.Module = Network(
-        "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=empty
-    )
-    return network
+    return Network("inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=empty)
 
 
 class Lite0(FeatureExtractor):
@@ -198,11 +195,7 @@ class SameConv(nn.Conv2d):
 
 
 def weights_file() -> Path:
-    """Where the optional package keeps its weights.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Where the optional package keeps its weights. UserError: it is not installed."""
     package = importlib.util.find_spec(PACKAGE)
     if package is None or package.origin is None:
         raise UserError(
@@ -222,22 +215,12 @@ def to_bytes(images: Tensor) -> Tensor:
 
 
 def published_weights(path: Path, sha256: str, whose: str, source: str) -> dict[str, Any]:
-    """The state dict in a file of known content; what is checked and what is loaded are the same bytes.
-
-    Args:
-        path: the file.
-        sha256: digest of the published file, 64 hexadecimal digits.
-        whose: name of the network.
-        source: where the file can be had.
-
-    Raises:
-        UserError: another file is in its place.
-    """
+    """The state dict in ``whose`` file of known SHA-256; what is checked and what is loaded are the same bytes.
+    UserError: another file is in its place; the message says at which source it can be had."""
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise UserError(
             f"{path} is not {whose}'s weights file (its SHA-256 is {found}, not {sha256}): replace it by {source}."
         )
-    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return state
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

@@ -11,13 +11,8 @@ BANDWIDTH = 0.2
 
 
 class ModeCoverage(NamedTuple):
-    """How a set of points covers the modes.
-
-    Attributes:
-        coverage: share of the points within three standard deviations of the nearest centre.
-        weakest: the smallest share that one mode has of all points (ideal 1 / K).
-        modes: number of modes with at least 5 % of the points.
-    """
+    """How a set of points covers K modes: the share of points within three standard deviations of the nearest centre,
+    the smallest share that one mode has of all (ideal 1 / K), and the number of modes with at least 5 % of them."""
 
     coverage: float
     weakest: float
@@ -25,14 +20,8 @@ class ModeCoverage(NamedTuple):
 
 
 def mode_coverage(points: Tensor, means: Tensor, variances: Tensor) -> ModeCoverage:
-    """Coverage of K modes by ``points`` (n, 2); a point counts for its nearest centre, within three standard
-    deviations.
-
-    Args:
-        points: float tensor (n, 2).
-        means: centres (K, 2).
-        variances: variance of each mode in each direction (K,).
-    """
+    """Coverage of K modes with centres (K, 2) and variances (K,) in each direction by ``points`` (n, 2); a point counts
+    for its nearest centre, within three standard deviations."""
     squared, nearest = torch.cdist(points, means).square().min(1)
     within = squared < 9 * variances[nearest]
     shares = torch.bincount(nearest[within], minlength=len(means)) / len(points)
@@ -65,28 +54,15 @@ def _kernel(values: Tensor, bandwidth: float) -> Tensor:
 
 
 def density_error(points: Tensor, truth: Tensor, bandwidth: float = BANDWIDTH) -> float:
-    """D_G: mean square over the grid of (kernel density of ``points`` - ``truth``) / max ``truth``.
-
-    For the paper's four Gaussians: true samples .0005, three of the four modes .011, nothing .036.
-
-    Args:
-        points: generated points (n, 2).
-        truth: true density on the grid (10000,).
-        bandwidth: of the kernel density estimate.
-    """
+    """D_G: mean square over the grid of (kernel density of ``points`` (n, 2) - ``truth`` (10000,)) / max ``truth``. For
+    the paper's four Gaussians: true samples .0005, three of the four modes .011, nothing .036."""
     return float(((kernel_density(points, bandwidth) - truth) / truth.max()).square().mean())
 
 
 def d_mse(scores: Tensor, truth: Tensor) -> float:
-    """The EP-GAN paper's D-MSE (eq. 48): mean square difference of the discriminator's map and the true density, each
-    scaled to [0, 1].
-
-    It misleads (collapsed runs can score better than good ones): report it as the paper's, judge by ``density_error``.
-
-    Args:
-        scores: discriminator scores on the grid (10000, heads).
-        truth: true density on the grid (10000,).
-    """
+    """The EP-GAN paper's D-MSE (eq. 48): mean square difference of the discriminator's scores on the grid (10000,
+    heads) and the true density (10000,), each scaled to [0, 1]. It misleads (collapsed runs can score better than good
+    ones): report it as the paper's, judge by ``density_error``."""
     return float((unit_range(scores.flatten(1).mean(1)) - unit_range(truth)).square().mean())
 
 

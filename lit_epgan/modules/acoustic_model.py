@@ -55,8 +55,7 @@ class Recogniser(LightningModule, ABC):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         """Log posteriors (batch, frames, states)."""
-        posteriors: Tensor = self(batch[0])
-        return posteriors
+        return self(batch[0])
 
     def _evaluate(self, split: str, batch: Any) -> None:
         x, states = batch
@@ -73,9 +72,6 @@ class AcousticModel(Recogniser):
         lr: Adam's learning rate.
         betas: its decay rates.
         lr_decay: factor of the learning rate in the last epoch; it falls linearly from epoch to epoch. None: constant.
-
-    Raises:
-        UserError: a learning rate that is not positive.
     """
 
     def __init__(
@@ -93,11 +89,9 @@ class AcousticModel(Recogniser):
         self.network, self.lr, self.betas, self.lr_decay = network, lr, (betas[0], betas[1]), lr_decay
 
     def scores(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.network(x)
-        return scores
+        return self.network(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Cross-entropy of the batch's frames."""
         x, states = batch
         loss = cross_entropy(self.scores(x), states)
         self.log("loss", loss, on_step=False, on_epoch=True, prog_bar=True, batch_size=len(x), sync_dist=True)
@@ -112,12 +106,8 @@ class AcousticModel(Recogniser):
 
 
 def cross_entropy(scores: Tensor, states: Tensor) -> Tensor:
-    """- mean log softmax(scores)[state] over the frames that have one.
-
-    Args:
-        scores: float tensor (batch, frames, states).
-        states: int64 tensor (batch, frames), -100 for none.
-    """
+    """- mean log softmax(scores)[state] of scores (batch, frames, states) over frames with a state, int64 (batch,
+    frames); -100 is none."""
     return F.cross_entropy(scores.flatten(0, 1).float(), states.flatten())
 
 
@@ -128,21 +118,13 @@ def accuracy(scores: Tensor, states: Tensor) -> Tensor:
 
 
 def check_states(data: int | None, network: int | None) -> None:
-    """Refuse a network whose outputs are not the data's HMM states.
-
-    Raises:
-        UserError: both say how many there are, and differ.
-    """
+    """Refuse a network whose outputs are not the data's HMM states."""
     if data is not None and network is not None and data != network:
         raise UserError(f"the data have {data} HMM states, the network {network}: set its pdfs to {data}.")
 
 
 def check_inputs(data: int | None, beside: int, network: int | None) -> None:
-    """Refuse a network that takes other columns than a frame's and those beside it.
-
-    Raises:
-        UserError: data and network say how many there are, and differ.
-    """
+    """Refuse a network that takes other columns than a frame's and those beside it."""
     if data is not None and network is not None and data + beside != network:
         further = f" and {beside} of features beside it" if beside else ""
         raise UserError(
@@ -202,8 +184,7 @@ class SpeechGAN(Recogniser, GAN):
     def scores(self, x: Tensor) -> Tensor:
         """Those of the frames with the discriminator's features beside."""
         features = self.discriminator.features(x)  # type: ignore[operator]
-        scores: Tensor = self.network(torch.cat([x, features.to(x.dtype)], -1))
-        return scores
+        return self.network(torch.cat([x, features.to(x.dtype)], -1))
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """A step of the discriminator, one of the generator, one of the acoustic model and the discriminator."""

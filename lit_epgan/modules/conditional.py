@@ -29,11 +29,7 @@ class LabelledSampling(Sampling):
     label_shares: Tensor
 
     def make_room_for_labels(self, labels: int) -> None:
-        """Check the number of labels, and keep their shares, before the first sample.
-
-        Raises:
-            UserError: fewer than two labels, or no room for noise.
-        """
+        """Check the number of labels, and keep their shares, before the first sample."""
         if not 2 <= labels < self.latent_dim:
             raise UserError(
                 f"the model's labels are {labels}, but must be at least 2, and fewer than the generator's latent_dim, "
@@ -58,11 +54,7 @@ class LabelledSampling(Sampling):
         self.label_shares.mul_(1 - newest).index_add_(0, rows.labels, shares, alpha=newest)
 
     def check_labels(self, rows: Batch) -> None:
-        """Refuse a batch without a label for each row, or with other labels than the model's.
-
-        Raises:
-            UserError: says which labels are needed.
-        """
+        """Refuse a batch without a label for each row, or with other labels than the model's."""
         y, name = rows.labels, type(self).__name__
         if not isinstance(y, Tensor) or y.shape != rows.x.shape[:1] or y.is_floating_point():
             raise UserError(
@@ -230,7 +222,6 @@ class CVAE(LabelledSampling):
         return error / (2 * self.variance) + divergence(mean, log_variance)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam for encoder and decoder."""
         return adam(self.parameters(), self.lr, (0.9, 0.999))
 
     def _code(self, rows: Batch) -> tuple[Tensor, Tensor]:

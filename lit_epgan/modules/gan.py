@@ -11,8 +11,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_epgan.bayes.sghmc import SGHMC
 from lit_epgan.errors import UserError
-from lit_epgan.inference.sghmc import SGHMC
 from lit_epgan.modules.manual_optimization import (
     Batch,
     Losses,
@@ -89,11 +89,7 @@ def discriminator_loss(
 
 
 def check_hyperparameters(gan: "GAN", average: float | None, generator: nn.Module) -> None:
-    """Refuse what cannot be, NaN included.
-
-    Raises:
-        UserError: the first hyperparameter that cannot be, with what it must be.
-    """
+    """Refuse what cannot be, NaN included."""
     rows = 2 if has_batch_norm(generator) else 1
     numbers = {
         "lr": (gan.lr, 0 < gan.lr < math.inf, "positive"),
@@ -156,9 +152,6 @@ class GAN(Sampling):
         noise: standard deviation of Gaussian noise on every gradient before its optimizer's step. ProbGAN's code
             samples so, Adam in the place of friction: 0.00424 = (2 friction lr)^1/2 at friction 0.03 and lr 3e-4.
         friction, temperature: sghmc's; the loss is a mean over records, so that 1 / n is the posterior's temperature.
-
-    Raises:
-        UserError: a hyperparameter that cannot be; the message names it.
     """
 
     over_records: OverRecords | None = None
@@ -257,7 +250,6 @@ class GAN(Sampling):
         return torch.stack(self.losses.last) if self.losses.last else None
 
     def on_train_epoch_start(self) -> None:
-        """Begin the epoch's mean losses."""
         self.losses = Losses()
 
     def on_train_epoch_end(self) -> None:

@@ -36,11 +36,7 @@ class LanguageModel(LightningModule):
         self._tally: list[Tensor] = []
 
     def on_fit_start(self) -> None:
-        """Refuse data of other symbols than the network's, where the data module says which there are.
-
-        Raises:
-            UserError: how many there are.
-        """
+        """Refuse data of other symbols than the network's, where the data module says which there are."""
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         symbols = getattr(data, "symbols", None)
         if symbols is not None and len(symbols) != self.network.symbols:
@@ -51,11 +47,9 @@ class LanguageModel(LightningModule):
 
     def forward(self, symbols: Tensor) -> Tensor:
         """Scores (batch, T, symbols) of what follows each of ``symbols``, int64 (batch, T)."""
-        scores: Tensor = self.network(symbols)
-        return scores
+        return self.network(symbols)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
         scores, following = self._scored(batch)
         return F.cross_entropy(scores, following)
 
@@ -69,7 +63,6 @@ class LanguageModel(LightningModule):
         self._tally.append(torch.stack([loss, right.to(loss), loss.new_tensor(len(following))]))
 
     def on_validation_epoch_end(self) -> None:
-        """Log what was tallied, over all ranks."""
         tally = torch.stack(self._tally).double().sum(0) if self._tally else torch.zeros(TALLIED, device=self.device)
         loss, right, count = self.trainer.strategy.reduce(tally, reduce_op="sum")
         cross_entropy = loss / count

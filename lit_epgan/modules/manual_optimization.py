@@ -26,10 +26,7 @@ def adam(parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, floa
 
 def linear_decay(optimizer: Optimizer, last: float, epochs: int | None) -> LambdaLR:
     """The learning rate falls linearly from epoch to epoch, to ``last`` times its first value in the last epoch.
-
-    Raises:
-        UserError: ``epochs``, the trainer's max_epochs, is not known.
-    """
+    UserError: ``epochs``, the trainer's max_epochs, is not known."""
     if epochs is None or epochs < 1:
         raise UserError("lr_decay falls until the last epoch: give the trainer max_epochs, or leave lr_decay out.")
     steps = max(1, epochs - 1)

@@ -11,8 +11,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics.classification import BinaryAUROC
 
+from lit_epgan.bayes import Simulator
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free import Simulator
 from lit_epgan.modules.supervised import Classifier
 from lit_epgan.networks.mlp import MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.modes import evaluating
@@ -37,9 +37,6 @@ class SuffiAE(Classifier):
         hidden: widths of the encoder's hidden layers (ReLU); the decoder has them in reverse.
         alpha: the noise's variance.
         optimizer: of all parameters.
-
-    Raises:
-        UserError: a width or a dimension below one, d > D, fewer than two classes, or no positive alpha.
     """
 
     higher_is_better: ClassVar[Mapping[str, bool]] = {**Classifier.higher_is_better, "reconstruction": False}
@@ -90,15 +87,8 @@ def objective(x: Tensor, reconstruction: Tensor, logits: Tensor, labels: Tensor,
 
         -1/2 ||x - f(z)||^2 + log softmax(g(z))_y - KL[N(code, alpha I) || N(0, I)]
 
-    GRAFFL, section 3.1 and appendix A; with two classes the middle is y log g(z) + (1 - y) log(1 - g(z)).
-
-    Args:
-        x: records (n, D).
-        reconstruction: f(z), (n, D).
-        logits: g(z), (n, classes).
-        labels: y, int64 (n,).
-        code: q(x), (n, d).
-        alpha: the noise's variance.
+    GRAFFL, section 3.1 and appendix A, of x and f(z) (n, D), logits g(z) (n, classes), labels y (n,), int64, and the
+    code q(x) (n, d). With two classes the middle is y log g(z) + (1 - y) log(1 - g(z)).
     """
     fit = -0.5 * (x - reconstruction).square().sum(1)
     return fit - F.cross_entropy(logits, labels, reduction="none") - divergence(code, alpha)
@@ -135,11 +125,7 @@ class HoldsParticles(LightningModule):
     label: int | None
 
     def hold(self, simulator: Simulator, particles: int, label: int | None) -> None:
-        """Take particles from the prior.
-
-        Raises:
-            UserError: there are none.
-        """
+        """Take particles from the prior. UserError: there are none."""
         if particles < 2:
             raise UserError(f"particles is {particles}; a posterior is drawn with at least 2")
         self.simulator, self.label = simulator, label
@@ -161,11 +147,7 @@ class HoldsParticles(LightningModule):
         return self.simulator.simulate(theta, 1, generator)[:, 0].to(self.device)
 
     def sample_class(self, label: int, n: int, generator: torch.Generator) -> Tensor:
-        """n summaries (n, d) of records of a class.
-
-        Raises:
-            UserError: the simulator is a model of another class, or of all.
-        """
+        """n summaries (n, d) of records of a class. UserError: the simulator is a model of another class, or of all."""
         if n and label != self.label:
             held = "all classes together" if self.label is None else f"the class {self.label}"
             raise UserError(f"the simulator is a model of {held}, and cannot generate the class {label}: "
@@ -182,9 +164,6 @@ class Posterior(HoldsParticles):
         summary: maps records (n, ...) to summaries (n, d); by default they are taken as they are. It is public: fix
             its weights before, and without the clients' data.
         label: the class of the records that are looked at, where the data are (x, label); all by default.
-
-    Raises:
-        UserError: there are too few particles.
     """
 
     def __init__(
@@ -201,14 +180,12 @@ class Posterior(HoldsParticles):
         return summaries.flatten(1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """There is none."""
         raise UserError(
             "a Posterior has no training step: its particles are moved by an algorithm without training, as "
             "federation.algorithm: lit_epgan.federated.DiscrepancySearch"
         )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One that never steps."""
         return torch.optim.SGD([self.particles], lr=0.0)
 
 

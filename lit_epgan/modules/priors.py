@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from lit_epgan.bounds import at_least, one_of, within
 from lit_epgan.errors import UserError
 from lit_epgan.networks.ensembles import disjoint_names, with_batch_statistics
 from lit_epgan.objectives import Objective
@@ -94,15 +95,11 @@ class GaussianPrior(Prior):
 
     Args:
         precision: in units of the loss, which is a mean over records: a variance v over n records is 1 / (n v).
-
-    Raises:
-        UserError: a precision that is negative or not finite.
     """
 
     def __init__(self, precision: float = 1e-4) -> None:
         super().__init__()
-        if not 0 <= precision < math.inf:
-            raise UserError(f"GaussianPrior's precision is {precision}, but must be zero or positive.")
+        within("[0, inf)", self, precision=precision)
         self.precision = precision
 
     def adjust_gradients(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
@@ -142,9 +139,6 @@ class HistoryPrior(Prior):
         variance: of gma's mixture components.
         one_each_step: psa's sum is estimated by one snapshot that each step draws: the same expectation, at the price
             of one pass.
-
-    Raises:
-        UserError: an argument that cannot be; the message names it.
     """
 
     snapshots: Snapshots
@@ -159,19 +153,16 @@ class HistoryPrior(Prior):
         one_each_step: bool = False,
     ) -> None:
         super().__init__()
-        if approximation not in ("psa", "gma"):
-            raise UserError(f"HistoryPrior's approximation is {approximation!r}: choose psa or gma.")
-        if size < 1 or every < 1:
-            raise UserError(f"HistoryPrior's size and every are {size} and {every}, but must be at least 1.")
-        if not (0 <= weight < math.inf and 0 < variance < math.inf):
-            raise UserError(f"HistoryPrior's weight is {weight} and its variance {variance}: give positive numbers.")
+        one_of(("psa", "gma"), self, approximation=approximation)
+        at_least(1, self, size=size, every=every)
+        within("[0, inf)", self, weight=weight)
+        within("(0, inf)", self, variance=variance)
         self.size, self.every, self.weight = size, every, weight
         if one_each_step and approximation != "psa":
             raise UserError("HistoryPrior's one_each_step draws among psa's snapshots, and gma has only one.")
         self.approximation, self.variance, self.one_each_step = approximation, variance, one_each_step
 
     def build(self, generator: nn.Module, discriminator: nn.Module, objective: Objective) -> None:
-        """Make room for the snapshots."""
         psa = self.approximation == "psa"
         self.snapshots = Snapshots(discriminator, self.size) if psa else Snapshots(generator, 1)
         self._objective = objective
@@ -181,7 +172,6 @@ class HistoryPrior(Prior):
         self._discriminator = (with_batch_statistics(copy.deepcopy(discriminator)).train().to("meta"),)
 
     def before_step(self, steps: int, generator: nn.Module, discriminator: nn.Module) -> None:
-        """Take a snapshot when one is due."""
         if steps % self.every == 0:
             self.snapshots.take(discriminator if self.approximation == "psa" else generator)
 
@@ -207,8 +197,7 @@ class HistoryPrior(Prior):
             drawn = torch.searchsorted(filled.cumsum(0), torch.rand_like(filled[:1]) * filled.sum(), right=True)
             return past_objective(vectors[drawn.clamp_max(self.size - 1)][0]) * (filled[0] > 0)
         losses = vmap(past_objective, randomness="different")(vectors)
-        mean: Tensor = filled @ losses / filled.sum().clamp_min(torch.finfo(filled.dtype).tiny)
-        return mean
+        return filled @ losses / filled.sum().clamp_min(torch.finfo(filled.dtype).tiny)
 
     def _log_mixture(self, generator: nn.Module) -> Tensor:
         """Mean over members m of log q^(t)(theta_m), up to a constant."""

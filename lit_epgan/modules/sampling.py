@@ -16,11 +16,8 @@ from lit_epgan.randomness import generator_for
 
 
 def agreed_latent_dim(given: int | None, generator: nn.Module) -> int:
-    """The noise's dimension: what is given, or what the generator says of itself.
-
-    Raises:
-        UserError: neither is there, or they differ.
-    """
+    """The noise's dimension: what is given, or what the generator says of itself. UserError: neither is there, or they
+    differ."""
     own = getattr(generator, "latent_dim", None)
     dimension = own if given is None else given
     if dimension is None:
@@ -31,11 +28,7 @@ def agreed_latent_dim(given: int | None, generator: nn.Module) -> int:
 
 
 def check_shape(data: Sequence[int] | None, generated: Sequence[int]) -> None:
-    """Refuse data that the generator does not imitate.
-
-    Raises:
-        UserError: one record's shape is another than one sample's.
-    """
+    """Refuse data that the generator does not imitate."""
     if data is not None and tuple(data) != tuple(generated):
         raise UserError(
             f"the data have the shape {tuple(data)}, the generator makes {tuple(generated)}: change the networks' "
@@ -118,17 +111,14 @@ class Sampling(LightningModule):
     validation_step = test_step = _look_at_none
 
     def on_predict_start(self) -> None:
-        """Make the statistics ready once, for all batches."""
         self.refresh_statistics()
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
-        """As many samples as the batch has rows."""
         return self._draw(len(rows_of(batch).x), None)
 
     def forward(self, noise: Tensor) -> Tensor:
         """Samples (n, *data_shape) of ``noise`` (n, latent_dim), equal blocks of rows for the evaluated generators."""
-        samples: Tensor = self.evaluated_generator(noise)
-        return samples
+        return self.evaluated_generator(noise)
 
     def _draw(self, n: int, generator: torch.Generator | None) -> Tensor:
         return self._in_turn(self._noise_in_turn(n, generator))[:n]

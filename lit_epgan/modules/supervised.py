@@ -48,19 +48,16 @@ class Supervised(LightningModule, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (rows, outputs) of x (rows, ...)."""
-        outputs: Tensor = self.head(self.backbone(x))
-        return outputs
+        return self.head(self.backbone(x))
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """What is predicted of outputs (rows, outputs), as columns (rows,) by name."""
         return {f"output_{k}": column for k, column in enumerate(outputs.flatten(1).unbind(1))}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
         return self.loss(self(batch[0]), batch[1])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log the scores of a batch."""
         self._evaluate(batch)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
@@ -71,7 +68,6 @@ class Supervised(LightningModule, ABC):
         return self.predictions(self(batch[0]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The one optimizer of backbone and head."""
         return self.optimizer(self.parameters())
 
     def _evaluate(self, batch: Any) -> None:
@@ -80,11 +76,7 @@ class Supervised(LightningModule, ABC):
 
 
 def check_fit(backbone: nn.Module, head: nn.Module) -> None:
-    """Refuse a head that takes other features than the backbone gives, where both say how many.
-
-    Raises:
-        UserError: the two widths.
-    """
+    """Refuse a head that takes other features than the backbone gives, where both say how many."""
     given, taken = getattr(backbone, "out_features", None), getattr(head, "in_features", None)
     if isinstance(given, int) and isinstance(taken, int) and given != taken:
         raise UserError(f"the backbone gives {given} features, the head takes {taken}: set its in_features to {given}.")
@@ -109,11 +101,7 @@ class Classifier(Supervised):
     higher_is_better: ClassVar[Mapping[str, bool]] = {"accuracy": True, "cross_entropy": False}
 
     def on_fit_start(self) -> None:
-        """Refuse labels beyond the head's outputs, where the data module says which there are.
-
-        Raises:
-            UserError: the greatest label and the number of outputs.
-        """
+        """Refuse labels beyond the head's outputs, where the data module says which there are."""
         outputs = getattr(self.head, "out_features", None)
         data = getattr(self.trainer.datamodule, "data", None)  # type: ignore[attr-defined]
         labels = getattr(data, "labels", None) or {}

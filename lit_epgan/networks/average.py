@@ -27,12 +27,8 @@ def frozen_copy(module: nn.Module) -> nn.Module:
 class ParameterAverage:
     """Keeps the buffers of ``twin``, the frozen copy of ``module``, at a moving average of ``module``'s parameters.
 
-    average <- average + weight (parameters - average), one vector operation for all tensors.
-
-    Args:
-        module: whose parameters are averaged; they are kept by reference.
-        twin: its frozen copy, whose buffers are looked up at every use, because moving a module replaces them.
-        weight: share of the newest parameters, 1 - decay.
+    average <- average + weight (parameters - average), one vector operation for all tensors. The twin's buffers are
+    looked up at every use, because moving a module replaces them.
     """
 
     def __init__(self, module: nn.Module, twin: nn.Module, weight: float) -> None:

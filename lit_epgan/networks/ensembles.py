@@ -14,11 +14,7 @@ Layer = nn.modules.batchnorm._BatchNorm
 
 
 class DisjointLinear(nn.Module):
-    """Linear layers of several members, stacked: (members * b, inputs) -> (members * b, outputs).
-
-    Args:
-        layers: the members' layers, all of one shape, with biases or all without.
-    """
+    """Linear layers of several members, of one shape, stacked: (members * b, inputs) -> (members * b, outputs)."""
 
     bias: nn.Parameter | None
 
@@ -30,7 +26,6 @@ class DisjointLinear(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.stack(biases)) if biases else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One batched product for all members."""
         blocks = x.unflatten(0, (len(self.weight), -1))
         if self.bias is None:
             return torch.bmm(blocks, self.weight).flatten(0, 1)
@@ -38,12 +33,8 @@ class DisjointLinear(nn.Module):
 
 
 class DisjointNorm(nn.Module):
-    """One norm over the channels of all members side by side, (b, members * c, ...), so that each has its own.
-
-    Args:
-        norm: BatchNorm over members * c channels, or GroupNorm over members times its groups.
-        members: number of members.
-    """
+    """One norm over the channels of all members side by side, (b, members * c, ...), so that each has its own:
+    BatchNorm over members * c channels, or GroupNorm over members times its groups."""
 
     def __init__(self, norm: nn.Module, members: int) -> None:
         super().__init__()
@@ -64,23 +55,17 @@ def disjoint_names(network: nn.Module) -> Iterator[str]:
 
 
 def check_blocks(rows: int, members: int) -> None:
-    """Refuse rows that do not divide into equal blocks.
-
-    Raises:
-        UserError: a number of rows that ``members`` does not divide.
-    """
+    """Refuse rows that do not divide into equal blocks."""
     if rows % members:
         raise UserError(f"{rows} rows of noise do not divide among {members} generators: give each as many.")
 
 
 class BatchStatistics(nn.Module):
-    """A BatchNorm layer that takes the batch's own mean and variance, and keeps none.
+    """A BatchNorm layer with another's weight, bias and eps that takes the batch's own mean and variance, and keeps
+    none.
 
     y = (x - mean x) / sqrt(var x + eps) * weight + bias, per channel. ``torch.vmap`` follows it everywhere; it does not
     follow torch's own layer on a GPU where images lie channels last.
-
-    Args:
-        layer: whose weight, bias and eps it has.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -90,8 +75,7 @@ class BatchStatistics(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` (n, channels, ...), normalised."""
-        y: Tensor = torch.native_batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
-        return y
+        return torch.native_batch_norm(x, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
 
 
 def with_batch_statistics(network: nn.Module) -> nn.Module:
@@ -111,12 +95,8 @@ class ForgiverFirst(nn.Module):
     """D(x) = sum_k w_k(x) D_k(x), w(x) = softmax_k(lambda D_k(x)): F2A's aggregate (Yonetani et al. 2019).
 
     lambda = 0 is the mean of all discriminators, lambda -> infinity their maximum (F2U). All are evaluated as one
-    stacked network; BatchNorm takes the batch's own statistics.
-
-    Args:
-        discriminator: what they all look like: samples (n, *data_shape) -> scores (n, heads).
-        parameters: the values of its parameters, by name, for each of them.
-        forgiveness: lambda, a scalar tensor; gradients reach it.
+    stacked network, which looks like ``discriminator`` and has parameters by name for each; BatchNorm takes the batch's
+    own statistics. Gradients reach lambda, ``forgiveness``, a scalar tensor.
     """
 
     def __init__(self, discriminator: nn.Module, parameters: Sequence[dict[str, Tensor]], forgiveness: Tensor) -> None:
@@ -130,10 +110,9 @@ class ForgiverFirst(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
 
         def one(parameters: dict[str, Tensor]) -> Tensor:
-            scores: Tensor = functional_call(
+            return functional_call(
                 self.__dict__["template"], parameters, (x.to(next(iter(parameters.values())).dtype),)
             )
-            return scores
 
         # autocast does not reach into vmap: the discriminators judge in their parameters' own precision
         with no_autocast(x.device):

@@ -68,8 +68,7 @@ class DCGANGenerator(nn.Module):
         Its rows are equal blocks, block i for member i.
         """
         check_blocks(len(noise), self.members)
-        images: Tensor = self.layers(noise[:, :, None, None])
-        return images
+        return self.layers(noise[:, :, None, None])
 
 
 class DCGANDiscriminator(nn.Module):
@@ -87,9 +86,6 @@ class DCGANDiscriminator(nn.Module):
         norm: ``batch``, ``group`` (eight groups or fewer) or ``none``.
         norm_first: whether the first convolution is normalised, too (EP-GAN's paper: yes; ProbGAN's code: no).
         heads: scores per image, one for each discriminator that shares the convolutions.
-
-    Raises:
-        UserError: a number is below one, or an unknown norm.
     """
 
     def __init__(
@@ -117,9 +113,7 @@ class DCGANDiscriminator(nn.Module):
         self.apply(_initialise)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores (n, heads) of ``images`` (n, channels, image_size, image_size)."""
-        scores: Tensor = self.layers(images).flatten(1)
-        return scores
+        return self.layers(images).flatten(1)
 
 
 def _first(inputs: int, width: int, side: int, norm: ImageNorm, members: int) -> list[nn.Module]:
@@ -200,9 +194,7 @@ class MNISTGenerator(nn.Module):
         self.apply(_glorot)
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Images (n, channels, image_size, image_size) of ``noise`` (n, latent_dim)."""
-        images: Tensor = self.layers(noise)
-        return images
+        return self.layers(noise)
 
 
 class MNISTDiscriminator(nn.Module):
@@ -247,9 +239,7 @@ class MNISTDiscriminator(nn.Module):
         self.apply(_glorot)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores (n, heads) of ``images`` (n, channels, image_size, image_size)."""
-        scores: Tensor = self.layers(images)
-        return scores
+        return self.layers(images)
 
 
 def _check_mnist(image_size: int, channels: int, hidden: int, widths: Sequence[int], layers: int) -> None:

@@ -74,9 +74,6 @@ class CIFGLanguageNetwork(nn.Module):
         hidden: width of a layer's cells.
         projection: width of a layer's output; None for that of the embedding.
         layers: their number.
-
-    Raises:
-        UserError: a size below one, or fewer than three symbols.
     """
 
     def __init__(
@@ -106,7 +103,6 @@ class CIFGLanguageNetwork(nn.Module):
         return self.symbols - 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (batch, steps, symbols) of what follows each symbol of ``x``, int64 (batch, steps)."""
         return self.following(x, None)[0]
 
     def following(self, x: Tensor, states: Sequence[State] | None) -> tuple[Tensor, list[State]]:
@@ -139,13 +135,8 @@ def sampled(
 
 @dataclass(frozen=True)
 class Ranked:
-    """The sequences with the highest joint probability, the first first.
-
-    Attributes:
-        sequences: without their ends.
-        probabilities: their joint probabilities, ends included.
-        exact: whether no other sequence of at most the same length can be more probable than the last of them.
-    """
+    """The sequences with the highest joint probability, without their ends, the first first; these probabilities, ends
+    included; and whether no other sequence of at most the same length can be more probable than the last of them."""
 
     sequences: list[list[int]]
     probabilities: list[float]

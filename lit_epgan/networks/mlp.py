@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bounds import at_least
 from lit_epgan.errors import UserError
 from lit_epgan.networks.ensembles import DisjointLinear, DisjointNorm, check_blocks
 from lit_epgan.networks.sizes import check_positive
@@ -30,7 +31,7 @@ class MLPGenerator(nn.Module):
         norm: normalisation of every hidden layer. LayerNorm has no statistics that a federation would have to merge.
         tanh: whether samples are squashed to (-1, 1), as images are.
         slope: negative slope of LeakyReLU; 0 is ReLU.
-        members: number of generators.
+        members: number of generators; equal blocks of the noise's rows, block i for member i.
         init: ``he``: variance 2 / (1.04 fan_in), zero biases; ``torch``: all U(-1, 1) / sqrt(fan_in).
 
     Raises:
@@ -64,7 +65,6 @@ class MLPGenerator(nn.Module):
         self.layers = nn.Sequential(*layers, *([nn.Tanh()] if tanh else []))
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Samples (n, *data_shape) of ``noise`` (n, latent_dim): equal blocks of rows, block i for member i."""
         check_blocks(len(noise), self.members)
         samples: Tensor = self.layers(noise)
         return samples.unflatten(1, self.data_shape) if len(self.data_shape) > 1 else samples
@@ -80,9 +80,6 @@ class MLPDiscriminator(nn.Module):
         slope: negative slope of LeakyReLU; 0 is ReLU.
         heads: scores per sample, one for each discriminator that shares the hidden layers.
         init: as the generator's.
-
-    Raises:
-        UserError: a width or a dimension below one, or an unknown norm or init.
     """
 
     def __init__(
@@ -104,9 +101,7 @@ class MLPDiscriminator(nn.Module):
         self.layers = nn.Sequential(*layers, _linear(sizes[-2], sizes[-1], init))
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Scores (n, heads) of ``samples`` (n, *data_shape)."""
-        scores: Tensor = self.layers(samples.flatten(1))
-        return scores
+        return self.layers(samples.flatten(1))
 
 
 class MLPBackbone(nn.Module):
@@ -115,9 +110,6 @@ class MLPBackbone(nn.Module):
     Args:
         data_shape: shape of one sample.
         hidden: widths of the layers, at least one.
-
-    Raises:
-        UserError: no layer, or a width or a dimension below one.
     """
 
     def __init__(self, data_shape: Sequence[int] = (1, 8, 8), hidden: Sequence[int] = (64,)) -> None:
@@ -131,9 +123,7 @@ class MLPBackbone(nn.Module):
         self.out_features = sizes[-1]
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Features (rows, hidden[-1]) of ``samples`` (rows, *data_shape)."""
-        features: Tensor = self.layers(samples)
-        return features
+        return self.layers(samples)
 
 
 def _layer(inputs: int, outputs: int, init: Init, norm: Norm, members: int = 1) -> list[nn.Module]:
@@ -177,18 +167,13 @@ class PolynomialFeatures(nn.Module):
 
     Args:
         degree: the highest power.
-
-    Raises:
-        UserError: if it is negative.
     """
 
     def __init__(self, degree: int = 3) -> None:
         super().__init__()
-        if degree < 0:
-            raise UserError(f"PolynomialFeatures' degree is {degree}; it must be 0 or more")
+        at_least(0, self, degree=degree)
         self.degree = degree
         self.out_features = degree + 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features (rows, degree + 1) of x (rows, 1)."""
         return x ** torch.arange(self.degree, -1, -1, device=x.device)

@@ -68,11 +68,8 @@ class GaussianSigmoid(nn.Module):
 
 
 class NaturalParameterNetwork(nn.Module):
-    """Gaussian linear layers with sigmoids between them: the distribution of the outputs given that of the inputs.
-
-    Args:
-        widths: of inputs, hidden layers and outputs.
-    """
+    """Gaussian linear layers of such widths with sigmoids between them: the distribution of the outputs given that of
+    the inputs."""
 
     def __init__(self, *widths: int) -> None:
         super().__init__()

@@ -46,9 +46,6 @@ class ResNet18(nn.Module):
         width: channels of the first stage, doubled by each of the other three.
         norm: ``batch``; ``group``: 32 groups, or the largest number that divides both 32 and the channels, which keeps
             no statistics of a client's data; ``none``: convolutions with biases.
-
-    Raises:
-        UserError: a number is below one, or the norm is unknown.
     """
 
     def __init__(self, channels: int = 3, width: int = 64, norm: ResNetNorm = "batch") -> None:
@@ -73,8 +70,7 @@ class ResNet18(nn.Module):
         x = self.relu(self.bn1(self.conv1(images)))
         for stage in range(4):
             x = self.get_submodule(f"layer{stage + 1}")(x)
-        features: Tensor = self.avgpool(x).flatten(1)
-        return features
+        return self.avgpool(x).flatten(1)
 
 
 def _norm(name: str) -> Callable[[int], nn.Module]:

@@ -6,11 +6,7 @@ MOST = 1_000_000
 
 
 def check_positive(network: str, **sizes: int) -> None:
-    """Refuse sizes below one, and those that no memory holds: a loop over as many would not end.
-
-    Raises:
-        UserError: names the first.
-    """
+    """Refuse sizes below one, and those that no memory holds: a loop over as many would not end."""
     for name, size in sizes.items():
         if size < 1:
             raise UserError(f"{name}={size} cannot be: {network} needs {name} of at least 1.")

@@ -87,7 +87,6 @@ class SRU(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """h (batch, frames, hidden) of ``x`` (batch, frames, inputs)."""
         h = x.transpose(0, 1)
         for position, layer in enumerate(self.layers):
             h = layer(self.dropout(h) if position else h)
@@ -107,9 +106,6 @@ class SRUAcousticNetwork(nn.Module):
         projection: width of the layer before the last.
         pdfs: HMM states; 3 of each of 41 phones.
         dropout: between SRU layers.
-
-    Raises:
-        UserError: a size below one.
     """
 
     def __init__(
@@ -129,9 +125,7 @@ class SRUAcousticNetwork(nn.Module):
         self.last = nn.Sequential(nn.Linear(hidden, projection), nn.ReLU(), nn.Linear(projection, pdfs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (batch, frames, pdfs); their log-softmax are the states' log posteriors."""
-        scores: Tensor = self.last(self.recurrent(self.first(x)))
-        return scores
+        return self.last(self.recurrent(self.first(x)))
 
 
 class SRUDiscriminator(nn.Module):
@@ -146,9 +140,6 @@ class SRUDiscriminator(nn.Module):
         bottleneck: width of the features.
         heads: discriminators that share all but the last layer.
         dropout: between SRU layers.
-
-    Raises:
-        UserError: a size below one.
     """
 
     def __init__(
@@ -169,13 +160,10 @@ class SRUDiscriminator(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Bottleneck features (n, frames, bottleneck) of ``x`` (n, frames, inputs)."""
-        features: Tensor = self.bottleneck(self.encoder(x))
-        return features
+        return self.bottleneck(self.encoder(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (n, heads) of ``x`` (n, frames, inputs)."""
-        scores: Tensor = self.heads(F.leaky_relu(self.features(x), 0.2).mean(1))
-        return scores
+        return self.heads(F.leaky_relu(self.features(x), 0.2).mean(1))
 
 
 class ChunkGenerator(nn.Module):
@@ -189,9 +177,6 @@ class ChunkGenerator(nn.Module):
         bins: columns of a frame alone.
         stacked: frames side by side, the current one and its future.
         latent_dim, hidden, members: of ``lit_epgan.networks.MLPGenerator``.
-
-    Raises:
-        UserError: a size below one.
     """
 
     def __init__(
@@ -210,6 +195,5 @@ class ChunkGenerator(nn.Module):
         self.data_shape = (frames, stacked * bins)
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Chunks (n, frames, stacked * bins) of ``noise`` (n, latent_dim), a block of rows for each member."""
         spectrogram: Tensor = self.spectrogram(noise)
         return spectrogram.unfold(1, self.stacked, 1).transpose(-1, -2).flatten(-2)

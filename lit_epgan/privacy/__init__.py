@@ -1,17 +1,14 @@
 """Differential privacy: mechanisms around any algorithm, what they cost, and the ledger of a data set."""
 
-from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
+from lit_epgan.privacy.accountant import Releases, Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.adaptive import AdaptiveNoise
-from lit_epgan.privacy.book import Budget
 from lit_epgan.privacy.central import CentralNoise
 from lit_epgan.privacy.correlated import CorrelatedNoise
 from lit_epgan.privacy.distributed import DistributedNoise
 from lit_epgan.privacy.heavy_hitters import HeavyHitters
-from lit_epgan.privacy.ledger import Ledger
+from lit_epgan.privacy.ledger import Budget, Ledger
 from lit_epgan.privacy.queries import Queries
 from lit_epgan.privacy.records import RecordNoise
-from lit_epgan.privacy.releases import Releases
-from lit_epgan.privacy.trie_hh import TrieHH
 
 __all__ = [
     "AdaptiveNoise",
@@ -25,7 +22,6 @@ __all__ = [
     "RecordNoise",
     "Releases",
     "Spent",
-    "TrieHH",
     "noise_multiplier_for",
     "spent",
 ]

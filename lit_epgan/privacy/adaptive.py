@@ -56,11 +56,8 @@ class AdaptiveNoise(CentralNoise):
         self._state: dict[str, Tensor] = {}
 
     def begin(self, plan: Plan) -> None:
-        """As for ``CentralNoise``; S goes on where a checkpoint has it.
-
-        Raises:
-            UserError: also where the count's noise is too small.
-        """
+        """As for ``CentralNoise``; S goes on where a checkpoint has it. UserError: also where the count's noise is too
+        small."""
         super().begin(plan)
         self._state = plan.state
         self._state.setdefault(BOUND, torch.tensor([self.bound], dtype=torch.float64))
@@ -76,7 +73,6 @@ class AdaptiveNoise(CentralNoise):
         self._of_sum = left**-0.5
 
     def broadcast(self) -> Broadcast:
-        """The bound of this round."""
         return {BOUND: self._state[BOUND]}
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
@@ -86,7 +82,6 @@ class AdaptiveNoise(CentralNoise):
         return {**self._clipped(report, size, bound), BELOW: torch.full((1,), below - 0.5, dtype=torch.float64)}
 
     def at_server(self, total: Total, cohort: int) -> Total:
-        """The sums with noise, the bound moved."""
         total.sums.setdefault(BELOW, torch.zeros(1, dtype=torch.float64))  # nobody has answered
         total = super().at_server(total, cohort)
         members = self._expected if self._expected is not None else cohort

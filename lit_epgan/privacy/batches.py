@@ -10,11 +10,7 @@ from lit_epgan.errors import UserError
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
-    """All tensors of a batch, in their order.
-
-    Raises:
-        UserError: it holds something else.
-    """
+    """All tensors of a batch, in their order. UserError: it holds something else."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping | list | tuple):
@@ -25,11 +21,7 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same batch with ``function`` of every tensor in its place.
-
-    Raises:
-        UserError: it holds something else.
-    """
+    """The same batch with ``function`` of every tensor in its place. UserError: it holds something else."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):

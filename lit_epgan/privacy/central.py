@@ -1,6 +1,7 @@
 """Differential privacy for users around any algorithm, by a server that is trusted to add the noise."""
 
 import os
+import secrets
 from collections.abc import Sequence
 
 import torch
@@ -14,13 +15,38 @@ from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Total, Wei
 from lit_epgan.engine.runner import WEIGHT
 from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
-from lit_epgan.privacy.book import EVERYONE, Account, Budget
-from lit_epgan.privacy.ledger import Ledger
-from lit_epgan.privacy.releases import Relation, Releases
-from lit_epgan.privacy.secret_cohorts import SecretCohorts
+from lit_epgan.privacy.accountant import Relation, Releases, Spent, noise_multiplier_for, spent
+from lit_epgan.privacy.ledger import EVERYONE, Account, Budget, Ledger
 from lit_epgan.privacy.settings import check_settings, ledger_of, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
+
+
+class SecretCohorts(Sampler):
+    """Another sampler's cohorts, from a seed of the operating system's that is kept nowhere.
+
+    Every process has a seed of its own, so a run that was resumed draws anew: a round that it repeats, as its release
+    came after the checkpoint, asks another cohort. So each release is of a fresh draw, as its price supposes, and two
+    runs on the same data never share their cohorts, whatever ``seed_everything`` is.
+
+    Args:
+        of: draws the cohorts.
+        seed: that nobody else knows, where several federations have to share their cohorts.
+    """
+
+    def __init__(self, of: Sampler, seed: int | None = None) -> None:
+        self.of = of
+        self._seed = gather_objects(secrets.randbits(63))[0] if seed is None else seed  # one for all ranks
+
+    def draw(self, clients: list[int], seed: int, round_: int) -> list[list[int]]:
+        """The other sampler's chains; ``seed`` does not matter."""
+        return self.of.draw(clients, self._seed, round_)
+
+    def rate(self, clients: int) -> float:
+        return self.of.rate(clients)
+
+    def check(self, clients: int) -> None:
+        self.of.check(clients)
+
 
 ASKED_AGAIN = (
     "the algorithm asks a drawn cohort more than once a round, and its epsilon counts on a fresh draw for each "
@@ -53,9 +79,6 @@ class CentralNoise(Mechanism):
         group: the users that this run looks at; what is spent on disjoint groups does not add up.
         noise_seed: makes a study repeatable, and the noise predictable to whoever knows it, as the cohorts are to
             whoever knows ``seed_everything``: then there is no guarantee in real use.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     private = True
@@ -86,12 +109,8 @@ class CentralNoise(Mechanism):
     # The client -------------------------------------------------------------------------------------------------------
 
     def around(self, client: Client, algorithm: Algorithm, training: bool) -> Client:
-        """The client as it is.
-
-        Raises:
-            UserError: whether a client has records that are looked at would leave without noise, in the number of those
-                who have.
-        """
+        """The client as it is. UserError: whether a client has records that are looked at would leave without noise, in
+        the number of those who have."""
         if algorithm.selects(client.module):
             raise UserError(
                 f"{type(algorithm).__name__} looks at the records of one class, and how many clients have any would "
@@ -126,12 +145,9 @@ class CentralNoise(Mechanism):
         return SecretCohorts(sampler) if isinstance(sampler, DRAWN) and self.noise_seed is None else sampler
 
     def begin(self, plan: Plan) -> None:
-        """Settle z, and announce all releases in the ledger; before any client's data are read.
-
-        Raises:
-            UserError: the ledger's budget would be passed, or there is no ledger to keep it; the sampler's rate is not
-                known to the accountant, or a drawn cohort would be asked more than once.
-        """
+        """Settle z, and announce all releases in the ledger; before any client's data are read. UserError: the ledger's
+        budget would be passed, or there is no ledger to keep it; the sampler's rate is not known to the accountant, or
+        a drawn cohort would be asked more than once."""
         kind = self._kind(plan)
         self._expected = plan.sampler.rate(plan.clients) * plan.clients if kind.sampling == "poisson" else None
         _refuse_empty_cohorts(kind, plan, self.delta)
@@ -191,11 +207,8 @@ class CentralNoise(Mechanism):
 
     def at_server(self, total: Total, cohort: int) -> Total:
         """The sums with noise, counts as they are; the release stands in the ledger before the noise is drawn.
-
-        Raises:
-            UserError: nothing of the ledger can be written, or its budget would be passed, or a drawn cohort is asked
-                again.
-        """
+        UserError: nothing of the ledger can be written, or its budget would be passed, or a drawn cohort is asked
+        again."""
         assert self._planned is not None, "begin comes first"
         if self._drawn and self._planned.rate < 1:  # the algorithm's exchanges() has not said so
             raise UserError(ASKED_AGAIN)
@@ -224,11 +237,8 @@ class CentralNoise(Mechanism):
         return torch.randn(like.shape, generator=generator, dtype=torch.float64)
 
     def _hide_size(self, total: Total, cohort: int) -> None:
-        """How many coins said yes is not public: the number that is expected takes its place.
-
-        Raises:
-            UserError: the algorithm counts more than who takes part.
-        """
+        """How many coins said yes is not public: the number that is expected takes its place. UserError: the algorithm
+        counts more than who takes part."""
         answered = float(total[WEIGHT]) if WEIGHT in total else cohort  # fewer, where a client's answer did not come
         for name in total.counts:
             if float(total[name]) not in (cohort, answered):
@@ -239,7 +249,6 @@ class CentralNoise(Mechanism):
             total.sums[name] = torch.full_like(total[name], self._expected or 0.0)
 
     def end(self) -> None:
-        """Tell the ledger that nothing more is released."""
         if rank() == 0 and self._ledger is not None:
             self._ledger.end(self._account)
 

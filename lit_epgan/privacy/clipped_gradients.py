@@ -50,11 +50,8 @@ class ClippedGradients:
 
     @torch.no_grad()
     def sum(self, batch: Any) -> Tensor:
-        """The sum (d,) over the records of ``batch``, which may be none.
-
-        Raises:
-            UserError: the loss cannot be taken record by record.
-        """
+        """The sum (d,) over the records of ``batch``, which may be none. UserError: the loss cannot be taken record by
+        record."""
         sums = [self._clipped_sum(part) for part in self._in_parts(batch)]
         return reduce(torch.add, sums) if sums else torch.zeros_like(_flat(self.parameters))
 

@@ -1,4 +1,17 @@
-"""Noise that later rounds take back, for clients that are not drawn at random."""
+"""Noise that later rounds take back, for clients that are not drawn at random: factorisations of prefix sums.
+
+After round t a model has moved by the sum of the rounds' changes x_1 + ... + x_t. That is A X, with A the lower
+triangular matrix of ones. A factorisation A = B C gives a mechanism: C X + Z is released, with independent Gaussian
+noise Z, and B makes prefix sums of it. To whoever sees every round this is X + C^-1 Z: the same changes, with noise
+that takes back a part of what earlier rounds' noise has added. C = I is independent noise.
+
+What one user can move is decided by C and by the rounds in which the user takes part. Every entry of C here is 0 or
+more, so that a user moves C X farthest by the same vector in every round.
+
+Denisov, McMahan, Rush, Smith and Thakurta 2022, "Improved differential privacy for SGD via optimal private linear
+operators on adaptive streams", theorem 2.1: the guarantee holds, too, where a round's changes depend on earlier
+releases.
+"""
 
 import math
 from typing import Any
@@ -6,15 +19,98 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine.collectives import gather_objects
 from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.engine.messages import Total
 from lit_epgan.engine.samplers import Sampler
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.book import Account
+from lit_epgan.privacy.accountant import Releases
 from lit_epgan.privacy.central import CentralNoise
-from lit_epgan.privacy.factorization import BackSubstitution, banded, prefix_deviations
-from lit_epgan.privacy.releases import Releases
+from lit_epgan.privacy.ledger import Account
+
+
+def square_root(bands: int) -> Tensor:
+    """The first entries (bands,) of the first column of A^(1/2), a lower triangular Toeplitz matrix.
+
+        f_0 = 1,   f_j = f_(j-1) (2 j - 1) / (2 j)
+
+    Fichtenberger, Henzinger and Upadhyay 2023, "Constant matters".
+    """
+    j = torch.arange(1, bands, dtype=torch.float64)
+    return torch.cat([torch.ones(1, dtype=torch.float64), torch.cumprod((2 * j - 1) / (2 * j), 0)])
+
+
+def banded(bands: int) -> Tensor:
+    """Coefficients c (bands,) of the banded square root, with a norm of 1.
+
+    C has c_j on its j-th lower diagonal and 0 below them. A participation in round t is seen in the rows t to t + bands
+    - 1 alone, as a vector of a norm of at most 1. Two participations that are ``bands`` rounds apart are orthogonal, so
+    that k of them have a norm of sqrt(k): each costs as much as one release with independent noise.
+
+    Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization"; Kalinin and Lampert 2024, "Banded square root
+    matrix factorization for differentially private model training".
+    """
+    root = square_root(bands)
+    return root / torch.linalg.vector_norm(root)
+
+
+def toeplitz(coefficients: Tensor, rounds: int) -> Tensor:
+    """The matrix C (rounds, rounds) of coefficients (bands,)."""
+    column = torch.zeros(rounds, dtype=torch.float64)
+    kept = min(rounds, len(coefficients))
+    column[:kept] = coefficients[:kept]
+    apart = torch.arange(rounds)[:, None] - torch.arange(rounds)
+    return column[apart.clamp(min=0)] * (apart >= 0)
+
+
+def sensitivity(matrix: Tensor, separation: int) -> float:
+    """How far one user moves C X, who takes part in every ``separation``-th round with a norm of at most 1.
+
+        max_s || sum_j C e_(s + j separation) ||
+
+    Where C is Toeplitz and its coefficients fall, no other rounds that are at least ``separation`` apart move it
+    farther (Kalinin and Lampert 2024).
+
+    Args:
+        matrix: C (rows, rounds), no entry below 0.
+        separation: 1 for a user who takes part in every round.
+    """
+    return max(float(torch.linalg.vector_norm(matrix[:, s::separation].sum(1))) for s in range(separation))
+
+
+class BackSubstitution:
+    """C^-1 Z, a row at a time: it keeps the last bands - 1 rows of its answers and nothing else. C's coefficients c are
+    (bands,).
+
+        w_t = (z_t - sum_(j >= 1) c_j w_(t-j)) / c_0
+    """
+
+    def __init__(self, coefficients: Tensor) -> None:
+        self._first, self._others = coefficients[0], coefficients[1:].flip(0)  # beside the oldest row first
+        self._rows: Tensor | None = None
+        self._oldest = 0
+
+    def __call__(self, draw: Tensor) -> Tensor:
+        """The next row (d,) of C^-1 Z, of the next row z_t (d,) of Z."""
+        bands = len(self._others)
+        if self._rows is None:
+            self._rows = draw.new_zeros(bands, len(draw))
+        row = (draw - self._others.roll(self._oldest) @ self._rows) / self._first
+        if bands:
+            self._rows[self._oldest] = row
+            self._oldest = (self._oldest + 1) % bands
+        return row
+
+
+def prefix_deviations(coefficients: Tensor, rounds: int) -> Tensor:
+    """Standard deviations (rounds,) of the noise on the prefix sums, A C^-1 Z, for Z of standard deviation 1.
+
+    A and C^-1 are Toeplitz, and so commute: the t-th row of their product is the first t entries of C^-1 1, reversed.
+    """
+    one, row = torch.ones(1, dtype=torch.float64), BackSubstitution(coefficients)
+    return torch.cat([row(one) for _ in range(rounds)]).square().cumsum(0).sqrt()
+
 
 PAID = "privacy.paid"
 
@@ -24,7 +120,7 @@ class CorrelatedNoise(CentralNoise):
 
         sum_t <- sum_t + z S (C^-1 Z)_t,   Z_t ~ N(0, I),   C banded, lower triangular, Toeplitz, columns of a norm of 1
 
-    DP-FTRL by the banded square root (``factorization.banded``). Nothing is drawn, and so no cohort has to stay a
+    DP-FTRL by the banded square root (``banded``). Nothing is drawn, and so no cohort has to stay a
     secret: epsilon holds against whoever knows when each client takes part.
 
     **What a client pays.** The sampler promises a separation: a client takes part at most once in so many rounds on
@@ -56,17 +152,13 @@ class CorrelatedNoise(CentralNoise):
         bound, noise_multiplier: S and z, as for ``CentralNoise``; z is that of one participation.
         bands: of C; by default, and at most, the sampler's separation.
         central: ``CentralNoise``'s other settings.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     def __init__(
         self, bound: float, noise_multiplier: float | None = None, bands: int | None = None, **central: Any
     ) -> None:
         super().__init__(bound, noise_multiplier, **central)
-        if bands is not None and bands < 1:
-            raise UserError(f"CorrelatedNoise's bands is {bands}; 1 is independent noise")
+        at_least(1, self, bands=bands)
         self.bands = bands
         self._last = -1
         self._streams: dict[str, BackSubstitution] = {}
@@ -79,11 +171,8 @@ class CorrelatedNoise(CentralNoise):
         return sampler
 
     def begin(self, plan: Plan) -> None:
-        """As for ``CentralNoise``; the noise begins anew.
-
-        Raises:
-            UserError: also where the sampler promises no separation, or less than there are bands.
-        """
+        """As for ``CentralNoise``; the noise begins anew. UserError: also where the sampler promises no separation, or
+        less than there are bands."""
         sampler, separation = type(plan.sampler).__name__, plan.sampler.separation
         if separation is None:
             raise UserError(
@@ -118,11 +207,8 @@ class CorrelatedNoise(CentralNoise):
         return int(self._round >= self._paid)
 
     def at_server(self, total: Total, cohort: int) -> Total:
-        """The sums with noise, a part of which is the last rounds' with the opposite sign.
-
-        Raises:
-            UserError: nothing of the ledger can be written, or its budget would be passed.
-        """
+        """The sums with noise, a part of which is the last rounds' with the opposite sign. UserError: nothing of the
+        ledger can be written, or its budget would be passed."""
         if self._round == self._last:  # a second exchange, in which the round's clients take part again
             self._paid = self._round
         price = self._price()

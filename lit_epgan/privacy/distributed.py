@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lit_epgan.bounds import within
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client
 from lit_epgan.engine.mechanisms import Plan
@@ -32,9 +33,6 @@ class DistributedNoise(CentralNoise):
         honest: share of a cohort that adds its noise and does not drop out; the rest is not counted on. A client
             adds at least its share in a cohort of all clients, whatever the server says, where it is told z.
         central: ``CentralNoise``'s other settings, without ``noise_seed``.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     def __init__(
@@ -43,20 +41,14 @@ class DistributedNoise(CentralNoise):
         super().__init__(bound, noise_multiplier, **central)
         if self.noise_seed is not None:
             raise UserError("DistributedNoise takes no noise_seed: every client draws its own share in secret")
-        if not 0 < honest <= 1:
-            raise UserError(
-                f"DistributedNoise's honest is {honest}; it is a share of the cohort, above 0 and at most 1"
-            )
+        within("(0, 1]", self, honest=honest)
         self.honest = honest
         self._shares = 1
         self._clients: int | None = None
 
     def begin(self, plan: Plan) -> None:
-        """As for ``CentralNoise``.
-
-        Raises:
-            UserError: also where the cohort's size is random, so that nobody knows how large a share has to be.
-        """
+        """As for ``CentralNoise``. UserError: also where the cohort's size is random, so that nobody knows how large a
+        share has to be."""
         if self._kind(plan).sampling == "poisson":
             raise UserError(
                 "DistributedNoise deals the noise to a cohort of known size: take a fixed size "
@@ -66,7 +58,6 @@ class DistributedNoise(CentralNoise):
         self._shares = max(1, math.floor(self.honest * plan.sampler.rate(plan.clients) * plan.clients))
 
     def broadcast(self) -> Broadcast:
-        """The standard deviation of a client's share."""
         assert self._planned is not None, "begin comes first"
         deviation = self._planned.noise_multiplier * self.bound / math.sqrt(self._shares)
         return {HONEST: torch.tensor([deviation], dtype=torch.float64)}
@@ -77,11 +68,8 @@ class DistributedNoise(CentralNoise):
         return super().around(client, algorithm, training)
 
     def at_client(self, report: Report, received: Broadcast) -> Report:
-        """The clipped report with the client's share of the noise, in float64.
-
-        Raises:
-            UserError: the server asks for less noise than a share in a cohort of all clients.
-        """
+        """The clipped report with the client's share of the noise, in float64. UserError: the server asks for less
+        noise than a share in a cohort of all clients."""
         deviation = float(received[HONEST])
         if self.noise_multiplier is not None and self._clients is not None:
             shares = max(1, math.floor(self.honest * self._clients))
@@ -94,11 +82,8 @@ class DistributedNoise(CentralNoise):
         return {name: _noised(term, deviation) for name, term in super().at_client(report, received).items()}
 
     def at_server(self, total: Total, cohort: int) -> Total:
-        """The sums as they are: their noise has come with them.
-
-        Raises:
-            UserError: so many clients have dropped out that the noise is less than was promised.
-        """
+        """The sums as they are: their noise has come with them. UserError: so many clients have dropped out that the
+        noise is less than was promised."""
         members = max((float(total[name]) for name in total.counts), default=float(cohort))
         if members < self._shares:
             raise UserError(
@@ -108,7 +93,6 @@ class DistributedNoise(CentralNoise):
         return super().at_server(total, cohort)
 
     def deviations(self, names: Sequence[str]) -> dict[str, float]:
-        """None is added here."""
         return dict.fromkeys(names, 0.0)
 
     def _how(self) -> str:

@@ -10,10 +10,9 @@ from typing import TypeVar
 import torch
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.accountant import MOVES, noise_multiplier_for
-from lit_epgan.privacy.book import EVERYONE
+from lit_epgan.privacy.accountant import MOVES, Relation, Releases, noise_multiplier_for
+from lit_epgan.privacy.ledger import EVERYONE
 from lit_epgan.privacy.queries import Queries
-from lit_epgan.privacy.releases import Relation, Releases
 
 Word = TypeVar("Word", str, tuple[int, str])  # a word, or a group's number and a word
 
@@ -40,9 +39,6 @@ class HeavyHitters:
         words: m, the most words that a user gives.
         noise_multiplier: z.
         delta: the selection's own.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     words: int
@@ -60,11 +56,8 @@ class HeavyHitters:
 
     @classmethod
     def within(cls, epsilon: float, delta: float, words: int, relation: Relation = "zero_out") -> "HeavyHitters":
-        """One query that costs ``epsilon`` at ``delta``, half of which is the selection's.
-
-        Raises:
-            UserError: no noise is enough, or an argument is out of its range.
-        """
+        """One query that costs ``epsilon`` at ``delta``, half of which is the selection's. UserError: no noise is
+        enough, or an argument is out of its range."""
         own = delta / 2 / MOVES[relation]
         z = noise_multiplier_for(epsilon, delta, lambda z: [Releases(z, delta=own)], relation)
         return cls(words, z, own)

@@ -2,21 +2,129 @@
 
 A line is one JSON object. ``budget`` says what may be spent; ``begin`` what a run plans; ``release`` that it is about
 to make one; ``end`` that it makes no more. A run's price is that of its plan until it ends, and never less than that of
-its releases: a run that was killed, and repeats a round, pays twice for it.
-"""
+its releases: a run that was killed, and repeats a round, pays twice for it."""
 
 import contextlib
 import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.book import EVERYONE, Account, Book, Budget
-from lit_epgan.privacy.releases import Releases
+from lit_epgan.privacy.accountant import Relation, Releases, Spent, Unit, spent
+
+EVERYONE = "all users"
+
+
+@dataclass
+class Account:
+    """One run's, query's or rerun's lines.
+
+    Attributes:
+        name: its id.
+        what: where it is, for people.
+        group: the users that it looks at; disjoint groups have different names.
+        planned: what it has announced.
+        made: how many of these releases have been made.
+        written: how often it has said that it is about to release, what is paid for already included.
+        ended: whether it makes no more.
+        since: when it began, in local time.
+    """
+
+    name: str
+    what: str
+    group: str
+    planned: Releases
+    made: int = 0
+    ended: bool = False
+    since: str = ""
+    written: int = 0
+
+    def goes_on_with(self, planned: Releases, group: str) -> bool:
+        """Whether these are releases of the same kind, from the same users."""
+        return self.planned.times(0) == planned.times(0) and self.group == group
+
+    @property
+    def releases(self) -> Releases:
+        """What it has to pay for."""
+        return self.planned.times(self.made if self.ended else max(self.made, self.planned.count))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent on one user's data; ``epsilon`` None: no limit was set."""
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    relation: Relation = "zero_out"
+
+    def __str__(self) -> str:
+        limit = "without a limit" if self.epsilon is None else f"epsilon {self.epsilon:g}"
+        return f"{limit} at delta {self.delta:g}, {self.relation}"
+
+
+@dataclass
+class Book:
+    """A ledger as it was read."""
+
+    budget: Budget = field(default_factory=Budget)
+    accounts: dict[str, Account] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> Unit | None:
+        """Whom the releases are about: users or records; None before any."""
+        return next((account.planned.unit for account in self.accounts.values()), None)
+
+    def earlier(self, what: str, present: Collection[str]) -> list[Account]:
+        """A run's accounts that have released something, without those that it is using at ``present``, by name."""
+        return [a for a in self.accounts.values() if a.what == what and a.name not in present and a.releases.count]
+
+    def groups(self) -> list[str]:
+        """Groups of users that somebody has looked at."""
+        named = sorted({a.group for a in self.accounts.values()} - {EVERYONE})
+        return named or [EVERYONE]
+
+    def spent(self, group: str = EVERYONE) -> Spent:
+        """What was spent on a user of ``group``: by runs on the group, and by runs on all users."""
+        own = [a.releases for a in self.accounts.values() if a.group in (group, EVERYONE)]
+        return spent(own, self.budget.delta, self.budget.relation)
+
+    def total(self) -> Spent:
+        """What was spent on the user who has paid most; groups are disjoint, and so do not add up."""
+        return max((self.spent(group) for group in self.groups()), key=lambda each: each.epsilon)
+
+    def take(self, raw: bytes) -> None:
+        """Read one more line; one that is torn, as its process was killed while it wrote, is passed over. UserError: it
+        is not one of a ledger."""
+        if not raw.strip():
+            return
+        try:
+            self._take(json.loads(raw))
+        except (ValueError, KeyError, TypeError, UserError) as error:
+            if raw.rstrip().endswith(b"}") and raw.count(b"{") == raw.count(b"}"):
+                raise UserError(f"is not one of a ledger ({error})") from error
+
+    def _take(self, line: dict[str, Any]) -> None:
+        kind = line.pop("kind")
+        if kind == "budget":
+            self.budget = Budget(**line)
+        elif kind == "begin":
+            planned = Releases(**line.pop("planned"))
+            name = line.pop("run")
+            old = self.accounts.get(name, Account(name, "", "", planned))  # a resumed run's has made some
+            self.accounts[name] = Account(name, planned=planned, made=old.made, written=old.written, **line)
+        elif kind == "release":
+            account = self.accounts[line["run"]]
+            account.made, account.written = account.made + line.get("count", 1), account.written + 1
+        elif kind == "end":
+            self.accounts[line["run"]].ended = True
+        else:
+            raise ValueError(f"kind {kind!r}")
+
 
 try:
     import fcntl
@@ -25,21 +133,14 @@ except ImportError:  # a system without POSIX locks
 
 
 class Ledger:
-    """The file. Appends are atomic: under a lock that dies with its process, and on the disk before they count.
-
-    Args:
-        path: of the file; it need not exist yet.
-    """
+    """The file, which need not exist yet. Appends are atomic: under a lock that dies with its process, and on the disk
+    before they count."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
     def read(self) -> Book:
-        """All that stands in it.
-
-        Raises:
-            UserError: it cannot be read, or a line is not one of a ledger.
-        """
+        """All that stands in it. UserError: it cannot be read, or a line is not one of a ledger."""
         if not self.path.exists():
             return Book()
         with self._open("rb") as file:
@@ -133,10 +234,7 @@ class Ledger:
     ) -> None:
         """Look whether all ``planned`` together would pass the budget now.
 
-        Nothing is written, and ``begin`` looks again.
-
-        Raises:
-            UserError: it would, or the budget is another than the ledger's.
+        Nothing is written, and ``begin`` looks again. UserError: it would, or the budget is another than the ledger's.
         """
         book = self.read()
         self._takes(book, budget)
@@ -145,23 +243,14 @@ class Ledger:
         self._refuse_more_than_the_budget(book, " and ".join(map(str, planned)), group)
 
     def release(self, name: str, count: int = 1) -> None:
-        """Write that the account is about to make a release; it counts from now on.
-
-        Args:
-            name: the account's id.
-            count: how many of the planned kind it is; 0 where it is covered by one before.
-
-        Raises:
-            UserError: more was made than planned, and the budget would be passed.
-        """
+        """Write that the account of that id is about to make ``count`` of the planned releases, which count from now
+        on; 0 where it is covered by one before. UserError: more was made than planned, and the budget would be
+        passed."""
         self.release_groups({name: count})
 
     def release_groups(self, counts: Mapping[str, int]) -> None:
-        """As ``release``, of a number of its own for each account.
-
-        Raises:
-            UserError: more was made than planned, and the budget would be passed.
-        """
+        """As ``release``, of a number of its own for each account. UserError: more was made than planned, and the
+        budget would be passed."""
         with self._open("a+b") as file:
             book = self._book(file)
             for name, count in counts.items():

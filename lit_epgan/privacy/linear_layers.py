@@ -69,16 +69,8 @@ class LinearLayers:
     def gradients(
         self, losses: Tensor, biases: Sequence[Tensor], slopes: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> list[OuterProducts]:
-        """The gradients of every layer.
-
-        Args:
-            losses: L (records,).
-            biases, inputs: b and x (records, 1, any).
-            slopes: grad_b L (records, 1, outputs).
-
-        Raises:
-            NoOuterProductError: W acts on the losses in another way, too.
-        """
+        """The gradients of every layer, of losses L (records,), biases b and inputs x (records, 1, any), and slopes
+        grad_b L (records, 1, outputs). NoOuterProductError: W acts on the losses in another way, too."""
         users, leaves = _graph(losses)
         found = []
         for layer, b, d, x in zip(self._layers, biases, slopes, inputs, strict=True):

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.accountant import Spent, spent
-from lit_epgan.privacy.book import EVERYONE, Budget
-from lit_epgan.privacy.ledger import Ledger
-from lit_epgan.privacy.releases import Relation, Releases
+from lit_epgan.privacy.accountant import Relation, Releases, Spent, spent
+from lit_epgan.privacy.ledger import EVERYONE, Budget, Ledger
 from lit_epgan.randomness import derive_seed, generator_for, secure_normal
 
 
@@ -31,9 +29,6 @@ class Queries:
         budget: the largest epsilon that the ledger allows; None for no limit.
         noise_seed: makes a study repeatable, and the noise predictable to whoever knows it: then there is no guarantee
             in real use. None: the operating system's secure source.
-
-    Raises:
-        UserError: delta or the relation is out of its range.
     """
 
     def __init__(
@@ -77,10 +72,8 @@ class Queries:
     def account(self, releases: Releases, what: str, group: str = EVERYONE) -> Iterator[Callable[..., None]]:
         """Ask in another way than by ``sum``: enter before data are read, and call what it gives before each release.
 
-        With a number n it is called before n of them.
-
-        Raises:
-            UserError: the budget would be passed, or the ledger cannot be written.
+        With a number n it is called before n of them. UserError: the budget would be passed, or the ledger cannot be
+        written.
         """
         name = self.ledger.begin(what, releases, group, self._budget)
         try:
@@ -89,11 +82,7 @@ class Queries:
             self.ledger.end(name)  # what was planned and not released is free again
 
     def refuse_beyond_budget(self, planned: Sequence[Releases], group: str = EVERYONE) -> None:
-        """Look whether answers would pass the budget together, so that nothing is prepared in vain.
-
-        Raises:
-            UserError: it would, or the budget is another than the ledger's.
-        """
+        """Look whether answers would pass the budget together, so that nothing is prepared in vain."""
         self.ledger.refuse_beyond_budget(planned, group, self._budget)
 
     def price(self, *answers: Releases) -> Spent:

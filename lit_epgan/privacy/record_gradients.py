@@ -18,12 +18,8 @@ class RecordGradients(Protocol):
         ...
 
     def weighted_sums(self, weights: Tensor, clean: bool) -> list[Tensor]:
-        """By parameter, the sum (*shape) of each record's gradient times its weight; 0 times what is not finite is 0.
-
-        Args:
-            weights: (records,), float64.
-            clean: whether all gradients are known to be finite.
-        """
+        """By parameter, the sum (*shape) of each record's gradient times its weight (records,), float64; 0 times what
+        is not finite is 0. ``clean``: whether all gradients are known to be finite."""
         ...
 
 
@@ -50,13 +46,8 @@ class Written:
 
 
 class OuterProducts:
-    """Gradients d_i x_i^T of a linear layer's weight, and d_i of its bias: || d_i x_i^T || = || d_i || || x_i ||.
-
-    Args:
-        slopes: d, the loss's with respect to what came out (records, outputs).
-        inputs: x, what went in (records, inputs).
-        bias: whether there is one.
-    """
+    """Gradients d_i x_i^T of a linear layer's weight, and d_i of its bias, if any, of d (records, outputs), the loss's
+    with respect to what came out, and x (records, inputs), what went in: || d_i x_i^T || = || d_i || || x_i ||."""
 
     def __init__(self, slopes: Tensor, inputs: Tensor, bias: bool) -> None:
         self._slopes, self._inputs, self._bias = slopes, inputs, bias

@@ -1,32 +1,66 @@
 """The losses of single records, all at once, and the gradient of each by itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+# the only private names of torch's; tests/test_linear_layers.py says what would break with a new torch
+from torch._C._functorch import _add_batch_dim, _remove_batch_dim, _vmap_decrement_nesting, _vmap_increment_nesting
+from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
+
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.batches import mapped, rows, tensors
 from lit_epgan.privacy.linear_layers import LinearLayers, NoOuterProductError
-from lit_epgan.privacy.places import Places
 from lit_epgan.privacy.record_gradients import RecordGradients, Written
-from lit_epgan.privacy.row_by_row import row_by_row
+
+
+def row_by_row(function: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> list[Tensor]:
+    """``function`` of single rows of tensors (rows, ...), each with random numbers of its own: tensors (rows, ...). As
+    ``torch.func.vmap(function, randomness="different")(*tensors)``, which spends as long on arguments that might be
+    trees as a small network takes."""
+    lazy_load_decompositions()
+    rows = len(tensors[0])
+    level = _vmap_increment_nesting(rows, "different")
+    try:
+        results = function(*[_add_batch_dim(tensor, 0, level) for tensor in tensors])
+        return [_remove_batch_dim(result, level, rows, 0) for result in results]
+    finally:
+        _vmap_decrement_nesting()
+
+
+class Places:
+    """Where a network holds some of its parameters or buffers; a shared one has several places.
+    ``torch.func.functional_call`` looks for them by name at every call; here they are found once."""
+
+    def __init__(self, network: nn.Module, tensors: Sequence[Tensor]) -> None:
+        numbers = {id(tensor): k for k, tensor in enumerate(tensors)}
+        holders = [holder for part in network.modules() for holder in (part._parameters, part._buffers)]
+        self._places = [(h, name, numbers[id(t)]) for h in holders for name, t in h.items() if id(t) in numbers]
+
+    @contextmanager
+    def taken_by(self, others: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, ``others`` stand for the tensors, in step with them; afterwards these are back, whatever happened."""
+        before = [holder[name] for holder, name, _ in self._places]
+        try:
+            for holder, name, k in self._places:
+                holder[name] = others[k]  # type: ignore[assignment]
+            yield
+        finally:
+            for (holder, name, _), own in zip(self._places, before, strict=True):
+                holder[name] = own  # type: ignore[assignment]
+
 
 Loss = Callable[[Any], Tensor]
 
 
 class RecordLosses:
-    """Losses of batches of one record each (``torch.func.vmap``), in which each record has a copy of the parameters.
+    """Losses of batches of one record each (``torch.func.vmap``), in which each record has a copy of the parameters,
+    but of the linear layers that need none. The gradients are in step with ``parameters``, the trained ones.
 
     So no record is in another one's gradient, whatever the loss does. Buffers that it changes stay as they are.
-
-    Args:
-        network: whose trained parameters the gradients are of.
-        linear: layers of it that need no copies.
-
-    Attributes:
-        parameters: the trained ones; the gradients are in step with them.
     """
 
     def __init__(self, network: nn.Module, linear: LinearLayers) -> None:
@@ -43,12 +77,8 @@ class RecordLosses:
         return self._taken(loss, self.linear.biases(records), self._copies(records), batch)[0]
 
     def gradients(self, loss: Loss, batch: Any) -> list[RecordGradients]:
-        """The gradients of every record, in step with ``parameters``.
-
-        Raises:
-            UserError: the loss cannot be taken record by record.
-            NoOuterProductError: one of the linear layers needs copies.
-        """
+        """The gradients of every record, in step with ``parameters``. UserError: the loss cannot be taken record by
+        record. NoOuterProductError: one of the linear layers needs copies."""
         records = rows(batch)
         biases, copies = self.linear.biases(records), [copy.requires_grad_() for copy in self._copies(records)]
         losses, inputs = self._taken(loss, biases, copies, batch)

@@ -7,16 +7,15 @@ from typing import Any, NoReturn
 
 import torch
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client, StepHooks
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
 from lit_epgan.engine.mechanisms import LocalPlan, Mechanism, Plan
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.accountant import Spent, noise_multiplier_for, spent
-from lit_epgan.privacy.book import Budget
-from lit_epgan.privacy.ledger import Ledger
+from lit_epgan.privacy.accountant import Relation, Releases, Spent, noise_multiplier_for, spent
+from lit_epgan.privacy.ledger import Budget, Ledger
 from lit_epgan.privacy.noisy_steps import NoisySteps
-from lit_epgan.privacy.releases import Relation, Releases
 from lit_epgan.privacy.settings import check_settings, ledger_of, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
 
@@ -49,9 +48,6 @@ class RecordNoise(Mechanism):
         at_once: of so many records gradients are in memory at the same time.
         noise_seed: makes a study repeatable, and coins and noise predictable to whoever knows it: then there is no
             guarantee in real use.
-
-    Raises:
-        UserError: an argument is out of its range.
     """
 
     by_record = True
@@ -69,8 +65,7 @@ class RecordNoise(Mechanism):
         noise_seed: int | None = None,
     ) -> None:
         check_settings("RecordNoise", bound, noise_multiplier, target_epsilon, delta, relation, budget)
-        if at_once < 1:
-            raise UserError(f"RecordNoise's at_once is {at_once}; it must be at least 1")
+        at_least(1, self, at_once=at_once)
         self.bound, self.noise_multiplier, self.target_epsilon = bound, noise_multiplier, target_epsilon
         self.delta, self.relation, self.budget = delta, relation, budget
         self.at_once, self.noise_seed = at_once, noise_seed
@@ -87,12 +82,9 @@ class RecordNoise(Mechanism):
     # Before the training ----------------------------------------------------------------------------------------------
 
     def begin(self, plan: Plan) -> None:
-        """Settle z, and announce every client's steps in the ledger; before any client's data are read.
-
-        Raises:
-            UserError: the ledger's budget would be passed, or there is no ledger to keep it, or nobody knows how many
-                steps there will be.
-        """
+        """Settle z, and announce every client's steps in the ledger; before any client's data are read. UserError: the
+        ledger's budget would be passed, or there is no ledger to keep it, or nobody knows how many steps there will
+        be."""
         if plan.local is None:
             raise UserError("RecordNoise has to know each client's records and steps: train by the FederationCallback")
         self._local, self._made, self._round, self._checked = plan.local, {}, -1, False
@@ -146,11 +138,8 @@ class RecordNoise(Mechanism):
     # At the client ----------------------------------------------------------------------------------------------------
 
     def around(self, client: Client, algorithm: Algorithm, training: bool) -> Client:
-        """The client with steps of DP-SGD; its records are to be had in no other way.
-
-        Raises:
-            UserError: later, where the algorithm reads the records.
-        """
+        """The client with steps of DP-SGD; its records are to be had in no other way. UserError: later, where the
+        algorithm reads the records."""
         name = type(algorithm).__name__
 
         def refuse() -> NoReturn:
@@ -173,11 +162,7 @@ class RecordNoise(Mechanism):
         return client.told(batch=steps.batch, within=lambda: steps)
 
     def check_steps(self, hooks: StepHooks, algorithm: Algorithm) -> None:
-        """Refuse a loss that is no record's.
-
-        Raises:
-            UserError: the algorithm adds a term to the module's own loss, which may look at records.
-        """
+        """Refuse a loss that is no record's."""
         if hooks.loss:
             raise UserError(
                 f"{type(algorithm).__name__} adds a term of its own to a client's loss, which is no record's: take "
@@ -205,7 +190,6 @@ class RecordNoise(Mechanism):
     # After it ---------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Tell the ledger that nothing more is released."""
         if rank() == 0 and self._ledger is not None:
             self._ledger.end(*self._accounts.values())
 
@@ -227,7 +211,6 @@ class RecordNoise(Mechanism):
         return every | {name: (*every.get(name, ()), planned) for name, planned in self._planned.items()}
 
     def own_epsilon(self) -> float | None:
-        """Of the client who pays most."""
         return self._dearest(self._all())[1].epsilon if self._planned else None
 
     def guarantee(self) -> str | None:

@@ -5,9 +5,8 @@ import warnings
 from pathlib import Path
 
 from lit_epgan.errors import UserError
-from lit_epgan.privacy.accountant import spent
+from lit_epgan.privacy.accountant import Relation, spent
 from lit_epgan.privacy.ledger import Ledger
-from lit_epgan.privacy.releases import Relation
 
 FILE = "privacy.jsonl"
 SLACK = 1.001  # of the noise multiplier that is found for a target
@@ -22,20 +21,9 @@ def check_settings(
     relation: Relation,
     budget: float | None,
 ) -> None:
-    """Refuse what no noise can be made with.
-
-    Args:
-        owner: the mechanism, for the message.
-        bound: the largest norm of what is summed.
-        noise_multiplier: z; this or the next.
-        target_epsilon: for which z is found.
-        delta: for which epsilon is stated.
-        relation: which data sets are neighbours.
-        budget: the largest epsilon that the ledger allows; None for no limit.
-
-    Raises:
-        UserError: naming the setting and its value.
-    """
+    """Refuse what no noise can be made with: a ``bound`` S, z or the epsilon that it is found for, delta, the relation
+    of neighbours, and the largest epsilon that the ledger allows, if any. ``owner`` is the mechanism, for the
+    message."""
     if not 0 < bound < math.inf:
         raise UserError(f"{owner}'s bound is {bound}; give a number above 0")
     if (noise_multiplier is None) == (target_epsilon is None):
@@ -48,17 +36,8 @@ def check_settings(
 
 
 def ledger_of(owner: str, path: str | None, folder: Path | None, budget: float | None) -> Ledger | None:
-    """The ledger at ``path``, or else in the run's folder; None where there is neither.
-
-    Args:
-        owner: the mechanism, for the message.
-        path: of the file.
-        folder: the run's.
-        budget: the largest epsilon that the ledger allows.
-
-    Raises:
-        UserError: there is a budget, and no ledger to keep it.
-    """
+    """The ledger at ``path``, or else in the run's folder; None where there is neither. UserError: there is a budget,
+    and no ledger to keep it."""
     where = Path(path) if path is not None else folder and folder / FILE
     if where is None and budget is not None:
         raise UserError(f"a budget needs a ledger: give {owner} ledger=FILE")
@@ -66,13 +45,8 @@ def ledger_of(owner: str, path: str | None, folder: Path | None, budget: float |
 
 
 def warn_beyond_target(owner: str, epsilon: float, target: float | None) -> None:
-    """Say that a run which goes on costs more than was asked for: its noise was settled for fewer rounds.
-
-    Args:
-        owner: the mechanism.
-        epsilon: what all that is planned and all that was released cost together.
-        target: its target_epsilon; None where it has none.
-    """
+    """Say that a run which goes on costs more, ``epsilon``, than was asked for: its noise was settled for fewer
+    rounds."""
     if target is not None and epsilon > SLACK * target:
         warnings.warn(
             f"{owner}: all rounds together cost epsilon {epsilon:.3g}, and target_epsilon {target:g} is passed: a run "

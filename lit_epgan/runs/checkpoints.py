@@ -32,8 +32,7 @@ class SealedCheckpointIO(TorchCheckpointIO):
         """The checkpoint; only ``weights_only=False`` lets a file run code."""
         if not _is_local_file_protocol(os.fspath(path)):
             return super().load_checkpoint(path, map_location, weights_only)
-        loaded: dict[str, Any] = tensor_file.load(path, map_location, weights_only is not False)
-        return loaded
+        return tensor_file.load(path, map_location, weights_only is not False)
 
 
 def seal_checkpoints(trainer: Trainer) -> None:
@@ -52,13 +51,9 @@ _log = logging.getLogger(__name__)
 
 
 def fault(path: Path, to_train: bool = True, trusted: bool = False) -> str | None:
-    """What is wrong with a checkpoint, in a few words that follow its name; None if one can go on from it.
-
-    Args:
-        path: the file; all of it is read.
-        to_train: whether training goes on, which needs more than the model.
-        trusted: whether it may hold objects whose code is run; their file's content is not looked at.
-    """
+    """What is wrong with a checkpoint, in a few words that follow its name; None if one can go on from it. All of it is
+    read. To go on training needs more than the model; of a trusted file, which may hold code, the content is not looked
+    at."""
     trouble = tensor_file.fault(path)
     if trouble is not None:
         return trouble

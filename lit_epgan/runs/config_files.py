@@ -25,11 +25,8 @@ NEAR = 3  # names that are suggested
 
 
 def known_configs(kind: str = "") -> list[str]:
-    """Names that ``find_config`` finds in the configs folders, e.g. ``digits.yaml``, or ``studies/demo.yaml``.
-
-    Args:
-        kind: "" for the experiments, ``algorithms``, ``studies``, or ``inspect_`` for the inspections.
-    """
+    """Names that ``find_config`` finds in the configs folders, e.g. ``digits.yaml``, or of a kind (``algorithms``,
+    ``studies``, or ``inspect_`` for the inspections) ``studies/demo.yaml``."""
     pattern = "*.yaml" if kind in ("", INSPECTIONS) else f"{kind}/*.yaml"
     found = {path.relative_to(folder).as_posix() for folder in config_folders() for path in folder.glob(pattern)}
     if kind in ("", INSPECTIONS):
@@ -77,11 +74,8 @@ def _experiment_and_algorithm(name: str) -> list[str]:
 
 
 def with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[Path]:
-    """A configuration's files, the ones it starts from (its key ``base``, a name or a list of names) first.
-
-    Raises:
-        UserError: a base does not exist, or leads back to itself; or a file is no configuration (``load_yaml``).
-    """
+    """A configuration's files, the ones it starts from (its key ``base``, a name or a list of names) first. UserError:
+    a base does not exist, or leads back to itself; or a file is no configuration (``load_yaml``)."""
     if path in seen:
         raise UserError(f"{path.name} starts from itself, by way of its `base`: leave one of them out.")
     try:

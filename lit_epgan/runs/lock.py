@@ -16,14 +16,8 @@ from lit_epgan.errors import UserError
 
 @dataclass(frozen=True)
 class Holder:
-    """A process.
-
-    Attributes:
-        pid: its number on ``host``.
-        host: the machine's name.
-        since: when it took the lock, in seconds since 1970.
-        started: when the process began, as its system counts; a number that is used again begins at another time.
-    """
+    """A process: its number on the host, when it took the lock, in seconds since 1970, and when it began, as its system
+    counts; a number that is used again begins at another time."""
 
     pid: int
     host: str
@@ -94,13 +88,9 @@ _held: dict[tuple[int, Path], int] = {}  # how often a process has entered; what
 
 @contextlib.contextmanager
 def locked(folder: str | os.PathLike[str], option: str, patience: float = 0.0) -> Iterator[None]:
-    """Be the only process that writes to ``folder`` within the block; the same process may enter another time.
-
-    Args:
-        folder: It need not exist yet.
-        option: What names another folder on the command line, for the UserError where another process holds it.
-        patience: Seconds to wait for the process that holds it, where that one is about to end.
-    """
+    """Be the only process that writes to ``folder`` within the block, after ``patience`` seconds at most; the same
+    process may enter another time. UserError: another process holds it; ``option`` names another folder on the command
+    line."""
     try:
         path = _lock_file(Path(os.path.realpath(folder)))
         key = os.getpid(), path

@@ -99,12 +99,8 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Fill the last row if it is the same step's, else append one.
-
-        Args:
-            metrics: Name to value; ``epoch`` (the round, from 0) is what ``rewind`` goes by.
-            step: Optimizer steps so far, as Lightning counts them.
-        """
+        """Fill the last row if it is the same step's, else append one; ``epoch``, the round from 0, is what ``rewind``
+        goes by."""
         values = {printable(name): _cell(value) for name, value in metrics.items()}
         row = {"epoch": "", "step": "" if step is None else str(step), **values}
         # a file that was removed under the run begins with its columns again
@@ -232,12 +228,7 @@ class WandbHistory(WandbLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add to the round's row.
-
-        Args:
-            metrics: Name to value or W&B object; ``epoch`` is the round, from 0. Without it, the last row's is meant.
-            step: Optimizer steps so far, as Lightning counts them.
-        """
+        """Add to the row of the round that ``epoch`` says, from 0; without it, the last row's is meant."""
         if not self._has_rounds():
             super().log_metrics({name: value for name, value in metrics.items() if name != "epoch"})
             return
@@ -302,7 +293,6 @@ class WandbHistory(WandbLogger):
             _set_aside(*self._whole)
 
     def _log_round(self, number: int, rows: list[dict[str, Any]]) -> None:
-        """A round's pictures and numbers."""
         import wandb
 
         for name, path in pictures_of_round(Path(self.save_dir or "."), number).items():

@@ -14,13 +14,8 @@ MOST_NODES = 100_000  # mappings, lists and values, every alias counted as what 
 
 
 def load_yaml(path: Path) -> Any:
-    """What a YAML file says.
-
-    Raises:
-        UserError: It is no YAML in UTF-8, a key stands twice, its aliases stand for too much, or its brackets are
-            nested too deep.
-        OSError: It cannot be read.
-    """
+    """What a YAML file says. UserError: It is no YAML in UTF-8, a key stands twice, its aliases stand for too much, or
+    its brackets are nested too deep. OSError: It cannot be read."""
     try:
         return _load(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:

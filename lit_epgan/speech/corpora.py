@@ -31,15 +31,8 @@ SAID = ("words", "speaker")  # what an utterance's entry must have
 
 
 def plain_words(text: str, tags: Sequence[str] = TAGS) -> str:
-    """Words in lower case without punctuation, their letters composed (Unicode's NFC), each apostrophe the same.
-
-    Args:
-        text: as it was transcribed.
-        tags: pairs of brackets, such as ``<>``: what stands within one, such as <noise>, is no word.
-
-    Raises:
-        UserError: a tag is no pair of characters.
-    """
+    """Words in lower case without punctuation, their letters composed (Unicode's NFC), each apostrophe the same. Tags
+    are pairs of brackets, such as ``<>``: what stands within one, such as <noise>, is no word."""
     spoken = unicodedata.normalize("NFC", text.lower())
     for pair in tags:
         check_tag(pair)
@@ -55,11 +48,7 @@ def plain_words(text: str, tags: Sequence[str] = TAGS) -> str:
 
 
 def check_tag(pair: str) -> None:
-    """Refuse what is no pair of brackets.
-
-    Raises:
-        UserError: it has more characters than two, or fewer.
-    """
+    """Refuse what is no pair of brackets."""
     if len(pair) != 2:
         raise UserError(f"data.tags has {pair!r}, but each is a pair of brackets, such as '<>'.")
 
@@ -96,10 +85,8 @@ def read_manifest(path: Path, outside: bool = False, tags: Sequence[str] = TAGS)
     """The recordings of a CSV file, which may name audio ``outside`` of its folder or not.
 
     Its first row names the columns session, speaker, text, audio (relative to the manifest's folder) and seconds, and
-    if wanted split (train, dev or eval; by default train) and start (seconds into the file, by default 0).
-
-    Raises:
-        UserError: names the first mistake and its line.
+    if wanted split (train, dev or eval; by default train) and start (seconds into the file, by default 0). UserError:
+    names the first mistake and its line.
     """
     if not path.is_file():
         raise UserError(f"there is no manifest {path}: a CSV file with the columns {', '.join(COLUMNS)}.")
@@ -142,12 +129,8 @@ def _recording(path: Path, where: str, values: dict[str, str], outside: bool, ta
 
 
 def read_audio(recording: Recording) -> NDArray[np.float64]:
-    """Samples (n,) of the recording's part of its file: first channel, 16 kHz.
-
-    Raises:
-        UserError: names the file that is not there, cannot be read, was cut, is too short or silent, or is not a number
-            somewhere.
-    """
+    """Samples (n,) of the recording's part of its file: first channel, 16 kHz. UserError: names the file that is not
+    there, cannot be read, was cut, is too short or silent, or is not a number somewhere."""
     soundfile = speech_package("soundfile")
     if not recording.audio.is_file():
         raise UserError(f"{recording.audio} is not there")
@@ -175,16 +158,8 @@ def read_audio(recording: Recording) -> NDArray[np.float64]:
 def readable(
     recordings: Sequence[Recording], on_error: OnError, skipped: list[str]
 ) -> Iterator[tuple[Recording, NDArray[np.float64]]]:
-    """The recordings with their samples.
-
-    Args:
-        recordings: all of them.
-        on_error: ``refuse`` raises at the first that cannot be used; ``skip`` leaves it out.
-        skipped: collects what was left out, a sentence each.
-
-    Raises:
-        UserError: under ``refuse``.
-    """
+    """The recordings with their samples. The first that cannot be used raises a UserError under ``refuse``; under
+    ``skip`` it is left out, and ``skipped`` collects a sentence on it."""
     for recording in recordings:
         try:
             samples = read_audio(recording)
@@ -199,13 +174,8 @@ def readable(
 
 @dataclass(frozen=True)
 class Corpus:
-    """Recordings, and the text that the grammar is made of.
-
-    Attributes:
-        recordings: of all splits.
-        grammar: sentences; none of a held-out session's.
-        words: that can be recognised.
-    """
+    """Recordings of all splits, sentences that the grammar is made of, none of a held-out session's, and the words that
+    can be recognised."""
 
     recordings: list[Recording]
     grammar: list[str]
@@ -213,11 +183,8 @@ class Corpus:
 
 
 def from_manifest(path: Path, outside: bool = False, tags: Sequence[str] = TAGS) -> Corpus:
-    """A user's own corpus, see ``read_manifest``; the grammar is that of its training sessions.
-
-    Raises:
-        UserError: names the first mistake in the manifest.
-    """
+    """A user's own corpus, see ``read_manifest``; the grammar is that of its training sessions. UserError: names the
+    first mistake in the manifest."""
     return _of_recordings(read_manifest(path, outside, tags), str(path))
 
 
@@ -225,10 +192,8 @@ def chime5(root: Path) -> Corpus:
     """CHiME-5 in its published layout: ``audio/SPLIT/SESSION_SPEAKER.wav`` and ``transcriptions/SPLIT/SESSION.json``.
 
     Every utterance is heard by its own speaker's binaural microphone, of which the left channel is taken; redacted ones
-    and those without words are left out (Barker et al. 2018).
-
-    Raises:
-        UserError: there is no such layout, or a transcription that cannot be read.
+    and those without words are left out (Barker et al. 2018). UserError: there is no such layout, or a transcription
+    that cannot be read.
     """
     recordings = []
     for split in SPLITS:

@@ -97,17 +97,11 @@ class Decoder:
         self._decoder = khg.LatticeFasterDecoder(self.graph, config)
 
     def words(self, log_posteriors: NDArray, scale: float) -> str:
-        """The best words of one utterance under a hybrid model.
+        """The best words of one utterance under a hybrid model, by log p(pdf | x), float (frames, pdfs), and a factor
+        of the likelihoods, which the grammar's are weighed against. UserError: a posterior is no number.
 
-        A network's posterior becomes a likelihood, up to a factor, by Bayes' rule (Bourlard and Morgan 1994):
-        log p(x | pdf) = log p(pdf | x) - log p(pdf) + constant.
-
-        Args:
-            log_posteriors: log p(pdf | x), float (frames, pdfs).
-            scale: factor of the log likelihoods, which the grammar's are weighed against.
-
-        Raises:
-            UserError: a posterior is no number.
+        A network's posterior becomes a likelihood, up to a factor, by Bayes' rule (Bourlard and Morgan 1994): log p(x |
+        pdf) = log p(pdf | x) - log p(pdf) + constant.
         """
         if np.isnan(log_posteriors).any():
             raise UserError("the network's posteriors are no numbers: its training has diverged; lower model.lr.")
@@ -135,12 +129,8 @@ def log_prior(alignments: Iterable[NDArray[np.int64]], pdfs: int) -> NDArray[np.
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Counts of one utterance, or of many.
-
-    Attributes:
-        words: of the reference.
-        substitutions, deletions, insertions: of the cheapest way from it to the hypothesis.
-    """
+    """Counts of one utterance, or of many: words of the reference, and the edits of the cheapest way from it to the
+    hypothesis."""
 
     words: int = 0
     substitutions: int = 0

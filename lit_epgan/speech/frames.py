@@ -86,9 +86,6 @@ class SpectralMasking:
         bins: largest width F of a frequency mask; 0 for none.
         frames: largest length T of a time mask; 0 for none.
         masks: of each kind.
-
-    Raises:
-        UserError: a width that a chunk does not have, or no mask.
     """
 
     def __init__(self, bins: int = 8, frames: int = 4, masks: int = 1) -> None:
@@ -100,12 +97,8 @@ class SpectralMasking:
         self.bins, self.frames, self.masks = bins, frames, masks
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Chunks with masks; what was given stays as it is.
-
-        Args:
-            x: float tensor (b, 20, 200), each row a frame's 40 bins and those of the 4 after it.
-            generator: CPU stream that the masks are drawn from.
-        """
+        """Chunks x (b, 20, 200), each row a frame's 40 bins and those of the 4 after it, with masks; x stays as it
+        is."""
         b, rows, _ = x.shape
         bins = runs((b, self.masks), MELS, self.bins, generator)
         frames = runs((b, self.masks), rows + FUTURE, self.frames, generator).unfold(1, FUTURE + 1, 1)

@@ -90,11 +90,8 @@ class MixtureStatistics:
 
 
 class Mixtures:
-    """A mixture of Gaussians with diagonal covariances for every pdf; Kaldi's own object within.
-
-    Args:
-        mean, variance: of all frames (D,): every pdf begins as that one Gaussian (a flat start).
-    """
+    """A mixture of Gaussians with diagonal covariances for every pdf; Kaldi's own object within. Every pdf begins as
+    the one Gaussian of all frames' mean and variance (D,) (a flat start)."""
 
     def __init__(self, mean: NDArray[np.float64], variance: NDArray[np.float64]) -> None:
         self.model = speech_package("kaldi_hmm_gmm").AmDiagGmm()
@@ -222,13 +219,8 @@ def _posteriors(mixture: Any, x: NDArray[np.float64]) -> tuple[NDArray[np.float6
 
 @dataclass
 class AlignedClient:
-    """One client's cepstra and what is said, with the alignments that never leave it.
-
-    Attributes:
-        cepstra: (frames, 39) of each utterance.
-        graphs: the training graph of each utterance's words.
-        alignments: the transition of each frame; empty where no path was found.
-    """
+    """One client's cepstra (frames, 39) and the training graph of each utterance, with the alignments that never leave
+    it: the transition of each frame, empty where no path was found."""
 
     cepstra: Sequence[Frames]
     graphs: Sequence[Any]

@@ -11,11 +11,7 @@ from lit_epgan.errors import MissingFileError
 
 
 def speech_package(name: str) -> Any:
-    """The module ``name``, imported when it is needed.
-
-    Raises:
-        MissingFileError: it is not installed.
-    """
+    """The module ``name``, imported when it is needed. MissingFileError: it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -72,12 +72,9 @@ class Lexicon:
         return [self.words[word] for word in self.known(text)]
 
     def transducer(self, disambiguated: bool) -> Any:
-        """L: from phones to words, with silence of probability 1/2 before, between and after words.
-
-        Args:
-            disambiguated: with the symbols #1, #2, ... behind homophones and prefixes, and loops of #0 that let the
-                grammar's back-off arcs pass.
-        """
+        """L: from phones to words, with silence of probability 1/2 before, between and after words. ``disambiguated``:
+        with the symbols #1, #2, ... behind homophones and prefixes, and loops of #0 that let the grammar's back-off
+        arcs pass."""
         kaldifst = speech_package("kaldifst")
         fst = kaldifst.StdVectorFst()
         begin, hub, pause = fst.add_state(), fst.add_state(), fst.add_state()
@@ -107,10 +104,7 @@ class Lexicon:
 
 def lexicon(words: Iterable[str]) -> Lexicon:
     """The pronunciations of ``words``; those that CMUdict lacks are left out, and stand as ``<unk>`` in a text.
-
-    Raises:
-        UserError: CMUdict has none of them.
-    """
+    UserError: CMUdict has none of them."""
     known = cmudict()
     entries = [(word, phones) for word in sorted(set(words)) for phones in known.get(word, [])]
     if not entries:
@@ -131,13 +125,8 @@ def cmudict() -> dict[str, list[Pronunciation]]:
 
 @dataclass
 class PhoneModels:
-    """Three states from left to right for each phone, each with a probability density (pdf) of its own.
-
-    Attributes:
-        tree: Kaldi's map from phone and state to pdf.
-        transitions: Kaldi's transition model.
-        counts: how often each transition was taken when they were learnt (number of transitions + 1,); what to keep.
-    """
+    """Three states from left to right for each phone, each with a probability density (pdf) of its own: Kaldi's map
+    from phone and state to pdf, its transition model, and how often each transition was taken when they were learnt."""
 
     tree: Any
     transitions: Any

@@ -30,13 +30,8 @@ FINAL_BEAM = 20.0
 
 @dataclass(frozen=True)
 class Utterance:
-    """An utterance, ready.
-
-    Attributes:
-        recording: who, what, where.
-        mel: log-mel features (frames, 40), normalised by speaker.
-        pdfs: int64 tensor (frames,), the HMM state of each frame; ``UNALIGNED`` throughout where no path was found.
-    """
+    """An utterance, ready: log-mel features (frames, 40), normalised by speaker, and the HMM state of each frame, int64
+    (frames,); ``UNALIGNED`` throughout where no path was found."""
 
     recording: Recording
     mel: Tensor
@@ -45,15 +40,8 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A corpus, ready.
-
-    Attributes:
-        utterances: of each split, by session.
-        decoder: from scores to words.
-        mixtures: the Gaussian mixtures that aligned it.
-        skipped: a sentence for everything that was left out.
-        unknown: how often each word without a pronunciation is said.
-    """
+    """A corpus, ready: utterances of each split, by session, what leads from scores to words, the mixtures that aligned
+    it, a sentence for everything that was left out, and how often each word without a pronunciation is said."""
 
     utterances: dict[Split, dict[str, list[Utterance]]]
     decoder: Decoder
@@ -80,18 +68,9 @@ def prepare(
     on_error: OnError = "refuse",
     workers: int = 1,
 ) -> Prepared:
-    """Features, alignments and decoding graph of a corpus, made now or kept from before.
-
-    Args:
-        corpus: what is said where.
-        stages: where results are kept.
-        iterations, gaussians: of the Gaussian mixtures' training, see ``gmm.train_mixtures``.
-        on_error: an audio file that cannot be used is refused, or skipped.
-        workers: processes that compute features.
-
-    Raises:
-        UserError: names audio that cannot be used, or a session that has none; no word has a pronunciation.
-    """
+    """Features, alignments and decoding graph of a corpus, made now by so many processes or kept from before in
+    ``stages``; ``iterations`` and ``gaussians`` are ``gmm.train_mixtures``'s. UserError: audio that cannot be used and
+    is not skipped, or a session that has none; no word has a pronunciation."""
     sessions: dict[tuple[Split, str], list[Recording]] = {}
     for each in corpus.recordings:
         sessions.setdefault((each.split, each.session), []).append(each)

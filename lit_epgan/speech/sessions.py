@@ -230,9 +230,6 @@ def plan_sessions(
         imbalance: how many times the longest training session is as long as the shortest; those between, geometrically.
         speakers: of each session.
         seed: of everything.
-
-    Raises:
-        UserError: an argument that cannot be; the message names it.
     """
     for name, value, good in (
         ("heterogeneity", heterogeneity, 0 <= heterogeneity <= 1),

@@ -26,13 +26,8 @@ class NoRoomError(UserError):
 
 
 class Stages:
-    """A folder of stages' results.
-
-    Where nothing can be kept in it, results are kept elsewhere for as long as this object lives.
-
-    Args:
-        root: the folder; made when the first result is.
-    """
+    """A folder of stages' results, made when the first is. Where nothing can be kept in it, results are kept elsewhere
+    for as long as this object lives."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -99,7 +94,6 @@ def _rename(beside: Path, folder: Path) -> None:
 
 
 def _has_room(folder: Path) -> bool:
-    """Whether files can be written there."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(ROOM))

@@ -41,11 +41,7 @@ def espeak() -> "Espeak":
 
 
 class Espeak:
-    """The synthesiser; see ``espeak``.
-
-    Raises:
-        MissingFileError: the package espeakng-loader is not installed.
-    """
+    """The synthesiser; see ``espeak``. MissingFileError: the package espeakng-loader is not installed."""
 
     def __init__(self) -> None:
         loader = speech_package("espeakng_loader")
@@ -58,11 +54,7 @@ class Espeak:
         self._library.espeak_SetSynthCallback(self._callback)
 
     def say(self, text: str, speaker: Speaker) -> NDArray[np.float64]:
-        """The sentence as samples (n,) at 16 kHz.
-
-        Raises:
-            UserError: espeak has no such voice, or gives no sound.
-        """
+        """The sentence as samples (n,) at 16 kHz. UserError: espeak has no such voice, or gives no sound."""
         if self._library.espeak_SetVoiceByName(speaker.voice.encode()):
             raise UserError(f"espeak has no voice {speaker.voice}.")
         # a longer tract makes what is said slower, too
@@ -86,17 +78,8 @@ class Espeak:
 
 
 def record(speech: Samples, others: list[Samples], conditions: Conditions, rng: np.random.Generator) -> Samples:
-    """An utterance as the session's microphone hears it.
-
-    Args:
-        speech: samples (n,) at 16 kHz without room or noise.
-        others: what else is spoken there, of which babble is made.
-        conditions: room, noise and channel.
-        rng: draws the echo and the noise.
-
-    Returns:
-        samples (n,) with a root mean square of ``LEVEL``.
-    """
+    """An utterance (n,) at 16 kHz, without room or noise, as the session's microphone hears it: samples (n,) with a
+    root mean square of ``LEVEL``. Of ``others``, what else is spoken there, babble is made."""
     wet = fftconvolve(speech, impulse_response(conditions.reverberation, rng))[: len(speech)]
     wet = wet / wet.std() + 10 ** (-conditions.snr / 20) * noise(conditions.noise, len(wet), others, rng)
     band = butter(2, [conditions.low, conditions.high], "bandpass", fs=RATE, output="sos")

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
+from lit_epgan.bayes.gaussian import FullGaussianFactor, ImproperFactorError, tensors_of
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, merged
 from lit_epgan.errors import UserError
-from lit_epgan.federated.bayesian.gaussian_tensors import tensors_of
-from lit_epgan.inference.gaussian import FullGaussianFactor, ImproperFactorError
 
 Q = "conjugate."
 LARGEST = 1000  # parameters: a precision matrix of 8 MB, and as many passes over a client's records
@@ -41,11 +40,7 @@ class ConjugateEP(Algorithm):
     """
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            site: g_k the first time, 1 from then on.
-        """
+        """What leaves a client: g_k the first time, 1 from then on."""
 
         site: FullGaussianFactor = merged("product", FullGaussianFactor)
 
@@ -55,8 +50,7 @@ class ConjugateEP(Algorithm):
                 f"ConjugateEP's prior_precision and temperature are {prior_precision} and {temperature}; "
                 "give prior_precision >= 0 and temperature > 0"
             )
-        self.prior_precision = prior_precision
-        self.temperature = temperature
+        self.prior_precision, self.temperature = prior_precision, temperature
 
     def trains(self, round_: int) -> bool:
         """Never: gradients at given points are all that is asked for."""

@@ -25,19 +25,10 @@ class FedLA(Algorithm):
     Args:
         strength: lambda.
         floor: added to every precision, so that parameters without a gradient are averaged.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            precision: P_k (d,).
-            pull: P_k (theta_k - theta) (d,).
-            fisher: F_k (d,).
-        """
+        """What leaves a client: P_k, P_k (theta_k - theta) and F_k, all (d,)."""
 
         precision: Tensor = merged("mean")
         pull: Tensor = merged("mean")
@@ -46,15 +37,13 @@ class FedLA(Algorithm):
     def __init__(self, strength: float = 0.1, floor: float = 1e-8) -> None:
         if not strength >= 0 or not floor > 0:
             raise UserError(f"FedLA's strength and floor are {strength} and {floor}; give strength >= 0 and floor > 0")
-        self.strength = strength
-        self.floor = floor
+        self.strength, self.floor = strength, floor
 
     def start(self, server: Server) -> None:
         """L = 0."""
         server.state.setdefault("precision", torch.zeros_like(server.parameters))
 
     def broadcast(self, server: Server) -> Broadcast:
-        """theta and L."""
         return {"parameters": server.parameters, "precision": server.state["precision"]}
 
     def train(self, client: Client, sent: Broadcast) -> Message:

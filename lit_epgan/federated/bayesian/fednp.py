@@ -1,6 +1,5 @@
 """FedNP: expectation propagation over a latent description of everybody's data, which is the classifier's prior."""
 
-import math
 from functools import partial
 from typing import Any, Literal
 
@@ -8,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_epgan.bayes.gaussian import GaussianFactor, factor_of, own_site, tensors_of
+from lit_epgan.bayes.tilted import tilted_moments, tilted_moments_quadrature
+from lit_epgan.bounds import at_least, one_of, within
 from lit_epgan.engine import Algorithm, Broadcast, Client, Server, merged
 from lit_epgan.errors import UserError
-from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site, tensors_of
 from lit_epgan.federated.features import Features
 from lit_epgan.federated.tilted_batch import batch_rows
-from lit_epgan.inference.gaussian import GaussianFactor
-from lit_epgan.inference.tilted import tilted_moments, tilted_moments_quadrature
 from lit_epgan.networks.natural_parameter import NaturalParameterNetwork
 
 Q = "latent."
@@ -53,17 +52,10 @@ class FedNP(Algorithm):
         terms: of the closed form, 1 to 6.
         normalised: whether the prior's term includes 1/2 log sigma^2.
         lr: Adam's, for f and the network.
-
-    Raises:
-        UserError: if an argument is out of its range, or there is no such submodule.
     """
 
     class Report(Algorithm.Report):
-        """What leaves a client; beside w's change,
-
-        Attributes:
-            site: its new site over the old one, (latent,).
-        """
+        """What leaves a client: beside w's change its new site over the old one, (latent,)."""
 
         site: GaussianFactor = merged("product", GaussianFactor)
 
@@ -84,25 +76,17 @@ class FedNP(Algorithm):
         self.latent, self.hidden, self.weight = latent, hidden, weight
         self.moments, self.points, self.terms = moments, points, terms
         self.normalised, self.lr = normalised, lr
-        wanted = {
-            "latent": (latent >= 1, "at least 1"),
-            "hidden": (hidden >= 1, "at least 1"),
-            "weight": (0 <= weight < math.inf, "0 or more"),
-            "moments": (moments in ("closed-form", "quadrature"), "closed-form or quadrature"),
-            "points": (points >= 2, "at least 2"),
-            "terms": (1 <= terms <= 6, "from 1 to 6"),
-            "lr": (0 <= lr < math.inf, "0 or more"),
-        }
-        for name, (good, what) in wanted.items():
-            if not good:
-                raise UserError(f"FedNP's {name} is {getattr(self, name)}; it must be {what}")
+        at_least(1, self, latent=latent, hidden=hidden)
+        at_least(2, self, points=points)
+        within("[0, inf)", self, weight=weight, lr=lr)
+        within("[1, 6]", self, terms=terms)
+        one_of(("closed-form", "quadrature"), self, moments=moments)
         closed = moments == "closed-form"
         self.tilted_moments: Any = (
             partial(tilted_moments, terms=terms) if closed else partial(tilted_moments_quadrature, points=points)
         )
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
-        """f's linear function and the natural-parameter network."""
         self.caught = Features(module, self.features)
         known = [name for name, part in module.named_modules() if name and any(True for _ in part.parameters())]
         if self.classifier not in known:
@@ -177,7 +161,6 @@ class FedNP(Algorithm):
         return self.Report(change=client.change, site=change)
 
     def merge(self, server: Server, report: "FedNP.Report") -> None:
-        """w by FedAvg; q by the product."""
         super().merge(server, report)
         server.state |= tensors_of(self.posterior(server) * report.site, Q)
 

@@ -1,6 +1,5 @@
 """Expectation propagation with the EP-GAN paper's own sites: a prior tilted by the sigmoid of a learned function."""
 
-import math
 import warnings
 from functools import partial
 from typing import Any, Literal
@@ -9,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_epgan.bayes.gaussian import GaussianFactor, factor_of, own_site, tensors_of
+from lit_epgan.bayes.tilted import tilted_moments, tilted_moments_printed
+from lit_epgan.bayes.tilted_mixture import Moments, TiltedMixture, gumbel_softmax, tilted_sites
+from lit_epgan.bounds import at_least, one_of, within
 from lit_epgan.engine import Algorithm, Broadcast, Client, OptimizedParameters, Server, merged, scalar
 from lit_epgan.errors import UserError
-from lit_epgan.federated.bayesian.gaussian_tensors import factor_of, own_site, tensors_of
 from lit_epgan.federated.features import Features
 from lit_epgan.federated.tilted_batch import batch_rows
-from lit_epgan.inference.gaussian import GaussianFactor
-from lit_epgan.inference.tilted import tilted_moments, tilted_moments_printed
-from lit_epgan.inference.tilted_mixture import Moments, TiltedMixture, gumbel_softmax, tilted_sites
 from lit_epgan.randomness import generator_for
 
 Q = "tilted."
@@ -65,19 +64,11 @@ class TiltedExpectationPropagation(Algorithm):
         temperature: of the Gumbel-softmax.
         train_backbone: whether the prior trains the features, too; a sum over all parameters can swamp their own loss.
         lr: of f's Adam.
-
-    Raises:
-        UserError: if an argument is out of its range, or there are no such features.
     """
 
     class Report(Algorithm.Report):
-        """What leaves a client; beside theta_k's change,
-
-        Attributes:
-            sites: its new sites over the old ones, (J, d).
-            left_out: share of the coordinates that are not tilted.
-            tilted: 1; 0 of a client that has taken no step.
-        """
+        """What leaves a client: beside theta_k's change its new sites over the old ones (J, d), the share of the
+        coordinates that are not tilted, and 1, or 0 of a client that has taken no step."""
 
         sites: GaussianFactor = merged("product", GaussianFactor)
         left_out: Tensor = merged("sum")
@@ -105,30 +96,17 @@ class TiltedExpectationPropagation(Algorithm):
         self.variant, self.terms = variant, terms
         self.prior_variance, self.recentre, self.spread = prior_variance, recentre, spread
         self.temperature, self.train_backbone, self.lr = temperature, train_backbone, lr
-        self._check_arguments()
+        at_least(1, self, components=components, tilt_every=tilt_every)
+        at_least(0, self, hidden=hidden)
+        within("[0, inf)", self, weight=weight, spread=spread, lr=lr)
+        within("(0, inf)", self, prior_variance=prior_variance, temperature=temperature)
+        within("[1, 6]", self, terms=terms)
+        one_of(("loss", "proximal"), self, step=step)
+        one_of(("closed-form", "corrected", "printed"), self, variant=variant)
         printed = partial(tilted_moments_printed, variant=variant)
         self.moments: Moments = partial(tilted_moments, terms=terms) if variant == "closed-form" else printed
 
-    def _check_arguments(self) -> None:
-        wanted = {
-            "components": (self.components >= 1, "at least 1"),
-            "hidden": (self.hidden >= 0, "0 (a linear f) or more"),
-            "weight": (0 <= self.weight < math.inf, "0 or more"),
-            "step": (self.step in ("loss", "proximal"), "loss or proximal"),
-            "tilt_every": (self.tilt_every >= 1, "at least 1"),
-            "variant": (self.variant in ("closed-form", "corrected", "printed"), "closed-form, corrected or printed"),
-            "terms": (1 <= self.terms <= 6, "from 1 to 6"),
-            "prior_variance": (0 < self.prior_variance < math.inf, "positive and finite"),
-            "spread": (0 <= self.spread < math.inf, "0 or more"),
-            "temperature": (0 < self.temperature < math.inf, "positive"),
-            "lr": (0 <= self.lr < math.inf, "0 or more"),
-        }
-        for name, (good, what) in wanted.items():
-            if not good:
-                raise UserError(f"TiltedExpectationPropagation's {name} is {getattr(self, name)}; it must be {what}")
-
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
-        """f and the components' weights."""
         self.caught = Features(module, self.features)
         self.tilt = Tilt(self.caught.width, self.hidden, self.components, self.temperature)
         return nn.ModuleDict({"tilt": self.tilt})
@@ -151,68 +129,25 @@ class TiltedExpectationPropagation(Algorithm):
         return factor_of(server.state, Q)
 
     def broadcast(self, server: Server) -> Broadcast:
-        """theta and q."""
         return {"parameters": server.parameters, **tensors_of(self.posterior(server), Q)}
 
     def train(self, client: Client, sent: Broadcast) -> "TiltedExpectationPropagation.Report":
         """Steps under the tilted prior, which the client's own features tilt; then its new sites, which it keeps."""
         old, dtype = own_site(client.state, sent[f"{Q}precision"], Q), client.flat.dtype
         cavity = factor_of(sent, Q) / old
-        priors = {}  # by optimizer; the cavity until it is tilted
-        for part in client.optimized:
-            own = (_gather(t, part).to(dtype) for t in (cavity.precision, cavity.precision_mean))
-            priors[part.index] = TiltedMixture(GaussianFactor(*own), self.moments)
-        vector, tilted = torch.empty_like(client.parameters), False
-
-        def expect(batch: Any) -> Any:
-            if (client.step - 1) % self.tilt_every == 0:
-                self.caught.expect(len(batch_rows(batch)))
-            return batch
-
-        def tilt() -> Tensor | None:
-            nonlocal tilted
-            features = self.caught.take()
-            if features is None:
-                return None
-            f = self.tilt(features if self.train_backbone else features.detach()).mean(0)
-            log_weights, slopes = self.tilt.log_weights(), f.new_zeros(2, self.components)
-            for part in client.optimized:
-                theta = _gather(client.parameters, part)
-                slopes += torch.stack(priors[part.index].tilt(theta, f.detach(), log_weights.detach()))
-            tilted = True
-            # zero, with the gradient of -weight log p(theta): the loss that is logged stays the module's own
-            return self.weight * (slopes * torch.stack([f - f.detach(), log_weights - log_weights.detach()])).sum()
-
-        def add_gradient(part: OptimizedParameters) -> None:
-            """g <- g + weight (theta P - H)."""
-            parameters, gradients = part.with_gradient()
-            if tilted and gradients:
-                theta = _gather(client.parameters, part)
-                pull = priors[part.index].attraction(theta)
-                _scatter(theta * pull.precision - pull.precision_mean, part, vector)
-                torch._foreach_add_(gradients, part.flat.views(vector, parameters), alpha=self.weight)
-
-        def step_towards(part: OptimizedParameters) -> None:
-            """theta <- (theta + c H) / (1 + c P)."""
-            if tilted:
-                theta, c = _gather(client.parameters, part), part.lr * self.weight
-                pull = priors[part.index].attraction(theta)
-                _scatter((theta + c * pull.precision_mean) / (1 + c * pull.precision), part, vector)
-                torch._foreach_copy_(part.live, part.parts(vector))
-
-        proximal = self.step == "proximal"
+        steps, proximal = TiltedSteps(self, client, cavity), self.step == "proximal"
         with self.caught.watching(client.module):
             client.fit(
                 sent["parameters"],
-                batch=expect,
-                loss=tilt,
-                gradient=None if proximal else add_gradient,
-                after_step=step_towards if proximal else None,
+                batch=steps.expect,
+                loss=steps.tilt,
+                gradient=None if proximal else steps.add_gradient,
+                after_step=steps.step_towards if proximal else None,
             )
             if client.step == 0:
                 none = GaussianFactor.uniform(cavity.precision)
                 return self.Report(change=client.change, sites=none, left_out=scalar(0), tilted=0)
-            if not tilted:
+            if not steps.tilted:
                 raise UserError(f"the module's training step makes no pass through the features {self.features!r}")
             f = self.caught.mean(client.module, client.data(), self.tilt, client.parameters).double()
         new, left_out = tilted_sites(cavity, f, self.moments)
@@ -235,6 +170,56 @@ class TiltedExpectationPropagation(Algorithm):
             warnings.warn(f"{share} of the tilted coordinates have no {self.variant} moments: not tilted", stacklevel=2)
 
 
+class TiltedSteps:
+    """The hooks of a client's steps under its cavity, which is tilted anew every few steps."""
+
+    def __init__(self, algorithm: TiltedExpectationPropagation, client: Client, cavity: GaussianFactor) -> None:
+        self.algorithm, self.client, self.tilted = algorithm, client, False
+        self._vector = torch.empty_like(client.parameters)
+        self._priors = {}  # by optimizer; the cavity until it is tilted
+        for part in client.optimized:
+            own = (_gather(t, part).to(client.flat.dtype) for t in (cavity.precision, cavity.precision_mean))
+            self._priors[part.index] = TiltedMixture(GaussianFactor(*own), algorithm.moments)
+
+    def expect(self, batch: Any) -> Any:
+        """Have the features of a batch caught whose step tilts."""
+        if (self.client.step - 1) % self.algorithm.tilt_every == 0:
+            self.algorithm.caught.expect(len(batch_rows(batch)))
+        return batch
+
+    def tilt(self) -> Tensor | None:
+        """Tilt by the batch's features; zero, with f's and the weights' gradient of -weight log p(theta)."""
+        features, network = self.algorithm.caught.take(), self.algorithm.tilt
+        if features is None:
+            return None
+        f = network(features if self.algorithm.train_backbone else features.detach()).mean(0)
+        log_weights, slopes = network.log_weights(), f.new_zeros(2, self.algorithm.components)
+        for part in self.client.optimized:
+            theta = _gather(self.client.parameters, part)
+            slopes += torch.stack(self._priors[part.index].tilt(theta, f.detach(), log_weights.detach()))
+        self.tilted = True
+        # zero: the loss that is logged stays the module's own
+        moved = torch.stack([f - f.detach(), log_weights - log_weights.detach()])
+        return self.algorithm.weight * (slopes * moved).sum()
+
+    def add_gradient(self, part: OptimizedParameters) -> None:
+        """g <- g + weight (theta P - H)."""
+        parameters, gradients = part.with_gradient()
+        if self.tilted and gradients:
+            theta = _gather(self.client.parameters, part)
+            pull = self._priors[part.index].attraction(theta)
+            _scatter(theta * pull.precision - pull.precision_mean, part, self._vector)
+            torch._foreach_add_(gradients, part.flat.views(self._vector, parameters), alpha=self.algorithm.weight)
+
+    def step_towards(self, part: OptimizedParameters) -> None:
+        """theta <- (theta + c H) / (1 + c P)."""
+        if self.tilted:
+            theta, c = _gather(self.client.parameters, part), part.lr * self.algorithm.weight
+            pull = self._priors[part.index].attraction(theta)
+            _scatter((theta + c * pull.precision_mean) / (1 + c * pull.precision), part, self._vector)
+            torch._foreach_copy_(part.live, part.parts(self._vector))
+
+
 class Tilt(nn.Module):
     """f (rows, J) of features (rows, width), and log weights (J,) of the components, both learned.
 
@@ -255,8 +240,7 @@ class Tilt(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """f (rows, J) of features (rows, width)."""
-        f: Tensor = self.outer(self.inner(features.to(self.outer.weight.dtype)))
-        return f
+        return self.outer(self.inner(features.to(self.outer.weight.dtype)))
 
     def log_weights(self) -> Tensor:
         """log pi (J,): a draw of the relaxed weights."""

@@ -10,13 +10,7 @@ KNOWN, WEIGHT = "known", "known_weight"
 
 
 class Counted(Message):
-    """A report by which a client presents itself, once.
-
-    Attributes:
-        change: theta_k - theta (d,).
-        new: whether the client has not done so before.
-        new_records: n_k of one that has not.
-    """
+    """A report, theta_k - theta (d,), by which a client presents itself, once: whether it is new, and n_k if it is."""
 
     change: Tensor = merged("mean")
     new: float = merged("count")

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
+from lit_epgan.bounds import above
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters, Server
-from lit_epgan.errors import UserError
 from lit_epgan.federated.drift.all_records import Counted, all_records, begin_counting, count
 from lit_epgan.federated.drift.fedprox import pull
 
@@ -31,18 +31,13 @@ class FedDyn(Algorithm):
 
     Args:
         alpha: strength of the regularisation; the smaller, the further a client goes.
-
-    Raises:
-        UserError: if ``alpha`` is not above 0.
     """
 
     def __init__(self, alpha: float = 0.1) -> None:
-        if not alpha > 0:
-            raise UserError(f"FedDyn's alpha is {alpha}; it must be above 0")
+        above(0, self, alpha=alpha)
         self.alpha = alpha
 
     def start(self, server: Server) -> None:
-        """No g_k, and nobody known."""
         server.state.setdefault(SLOPE, torch.zeros_like(server.parameters))
         begin_counting(server)
 

@@ -35,12 +35,7 @@ class FedNova(Algorithm):
     """
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            direction: (theta_k - theta) / ||a_k|| (d,).
-            norm: n_k ||a_k||.
-        """
+        """What leaves a client: (theta_k - theta) / ||a_k|| (d,), and n_k ||a_k||."""
 
         direction: Tensor = merged("mean")
         norm: float = merged("records")

@@ -14,9 +14,6 @@ class FedProx(Algorithm):
 
     Args:
         mu: strength of the proximal term; 0 is FedAvg, bit by bit.
-
-    Raises:
-        UserError: if ``mu`` is negative.
     """
 
     def __init__(self, mu: float = 0.01) -> None:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import (
     Algorithm,
     Broadcast,
@@ -16,7 +17,6 @@ from lit_epgan.engine import (
     merged,
     stages,
 )
-from lit_epgan.errors import UserError
 
 
 class FedSeq(Algorithm):
@@ -37,29 +37,19 @@ class FedSeq(Algorithm):
 
     Args:
         length: clients of a chain; the last chain of a round may be shorter.
-
-    Raises:
-        UserError: a length below one.
     """
 
     class Report(Message):
-        """What leaves a client.
-
-        Attributes:
-            change: theta_k (d,) less what the client was sent.
-            records: n_k.
-        """
+        """What leaves a client: theta_k (d,) less what the client was sent, and n_k."""
 
         change: Tensor = merged("stack")
         records: float = merged("stack")
 
     def __init__(self, length: int = 4) -> None:
-        if length < 1:
-            raise UserError(f"FedSeq's length is {length}; a chain has at least one client (1 is FedAvg)")
+        at_least(1, self, length=length)
         self.length = length
 
     def sampler(self, sampler: Sampler) -> Sampler:
-        """The federation's cohort, dealt into chains."""
         return Chains(self.length, sampler)
 
     def train(self, client: Client, sent: Broadcast) -> Message:

@@ -35,20 +35,14 @@ class MOON(Algorithm):
         representation: dotted name of the submodule before the classifier, as in ``backbone``.
         mu: weight of the contrast.
         temperature: T.
-
-    Raises:
-        UserError: if an argument is out of its range, or there is no such submodule.
     """
 
     def __init__(self, representation: str, mu: float = 1.0, temperature: float = 0.5) -> None:
         if not mu >= 0 or not temperature > 0:
             raise UserError(f"MOON's mu and temperature are {mu} and {temperature}; give mu >= 0 and temperature > 0")
-        self.representation = representation
-        self.mu = mu
-        self.temperature = temperature
+        self.representation, self.mu, self.temperature = representation, mu, temperature
 
     def build(self, module: nn.Module, seed: int) -> None:
-        """Check that the submodule exists."""
         known = [name for name, _ in module.named_modules() if name]
         if self.representation not in known:
             raise UserError(

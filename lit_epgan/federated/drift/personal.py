@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine import Algorithm, Broadcast, Client, Message
+from lit_epgan.bounds import above, within
+from lit_epgan.engine import Algorithm, Broadcast, Client, Message, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.networks.modes import silent
 
@@ -30,12 +31,10 @@ class PersonalModels(Algorithm):
     """
 
     def __init__(self, lr: float) -> None:
-        if not lr > 0:
-            raise UserError(f"{type(self).__name__}'s lr is {lr}; it must be above 0")
+        above(0, self, lr=lr)
         self.lr = lr
 
     def build(self, module: nn.Module, seed: int) -> None:
-        """Check that there is a loss to take."""
         if not hasattr(module, "training_step") or not getattr(module, "automatic_optimization", True):
             raise UserError(
                 f"{type(self).__name__} trains a second model by the loss that training_step returns, and "
@@ -56,26 +55,14 @@ class PersonalModels(Algorithm):
         """A client's personal model; ``theta``: the server's parameters (d,)."""
 
     def personal(self, state: Mapping[str, Tensor], server: Tensor) -> Tensor:
-        """The parameters (d,) that a client is to be evaluated with; before its first step they are the server's.
-
-        Args:
-            state: the client's.
-            server: the server's parameters (d,).
-        """
+        """The parameters (d,) that a client of this state is to be evaluated with; before its first step the
+        ``server``'s (d,)."""
         return state.get(OWN, server)
 
 
 class PersonalModel:
-    """A client's personal model in one round.
-
-    Args:
-        client: whose it is.
-        theta: the server's parameters (d,).
-
-    Attributes:
-        own: v_k (d,).
-        before: theta_k (d,) before the client's step.
-    """
+    """A client's personal model ``own``, v_k (d,), in one round; ``before`` is theta_k (d,) before the client's step,
+    and theta the server's."""
 
     def __init__(self, client: Client, theta: Tensor) -> None:
         self.client, self.theta = client, theta
@@ -142,3 +129,111 @@ def put_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
     for name, buffer in module.named_buffers():
         if name in values:
             buffer.copy_(values[name])
+
+
+class Ditto(PersonalModels):
+    """A personal model near the server's (Li, Hu, Beirami and Smith 2021, algorithm 1).
+
+    With theta the server's parameters of the round, client k's personal model v_k approaches the minimum of
+    L_k(v_k) + lam/2 ||v_k - theta||^2 by a step on each batch of its local training:
+
+        v_k <- v_k - lr (grad L_k(v_k) + lam (v_k - theta))
+
+    lam = 0 trains every client for itself; the larger lam, the closer all are to the server's model. That one is
+    FedAvg's, as if nobody had a personal model. Here v_k begins at the client's first round, in the paper at the first
+    of all.
+
+    Args:
+        lam: strength of the pull to the server's model.
+        lr: step size of v_k. lr (curvature + lam) must stay below 2.
+    """
+
+    def __init__(self, lam: float = 1.0, lr: float = 0.1) -> None:
+        super().__init__(lr)
+        if not lam >= 0:
+            raise UserError(f"Ditto's lam is {lam}; it must be 0 (every client for itself) or more")
+        self.lam = lam
+
+    def model_of(self, client: Client, theta: Tensor) -> PersonalModel:
+        return _Pulled(client, theta, self)
+
+
+class _Pulled(PersonalModel):
+    """A personal model that is pulled to the server's."""
+
+    def __init__(self, client: Client, theta: Tensor, settings: Ditto) -> None:
+        super().__init__(client, theta)
+        self._settings = settings
+
+    def step(self) -> None:
+        """v_k <- v_k - lr (grad L_k(v_k) + lam (v_k - theta))."""
+        drift = self.own - self.theta
+        self.own -= self._settings.lr * (self.gradient(self.own, self.batch) + self._settings.lam * drift)
+
+
+SHARE = "share"
+
+
+class APFL(PersonalModels):
+    """Adaptive personalised federated learning (Deng, Kamani and Mahdavi 2020, algorithm 1).
+
+    Client k is evaluated with the mixture m = a_k v_k + (1 - a_k) theta of its own model v_k and the server's theta.
+    While its local training takes theta_k away from theta, v_k takes a step on the same batch:
+
+        g = grad L_k(a_k v_k + (1 - a_k) theta_k)
+        v_k <- v_k - lr a_k g
+        a_k <- a_k - lr <g, v_k - theta_k>,   kept in [0, 1]
+
+    both at the parameters before the step; the share a_k moves in a round's first step alone, as in the authors' code.
+    a_k = 0 is FedAvg, a_k = 1 every client for itself; v_k stays where it is as long as a_k = 0. The server's model is
+    FedAvg's.
+
+    Args:
+        share: a_k, at first; in [0, 1].
+        adaptive: whether clients learn their shares; otherwise they keep the first.
+        lr: step size of v_k and a_k.
+    """
+
+    def __init__(self, share: float = 0.5, adaptive: bool = True, lr: float = 0.1) -> None:
+        super().__init__(lr)
+        within("[0, 1]", self, share=share)
+        self.share, self.adaptive = share, adaptive
+
+    def model_of(self, client: Client, theta: Tensor) -> PersonalModel:
+        return _Mixed(client, theta, self)
+
+    def personal(self, state: Mapping[str, Tensor], server: Tensor) -> Tensor:
+        """The mixture (d,) of the client's own model and the server's."""
+        return mixture(super().personal(state, server), server, self.share_of(state))
+
+    def share_of(self, state: Mapping[str, Tensor]) -> float:
+        """a_k, from the client's state."""
+        return float(state[SHARE]) if SHARE in state else self.share
+
+
+class _Mixed(PersonalModel):
+    """A client's own model within the mixture, and its share."""
+
+    def __init__(self, client: Client, theta: Tensor, settings: APFL) -> None:
+        super().__init__(client, theta)
+        self._settings, self._share = settings, settings.share_of(client.state)
+
+    def step(self) -> None:
+        settings, share = self._settings, self._share
+        apart = self.own - self.before
+        found = self.gradient(mixture(self.own, self.before, share), self.batch)
+        self.own -= settings.lr * share * found
+        if settings.adaptive and self.client.step == 1:
+            moved = share - settings.lr * float(torch.dot(found, apart))
+            self._share = min(max(moved, 0.0), 1.0)
+
+    def save(self) -> None:
+        super().save()
+        state = self.client.state
+        if self._share != self._settings.share_of(state):
+            state[SHARE] = scalar(self._share)
+
+
+def mixture(own: Tensor, server: Tensor, share: float) -> Tensor:
+    """share own + (1 - share) server, (d,)."""
+    return torch.lerp(server, own, share)

@@ -39,19 +39,14 @@ class SCAFFOLD(Algorithm):
     """
 
     class Report(Counted):
-        """What leaves a client; beside theta_k's change and its presentation,
-
-        Attributes:
-            control: c_k+ - c_k (d,).
-        """
+        """What leaves a client: beside theta_k's change and its presentation c_k+ - c_k (d,)."""
 
         control: Tensor = merged("mean")
 
     def __init__(self, control: Control = "path", lr: float = 1.0) -> None:
         if control not in ("path", "gradient") or not lr > 0:
             raise UserError(f"SCAFFOLD's control and lr are {control!r} and {lr}; give path or gradient, and lr > 0")
-        self.control = control
-        self.lr = lr
+        self.control, self.lr = control, lr
 
     def start(self, server: Server) -> None:
         """c = 0, and nobody known."""
@@ -59,7 +54,6 @@ class SCAFFOLD(Algorithm):
         begin_counting(server)
 
     def broadcast(self, server: Server) -> Broadcast:
-        """theta and c."""
         return {"parameters": server.parameters, "control": server.state["control"]}
 
     def train(self, client: Client, sent: Broadcast) -> "SCAFFOLD.Report":

@@ -5,6 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import above, within
 from lit_epgan.engine import Algorithm, Around, Rounds, Server
 from lit_epgan.errors import UserError
 
@@ -15,15 +16,11 @@ class ServerOptimizer(Around):
     Args:
         lr: the server's step size.
         inner: the algorithm that merges; FedAvg by default.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(self, lr: float, inner: Algorithm | None = None) -> None:
         super().__init__(inner)
-        if not lr > 0:
-            raise UserError(f"{type(self).__name__}'s lr is {lr}; it must be above 0")
+        above(0, self, lr=lr)
         self.lr = lr
 
     @abstractmethod
@@ -43,8 +40,7 @@ class FedAvgM(ServerOptimizer):
 
     def __init__(self, lr: float = 1.0, momentum: float = 0.9, inner: Algorithm | None = None) -> None:
         super().__init__(lr, inner)
-        if not 0 <= momentum < 1:
-            raise UserError(f"FedAvgM's momentum is {momentum}; it must lie in [0, 1)")
+        within("[0, 1)", self, momentum=momentum)
         self.momentum = momentum
 
     def step(self, server: Server, change: Tensor) -> Tensor:
@@ -64,9 +60,6 @@ class FedAdam(ServerOptimizer):
         betas: b1, b2.
         tau: degree of adaptivity.
         inner: the algorithm that merges; FedAvg by default.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(
@@ -81,8 +74,7 @@ class FedAdam(ServerOptimizer):
             raise UserError(
                 f"{type(self).__name__}'s betas and tau are {tuple(betas)} and {tau}; give betas in [0, 1) and tau > 0"
             )
-        self.betas = betas
-        self.tau = tau
+        self.betas, self.tau = betas, tau
 
     def step(self, server: Server, change: Tensor) -> Tensor:
         """lr m / (v^1/2 + tau) (d,)."""

@@ -49,15 +49,12 @@ class DistilledSites(GeneratorSites):
     ) -> None:
         super().__init__(generator, pool=pool, pool_in_all=pool_in_all)
         check_server_training(self, server_steps, batch_size)
-        self.server_steps = server_steps
-        self.batch_size = batch_size
+        self.server_steps, self.batch_size = server_steps, batch_size
 
     def trains(self, round_: int) -> bool:
-        """In the first round only."""
         return round_ == 0
 
     def round(self, server: Server) -> Rounds:
-        """The sites, once; then the server's own training."""
         if server.round == 0:
             yield from super().round(server)
         elif known_sites(server):

@@ -56,8 +56,7 @@ class EmbeddingOnServer(Algorithm):
                 "algorithm: leave inner out, or take EmbeddingSites"
             )
         check_server_training(self, server_steps, batch_size)
-        self.server_steps = server_steps
-        self.batch_size = batch_size
+        self.server_steps, self.batch_size = server_steps, batch_size
         self.release = EmbeddingRelease(**release)
 
     def guarantee(self) -> str | None:
@@ -70,11 +69,9 @@ class EmbeddingOnServer(Algorithm):
         return False
 
     def exchanges(self, start: int, stop: int) -> int:
-        """One, in the first round."""
         return int(start == 0 < stop)
 
     def build(self, module: nn.Module, seed: int) -> None:
-        """The features."""
         self.release.build(module, seed)
 
     def start(self, server: Server) -> None:
@@ -82,7 +79,6 @@ class EmbeddingOnServer(Algorithm):
         self.release.start(server)
 
     def round(self, server: Server) -> Rounds:
-        """The releases, once; then the server's own training."""
         if server.round == 0:
             releases = yield Exchange({}, question="released", training=False, answer=Release)
             self.release.add(server, releases)
@@ -141,11 +137,9 @@ class MatchedEmbedding(EmbeddingOnServer):
         super().__init__(server_steps, batch_size, inner, **release)
         if not lr > 0 or not 0 <= average < 1:
             raise UserError(f"MatchedEmbedding's lr and average are {lr} and {average}; give lr > 0, 0 <= average < 1")
-        self.lr = lr
-        self.average = average
+        self.lr, self.average = lr, average
 
     def build(self, module: nn.Module, seed: int) -> None:
-        """The features; check that there is a generator."""
         missing = [name for name in ("generator", "latent_dim") if not hasattr(module, name)]
         if missing:
             raise UserError(
@@ -155,7 +149,6 @@ class MatchedEmbedding(EmbeddingOnServer):
         super().build(module, seed)
 
     def train_server(self, server: Server) -> None:
-        """The generator's steps down the discrepancy."""
         with server.holding():
             self._match(server)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.embedding import (
+from lit_epgan.bayes import (
     EmbeddingFactor,
     GaussianMechanism,
     Guarantee,
@@ -20,8 +20,9 @@ from lit_epgan.embedding import (
     herd,
     median_distance,
 )
-from lit_epgan.embedding.factor import SENSITIVITY, clipped
-from lit_epgan.embedding.feature_maps import FlatFeatures
+from lit_epgan.bayes.factor import SENSITIVITY, clipped
+from lit_epgan.bayes.feature_maps import FlatFeatures
+from lit_epgan.bounds import above, at_least, one_of
 from lit_epgan.engine import Broadcast, Client, Message, Server, merged, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.networks.average import frozen_copy
@@ -34,23 +35,15 @@ Unit = Literal["record", "user"]
 
 
 class Release(Message):
-    """A client's release as it is sent.
-
-    Attributes:
-        embedding: of single records their count and sums (1 + D,), of a user the embedding (D,).
-        members: 1 of a user.
-    """
+    """A client's release as it is sent: of single records their count and sums (1 + D,), of a user the embedding (D,)
+    and 1."""
 
     embedding: Tensor | None = merged("sum", default=None)
     members: float | None = merged("records", default=None)
 
 
 class RecordUnit:
-    """(n_k, sum_i phi(x_i)) of a client's n_k records, with noise of the client's own.
-
-    Args:
-        mechanism: adds the noise.
-    """
+    """(n_k, sum_i phi(x_i)) of a client's n_k records, with noise of the client's own, which ``mechanism`` adds."""
 
     def __init__(self, mechanism: GaussianMechanism) -> None:
         self.mechanism = mechanism
@@ -103,11 +96,8 @@ class UserUnit:
 
 
 def unit_of(unit: Unit, mechanism: GaussianMechanism) -> RecordUnit | UserUnit:
-    """The unit of that name.
-
-    Raises:
-        UserError: there is none, or a user is to be protected by the noise that a client adds for single records.
-    """
+    """The unit of that name. UserError: there is none, or a user is to be protected by the noise that a client adds for
+    single records."""
     if unit == "record":
         return RecordUnit(mechanism)
     if unit != "user":
@@ -204,9 +194,6 @@ class EmbeddingRelease:
         embedding: of what the features see: ``fourier``, random Fourier features of it, whose means tell any two
             distributions apart; or ``moments``, its normalised first and second moments (DP-MEPF), where the features
             are a network that was trained on public data.
-
-    Raises:
-        UserError: if an argument is out of its range.
     """
 
     def __init__(
@@ -227,18 +214,15 @@ class EmbeddingRelease:
         unit: Unit = "record",
         embedding: Literal["fourier", "moments"] = "fourier",
     ) -> None:
-        if embedding not in ("fourier", "moments"):
-            raise UserError(f"embedding is {embedding!r}; it must be fourier or moments")
+        one_of(("fourier", "moments"), self, embedding=embedding)
         if embedding == "moments" and (bandwidths is not None or frequencies is not None):
             raise UserError(
                 "bandwidths and frequencies are a kernel's, and an embedding of moments has none: leave them out"
             )
         frequencies = 2048 if frequencies is None else frequencies
-        for name, count in (("frequencies", frequencies), ("points", points), ("herding_steps", herding_steps)):
-            if count < 1:
-                raise UserError(f"{name} is {count}; it must be at least 1")
-        if not herding_rate > 0 or not smoothing >= 0:
-            raise UserError(f"herding_rate and smoothing are {herding_rate} and {smoothing}; give > 0 and >= 0")
+        at_least(1, self, frequencies=frequencies, points=points, herding_steps=herding_steps)
+        above(0, self, herding_rate=herding_rate)
+        at_least(0, self, smoothing=smoothing)
         self.features, self.embedding = features, embedding
         self.frequencies, self.bandwidths = frequencies, bandwidths
         self.dimensions, self.stacked, self.bound = dimensions, stacked, bound
@@ -254,16 +238,9 @@ class EmbeddingRelease:
         return self.mechanism.guarantee(SENSITIVITY)
 
     def build(self, module: nn.Module, seed: int, network: Tensor | None = None) -> None:
-        """Make the features and the code for the module's data; everybody makes the same.
-
-        Args:
-            module: the module.
-            seed: the federation's.
-            network: of a submodule that is taken as features, as ``network`` gave it; by default as it is now.
-
-        Raises:
-            UserError: the module cannot be sampled, or the features do not suit its samples.
-        """
+        """Make the features and the code for the module's data; everybody makes the same. ``network`` is that of a
+        submodule that is taken as features, as ``network`` gave it; by default as it is now. UserError: the module
+        cannot be sampled, or the features do not suit its samples."""
         if not hasattr(module, "sample"):
             raise UserError(
                 f"{type(module).__name__} has no sample(n, generator), by which the shape of its data is known: "

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.embedding import EmbeddingFactor, SimplexWeights
+from lit_epgan.bayes import EmbeddingFactor, SimplexWeights
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, passing
-from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.embedding_release import TOTAL, VERSION, EmbeddingRelease, Release
 from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
 
@@ -64,10 +64,8 @@ class EmbeddingSites(Around):
         **release: Any,
     ) -> None:
         super().__init__(inner)
-        for name, count, least in (("own_rows", own_rows, 1), ("release_round", release_round, 0),
-                                   ("other_rows", other_rows, 1)):  # fmt: skip
-            if count is not None and count < least:
-                raise UserError(f"EmbeddingSites' {name} is {count}; it must be at least {least}")
+        at_least(1, self, own_rows=own_rows, other_rows=other_rows)
+        at_least(0, self, release_round=release_round)
         self.own_rows, self.other_rows, self.release_round = own_rows, other_rows, release_round
         self.release = EmbeddingRelease(**release)
 
@@ -77,7 +75,6 @@ class EmbeddingSites(Around):
         return super().guarantee() if release is None else f"each client's release: {release}"
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
-        """The features."""
         check_tilted(module, type(self).__name__)
         self.release.build(module, seed)
         return super().build(module, seed)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bounds import at_least, within
 from lit_epgan.engine import (
     Algorithm,
     Around,
@@ -29,12 +30,8 @@ Samples = tuple[Tensor, Tensor | None]  # rows and their labels, if they have an
 
 
 class SiteTensors:
-    """What of a module is a site, as one vector.
-
-    Args:
-        module: offers ``sample(n, generator)``, or ``sample_labelled`` and a buffer ``label_shares``.
-        generator: name of the submodule that it draws from.
-    """
+    """What of a module is a site, as one vector: the submodule that ``sample(n, generator)`` draws from; with
+    ``sample_labelled`` the buffer ``label_shares``, too."""
 
     def __init__(self, module: nn.Module, generator: str) -> None:
         self._module, self._generator = module, generator
@@ -58,13 +55,8 @@ class SiteTensors:
 
     @torch.no_grad()
     def draw(self, site: Tensor, n: int, *stream: str | int) -> Samples:
-        """n samples of a site, and their labels where it knows any, leaving the module as it was.
-
-        Args:
-            site: the vector.
-            n: how many.
-            stream: what their randomness is derived from.
-        """
+        """n samples of a site, and their labels where it knows any, leaving the module as it was; ``stream`` is what
+        their randomness is derived from."""
         kept, module = self.read(), self._module
         self.load(site)
         generator = generator_for(*stream)
@@ -113,12 +105,7 @@ class GeneratorSites(Around):
     """
 
     class SiteReport(Message):
-        """What leaves a client beside the inner algorithm's report, where its site has changed.
-
-        Attributes:
-            site: the site's change.
-            site_records: n_k.
-        """
+        """What leaves a client beside the inner algorithm's report, where its site has changed: the change, and n_k."""
 
         site: Tensor | None = merged("stack", default=None)
         site_records: float | None = merged("stack", default=None)
@@ -134,12 +121,8 @@ class GeneratorSites(Around):
         pool_in_all: int = 40_000,
     ) -> None:
         super().__init__(inner)
-        counts = {"own_rows": own_rows, "pool": pool, "other_rows": other_rows, "pool_in_all": pool_in_all}
-        for name, count in counts.items():
-            if count is not None and count < 1:
-                raise UserError(f"GeneratorSites' {name} is {count}; it must be at least 1")
-        if not 0 <= refine < 1:
-            raise UserError(f"GeneratorSites' refine is {refine}; it must lie in [0, 1)")
+        at_least(1, self, own_rows=own_rows, pool=pool, other_rows=other_rows, pool_in_all=pool_in_all)
+        within("[0, 1)", self, refine=refine)
         self.generator = generator
         self.own_rows, self.other_rows = own_rows, other_rows
         self.pool, self.pool_in_all = pool, pool_in_all
@@ -154,7 +137,6 @@ class GeneratorSites(Around):
         return [k for k in sites if k != client]
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
-        """Check that the module can be sampled."""
         known = [name for name, _ in module.named_children()]
         if self.generator not in known or not hasattr(module, "sample"):
             raise UserError(
@@ -259,7 +241,6 @@ def known_sites(server: Server) -> list[int]:
 
 
 def _sent(state: dict[str, Tensor], sites: list[int]) -> dict[str, Tensor]:
-    """Sites, with their records."""
     return {f"{what}{k}": state[f"{what}{k}"] for what in (SITE, RECORDS) for k in sites}
 
 

@@ -4,10 +4,10 @@ from collections.abc import Generator
 
 import torch
 
+from lit_epgan.bayes.inference import Stage
+from lit_epgan.bayes.mean_embeddings import Asking, Question, SummedAnswer
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server
 from lit_epgan.federated.likelihood_free.gradient_free import Answers, GradientFree, mean_answer, summaries
-from lit_epgan.likelihood_free.inference import Stage
-from lit_epgan.likelihood_free.mean_embeddings import Asking, Question, SummedAnswer
 
 OWN, COUNT = "inference.own", "inference.count"
 ROOT, SIMULATED = "root", "simulated"
@@ -38,9 +38,6 @@ class DiscrepancySearch(GradientFree):
         inner: trains the summary; FedAvg by default.
         from_round: the first round without training, from 0.
         inference: ``frequencies``, ``moves``, ``even``, ``surplus`` and ``most_records`` of Inference.
-
-    Raises:
-        UserError: a number is out of its range, or the module holds no particles of a simulator.
     """
 
     def generation(self, server: Server) -> Rounds:

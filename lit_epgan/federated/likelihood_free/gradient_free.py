@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_epgan.bayes import Simulator
+from lit_epgan.bayes.inference import Inference, Stage
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, merged
 from lit_epgan.errors import UserError
-from lit_epgan.likelihood_free import Simulator
-from lit_epgan.likelihood_free.inference import Inference, Stage
 from lit_epgan.randomness import derive_seed, generator_for
 
 PREFIX = "inference."
@@ -20,11 +21,7 @@ NOBODY = (
 
 
 class Answers(Message):
-    """One number for each simulated data set, weighted by how many records were looked at.
-
-    Attributes:
-        numbers: (m,).
-    """
+    """One number (m,) for each simulated data set, weighted by how many records were looked at."""
 
     numbers: Tensor = merged("mean")
 
@@ -39,24 +36,16 @@ class GradientFree(Around):
         inner: trains the summary; FedAvg by default.
         from_round: the first round without training, from 0.
         inference: ``frequencies``, ``moves``, ``even``, ``surplus`` and ``most_records`` of Inference.
-
-    Raises:
-        UserError: ``from_round`` is negative.
     """
 
     def __init__(self, inner: Algorithm | None = None, from_round: int = 0, **inference: Any) -> None:
         super().__init__(inner)
-        if from_round < 0:
-            raise UserError(f"from_round is {from_round}; rounds are counted from 0")
+        at_least(0, self, from_round=from_round)
         self.from_round, self._settings = from_round, inference
         self.inference: Inference
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
-        """The features, the same for everybody.
-
-        Raises:
-            UserError: the module holds no particles of a simulator.
-        """
+        """The features, the same for everybody. UserError: the module holds no particles of a simulator."""
         simulator = getattr(module, "simulator", None)
         if not isinstance(simulator, Simulator) or not hasattr(module, "summarise"):
             raise UserError(
@@ -76,7 +65,6 @@ class GradientFree(Around):
         return round_ < self.from_round and super().trains(round_)
 
     def exchanges(self, start: int, stop: int) -> int:
-        """The inner algorithm's, and then the generations' questions."""
         trained = super().exchanges(start, min(stop, self.from_round))
         return trained + max(0, stop - max(start, self.from_round)) * self.questions()
 
@@ -85,7 +73,6 @@ class GradientFree(Around):
         return 1
 
     def round(self, server: Server) -> Rounds:
-        """The inner algorithm's; then a generation."""
         if server.round < self.from_round:
             yield from super().round(server)
             return
@@ -120,11 +107,7 @@ class GradientFree(Around):
 
 
 def mean_answer(answers: Answers) -> Tensor:
-    """The mean of the clients' answers, by their numbers of records.
-
-    Raises:
-        UserError: nobody has answered for any record.
-    """
+    """The mean of the clients' answers, by their numbers of records. UserError: nobody has answered for any record."""
     if answers.weight is None or not float(answers.weight):
         raise UserError(NOBODY)
     return answers.numbers.cpu()

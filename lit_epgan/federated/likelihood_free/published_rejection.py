@@ -1,18 +1,46 @@
 """GRAFFL as it is printed: inaccurate, and it gives every record away. For comparison only."""
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_epgan.bayes import Simulator
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.likelihood_free.gradient_free import NOBODY, GradientFree, summaries
-from lit_epgan.likelihood_free.abc_search import Accepted, distances, proposals
 
 THETA, DISTANCES = "rejection.theta", "rejection.distances"
 POINTS = "points"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The parameters theta (l, p) whose points came nearest so far, at distances (l,), ascending; the greatest is the
+    acceptance threshold."""
+
+    theta: Tensor
+    distances: Tensor
+
+    def with_more(self, theta: Tensor, distances: Tensor, most: int) -> "Accepted":
+        """The ``most`` nearest of these and of theta (n, p) at distances (n,) (GRAFFL, algorithm 2, last lines)."""
+        every = torch.cat([self.distances, distances])
+        order = every.argsort(stable=True)[:most]
+        return Accepted(torch.cat([self.theta, theta])[order], every[order])
+
+
+def proposals(simulator: Simulator, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """n parameters from the prior (n, p), and a point by each: float64 (n, d) (GRAFFL, algorithm 2)."""
+    theta = simulator.prior(n, generator)
+    return theta, simulator.simulate(theta, 1, generator)[:, 0].double()
+
+
+def distances(points: Tensor, records: Tensor) -> Tensor:
+    """||x_i - g_i||^2 (n,) of records (n, d) and generated points (n, d), one of each (GRAFFL, section 3)."""
+    return (records.double() - points.double()).square().sum(1)
 
 
 class PublishedRejection(GradientFree):
@@ -31,28 +59,20 @@ class PublishedRejection(GradientFree):
         iterations: in a round.
         inner: trains the summary; FedAvg by default.
         from_round: the first round without training, from 0.
-
-    Raises:
-        UserError: there is no iteration, or the module holds no particles of a simulator.
     """
 
     class RecordAnswers(Message):
-        """A client's answer, which the server sees by itself.
-
-        Attributes:
-            numbers: the squared distances (n_k,) in the records' order; or how many records there are (1,).
-        """
+        """A client's answer, which the server sees by itself: the squared distances (n_k,) in the records' order, or
+        their number (1,)."""
 
         numbers: Tensor = merged("stack")
 
     def __init__(self, iterations: int = 1, **settings: Any) -> None:
-        if iterations < 1:
-            raise UserError(f"iterations is {iterations}; a round has at least 1")
+        at_least(1, self, iterations=iterations)
         super().__init__(**settings)
         self.iterations = iterations
 
     def start(self, server: Server) -> None:
-        """The warning."""
         super().start(server)
         warnings.warn(
             "PublishedRejection is GRAFFL's printed rule: it learns next to nothing, and its answers give every record "

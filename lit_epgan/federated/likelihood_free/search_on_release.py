@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.embedding import EmbeddingFactor, GaussianMechanism
-from lit_epgan.embedding.factor import COUNT_WEIGHT, SENSITIVITY
+from lit_epgan.bayes import EmbeddingFactor, GaussianMechanism
+from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
+from lit_epgan.bayes.inference import FOUND
+from lit_epgan.bayes.mean_embeddings import answered
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.embedding_release import TOTAL, RecordUnit, Release
 from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
-from lit_epgan.likelihood_free.inference import FOUND
-from lit_epgan.likelihood_free.mean_embeddings import answered
 
 CLIENTS = "embedding.clients"
 
@@ -59,14 +60,12 @@ class SearchOnRelease(GradientFree):
                 "SearchOnRelease takes nothing but the clients' releases, so nothing is trained before it: leave inner "
                 "and from_round out, and give the module a summary that is public"
             )
-        if generations < 1:
-            raise UserError(f"generations is {generations}; a round has at least 1")
+        at_least(1, self, generations=generations)
         super().__init__(**inference)
         self.unit = RecordUnit(GaussianMechanism(noise_multiplier, delta, noise_seed))
         self.generations = generations
 
     def exchanges(self, start: int, stop: int) -> int:
-        """One, in the first round."""
         return int(start == 0 < stop)
 
     def guarantee(self) -> str | None:
@@ -75,7 +74,6 @@ class SearchOnRelease(GradientFree):
         return None if made is None else f"each client's release: {made}"
 
     def generation(self, server: Server) -> Rounds:
-        """The releases, once; then the server's own work."""
         if server.round == 0:
             releases = yield Exchange({}, question="release", training=False, answer=Release)
             server.state[CLIENTS] = scalar(len(server.cohort))

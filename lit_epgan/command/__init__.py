@@ -1,1 +1,0 @@
-"""The command line: the commands themselves, and every mistake of the user in one sentence."""

@@ -1,1 +1,0 @@
-"""Methods x seeds: run, compared, and shown on one page."""
