@@ -67,7 +67,7 @@ def test_a_gaussian_mean_has_its_closed_posterior_noise_included() -> None:
         torch.testing.assert_close(draws.mean(0), s.double() / (1 + v), atol=0.12 * sd, rtol=0)
         torch.testing.assert_close(draws.std(0), torch.full((2,), sd, dtype=torch.float64), atol=0, rtol=0.06)
         assert abs(draws.T.corrcoef()[0, 1]) < 0.06
-    truth = simulator.prior(200, generator(2))
+    truth = simulator.prior(100, generator(2))
     observed = noisy_mean(simulator.simulate(truth, RECORDS, generator(3)), generator(4))
     u = ranks(truth, torch.stack([posterior(s, 200, generator(i)) for i, s in enumerate(observed)]), generator(5))
     assert uniformity(u).min() > 0.01

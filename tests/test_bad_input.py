@@ -17,9 +17,9 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from tests.federations import client_sets
 from tests.modules import Regression
-from tests.test_cli import TINY, folder, refusal
+from tests.test_cli import TINY, refusal
 
-__all__ = ["folder"]  # the fixture: an empty working directory
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 DIGITS = [

@@ -11,10 +11,10 @@ from lit_epgan.cli import lightning_cli
 from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError
 from lit_epgan.modules import Classifier
-from tests.test_cli import folder, refusal
+from tests.test_cli import refusal
 from tests.values import FIT, SMALL_IMAGES, words_of
 
-__all__ = ["folder"]  # the fixture: an empty working directory
+pytestmark = pytest.mark.usefixtures("folder")
 
 CLASSIFIER = ["--config", "digits_classifier.yaml", *SMALL_IMAGES]
 TOY = words_of("sites")[1:]

@@ -6,16 +6,16 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 import yaml
 
-from lit_epgan.callbacks import toy_metrics
 from lit_epgan.cli.main import console, main
 from lit_epgan.runs.config_files import config_folders, known_configs
 from tests.processes import run_words
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 TINY = [
     *("--config", "toy.yaml", "--trainer.max_epochs", "2", "--trainer.enable_progress_bar", "true"),
@@ -23,15 +23,6 @@ TINY = [
     *("--federation.algorithm.pool", "20", "--model.lr_decay", "null"),
 ]
 BARE = [*TINY, "--trainer.callbacks", "lit_epgan.callbacks.RoundCheckpoint"]  # nothing is drawn or measured
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """An empty working directory, no W&B, and a density map that is a file but not drawn: a third of a run's time."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    monkeypatch.setattr(toy_metrics, "draw", lambda *_: np.zeros((8, 8, 3), np.uint8))
-    return tmp_path
 
 
 def refusal(capsys, *args: str) -> str:

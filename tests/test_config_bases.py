@@ -145,6 +145,7 @@ def test_what_the_command_line_overrides_is_not_the_files_mistake(
     assert told.startswith("trainer.max_epochs is 'soon'")
 
 
+@pytest.mark.usefixtures("folder")
 def test_an_alias_within_a_mapping_is_no_second_key(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a: &a {x: 1}\nb: [*a, *a, {x: 1}]\n")
     assert load_yaml(tmp_path / "a.yaml") == {"a": {"x": 1}, "b": [{"x": 1}] * 3}
@@ -161,6 +162,7 @@ def test_a_mode_of_wandb_that_the_environment_misspells_is_named(
     assert told.startswith("WANDB_MODE is 'foo' in the environment; it must be one of online, offline")
 
 
+@pytest.mark.usefixtures("folder")
 def test_what_wandb_refuses_is_a_sentence() -> None:
     sentence = explain(AuthenticationError("WANDB_API_KEY invalid: API key must have 40+ characters, has 3."))
     assert sentence is not None

@@ -1,6 +1,7 @@
 """Imports run one way, and neither the mathematics nor the federated engine needs Lightning."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class Executed(ast.NodeTransformer):
         return None if typing_only else self.generic_visit(node)
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Every module that a file imports, wherever in it; ``from a import b`` counts as a.b where that is a module."""
     found = set()

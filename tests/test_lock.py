@@ -222,6 +222,7 @@ def files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_text(path, "old")
@@ -232,6 +233,7 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path: 
     assert path.read_text() == "old"
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("save", [torch.save, tensor_file.save])
 def test_torch_tells_no_cause_and_the_system_is_asked_again(
     tmp_path: Path, save: Callable[[object, Path], None]
@@ -245,6 +247,7 @@ def test_torch_tells_no_cause_and_the_system_is_asked_again(
     assert [each.name for each in tmp_path.iterdir()] == ["last.ckpt"]
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_cause_that_is_known_is_told_though_the_disk_has_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +257,7 @@ def test_a_cause_that_is_known_is_told_though_the_disk_has_room_again(
     assert caught.value.errno == errno.EFBIG
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_file_that_must_outlast_a_power_cut_is_on_the_disk_before_its_name_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +272,7 @@ def test_a_file_that_must_outlast_a_power_cut_is_on_the_disk_before_its_name_is(
     assert flushed == [(str(tmp_path / ".end.json.part"), False), (str(tmp_path), True)]
 
 
+@pytest.mark.usefixtures("folder")
 def test_what_is_no_error_of_the_disk_passes(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="of its own"), replacing(tmp_path / "x"):
         raise RuntimeError("of its own")
@@ -279,6 +284,7 @@ def test_what_is_no_error_of_the_disk_passes(tmp_path: Path) -> None:
     assert disk_error(ValueError()) is None
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("number", "words"),
     [(errno.ENOSPC, "Make room"), (errno.EDQUOT, "quota"), (errno.EROFS, "only be read"), (errno.EIO, "")],
@@ -294,6 +300,7 @@ def test_every_refusal_is_a_sentence_even_without_a_name(number: int, words: str
     assert "b.csv" in str(disk_error(OSError(number, "why", "a.csv", None, "b.csv")))  # copied to b.csv
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_row_of_metrics_that_was_refused_leaves_a_file_to_go_on_with(tmp_path: Path) -> None:
     logger = MetricsFile(str(tmp_path))
     logger.log_metrics({"loss": 0.5, "epoch": 9}, 1)

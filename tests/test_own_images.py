@@ -11,9 +11,9 @@ from PIL import Image
 from lit_epgan.callbacks import SampleWriter
 from lit_epgan.cli.main import main
 from tests.generative import gan, trainer
-from tests.test_cli import folder, refusal
+from tests.test_cli import refusal
 
-__all__ = ["folder"]  # the fixture: an empty working directory
+pytestmark = pytest.mark.usefixtures("folder")
 
 OWN = ["--config", "folder.yaml", "--data.path", "images", "--trainer.max_epochs", "1", "--trainer.logger", "false"]
 OWN += ["--data.warmup_steps", "1", "--data.local_steps", "1", "--data.batch_size", "4", "--model.lr_decay", "null"]

@@ -148,6 +148,7 @@ def classifier() -> Classifier:
     return Classifier(nn.Identity(), nn.Linear(3, 2))
 
 
+@pytest.mark.usefixtures("folder")
 def test_clients_and_classes_are_named(tmp_path: Path) -> None:
     """Those of validation data by client, with names that a spreadsheet would compute."""
     sets = {name: TensorDataset(torch.randn(n, 3), torch.zeros(n).long()) for name, n in (("=1+1", 5), ("a\nb", 3))}
@@ -160,6 +161,7 @@ def test_clients_and_classes_are_named(tmp_path: Path) -> None:
     assert table["name"].tolist() == [["'@cat", "dog"][k] for k in table["class"]]
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_regressions_outputs_are_columns(tmp_path: Path) -> None:
     data = federation(test_dataset=TensorDataset(torch.randn(7, 3), torch.zeros(7, 2)))
     module = Regression(nn.Identity(), nn.Linear(3, 2))
@@ -179,6 +181,7 @@ class Plain(LightningModule):
         return self.answer(batch[0])
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("columns", "names"), [(1, ["output_0"]), (None, ["output_0"]), (2, ["output_0", "output_1"])])
 def test_any_modules_answers(tmp_path: Path, columns: int | None, names: list[str]) -> None:
     def answer(x: Tensor) -> Tensor:
@@ -190,6 +193,7 @@ def test_any_modules_answers(tmp_path: Path, columns: int | None, names: list[st
     assert table["output_0"].tolist() == [0, 3, 6, 9, 12]
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("answer", "words"), [(lambda x: x[:, :, None], r"a tensor \(5, 3, 1\)"), (str, "a str")])
 def test_what_is_no_table_is_refused(tmp_path: Path, answer: Any, words: str) -> None:
     data = federation(test_dataset=TensorDataset(torch.arange(15.0).view(5, 3)))

@@ -16,10 +16,10 @@ from lit_epgan.runs.loggers import MetricsFile
 from lit_epgan.runs.run_folder import read_end
 from lit_epgan.signals import Stopped, stoppable
 from tests.processes import environment
-from tests.test_cli import TINY, folder, refusal
+from tests.test_cli import TINY, refusal
 from tests.test_lock import held_by_another
 
-__all__ = ["folder"]  # the fixture: an empty working directory
+pytestmark = pytest.mark.usefixtures("folder")
 
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
 ENDLESS = [*TINY, "--trainer.max_epochs", "100000"]

@@ -321,6 +321,7 @@ def test_a_fit_ends_with_its_numbers_and_every_path_worth_opening(
     assert not any("-round-" in line for line in told)
 
 
+@pytest.mark.usefixtures("folder")
 def test_last_and_best_of_headline_metrics_by_hand(tmp_path: Path) -> None:
     """Of one metric a family; what is no number is never the best; a metric may end before the run does."""
     head = "epoch,step,loss/generator,fid_digits,union/fid_digits,fid_digits_val,is_digits,wer"
@@ -333,12 +334,14 @@ def test_last_and_best_of_headline_metrics_by_hand(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rounds": 3}'])
 def test_a_torn_file_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / END).write_text(text)
     assert read_end(tmp_path) is None
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("fault", ["no end", "stopped", "a row is missing"])
 def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(
     tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
@@ -363,6 +366,7 @@ def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(
         assert [line["rounds"] for line in csv.DictReader(file)] == ["3"] * 9
 
 
+@pytest.mark.usefixtures("folder")
 def test_an_exit_code_of_0_alone_is_a_failure_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, stand_in = write_plan(tmp_path), write_stand_in(tmp_path)
     script = tmp_path / "stand_in.py"

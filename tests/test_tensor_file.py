@@ -343,6 +343,7 @@ def test_a_file_that_stands_for_too_much_is_refused_in_a_sentence(
     assert "bomb.yaml" in refusal(capsys, "fit", "--config", "toy.yaml", "--model=bomb.yaml")
 
 
+@pytest.mark.usefixtures("folder")
 def test_aliases_that_people_write_are_what_they_stand_for(tmp_path: Path) -> None:
     path = tmp_path / "few.yaml"
     path.write_text("a: &a {x: 1, y: [2.5, null]}\nb: *a\nc: {<<: *a, x: 3}\n")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# the only private names of torch's; tests/test_row_by_row.py says what would break with a new torch
+# the only private names of torch's; tests/test_linear_layers.py says what would break with a new torch
 from torch._C._functorch import _add_batch_dim, _remove_batch_dim, _vmap_decrement_nesting, _vmap_increment_nesting
 from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 
