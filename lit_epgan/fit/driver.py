@@ -122,6 +122,7 @@ class RoundDriver:
         self._moved = self._works = False
         self._gathered: list[dict[str, Any]] = []
         self._warned: set[str] = set()
+        self._hid = False
         self._side_by_side = self._together() if side_by_side else None
 
     def _together(self) -> SideBySide | None:
@@ -244,21 +245,17 @@ class RoundDriver:
             yield k, answer
 
     def _gather(self, answer: Answer) -> None:
-        """Keep what the module's own hooks are to find in its attributes.
-
-        Raises:
-            UserError: the run is private, and a hook could carry that past the noise.
-        """
+        """Keep what the module's own hooks are to find in its attributes; in a private run nothing, and say so once."""
         mechanism, module = self.federation.mechanism, self._loop.trainer.lightning_module
         if mechanism is None or not mechanism.private:
             self._gathered.append(answer.gathered)
             return
         changed = [f"{path}.{name}" if path else name for path, names in answer.gathered.items() for name in names]
-        hook = next((hook for hook in BETWEEN if is_overridden(hook, module)), None)
-        if changed and hook is not None:
-            raise UserError(
-                f"training changes {few(changed, 3)} of {type(module).__name__}, and its {hook} could carry that past "
-                f"{type(mechanism).__name__}'s noise: in a private run leave out one of the two"
+        if changed and not self._hid:
+            self._hid = True
+            rank_zero_info(
+                f"a private run: what training changes in attributes of {type(module).__name__} ({few(changed, 3)}) "
+                "lasts for the client's round, and its hooks between rounds find what stood there before"
             )
 
     def _data(self, k: int) -> LocalData | None:
@@ -369,12 +366,6 @@ class ServerTraining:
         for optimizer in optimizers:
             optimizer.step()
 
-
-BETWEEN = (
-    *("on_train_epoch_start", "on_train_epoch_end", "on_validation_start", "on_validation_epoch_start"),
-    *("on_validation_batch_start", "on_validation_batch_end", "on_validation_epoch_end", "on_validation_end"),
-)
-"""Hooks that run between two rounds, at the server's model."""
 
 HOOKS = (
     *("on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward", "on_before_zero_grad"),
