@@ -30,11 +30,12 @@ CONSTANTS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.
 NUMBERS = (int, float, complex)
 STATES: tuple[Any, ...] = (object.__getstate__, nn.Module.__getstate__)
 OTHERS: tuple[type, ...] = (
-    *(type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, partial, property),
+    *(type, types.ModuleType, types.FunctionType, property),
     *(types.MethodWrapperType, weakref.ReferenceType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler),
     *(Dataset, DataLoader, Sampler, logging.Logger, logging.Handler),
     *(type(threading.Lock()), type(threading.RLock()), threading.Thread),
 )
+BOUND = (types.MethodType, types.BuiltinFunctionType)
 LIBRARIES = ("lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics")  # trainers, loggers, metrics
 
 
@@ -62,6 +63,9 @@ class Known:
             return True
         if isinstance(value, Tensor):
             return bool(self._storages) and _storage(value) in self._storages
+        if isinstance(value, BOUND):
+            owner = getattr(value, "__self__", None)
+            return owner is None or owner in self
         libraries = {cls.__module__.partition(".")[0] for cls in type(value).__mro__}
         if isinstance(value, nn.Module) and "torchmetrics" not in libraries:
             tensors = [*value.parameters(), *value.buffers()]  # a network compiled, say, has those of the module
@@ -119,6 +123,10 @@ class Copier:
             if type(value) is nn.Parameter:
                 return nn.Parameter(made, requires_grad=value.requires_grad)
             return made.requires_grad_(value.requires_grad and value.is_leaf)
+        if isinstance(value, BOUND):
+            return getattr(self(value.__self__), value.__name__)
+        if type(value) is partial:
+            return partial(self(value.func), *self(value.args), **self(value.keywords))
         if type(value) is deque:
             return deque([self(part) for part in value], value.maxlen)
         if is_object(value):
@@ -157,6 +165,8 @@ def same(a: Any, b: Any, seen: set[tuple[int, int]] | None = None) -> bool:
         return True
     if isinstance(a, Tensor):
         return same_tensor(a, b)
+    if isinstance(a, BOUND):
+        return bool(a.__name__ == b.__name__)  # its object is compared where that is held
     seen = set() if seen is None else seen
     if (id(a), id(b)) in seen:
         return True
