@@ -244,6 +244,9 @@ class FederationCallback(FederationView):
         if self._end.ended:
             trainer.should_stop = True
 
+    # Lightning calls what is callable: a step does without hooks that would do nothing
+    on_train_batch_start = on_train_batch_end = on_before_zero_grad = on_after_backward = None  # type: ignore[assignment]
+
     # A local step -----------------------------------------------------------------------------------------------------
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:

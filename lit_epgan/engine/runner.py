@@ -265,6 +265,7 @@ class ClientRunner:
         with ExitStack() as contexts:
             for each in hooks.within:
                 contexts.enter_context(each())
+            contexts.enter_context(torch.enable_grad())
             taken = 0
             while steps is None or taken < steps:
                 found = next(at.data.batches, None)
@@ -272,21 +273,21 @@ class ClientRunner:
                     break
                 batch, last, progress.records = found
                 progress.step += 1
-                with torch.enable_grad():
-                    stepped = self._step(batch, last, progress.step - 1)
-                if not stepped:
+                if not self._step(batch, last, progress.step - 1):
                     progress.step -= 1
                     at.data.batches = iter(())
                     break
-                for hook in hooks.after_local_step:
-                    hook()
+                if hooks.after_local_step:
+                    with torch.no_grad():
+                        for hook in hooks.after_local_step:
+                            hook()
                 taken += 1
         at.hooks = StepHooks()
         self.model.flat.adopt()
 
     def take(self, batch: Any) -> Any:
         """The batch that the client at work trains on in place of its own."""
-        if self._at is not None:
+        if self._at is not None and self._at.hooks.batch:
             with torch.no_grad():
                 for hook in self._at.hooks.batch:
                     batch = hook(batch)
