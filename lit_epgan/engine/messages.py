@@ -2,8 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, dataclass_transform
 
 import torch
@@ -15,6 +15,8 @@ AS = "/as/"  # in the name of an entry whose shape the server does not know
 SUMMED = "module/"  # counters and flags of the module: no change of parameters
 EXACT = 200_000  # numbers of an entry, up to which every client's is added in float64: it takes microseconds
 GROUP = 64  # clients whose larger entries are added in the report's own precision; these sums are added in float64
+MOST = 1e12  # records that a client may have
+REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 M = TypeVar("M", bound="Message")
 Kind = Literal["mean", "sum", "product", "stack", "records", "count"]
 
@@ -175,6 +177,43 @@ class Message:
 def parts(factor: type) -> list[str]:
     """Names of a factor's tensors."""
     return list(getattr(factor, "_fields", ())) or [each.name for each in fields(factor)]
+
+
+def fault(report: Report, kinds: Sequence[type[Message]], shapes: Mapping[str, torch.Size]) -> str | None:
+    """A clause on what of a report is not as its messages declare, from whoever it comes; None where all is.
+
+    Whether its numbers are finite is ``is_finite``'s.
+
+    Args:
+        report: of a client that no mechanism has changed.
+        kinds: the messages that are asked for.
+        shapes: by name, those that are known. An entry that no message declares has its name here.
+    """
+    declared: dict[str, str] = {"weight": "records"}
+    needed = set[str]()
+    for each in (f for kind in kinds for f in kind._kinds.values()):
+        what, product = each.metadata["kind"], each.metadata["factor"]
+        names = [f"{each.name}.{part}" for part in parts(product)] if what == "product" else [each.name]
+        declared |= dict.fromkeys(names, what)
+        needed |= set(names) if each.default is MISSING else set()
+    if missing := sorted(needed - report.keys()):
+        return f"it lacks {missing[0]!r}"
+    for name, term in report.items():
+        what = declared.get(name, "" if name in shapes else "unknown")
+        number = term.number if isinstance(term, Count) else term.weight if isinstance(term, Weighted) else 0.0
+        if what == "unknown":
+            return f"nothing asks for {name!r}"
+        if isinstance(term, Count):
+            wrong = what not in ("", "records", "count", "sum", "stack")
+        else:
+            wrong = what in ("records", "count") or tensor_of(term).dtype not in REAL
+        if wrong:
+            return f"{name!r} is a {'number' if isinstance(term, Count) else f'tensor of {tensor_of(term).dtype}'}"
+        if not 0 <= number <= MOST:
+            return f"{name!r} has the number {number:g}, and there are from 0 to {MOST:g} records"
+        if name in shapes and tensor_of(term).shape != shapes[name]:
+            return f"{name!r} has the shape {list(tensor_of(term).shape)}, not {list(shapes[name])}"
+    return None
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,20 @@ from lit_epgan.engine.collectives import all_reduce, gather_objects, rank, ranks
 from lit_epgan.engine.divergence import Causes, ReportNorms, largest_norm, overflowing
 from lit_epgan.engine.mechanisms import MASKS, NOISE, Mechanism, refuse_buffers, refuse_single_reports
 from lit_epgan.engine.messages import (
+    AS,
+    MOST,
     Aggregator,
     Combination,
     Report,
     Stack,
     Task,
     Total,
+    fault,
     is_finite,
     nbytes,
     norm,
     scalar,
+    tensor_of,
 )
 from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.private import Private, PrivateStates
@@ -224,6 +228,7 @@ class Round:
             )
         self.asked = [k for k in to if k % ranks() == rank() and k not in self.dropped]
         self._answers = (exchange.answer or federation.algorithm.Report, *exchange.beside)
+        self._shapes = self._known_shapes(exchange.training)
         named: dict[str, Aggregator] = {name: Stack() for kind in self._answers for name in kind.stacked()}
         named |= federation.tensors.combine() if exchange.training else {}
         if self._private:
@@ -232,6 +237,33 @@ class Round:
             refuse_single_reports(federation.algorithm, named, federation.aggregator, MASKS)
         aggregator = copy.deepcopy(federation.aggregator)
         self._combination = Combination(named, aggregator, federation.server.parameters.device)
+
+    def _known_shapes(self, training: bool) -> dict[str, torch.Size]:
+        """Of the entries that no message declares, and of the change of all parameters."""
+        federation, shapes = self._federation, dict[str, torch.Size]()
+        if self._answers[0] is Algorithm.Report:
+            shapes["change"] = federation.server.parameters.shape
+        if training:
+            shapes[WEIGHT] = torch.Size([1])
+            for name, tensor in federation.tensors.server.items():
+                shapes[PREFIX + name] = torch.Size([*tensor.shape, 2]) if tensor.is_complex() else tensor.shape
+            if federation.networks.server is not None:
+                shapes[NETWORKS] = federation.networks.server.shape
+        return shapes
+
+    def _fault(self, answer: Answer) -> str | None:
+        """What of an answer is not as it was asked for; nobody knows where a mechanism has changed it."""
+        if self._federation.mechanism is not None:
+            return None
+        if not 0 <= answer.steps <= MOST:
+            return f"it counts {answer.steps} steps"
+        report = {name: term for name, term in answer.report.items() if AS not in name}  # of a shape of their own
+        found = fault(report, self._answers, self._shapes)
+        if found is None:
+            stacked = {name for kind in self._answers for name in kind.stacked()}
+            for name in report.keys() - self._shapes.keys() - stacked:
+                self._shapes[name] = tensor_of(report[name]).shape  # which the others' must have, too
+        return found
 
     def _end(self) -> None:
         """Nobody takes part: nothing is learnt."""
@@ -271,7 +303,9 @@ class Round:
         return client, self.exchange.training or self.exchange.question
 
     def receive(self, client: int, answer: Answer, look: Callable[[], str | None] = lambda: None) -> None:
-        """Take in a client's answer; one that is not finite is left out, with a warning that names the client.
+        """Take in a client's answer; one that is not finite, or not as its message declares, is left out.
+
+        A warning names the client.
 
         Args:
             client: its index.
@@ -279,6 +313,11 @@ class Round:
             look: looks for the cause in the client's data, where they are at hand.
         """
         federation, name = self._federation, self._federation.names[client]
+        if (wrong := self._fault(answer)) is not None:
+            federation.private.forget(name, answer.private)
+            self.dropped.append(client)
+            warnings.warn(f"round {self.number}: the answer of client {name!r} is left out: {wrong}", stacklevel=2)
+            return
         self._worked.add(client)
         self._budget["steps"] += answer.steps
         self._budget["bytes_up"] += nbytes(answer.report)
