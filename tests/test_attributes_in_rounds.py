@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.callbacks import RoundCheckpoint
+from lit_epgan.federated import FedAvg
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop
@@ -154,3 +155,19 @@ def test_the_order_of_clients_does_not_matter(sizes: tuple[int, ...]) -> None:
     first = [i + 1 for n in per_client for i in range(n)]
     second = [n + i + 1 for n in per_client for i in range(n)]
     assert seen == first + second
+
+
+class TrainsAtTheServer(FedAvg):
+    """Takes a step at the server after each merge."""
+
+    def merge(self, server: Any, report: Any) -> None:
+        super().merge(server, report)
+        assert server.train is not None
+        server.train(iter([[torch.ones(8, 3, dtype=torch.float64), torch.ones(8, 1, dtype=torch.float64)]]))
+
+
+def test_what_training_at_the_server_gathers_is_not_the_clients() -> None:
+    steps = sum(-(-n // 8) for n in SIZES)
+    module = Gathering()
+    fit(module, federation(), rounds=3, algorithm=TrainsAtTheServer())
+    assert module.epochs == [(steps, steps, sum(SIZES))] * 3
