@@ -63,12 +63,6 @@ class ClippedGradients:
             scale = (self.bound / norms).clamp(max=1.0).nan_to_num(0.0)
             return self._weighted_sum(gradients, scale, clean)
 
-    @torch.no_grad()
-    def of_each(self, batch: Any) -> Tensor:
-        """The gradients (records, d) of every record, which are finite, as they are."""
-        gradients, weights = self._of_each(batch), torch.eye(rows(batch), dtype=torch.float64)
-        return torch.stack([self._weighted_sum(gradients, each, clean=True) for each in weights])
-
     def parts(self, flat: Tensor) -> list[Tensor]:
         """Views (*shape) of a flat vector (d,), in step with ``parameters``."""
         parts = zip(flat.split(self._sizes, -1), self.parameters, strict=True)
