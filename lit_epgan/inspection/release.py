@@ -11,14 +11,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.bayes import (
-    LowFrequencies,
-    PublicDirections,
-    RandomFourierFeatures,
-    feature_map,
-    herd,
-    median_distance,
-)
+from lit_epgan.bayes import LowFrequencies, PublicDirections, RandomFourierFeatures, feature_map, herd, median_distance
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.user_records import Records
 from lit_epgan.randomness import generator_for

@@ -43,11 +43,7 @@ class EmbeddingOnServer(Algorithm):
     """
 
     def __init__(
-        self,
-        server_steps: int = 200,
-        batch_size: int = 32,
-        inner: Algorithm | None = None,
-        **release: Any,
+        self, server_steps: int = 200, batch_size: int = 32, inner: Algorithm | None = None, **release: Any
     ) -> None:
         name = type(self).__name__
         if inner is not None:

@@ -8,18 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.bounds import at_least, within
-from lit_epgan.engine import (
-    Algorithm,
-    Around,
-    Broadcast,
-    Client,
-    Exchange,
-    Message,
-    Rounds,
-    Server,
-    merged,
-    passing,
-)
+from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, merged, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
 from lit_epgan.networks.modes import evaluating
