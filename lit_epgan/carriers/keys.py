@@ -63,11 +63,8 @@ class Identity:
 
     @classmethod
     def of_folder(cls, folder: Path, name: str) -> "Identity":
-        """The identity in the files ``client.crt``, ``client.key`` and ``rootCA.pem`` of a folder.
-
-        Raises:
-            UserError: one is missing or cannot be read, or the certificate is another institution's.
-        """
+        """The identity in the files ``client.crt``, ``client.key`` and ``rootCA.pem`` of a folder. UserError: one is
+        missing or cannot be read, or the certificate is another institution's."""
         try:
             found = cls(*((folder / file).read_bytes() for file in FILES))
         except (OSError, ValueError, TypeError) as error:
@@ -87,10 +84,7 @@ class Identity:
 
     def check(self, name: str, message: bytes, signature: bytes, pem: bytes) -> None:
         """Whether the institution of this name has signed a message, by the certificate that stands in ``pem``.
-
-        Raises:
-            ValueError: it has not; why.
-        """
+        ValueError: it has not; why."""
         if not pem:
             raise ValueError("it is not signed")
         certificate = x509.load_pem_x509_certificate(pem)
