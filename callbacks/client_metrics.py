@@ -54,7 +54,6 @@ class ClientCopies:
         return {c.name: [own for own, _ in c.pairs()] for c in given}
 
     def reset(self) -> None:
-        """Another client begins."""
         for each in self._copies:
             each.copy.reset()
 
@@ -133,9 +132,7 @@ class PersonalLayers(Protocol):
         """Give the module a client's personal layers."""
         ...
 
-    def load_server(self) -> None:
-        """Make the module the server's again."""
-        ...
+    def load_server(self) -> None: ...
 
 
 class ClientMetrics(Callback):

@@ -199,7 +199,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """The vector's length."""
         return self.groups * (1 + self.statistics + self.embedding)
 
     @property
@@ -253,7 +252,6 @@ class Group:
     sd_totals: float
 
     def users(self, q: float) -> Interval:
-        """The number of users."""
         return Interval(self.count, self.count - q * self.sd_count, self.count + q * self.sd_count)
 
     def mean(self, statistic: int, q: float) -> Interval:

@@ -277,7 +277,6 @@ class JoinedShare:
 
     @property
     def percent(self) -> str:
-        """The share with its interval."""
         share, low, high = (f"{100 * value:.0f}" for value in (self.share, self.low, self.high))
         return f"{share} % ({100 * self.level:.4g} %: {low} to {high} %)"
 

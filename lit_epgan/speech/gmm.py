@@ -100,7 +100,6 @@ class Mixtures:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> "Mixtures":
-        """What ``state`` was taken of."""
         dimension = state["means"].shape[1]
         mixtures = cls(np.zeros(dimension), np.ones(dimension))
         mixtures.model = speech_package("kaldi_hmm_gmm").AmDiagGmm()
@@ -122,7 +121,6 @@ class Mixtures:
 
     @property
     def gaussians(self) -> int:
-        """Their number in all mixtures together."""
         return int(self.model.num_gauss)
 
     def statistics(

@@ -100,7 +100,6 @@ class FedNP(Algorithm):
         return nn.ModuleDict({"tilt": self.tilt, "network": self.network})
 
     def network_optimizer(self, networks: nn.ModuleDict) -> Optimizer:
-        """Adam at the rate ``lr``."""
         return torch.optim.Adam(networks.parameters(), lr=self.lr)
 
     def start(self, server: Server) -> None:

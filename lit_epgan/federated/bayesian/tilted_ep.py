@@ -112,7 +112,6 @@ class TiltedExpectationPropagation(Algorithm):
         return nn.ModuleDict({"tilt": self.tilt})
 
     def network_optimizer(self, networks: nn.ModuleDict) -> Optimizer:
-        """Adam at the rate ``lr``."""
         return torch.optim.Adam(networks.parameters(), lr=self.lr)
 
     def start(self, server: Server) -> None:

@@ -36,7 +36,6 @@ class SiteTensors:
         return torch.cat([t.flatten() for t in self._tensors()])
 
     def load(self, site: Tensor) -> None:
-        """Make the module hold a site."""
         start = 0
         for tensor in self._tensors():
             tensor.copy_(site[start : start + tensor.numel()].view_as(tensor))
@@ -225,7 +224,6 @@ class GeneratorSites(Around):
 
 
 def known_sites(server: Server) -> list[int]:
-    """Clients whose site the server has."""
     return [k for k in range(server.clients) if f"{SITE}{k}" in server.state]
 
 
