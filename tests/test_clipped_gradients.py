@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.batches import mapped, rows, stand_in, stands_in
-from lit_epgan.privacy.clipped_gradients import ClippedGradients
-from lit_epgan.privacy.noisy_steps import refuse_layers_that_mix
+from lit_epgan.privacy.noisy_steps import ClippedGradients, refuse_layers_that_mix
 from tests.test_linear_layers import of_each
 
 

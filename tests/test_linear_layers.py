@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_epgan.privacy.clipped_gradients import ClippedGradients
 from lit_epgan.privacy.linear_layers import LinearLayers
+from lit_epgan.privacy.noisy_steps import ClippedGradients
 from lit_epgan.privacy.record_gradients import OuterProducts, Written
 from lit_epgan.privacy.record_losses import row_by_row
 

@@ -19,7 +19,7 @@ from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.objectives import gradient_penalty, r1_penalty, scores_and_slopes, squared_gradient_norms
 from lit_epgan.privacy import RecordNoise
-from lit_epgan.privacy.clipped_gradients import ClippedGradients
+from lit_epgan.privacy.noisy_steps import ClippedGradients
 from tests.federations import fit
 from tests.gans import bayesian_gan, gan
 from tests.test_linear_layers import of_each

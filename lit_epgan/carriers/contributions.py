@@ -34,11 +34,8 @@ class Contribution:
 
 
 class Contributions:
-    """A CSV file with a row for each client and round.
-
-    Args:
-        path: the file; a run that goes on after a stop goes on there, and rounds that it repeats are written anew.
-    """
+    """A CSV file with a row for each client and round. A run that goes on after a stop goes on there, and rounds that
+    it repeats are written anew."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._begun = path, False

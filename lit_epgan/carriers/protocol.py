@@ -84,14 +84,7 @@ class Endpoint:
             _here.reset(before)
 
     def called(self, seconds: float = 0.0) -> Connection:
-        """An institution's link.
-
-        Args:
-            seconds: for which nobody may be listening yet.
-
-        Raises:
-            OSError: nobody is.
-        """
+        """An institution's link. Nobody may be listening yet, for so many ``seconds``; OSError: nobody is then."""
         if self.carrier is not None:
             return self.carrier
         end = time.monotonic() + seconds

@@ -28,11 +28,7 @@ T = TypeVar("T")
 
 
 def agreed(settings: Mapping[str, str]) -> dict[str, str]:
-    """Of each setting that must be alike a digest, so that nothing of a value is told.
-
-    Args:
-        settings: by the keys that a user types, the values as texts.
-    """
+    """Of each setting that must be alike, by the key that a user types, a digest of its text: no value is told."""
     return {
         key: hashlib.sha256(value.encode()).hexdigest()[:DIGITS]
         for key, value in settings.items()
