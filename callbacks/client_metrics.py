@@ -128,9 +128,7 @@ class PersonalLayers(Protocol):
         """Let every rank know all clients' personal layers."""
         ...
 
-    def load_personal(self, client: int) -> None:
-        """Give the module a client's personal layers."""
-        ...
+    def load_personal(self, client: int) -> None: ...
 
     def load_server(self) -> None: ...
 
@@ -201,13 +199,7 @@ class ClientMetrics(Callback):
             self._federation.load_personal(self._client)
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
         marks = self._marks(trainer)
         if not marks:

@@ -167,7 +167,6 @@ class SpeechDataModule(FederatedDataModule):
 
     @property
     def prepared(self) -> Prepared:
-        """The corpus, its alignments and what decodes it."""
         return self._prepared or self._prepare()
 
     @property

@@ -103,7 +103,6 @@ class FederatedGenerator(ABC):
         return module.configure_optimizers()
 
     def numbers(self) -> int:
-        """How many numbers a report has."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @abstractmethod

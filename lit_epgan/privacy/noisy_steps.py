@@ -99,7 +99,6 @@ class ClippedGradients:
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """One vector (d,)."""
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
@@ -272,7 +271,6 @@ class NoisySteps:
         return self._stand_in
 
     def __exit__(self, *_: Any) -> None:
-        """The module has its own loss again."""
         self._records = None
         module = self.module
         if not self._automatic:

@@ -160,11 +160,8 @@ class Mixtures:
 
             weight = n_g / sum n,   mean = first / n_g,   variance = second / n_g - mean^2, at least .001
 
-        A Gaussian of fewer than ``LEAST_OCCUPANCY`` frames keeps its mean and variance.
-
-        Args:
-            statistics: their sum.
-            gaussians: wanted in all mixtures together; without it there are as many as before.
+        A Gaussian of fewer than ``LEAST_OCCUPANCY`` frames keeps its mean and variance. ``statistics`` are their sum,
+        ``gaussians`` how many are wanted in all mixtures together; without it there are as many as before.
         """
         row, occupancy = 0, []
         for j in range(PDFS):

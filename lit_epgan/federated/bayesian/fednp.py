@@ -107,7 +107,6 @@ class FedNP(Algorithm):
         return torch.optim.Adam(networks.parameters(), lr=self.lr)
 
     def start(self, server: Server) -> None:
-        """q(z) = N(0, I)."""
         ones = torch.ones(self.latent, dtype=torch.float64, device=server.parameters.device)
         server.state |= tensors_of(GaussianFactor(ones, torch.zeros_like(ones)), Q) | server.state
 
@@ -123,7 +122,6 @@ class FedNP(Algorithm):
         return mu, sigma_squared
 
     def broadcast(self, server: Server) -> Broadcast:
-        """w and q(z)."""
         return {"parameters": server.parameters, **tensors_of(self.posterior(server), Q)}
 
     def train(self, client: Client, sent: Broadcast) -> "FedNP.Report":
