@@ -54,7 +54,6 @@ class ClientCopies:
         return {c.name: [own for own, _ in c.pairs()] for c in given}
 
     def reset(self) -> None:
-        """Another client begins."""
         for each in self._copies:
             each.copy.reset()
 
@@ -129,13 +128,9 @@ class PersonalLayers(Protocol):
         """Let every rank know all clients' personal layers."""
         ...
 
-    def load_personal(self, client: int) -> None:
-        """Give the module a client's personal layers."""
-        ...
+    def load_personal(self, client: int) -> None: ...
 
-    def load_server(self) -> None:
-        """Make the module the server's again."""
-        ...
+    def load_server(self) -> None: ...
 
 
 class ClientMetrics(Callback):
@@ -204,13 +199,7 @@ class ClientMetrics(Callback):
             self._federation.load_personal(self._client)
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
         marks = self._marks(trainer)
         if not marks:

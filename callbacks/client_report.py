@@ -38,7 +38,6 @@ class ClientReport(Callback):
             self._report(trainer, "validate")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report a ``test``."""
         self._report(trainer, "test")
 
     @staticmethod

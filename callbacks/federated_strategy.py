@@ -87,7 +87,6 @@ class FederatedStrategy(DDPStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Make the strategy known by the name ``federated``."""
         strategy_registry.register("federated", cls, description="each rank trains its own clients of the round")
 
 

@@ -73,15 +73,7 @@ class PersonalMetrics(Callback):
         _put(pl_module, own)
 
     @torch.no_grad()
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         _put(pl_module, self._server)
         self._server = {}
 

@@ -52,13 +52,7 @@ class PredictionWriter(OneWriter):
     """
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any, **kwargs: Any
     ) -> None:
         known = _origin(getattr(trainer, "datamodule", None))
         columns = {name: column.tolist() for name, column in _columns(outputs, pl_module).items()}
@@ -134,13 +128,7 @@ class SampleWriter(OneWriter):
         self.images, self.samples = images, samples
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any, **kwargs: Any
     ) -> None:
         self.collected.append(outputs.detach().float().cpu())
 

@@ -36,7 +36,6 @@ class RoundCheckpoint(ModelCheckpoint):
         seal_checkpoints(trainer)
 
     def folder(self, trainer: Trainer) -> Path:
-        """Where the checkpoints are."""
         return Path(self.dirpath or os.path.join(trainer.default_root_dir, "checkpoints"))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

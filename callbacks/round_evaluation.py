@@ -66,12 +66,7 @@ def sample_sets(trainer: Trainer, pl_module: LightningModule, n: int, purpose: s
 
 
 def sample_parts(
-    trainer: Trainer,
-    pl_module: LightningModule,
-    n: int,
-    purpose: str,
-    each_generator: bool = False,
-    size: int = 2500,
+    trainer: Trainer, pl_module: LightningModule, n: int, purpose: str, each_generator: bool = False, size: int = 2500
 ) -> Iterator[dict[str, Tensor]]:
     """``sample_sets`` in parts of at most ``size`` samples, n in all.
 

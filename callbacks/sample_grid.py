@@ -42,7 +42,6 @@ class SampleGrid(RoundEvaluation):
         self.rows, self.columns, self.by_class = rows, columns, by_class
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw and publish one grid for each sample set."""
         candidates = self.rows * self.columns * (CANDIDATES if self.by_class else 1)
         sets = sample_sets(trainer, pl_module, candidates, "sample grid")
         if hasattr(pl_module, "sample_each") and not self.by_class:

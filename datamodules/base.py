@@ -250,7 +250,6 @@ class FederatedDataModule(LightningDataModule):
         return self._held_out(self.data.val)
 
     def test_dataloader(self) -> Any:
-        """As ``val_dataloader``, of the test data."""
         return self._held_out(self.data.test)
 
     def predict_dataloader(self) -> Any:

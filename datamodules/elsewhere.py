@@ -57,11 +57,9 @@ class Elsewhere(FederatedDataModule):
             self.held_out.setup(stage)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> Any:
-        """The held-out validation data; [] without any."""
         return self._own("val_dataloader")
 
     def test_dataloader(self) -> Any:
-        """The held-out test data; [] without any."""
         return self._own("test_dataloader")
 
     def _own(self, name: str) -> Any:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_epgan.bounds import at_least
+from lit_epgan.bounds import above, at_least, within
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset, batch_fetcher
 from lit_epgan.errors import UserError
@@ -51,8 +51,7 @@ class Hardship:
 
     def _check(self, data: ClientData) -> None:
         at_least(1, "data.hardship", most_records=self.most_records)
-        if self.size_power is not None and not self.size_power > 0:
-            raise UserError(f"data.hardship.size_power is {self.size_power}; it must be above 0")
+        above(0, "data.hardship", size_power=self.size_power)
         unknown = [name for name in self.wrong_labels if name not in data.train]
         if unknown:
             raise UserError(
@@ -60,9 +59,7 @@ class Hardship:
             )
         if self.wrong_labels and not data.labels:
             raise UserError("data.hardship.wrong_labels needs data whose labels are classes, and these have none")
-        for name, share in self.wrong_labels.items():
-            if not 0 <= share <= 1:
-                raise UserError(f"data.hardship.wrong_labels of {name} is {share}; it is a share in [0, 1]")
+        within("[0, 1]", "data.hardship.wrong_labels", **self.wrong_labels)
 
     def _kept(self, n: int, rank: int, generator: torch.Generator) -> Tensor:
         """The rows (m,) that stay, in their order."""

@@ -23,12 +23,7 @@ DIRICHLET_DRAWS = 1000
 
 
 def partition(
-    labels: Tensor,
-    kind: str,
-    clients: int,
-    generator: torch.Generator,
-    beta: float = 0.5,
-    groups: Tensor | None = None,
+    labels: Tensor, kind: str, clients: int, generator: torch.Generator, beta: float = 0.5, groups: Tensor | None = None
 ) -> list[Tensor]:
     """Deal records to clients.
 

@@ -28,9 +28,7 @@ class Rounds(Protocol):
         """The round's number, from 0."""
         ...
 
-    def cohort(self, round_: int) -> list[int]:
-        """The round's clients."""
-        ...
+    def cohort(self, round_: int) -> list[int]: ...
 
     def raw_batches(self, client: int, round_: int) -> Iterator[Any]:
         """A client's batches of a round, as its data set gives them."""

@@ -167,7 +167,6 @@ class SpeechDataModule(FederatedDataModule):
 
     @property
     def prepared(self) -> Prepared:
-        """The corpus, its alignments and what decodes it."""
         return self._prepared or self._prepare()
 
     @property
@@ -210,13 +209,7 @@ class SpeechDataModule(FederatedDataModule):
         if self.chime5 is not None:
             return chime5(Path(self.chime5).expanduser())
         plans = plan_sessions(
-            self.sessions,
-            self.minutes,
-            self.words,
-            self.heterogeneity,
-            self.imbalance,
-            self.speakers,
-            self.corpus_seed,
+            self.sessions, self.minutes, self.words, self.heterogeneity, self.imbalance, self.speakers, self.corpus_seed
         )
         return embedded(plans, self.stages, self.grammar, self.workers, self.corpus_seed)
 

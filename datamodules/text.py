@@ -112,7 +112,6 @@ class TextDataModule(FederatedDataModule):
         self.sentences: dict[str, list[Sentence]] = {}
 
     def users(self) -> Mapping[str, Sequence[Sentence]]:
-        """Every user's sentences, by name."""
         raise NotImplementedError
 
     def load(self) -> ClientData:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.side_by_side import markdown, options, publish
+from evidence.correlated_noise import toeplitz
 from evidence.one_run_audit import lower_bound
 from lit_epgan.engine import Everyone, InTurn, PlainFederation, Sampler
 from lit_epgan.federated import FedAvg
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise
-from lit_epgan.privacy.correlated import banded, toeplitz
+from lit_epgan.privacy.correlated import banded
 
 BOUND, DELTA = 0.5, 1e-5
 

@@ -13,7 +13,7 @@ from benchmarks.side_by_side import markdown, options, publish
 from lit_epgan.engine import Everyone, InTurn, Plan
 from lit_epgan.engine.messages import Combination
 from lit_epgan.privacy import CorrelatedNoise
-from lit_epgan.privacy.correlated import banded, prefix_deviations, sensitivity, square_root, toeplitz
+from lit_epgan.privacy.correlated import banded, prefix_deviations, sensitivity, square_root
 
 
 def tree(rounds: int) -> Tensor:
@@ -61,6 +61,15 @@ def cells(moved: float, deviations: Tensor, groups: int) -> list[str]:
 def least(rounds: int, groups: int) -> Tensor:
     """What no factorisation falls below (rounds,): how often a client has taken part by then."""
     return torch.ceil(torch.arange(1, rounds + 1, dtype=torch.float64) / groups)
+
+
+def toeplitz(coefficients: Tensor, rounds: int) -> Tensor:
+    """The matrix C (rounds, rounds) of coefficients (bands,)."""
+    column = torch.zeros(rounds, dtype=torch.float64)
+    kept = min(rounds, len(coefficients))
+    column[:kept] = coefficients[:kept]
+    apart = torch.arange(rounds)[:, None] - torch.arange(rounds)
+    return column[apart.clamp(min=0)] * (apart >= 0)
 
 
 def table(rounds: int, groups: int, seed: int) -> str:

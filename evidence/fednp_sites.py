@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.side_by_side import interleaved, markdown, options, publish
 from evidence.tilted_moments import BOUND, reference
-from lit_epgan.bayes import GaussianFactor, Sites, tilted_moments, tilted_moments_quadrature
+from lit_epgan.bayes import GaussianFactor, tilted_moments, tilted_moments_quadrature
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.engine import Algorithm
@@ -29,6 +29,46 @@ POINTS = {100: "639", 1_000: "650", 10_000: "721"}  # and the paper's millisecon
 TOGETHER = 100  # rounds of the fast methods in one turn
 CLOSED = "closed form, 3 terms"
 QUADRATURE = "quadrature, 100 points"
+
+
+class Sites:
+    """q = p0 prod_k g_k with a site for every client, one stacked pair of tensors (K, ...); they begin uniform, so q
+    begins as p0 (...)."""
+
+    def __init__(self, prior: GaussianFactor, clients: int) -> None:
+        self.clients, self.posterior = clients, prior
+        self.factors = GaussianFactor.uniform(torch.stack([prior.precision] * clients))
+
+    def site(self, k: int) -> GaussianFactor:
+        """g_k."""
+        return GaussianFactor(self.factors.precision[k], self.factors.precision_mean[k])
+
+    def cavity(self, k: int) -> GaussianFactor:
+        """q / g_k."""
+        return self.posterior / self.site(k)
+
+    @property
+    def cavities(self) -> GaussianFactor:
+        """All clients' cavities (K, ...)."""
+        return self.posterior / self.factors
+
+    def update(self, k: int, tilted: GaussianFactor, damping: float = 1.0) -> None:
+        """Put client k's new site into q."""
+        step = self._step(tilted, damping)
+        self.posterior = self.posterior * step
+        self.factors.precision[k] += step.precision
+        self.factors.precision_mean[k] += step.precision_mean
+
+    def update_all(self, tilted: GaussianFactor, damping: float = 1.0) -> None:
+        """Parallel EP: all clients' tilted distributions (K, ...), formed with the same q, at once."""
+        step = self._step(tilted, damping)
+        self.posterior = self.posterior * GaussianFactor(step.precision.sum(0), step.precision_mean.sum(0))
+        self.factors = self.factors * step
+
+    def _step(self, tilted: GaussianFactor, damping: float) -> GaussianFactor:
+        """(tilted / q)^d."""
+        whole = tilted / self.posterior
+        return whole if damping == 1 else whole**damping
 
 
 def slopes(clients: int) -> Tensor:

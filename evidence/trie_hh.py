@@ -1,6 +1,7 @@
 """TrieHH: words that many users hold, letter by letter, by votes of drawn users and without noise."""
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +10,17 @@ from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Releases
 from lit_epgan.privacy.ledger import EVERYONE
 from lit_epgan.privacy.queries import Queries
+from lit_epgan.randomness import derive_seed
 
 END = "\0"  # what ends a word in the trie
 FEWEST_VOTES = 4  # for which the theorem holds
+
+
+def drawing(queries: Queries, what: str, group: str = EVERYONE) -> random.Random:
+    """What draws users for an answer."""
+    if queries.noise_seed is None:
+        return random.SystemRandom()
+    return random.Random(derive_seed(*queries._stream(what, group)))
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ class TrieHH:
         """
         if len(users) != self.users:
             raise UserError(f"{what}: TrieHH was made for {self.users} users, and these are {len(users)}")
-        chance = queries.chance(what, group)
+        chance = drawing(queries, what, group)
         trie = {""}
         with queries.account(self.releases, what, group) as release:
             release()

@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from lit_epgan.errors import UserError
 
 
-def at_least(least: float, owner: object, **values: float | None) -> None:
+def at_least(least: float, owner: object, /, **values: float | None) -> None:
     """Refuse arguments below a bound."""
     for name, value in values.items():
         if value is not None and not value >= least:
             raise _refusal(owner, name, value, f"be at least {least}")
 
 
-def above(bound: float, owner: object, **values: float | None) -> None:
+def above(bound: float, owner: object, /, **values: float | None) -> None:
     """Refuse arguments that are not above a bound."""
     for name, value in values.items():
         if value is not None and not value > bound:
             raise _refusal(owner, name, value, f"be above {bound}")
 
 
-def within(interval: str, owner: object, **values: float | None) -> None:
+def within(interval: str, owner: object, /, **values: float | None) -> None:
     """Refuse arguments outside of an interval such as ``[0, 1)``, whose ends belong to it where its brackets say so."""
     low, high = map(float, interval[1:-1].split(","))
     for name, value in values.items():
@@ -35,7 +35,7 @@ def within(interval: str, owner: object, **values: float | None) -> None:
             raise _refusal(owner, name, value, first if high == math.inf else f"lie in {interval}")
 
 
-def one_of(choices: Sequence[str], owner: object, **values: str) -> None:
+def one_of(choices: Sequence[str], owner: object, /, **values: str) -> None:
     """Refuse arguments that are none of the choices."""
     for name, value in values.items():
         if value not in choices:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.batches import mapped, rows, stand_in, stands_in
-from lit_epgan.privacy.clipped_gradients import ClippedGradients
-from lit_epgan.privacy.noisy_steps import refuse_layers_that_mix
+from lit_epgan.privacy.noisy_steps import ClippedGradients, refuse_layers_that_mix
+from tests.test_linear_layers import of_each
 
 
 def convolutional() -> nn.Module:
@@ -133,7 +133,7 @@ def test_every_record_has_a_dropout_of_its_own_and_frozen_parameters_have_none()
     network = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 1))
     network[0].bias.requires_grad_(False)
     gradients = ClippedGradients(network, lambda batch: network(batch).mean(), 1.0)
-    first = gradients.parts(gradients.of_each(torch.ones(2, 4)))
+    first = gradients.parts(of_each(gradients, torch.ones(2, 4)))
     assert len(first) == len(gradients.parameters) == 3
     assert not torch.equal(first[1][0], first[1][1])
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from evidence.correlated_noise import toeplitz
 from lit_epgan.engine import Everyone, FixedSize, InTurn, Poisson
 from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.mechanisms import Plan
@@ -19,14 +20,7 @@ from lit_epgan.engine.samplers import Chains, Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, Ledger, Releases, spent
-from lit_epgan.privacy.correlated import (
-    BackSubstitution,
-    banded,
-    prefix_deviations,
-    sensitivity,
-    square_root,
-    toeplitz,
-)
+from lit_epgan.privacy.correlated import BackSubstitution, banded, prefix_deviations, sensitivity, square_root
 from lit_epgan.privacy.ledger import Account
 from tests.federations import federation, fit
 from tests.modules import Regression

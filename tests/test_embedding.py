@@ -26,10 +26,10 @@ from lit_epgan.bayes import (
     project_to_simplex,
 )
 from lit_epgan.bayes.codes import cosine_basis
+from lit_epgan.callbacks.toy_metrics import density_error, grid, mode_coverage
 from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.metrics import feature_extractor
-from lit_epgan.metrics.toy_scores import density_error, grid, mode_coverage
 from lit_epgan.randomness import generator_for
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 from torch.special import log_ndtr
 
-from lit_epgan.bayes import FullGaussianFactor, GaussianFactor, ImproperFactorError, Sites, damped
+from evidence.fednp_sites import Sites
+from lit_epgan.bayes import FullGaussianFactor, GaussianFactor, ImproperFactorError, damped
 from tests.tied_sites import TiedSites, sweep
 
 GRID = torch.linspace(-24, 24, 24_001, dtype=torch.float64)

@@ -9,7 +9,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from lit_epgan.bayes import SGHMC, GaussianFactor, Sites
+from evidence.fednp_sites import Sites
+from lit_epgan.bayes import SGHMC, GaussianFactor
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError

@@ -9,7 +9,6 @@ from scipy.stats import binom, norm
 
 from lit_epgan.errors import UserError
 from lit_epgan.privacy import HeavyHitters, Ledger, Queries, spent
-from lit_epgan.privacy.heavy_hitters import private_vocabulary
 
 
 def queries(folder: Path, **settings: Any) -> Queries:
@@ -79,14 +78,6 @@ def test_a_user_gives_its_first_different_words_with_a_joint_norm_of_one(tmp_pat
     assert list(found) == ["a", "b"]
     assert found["a"] == pytest.approx(9 / math.sqrt(2) + 2, abs=1e-4)
     assert found["b"] == pytest.approx(9 / math.sqrt(2), abs=1e-4)
-
-
-def test_a_vocabulary_is_the_most_frequent_of_what_is_shown(tmp_path: Path) -> None:
-    users = [["the", "of", "rare"]] * 8 + [["the", "of"]] * 3 + [["the"]] * 5
-    asked = queries(tmp_path)
-    assert private_vocabulary(HeavyHitters(3, 1e-3, 1e-3), asked, users, 2, "half") == ("the", "of")
-    (account,) = asked.ledger.read().accounts.values()
-    assert (account.what, account.group) == ("a vocabulary of 2 words", "half")
 
 
 def test_the_ledger_has_the_delta_of_the_selection_and_refuses_before_anything_is_read(tmp_path: Path) -> None:

@@ -314,8 +314,8 @@ def test_noise_counts_over_all_rounds(tmp_path: Any) -> None:
     ("options", "words"),
     [
         ({"rounds": 0}, "at least 1"),
-        ({"longest": 0}, "generator.longest and generator.listed"),
-        ({"listed": 0}, "generator.longest and generator.listed"),
+        ({"longest": 0}, "must be at least 1"),
+        ({"listed": 0}, "must be at least 1"),
         ({"batch_size": 0}, "generator.batch_size"),
         ({"bound": 0.0}, "bound is 0"),
         ({"momentum": 1.0}, "momentum is 1"),

@@ -201,8 +201,8 @@ def test_without_the_fault_the_page_is_quiet(folder, capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--view.words", "0"], "view.words and view.listed are at least 1"),
-        (["--view.tolerance", "1"], "view.tolerance from 0 to below 1"),
+        (["--view.words", "0"], "view.words is 0; it must be at least 1"),
+        (["--view.tolerance", "1"], "view.tolerance is 1.0; it must lie in"),
         (["--selection.first", "-1"], "selection.first is -1"),
         (["--price.budget", "1"], "allows epsilon 1 "),
         (["--view", "lit_epgan.inspection.ImageView"], "the view shows images"),

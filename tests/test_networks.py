@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from lit_epgan.errors import UserError
+from lit_epgan.federated.bayesian.fednp import GaussianLinear, GaussianSigmoid, NaturalParameterNetwork
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.average import ParameterAverage, frozen_copy, recompute_batch_norm
 from lit_epgan.networks.ensembles import (
@@ -19,7 +20,6 @@ from lit_epgan.networks.ensembles import (
     disjoint_names,
     with_batch_statistics,
 )
-from lit_epgan.networks.natural_parameter import GaussianLinear, GaussianSigmoid, NaturalParameterNetwork
 
 
 def count(module: nn.Module) -> int:

@@ -303,7 +303,7 @@ def test_a_wrong_label_is_any_other_with_the_same_probability() -> None:
         (Hardship(most_records=0), "most_records is 0; it must be at least 1"),
         (Hardship(size_power=0.0), "size_power is 0.0; it must be above 0"),
         (Hardship(wrong_labels={"ward": 0.5}), "wrong_labels names ward, but the clients are client-0"),
-        (Hardship(wrong_labels={"client-1": 1.5}), "wrong_labels of client-1 is 1.5; it is a share"),
+        (Hardship(wrong_labels={"client-1": 1.5}), "wrong_labels.client-1 is 1.5; it must lie in"),
     ],
 )
 def test_settings_out_of_their_range_are_refused(hardship: Hardship, said: str) -> None:

@@ -19,9 +19,10 @@ from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.objectives import gradient_penalty, r1_penalty, scores_and_slopes, squared_gradient_norms
 from lit_epgan.privacy import RecordNoise
-from lit_epgan.privacy.clipped_gradients import ClippedGradients
+from lit_epgan.privacy.noisy_steps import ClippedGradients
 from tests.federations import fit
 from tests.gans import bayesian_gan, gan
+from tests.test_linear_layers import of_each
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,7 @@ def test_gradients_of_penalties_are_each_records_own(penalty: str) -> None:
         return ((squared_gradient_norms(discriminator(at), at) + 1e-12).sqrt() - 1).square().mean()
 
     gradients = ClippedGradients(discriminator, by_records, 1.0)
-    found = gradients.parts(gradients.of_each(x))
+    found = gradients.parts(of_each(gradients, x))
     for k in range(5):
         expected = torch.autograd.grad(plainly(x[k : k + 1]), parameters, allow_unused=True)
         for each, wanted in zip(found, expected, strict=True):

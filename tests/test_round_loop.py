@@ -16,7 +16,6 @@ from lit_epgan.fit.loop import (
     RoundLoop,
     between_rounds,
     forget_earlier,
-    forward_value,
     logged_step,
     loops_state,
     own_attributes,
@@ -155,7 +154,7 @@ def test_a_logged_metrics_last_value_can_be_read() -> None:
     values: list[float] = []
 
     def read(trainer: Trainer, module: LightningModule) -> None:
-        values.extend(float(forward_value(r)) for r in result_metrics(trainer) if r.meta.name == "mean")
+        values.extend(float(r._forward_cache) for r in result_metrics(trainer) if r.meta.name == "mean")
 
     fit(Measuring(), At(batch=read))
     assert values == [0.0, 1.0, 2.0]

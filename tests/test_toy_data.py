@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
+from lit_epgan.callbacks.toy_metrics import axis, d_mse, density_error, grid, kernel_density, mode_coverage, unit_range
 from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.datamodules.toy import GaussianMixture2d, ToyDataModule
 from lit_epgan.datamodules.writers import by_hand
 from lit_epgan.errors import UserError
-from lit_epgan.metrics.toy_scores import axis, d_mse, density_error, grid, kernel_density, mode_coverage, unit_range
 
 
 def loaded(**options: Any) -> ToyDataModule:

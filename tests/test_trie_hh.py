@@ -84,7 +84,7 @@ def test_each_round_draws_anew_and_a_prefix_joins_after_the_one_before_it(
     held = [["b", "ad"]] * 5 + [["bc"]] * 4 + [[]] * 5
     monkeypatch.setattr(TrieHH, "releases", Releases(math.inf, epsilon=1.0))  # of such numbers there is no guarantee
     rounds = ([*range(1, 8), *range(9, 14)], range(12), range(12))
-    monkeypatch.setattr(Queries, "chance", lambda self, what, group: Scripted(*rounds))
+    monkeypatch.setattr("evidence.trie_hh.drawing", lambda queries, what, group: Scripted(*rounds))
     users = [lambda own=own: own for own in held]  # type: ignore[misc]
     assert trie.find(queries(tmp_path), users, "words") == ["ad"]
     rounds = (range(12), range(2, 14), range(2, 14))

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from lit_epgan.bayes import GaussianFactor, Sites, damped
+from evidence.fednp_sites import Sites
+from lit_epgan.bayes import GaussianFactor, damped
 
 
 class TiedSites:

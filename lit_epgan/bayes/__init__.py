@@ -3,9 +3,9 @@
 from lit_epgan.bayes.codes import LowFrequencies, Points, PublicDirections, StackedFrames
 from lit_epgan.bayes.factor import EmbeddingFactor
 from lit_epgan.bayes.feature_maps import NormalisedMoments, RandomFourierFeatures, feature_map, median_distance
-from lit_epgan.bayes.gaussian import FullGaussianFactor, GaussianFactor, ImproperFactorError, Sites, damped
+from lit_epgan.bayes.gaussian import FullGaussianFactor, GaussianFactor, ImproperFactorError, damped
 from lit_epgan.bayes.gaussian_mechanism import GaussianMechanism, Guarantee
-from lit_epgan.bayes.herding import SimplexWeights, herd, matched_rows, new_networks, project_to_simplex
+from lit_epgan.bayes.herding import SimplexWeights, herd, project_to_simplex
 from lit_epgan.bayes.inference import PASSES, Refinement
 from lit_epgan.bayes.mean_embeddings import Statistics
 from lit_epgan.bayes.search import Particles, Search
@@ -35,16 +35,13 @@ __all__ = [
     "Search",
     "SimplexWeights",
     "Simulator",
-    "Sites",
     "StackedFrames",
     "Statistics",
     "damped",
     "feature_map",
     "gumbel_softmax",
     "herd",
-    "matched_rows",
     "median_distance",
-    "new_networks",
     "project_to_simplex",
     "responsibilities",
     "tilted_moments",

@@ -134,46 +134,6 @@ def damped(old: GaussianFactor, new: GaussianFactor, damping: float) -> Gaussian
     return old ** (1 - damping) * new**damping
 
 
-class Sites:
-    """q = p0 prod_k g_k with a site for every client, one stacked pair of tensors (K, ...); they begin uniform, so q
-    begins as p0 (...)."""
-
-    def __init__(self, prior: GaussianFactor, clients: int) -> None:
-        self.clients, self.posterior = clients, prior
-        self.factors = GaussianFactor.uniform(torch.stack([prior.precision] * clients))
-
-    def site(self, k: int) -> GaussianFactor:
-        """g_k."""
-        return GaussianFactor(self.factors.precision[k], self.factors.precision_mean[k])
-
-    def cavity(self, k: int) -> GaussianFactor:
-        """q / g_k."""
-        return self.posterior / self.site(k)
-
-    @property
-    def cavities(self) -> GaussianFactor:
-        """All clients' cavities (K, ...)."""
-        return self.posterior / self.factors
-
-    def update(self, k: int, tilted: GaussianFactor, damping: float = 1.0) -> None:
-        """Put client k's new site into q."""
-        step = self._step(tilted, damping)
-        self.posterior = self.posterior * step
-        self.factors.precision[k] += step.precision
-        self.factors.precision_mean[k] += step.precision_mean
-
-    def update_all(self, tilted: GaussianFactor, damping: float = 1.0) -> None:
-        """Parallel EP: all clients' tilted distributions (K, ...), formed with the same q, at once."""
-        step = self._step(tilted, damping)
-        self.posterior = self.posterior * GaussianFactor(step.precision.sum(0), step.precision_mean.sum(0))
-        self.factors = self.factors * step
-
-    def _step(self, tilted: GaussianFactor, damping: float) -> GaussianFactor:
-        """(tilted / q)^d."""
-        whole = tilted / self.posterior
-        return whole if damping == 1 else whole**damping
-
-
 def tensors_of(factor: GaussianFactor, prefix: str = "") -> dict[str, Tensor]:
     """A factor's tensors by name, for a state or a broadcast; ``prefix``: of the names."""
     return {f"{prefix}precision": factor.precision, f"{prefix}precision_mean": factor.precision_mean}

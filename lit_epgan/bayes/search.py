@@ -21,6 +21,7 @@ from lit_epgan.bayes.mean_embeddings import (
     sufficient_directions,
 )
 from lit_epgan.bayes.moves import CrankNicolson, Differences, Kernel, aligned, largest_step, resampled
+from lit_epgan.bounds import above, at_least, within
 from lit_epgan.errors import UserError
 
 FEWEST_RECORDS = 100
@@ -124,11 +125,9 @@ class Search:
         fewest = max(FEWEST * size, directions + 1)  # an answer is solved for its directions
         if self.particles < fewest:
             raise UserError(f"particles is {self.particles}; {size} parameters need at least {fewest}")
-        if self.moves < 1 or not 0 < self.even < 1 or not self.surplus > 1:
-            raise UserError(
-                f"moves, even and surplus are {self.moves}, {self.even:g} and {self.surplus:g}; give at least 1, "
-                "between 0 and 1, and above 1"
-            )
+        at_least(1, self, moves=self.moves)
+        within("(0, 1)", self, even=self.even)
+        above(1, self, surplus=self.surplus)
 
     def start(self, generator: torch.Generator) -> Asking[Particles]:
         """From the prior; one question, by which the number of records becomes known."""

@@ -31,11 +31,7 @@ class SGHMC(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 3e-4,
-        friction: float = 0.03,
-        temperature: float = 1.0,
+        self, params: Iterable[Any], lr: float = 3e-4, friction: float = 0.03, temperature: float = 1.0
     ) -> None:
         at_least(0, self, lr=lr)
         within("(0, 1]", self, friction=friction)

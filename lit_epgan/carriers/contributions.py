@@ -34,11 +34,8 @@ class Contribution:
 
 
 class Contributions:
-    """A CSV file with a row for each client and round.
-
-    Args:
-        path: the file; a run that goes on after a stop goes on there, and rounds that it repeats are written anew.
-    """
+    """A CSV file with a row for each client and round. A run that goes on after a stop goes on there, and rounds that
+    it repeats are written anew."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._begun = path, False
@@ -57,21 +54,14 @@ class Contributions:
         """Keep the rounds before this one."""
         self._begun = True
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        earlier: list[list[str]] = []
-        if self._path.is_file():
-            earlier = [
-                [row[c] for c in COLUMNS] for row in read_contributions(self._path) if int(row["round"]) < round_
-            ]
+        rows = read_contributions(self._path)
+        earlier = [[row[c] for c in COLUMNS] for row in rows if int(row["round"]) < round_]
         with self._path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([list(COLUMNS), *earlier])
 
 
 def read_contributions(path: Path) -> list[dict[str, str]]:
-    """The rows of a list; one that was cut off while it was written is left out.
-
-    Args:
-        path: of the file; without it there are no rows.
-    """
+    """The rows of a list, none where there is no file; one that was cut off while it was written is left out."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -106,14 +96,13 @@ def _site(name: str, rows: Sequence[Row]) -> dict[str, Any]:
     asked = [row for row in rows if row["asked"] == "1"]
     counted = [row for row in asked if row["counted"] == "1"]
     seconds = [float(row["seconds"]) for row in counted]
-    lost = asked[-1]["why"] if asked else ""
     return {
         "name": name,
         "asked": len(asked),
         "counted": len(counted),
         "seconds": f"{statistics.median(seconds):.1f}" if seconds else "-",
         "bytes": in_words(sum(int(row["bytes"]) for row in rows)),
-        "why": lost,
+        "why": asked[-1]["why"] if asked else "",
         "cells": [_cell(row) for row in rows[-SHOWN:]],
     }
 

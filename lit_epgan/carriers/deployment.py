@@ -1,7 +1,6 @@
 """A federation of machines, started from their kits; and one on a single machine, by FLARE's simulator."""
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -18,7 +17,7 @@ from nvflare.fuel.flare_api.api_spec import SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from lit_epgan.carriers.fit import SERVER, VARIABLE, FitPlan, at_institution
-from lit_epgan.carriers.kits import CONTROLLER, EXECUTOR, store_in, write, write_job
+from lit_epgan.carriers.kits import CONTROLLER, EXECUTOR, read, store_in, write, write_job
 from lit_epgan.carriers.protocol import Terms
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
@@ -60,11 +59,8 @@ def simulate(
 
 
 def attend(kit: Path, plan: FitPlan) -> None:
-    """Take part as a site, training after training, until stopped; its fits go by ``plan``.
-
-    Raises:
-        UserError: it is no site's kit, or FLARE's client has ended.
-    """
+    """Take part as a site, training after training, until stopped; its fits go by ``plan``. UserError: it is no site's
+    kit, or FLARE's client has ended."""
     plan.write(kit / FITS, plan.name)
     with running("site", kit) as client:
         code = client.wait()
@@ -74,11 +70,8 @@ def attend(kit: Path, plan: FitPlan) -> None:
 def serve(kit: Path, operator: Path, plan: FitPlan, terms: Terms, resumes: bool, say: Callable[[str], None]) -> None:
     """Run the server from its start to the end of one training.
 
-    ``operator`` is the kit of who starts it; with ``resumes`` all go on from their last checkpoints.
-
-    Raises:
-        UserError: a kit is of another kind, or too few sites have come.
-    """
+    ``operator`` is the kit of who starts it; with ``resumes`` all go on from their last checkpoints. UserError: a kit
+    is of another kind, or too few sites have come."""
     plan.write(kit / FITS, SERVER)
     store = kit.resolve() / STORE
     shutil.rmtree(store, ignore_errors=True)
@@ -92,14 +85,9 @@ def serve(kit: Path, operator: Path, plan: FitPlan, terms: Terms, resumes: bool,
 
 @contextmanager
 def running(role: str, kit: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """FLARE's process of a kit, ended at the end.
-
-    Raises:
-        UserError: the kit is of another kind.
-    """
+    """FLARE's process of a kit, ended at the end. UserError: the kit is of another kind."""
     program, settings = PROGRAMS[role]
-    if not (kit / "startup" / settings).is_file():
-        raise UserError(f"{kit} is no {role}'s kit: {kit / 'startup' / settings} does not exist")
+    read(kit, f"startup/{settings}", role)
     uid = [f"uid={site_of(kit)}"] if role == "site" else []
     options = ["secure_train=true", *uid, "org=federation", "config_folder=config"]
     command = [sys.executable, "-m", program, "-m", str(kit.resolve()), "-s", settings, "--set", *options]
@@ -118,42 +106,22 @@ def running(role: str, kit: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def site_of(kit: Path) -> str:
-    """The name of a kit's site.
-
-    Raises:
-        UserError: it is no site's kit.
-    """
-    path = kit / "startup" / "fed_client.json"
-    if not path.is_file():
-        raise UserError(f"{kit} is no site's kit: {path} does not exist")
-    return str(json.loads(path.read_text())["client"]["fqsn"])
+    """The name of a kit's site. UserError: it is no site's kit."""
+    return str(read(kit, "startup/fed_client.json", "site")["client"]["fqsn"])
 
 
 class Operator:
-    """Who starts trainings, as FLARE's server knows them.
-
-    Args:
-        kit: the operator's.
-        server: FLARE's, started on this machine.
-
-    Raises:
-        UserError: it is no operator's kit, or the server does not start.
-    """
+    """Who starts trainings, as FLARE's server, started on this machine, knows them. UserError: ``kit`` is no
+    operator's, or the server does not start."""
 
     def __init__(self, kit: Path, server: subprocess.Popen[bytes]) -> None:
-        path = kit / "startup" / "fed_admin.json"
-        if not path.is_file():
-            raise UserError(f"{kit} is no operator's kit: {path} does not exist")
-        self._name, self._kit = str(json.loads(path.read_text())["admin"]["username"]), str(kit.resolve())
-        self._server = server
+        name = read(kit, "startup/fed_admin.json", "operator")["admin"]["username"]
+        self._name, self._kit, self._server = str(name), str(kit.resolve()), server
         self._session: Session | None = None
 
     def ask(self, what: Callable[[Session], T]) -> T:
-        """Ask the server, again and again where it is not reached.
-
-        Raises:
-            UserError: it has not been reached for long, or has ended.
-        """
+        """Ask the server, again and again where it is not reached. UserError: it has not been reached for long, or has
+        ended."""
         end = time.monotonic() + STARTING
         while True:
             try:
@@ -167,7 +135,6 @@ class Operator:
                 time.sleep(LOOK)
 
     def follow(self, identity: str) -> None:
-        """Wait for a job's end."""
         while not str(self.ask(lambda s: s.get_job_meta(identity)).get("status", "")).startswith("FINISHED"):
             time.sleep(LOOK)
 

@@ -28,7 +28,6 @@ QUIET = {
     "enable_progress_bar": "false",
     "callbacks": '[{"class_path": "lit_epgan.callbacks.RoundCheckpoint"}]',
 }
-MISTAKE = 2  # exit code of a fit that somebody has to do something about
 
 
 def at_institution(words: Sequence[str]) -> list[str]:
@@ -61,11 +60,7 @@ class FitPlan:
 
     @classmethod
     def read(cls, site: str) -> "FitPlan":
-        """The plan of this machine's process.
-
-        Raises:
-            UserError: there is none.
-        """
+        """The plan of this machine's process. UserError: there is none."""
         path = Path(os.environ.get(VARIABLE, "")) / f"{site}.json"
         if not path.is_file():
             raise UserError(f"{site} was not started by `python -m lit_epgan federate`: {path} does not exist")
@@ -98,7 +93,6 @@ class Fit(Thread):
         self.code: int | None = None
 
     def run(self) -> None:
-        """Train, then close the link."""
         os.chdir(self._plan.directory)
         sys.argv[1:] = self._words
         logging.getLogger("lightning").propagate = False  # to FLARE's log

@@ -51,7 +51,7 @@ class RoundController(Controller):  # type: ignore[misc]
     def __init__(self, institutions: dict[str, str], terms: dict[str, Any], resumes: bool) -> None:
         super().__init__(task_check_period=CHECK)
         self.institutions, self.terms, self.resumes = institutions, terms, resumes
-        self._calls: queue.SimpleQueue[TaskLink | None] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[TaskLink | None] = queue.SimpleQueue()  # of sites whose fits have begun
         self._closed = False
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -88,25 +88,16 @@ class RoundController(Controller):  # type: ignore[misc]
         if not self._closed:
             TaskLink(self, site).ask()
 
-    def takes_in(self, link: "TaskLink") -> None:
-        """A site's fit calls."""
-        self._calls.put(link)
-
     def accept(self) -> "TaskLink":
-        """The next call.
-
-        Raises:
-            OSError: there will be none.
-        """
-        link = self._calls.get()
+        """The next call. OSError: there will be none."""
+        link = self.calls.get()
         if link is None:
             raise OSError
         return link
 
     def close(self) -> None:
-        """Nobody is called any more."""
         self._closed = True
-        self._calls.put(None)
+        self.calls.put(None)
 
 
 class TaskLink:
@@ -139,7 +130,7 @@ class TaskLink:
             self._controller.log_error(fl_ctx, f"{self._site} does not take part; its own log says why")
         if not self._called and isinstance(answer, bytes):
             self._called, answer = True, _of_site(answer, self._controller.institutions[self._site])
-            self._controller.takes_in(self)
+            self._controller.calls.put(self)
         self._answers.put(answer)
         if not self._called:
             self.close()
@@ -160,12 +151,7 @@ class TaskLink:
         return bool(self._heard)
 
     def recv_bytes(self, largest: int) -> bytes:
-        """The answer.
-
-        Raises:
-            EOFError: there is none.
-            OSError: it is larger.
-        """
+        """The answer. EOFError: there is none. OSError: it is larger."""
         answer = self._heard.pop() if self._heard else self._answers.get()
         if answer is None:
             raise EOFError
@@ -212,11 +198,8 @@ class FitExecutor(Executor):  # type: ignore[misc]
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Hand messages to the fit; the answer to the last one, where it is a task. Without messages start the fit."""
         messages = shareable.get(MESSAGES)
-        if (
-            task_name != MESSAGES
-            or not isinstance(messages, list)
-            or not all(isinstance(each, bytes) for each in messages)
-        ):
+        known = isinstance(messages, list) and all(isinstance(each, bytes) for each in messages)
+        if task_name != MESSAGES or not known:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
             return self._answered(messages, fl_ctx, abort_signal)

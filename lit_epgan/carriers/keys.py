@@ -63,11 +63,8 @@ class Identity:
 
     @classmethod
     def of_folder(cls, folder: Path, name: str) -> "Identity":
-        """The identity in the files ``client.crt``, ``client.key`` and ``rootCA.pem`` of a folder.
-
-        Raises:
-            UserError: one is missing or cannot be read, or the certificate is another institution's.
-        """
+        """The identity in the files ``client.crt``, ``client.key`` and ``rootCA.pem`` of a folder. UserError: one is
+        missing or cannot be read, or the certificate is another institution's."""
         try:
             found = cls(*((folder / file).read_bytes() for file in FILES))
         except (OSError, ValueError, TypeError) as error:
@@ -87,10 +84,7 @@ class Identity:
 
     def check(self, name: str, message: bytes, signature: bytes, pem: bytes) -> None:
         """Whether the institution of this name has signed a message, by the certificate that stands in ``pem``.
-
-        Raises:
-            ValueError: it has not; why.
-        """
+        ValueError: it has not; why."""
         if not pem:
             raise ValueError("it is not signed")
         certificate = x509.load_pem_x509_certificate(pem)
@@ -164,12 +158,8 @@ class ExchangeKey:
     def pads(self, announced: Mapping[str, Announced]) -> list[Pad]:
         """The pads that this institution shares with the others; the private half of its key is thrown away.
 
-        Args:
-            announced: what all members of the sum have announced, by name, this one among them.
-
-        Raises:
-            UserError: the key has been used before, or what another one, or this one, is said to have announced is
-                not theirs.
+        ``announced`` is by the members' names, this one among them. UserError: the key has been used before, or what
+        another one, or this one, is said to have announced is not theirs.
         """
         if self._private is None:
             raise UserError(f"{self._about} has been masked before, and the same pads again would give both away")
@@ -201,24 +191,16 @@ class ExchangeKey:
 
 
 def pad_key(secret: bytes, about: bytes) -> bytes:
-    """The 32 bytes that a pad grows from, by HKDF-SHA256.
-
-    Args:
-        secret: what two clients share.
-        about: what the pad is for: another purpose gives another pad.
-    """
+    """The 32 bytes that a pad grows from, by HKDF-SHA256: of the ``secret`` that two clients share, and of what the
+    pad is ``about``."""
     return HKDF(SHA256(), 32, None, about).derive(secret)
 
 
 def add_pad(words: Words, key: bytes, adds: bool) -> None:
     """Add a pad to words (n,), or subtract it, in place.
 
-    The pad is the keystream of ChaCha20 (RFC 8439). A key serves for one pad: then a fixed nonce is safe.
-
-    Args:
-        words: what is masked.
-        key: as ``pad_key`` gives it.
-        adds: whether the pad is added; the other client of the pair subtracts it.
+    The pad is the keystream of ChaCha20 (RFC 8439) under a ``key`` of ``pad_key``. A key serves for one pad: then a
+    fixed nonce is safe. One client of the pair ``adds`` it, the other one subtracts it.
     """
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
     for start in range(0, len(words), CHUNK):

@@ -80,11 +80,7 @@ class Members:
 
     @classmethod
     def read(cls, path: Path) -> "Members":
-        """The members that a file lists.
-
-        Raises:
-            UserError: the file is not as it should be.
-        """
+        """The members that a file lists. UserError: the file is not as it should be."""
         example = "name: hospitals, server: {host: fl.example.org, port: 8002}, sites: [north, south], operator: a@b.c"
         try:
             told = load_yaml(path)
@@ -163,15 +159,15 @@ def _settle(kit: Path, server: bool) -> None:
 
 
 def sites_of(kit: Path) -> tuple[str, ...]:
-    """The names of all sites, as the server's kit has them.
+    """The names of all sites, as the server's kit has them. UserError: it is no server's kit."""
+    return tuple(read(kit, f"local/{MEMBERS}", "server")["sites"])
 
-    Raises:
-        UserError: it is no server's kit.
-    """
-    path = kit / "local" / MEMBERS
-    if not path.is_file():
-        raise UserError(f"{kit} is no server's kit: {path} does not exist")
-    return tuple(json.loads(path.read_text())["sites"])
+
+def read(kit: Path, file: str, whose: str) -> dict[str, Any]:
+    """A JSON file of a kit. UserError: it is not there, so that this is no server's, site's or operator's kit."""
+    if not (kit / file).is_file():
+        raise UserError(f"{kit} is no {whose}'s kit: {kit / file} does not exist")
+    return json.loads((kit / file).read_text())
 
 
 def store_in(kit: Path, folder: Path) -> None:

@@ -37,11 +37,8 @@ class Policy:
 
     @classmethod
     def of(cls, rules: Any, where: str) -> "Policy":
-        """The policy that the file ``where`` holds.
-
-        Raises:
-            UserError: it has a rule that there is not, or one of another kind.
-        """
+        """The policy that the file ``where`` holds. UserError: it has a rule that there is not, or one of another
+        kind."""
         known = {field.name for field in fields(cls)}
         if not isinstance(rules, dict) or not set(rules) <= known:
             strange = f"{rules!r}" if not isinstance(rules, dict) else ", ".join(sorted(map(str, set(rules) - known)))
@@ -105,11 +102,7 @@ class ReportFilter:
         self.policy, self._path, self._dry = policy, path, dry
 
     def passes(self, task: Task, report: Report) -> None:
-        """A report is about to leave.
-
-        Raises:
-            UserError: the policy does not allow it, or nothing is to be sent.
-        """
+        """A report is about to leave. UserError: the policy does not allow it, or nothing is to be sent."""
         self.policy.check_report(report)
         new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)

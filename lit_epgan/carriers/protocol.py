@@ -84,14 +84,7 @@ class Endpoint:
             _here.reset(before)
 
     def called(self, seconds: float = 0.0) -> Connection:
-        """An institution's link.
-
-        Args:
-            seconds: for which nobody may be listening yet.
-
-        Raises:
-            OSError: nobody is.
-        """
+        """An institution's link. Nobody may be listening yet, for so many ``seconds``; OSError: nobody is then."""
         if self.carrier is not None:
             return self.carrier
         end = time.monotonic() + seconds
@@ -163,11 +156,7 @@ class Frame(NamedTuple):
 
     @classmethod
     def read(cls, data: bytes) -> "Frame":
-        """The message that was written as ``data``.
-
-        Raises:
-            ValueError: there is no such kind.
-        """
+        """The message that was written as ``data``. ValueError: there is no such kind."""
         return cls(Kind(data[:1]), data[1:])
 
     def written(self) -> bytes:
@@ -178,11 +167,7 @@ class Frame(NamedTuple):
         return json.loads(self.body)
 
     def of_kind(self, kind: Kind) -> bytes:
-        """The bytes behind a message of this kind.
-
-        Raises:
-            ValueError: it is of another one.
-        """
+        """The bytes behind a message of this kind. ValueError: it is of another one."""
         if self.kind is not kind:
             raise ValueError(f"a message says {self.kind.name} where {kind.name} was expected")
         return self.body
@@ -204,11 +189,8 @@ def answered(task: Task, answer: bytes, kind: Kind = Kind.ANSWER) -> Frame:
 
 
 def answer_to(task: Task, message: Frame, kind: Kind = Kind.ANSWER) -> bytes:
-    """The answer that a message of this kind holds.
-
-    Raises:
-        ValueError: it is none, or one to another task, as one that comes late or twice.
-    """
+    """The answer that a message of this kind holds. ValueError: it is none, or one to another task, as one that comes
+    late or twice."""
     body = message.of_kind(kind)
     if body[:WORDS] != _number(task):
         raise ValueError("an answer to another question")

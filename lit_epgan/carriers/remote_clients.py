@@ -14,7 +14,7 @@ from threading import Thread
 from typing import NamedTuple, TypeVar
 
 from lit_epgan.carriers.protocol import VERSION, Frame, Kind, answer_to, unequal_versions
-from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, Weighted
+from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, tensor_of
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import decode_answer, encode_task
 from lit_epgan.listing import few
@@ -28,11 +28,7 @@ T = TypeVar("T")
 
 
 def agreed(settings: Mapping[str, str]) -> dict[str, str]:
-    """Of each setting that must be alike a digest, so that nothing of a value is told.
-
-    Args:
-        settings: by the keys that a user types, the values as texts.
-    """
+    """Of each setting that must be alike, by the key that a user types, a digest of its text: no value is told."""
     return {
         key: hashlib.sha256(value.encode()).hexdigest()[:DIGITS]
         for key, value in settings.items()
@@ -84,9 +80,7 @@ class Shapes:
 
 
 def _shape(term: Term) -> Shape:
-    if isinstance(term, Count):
-        return None
-    return tuple((term.tensor if isinstance(term, Weighted) else term).shape)
+    return None if isinstance(term, Count) else tuple(tensor_of(term).shape)
 
 
 def _told(shape: Shape) -> str:
@@ -194,7 +188,6 @@ class RemoteClients:
             self._tell(k, Frame.of(Kind.OVER, round=round_, counts=k not in gone))
 
     def end(self) -> None:
-        """There are no more rounds."""
         for k in self.present:
             self._tell(k, Frame(Kind.END))
             self.lose(k, "the fit has ended")
@@ -252,7 +245,6 @@ class RemoteClients:
         return None
 
     def why(self, k: int) -> str:
-        """Why a client has no link."""
         return self.lost.get(k, "it has not called")
 
     def lose(self, k: int, why: str) -> None:

@@ -1,5 +1,6 @@
 """An institution's end: its link to the server, shared by its ranks, and a round of the server's as it sees it."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -132,10 +133,8 @@ class RemoteServer:
             return self._put_back.pop()
         heard: bytes | None = None
         if self._link is not None:
-            try:
+            with contextlib.suppress(EOFError, OSError):
                 heard = self._link.recv_bytes()
-            except (EOFError, OSError):
-                heard = None
         told = from_first(heard)
         if told is None:
             raise UserError(CLOSED)
@@ -146,7 +145,6 @@ class RemoteServer:
         return message
 
     def close(self) -> None:
-        """Close the link, if it is here."""
         if self._link is not None:
             self._link.close()
 
@@ -192,5 +190,4 @@ class RemoteRound:
             self._private.abandon()
 
     def abandon(self) -> None:
-        """The round is cut off here."""
         self._private.abandon()

@@ -65,7 +65,6 @@ def floating_point(words: Words) -> Numbers:
 
 
 def layout_of(report: Report) -> Layout:
-    """Of a report."""
     return {n: None if isinstance(term, Count) else list(tensor_of(term).shape) for n, term in report.items()}
 
 
@@ -103,7 +102,6 @@ def entries(row: Numbers, layout: Layout) -> Report:
 
 
 def numbers_in(layout: Layout) -> int:
-    """How many numbers a report of this layout has."""
     return sum(map(_size, layout.values()))
 
 
@@ -131,11 +129,8 @@ class Masking:
     def ready(self, task: Task, answer: Answer, cohort: int) -> bytes:
         """What a READY message says; where the answer cannot be masked, why, and nothing else of it.
 
-        At most ``cohort`` institutions may be in the sum.
-
-        Raises:
-            UserError: this question, or a later one, has been answered before.
-        """
+        At most ``cohort`` institutions may be in the sum. UserError: this question, or a later one, has been answered
+        before."""
         number = (task.round, task.exchange)
         if number <= self._last:
             raise UserError(
@@ -152,12 +147,8 @@ class Masking:
         return json.dumps({"layout": layout_of(report), "announced": list(key.announced)}).encode()
 
     def masked(self, members: bytes) -> bytes:
-        """The masked numbers for the members that a SET message names.
-
-        Raises:
-            UserError: no answer is ready, the sum is of too few or of strangers, or a key is not the one that its
-                institution has announced.
-        """
+        """The masked numbers for the members that a SET message names. UserError: no answer is ready, the sum is of too
+        few or of strangers, or a key is not the one that its institution has announced."""
         if self._ready is None:
             raise UserError("the server wants an answer masked where none is ready: nothing was sent")
         (task, report, key), self._ready = self._ready, None
@@ -240,11 +231,7 @@ class MaskedSum:
         return json.dumps({"announced": self._announced, "layout": self._layout}).encode()
 
     def words(self, masked: bytes) -> Words:
-        """One member's masked numbers (n,).
-
-        Raises:
-            ValueError, KeyError: they are none, or too few or too many.
-        """
+        """One member's masked numbers (n,). ValueError, KeyError: they are none, or too few or too many."""
         found = load(masked)[MASKED]
         if found.dtype != torch.int64 or found.shape != (numbers_in(self._layout),):
             raise ValueError("it is not masked as the others are")

@@ -185,17 +185,14 @@ def _ended(folder: Path, own: argparse.Namespace) -> int:
 def _own(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The command's own words, and those that are left."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--sites")
+    for name in ("--sites", "--site", "--server", "--operator", "--ckpt_path"):
+        parser.add_argument(name)
+    for name in ("--dry_run", "--secure_aggregation"):
+        parser.add_argument(name, action="store_true")
     parser.add_argument("--kits", default="kits")
-    parser.add_argument("--site")
-    parser.add_argument("--server")
-    parser.add_argument("--operator")
-    parser.add_argument("--ckpt_path")
-    parser.add_argument("--dry_run", action="store_true")
     parser.add_argument("--least", type=int, default=Terms.least)
     parser.add_argument("--patience", type=float, default=Terms.patience)
     parser.add_argument("--gather", type=float, default=Terms.gather)
-    parser.add_argument("--secure_aggregation", action="store_true")
     try:
         own, rest = parser.parse_known_args(args)
     except argparse.ArgumentError as error:

@@ -224,11 +224,9 @@ class FederatedCLI(LightningCLI):
         say(say_what_was_written(self.trainer))
 
     def after_validate(self) -> None:
-        """Say so if nothing was measured."""
         refuse_empty(self.trainer, self.model, "validate")
 
     def after_test(self) -> None:
-        """Say so if nothing was measured."""
         refuse_empty(self.trainer, self.model, "test")
 
 

@@ -59,7 +59,6 @@ def pairwise(study: Study, rows: Sequence[Row]) -> list[Pairs]:
 
 
 def pairwise_table(pairs: Sequence[Pairs]) -> str:
-    """A table for each metric."""
     lines = []
     for each in pairs:
         titles = [literal(title) for title in each.titles]
@@ -112,7 +111,6 @@ class Claim:
 
 
 def claims(study: Study, rows: Sequence[Row]) -> list[Claim]:
-    """The study's claims, in its order."""
     by_name = {row.method.name: row for row in rows}
     found = [
         ratio_of_means(study.test, *(by_name[name].cells[each.metric].by_seed for name in (each.of, each.to)))
@@ -140,7 +138,6 @@ def lines(study: Study, told: Sequence[Claim]) -> list[list[str]]:
 
 
 def caption(study: Study, told: Sequence[Claim]) -> str:
-    """What the table holds."""
     metrics = {metric.name: metric.title for metric in study.metrics}
     named = ", ".join(dict.fromkeys(metrics[claim.ratio.metric] for claim in told))
     test = TITLES[study.test]
@@ -148,7 +145,6 @@ def caption(study: Study, told: Sequence[Claim]) -> str:
 
 
 def ratio_table(study: Study, told: Sequence[Claim]) -> str:
-    """The table."""
     table = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
     table += [f"| {' | '.join(map(literal, line))} |" for line in lines(study, told)]
     return "\n".join([*table, "", f"{literal(caption(study, told))}.", ""])

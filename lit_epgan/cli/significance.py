@@ -16,10 +16,9 @@ TITLES: dict[TestName, str] = {"welch": "Welch's t-test", "paired": "the t-test 
 def p_value(test: TestName, first: Mapping[int, float], second: Mapping[int, float]) -> float | None:
     """Two-sided p-value for equal means of values by seed; None with too few of them.
 
-    Args:
-        test: ``welch`` for methods whose runs share nothing but the seed's number; ``paired`` where equal seeds are
-            equal initial parameters, partitions and batches, so that much of the spread is common.
-        first, second: a value for each seed; for ``paired`` only the seeds count that both have.
+    ``welch`` is for methods whose runs share nothing but the seed's number. ``paired`` is for those where equal seeds
+    are equal initial parameters, partitions and batches, so that much of the spread is common; only seeds count that
+    both have.
     """
     if test == "welch":
         return welch(list(first.values()), list(second.values()))

@@ -224,7 +224,6 @@ class Study:
 
     @property
     def metrics(self) -> list[Metric]:
-        """The table's columns."""
         return list(self.columns.values())
 
     @property

@@ -46,7 +46,6 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The run's own folder."""
         return self.root / self.method.name / f"seed-{self.seed}"
 
     @property
@@ -58,7 +57,6 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """What its processes printed."""
         return self.folder.with_name(f"seed-{self.seed}.log")
 
     @property
@@ -77,7 +75,6 @@ class Run:
             return Record()
 
     def write(self, record: Record) -> None:
-        """Keep ``record``."""
         write_text(self._record_file, json.dumps(asdict(record)) + "\n", durable=True)
 
     @property
@@ -116,7 +113,6 @@ class Run:
         return content if isinstance(content, dict) else {}
 
     def last_lines(self, n: int = 6) -> list[str]:
-        """The end of its log."""
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
         return [line for line in text.splitlines() if line.strip()][-n:]
 

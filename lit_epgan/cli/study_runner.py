@@ -157,7 +157,6 @@ class Display:
             self._bars.start()
 
     def started(self, name: str, goes_on: bool) -> None:
-        """A run's process has begun."""
         if self._bars is not None:
             self._tasks[name] = self._bars.add_task(markup(name), total=None, where="goes on" if goes_on else "starts")
         else:
@@ -178,7 +177,6 @@ class Display:
                 say(self.console, f"[{self._done}/{self._total}] {', '.join(at_work)}")
 
     def finished(self, name: str, seconds: float) -> None:
-        """A run has ended well."""
         self._count(name)
         say(self.console, f"[{self._done}/{self._total}] {name}: done in {seconds:.0f} s")
 
@@ -191,7 +189,6 @@ class Display:
             say(self.console, f"    {line}")
 
     def end(self) -> None:
-        """Leave the terminal."""
         if self._bars is not None:
             self._bars.stop()
 

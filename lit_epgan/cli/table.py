@@ -33,12 +33,10 @@ class Cell:
 
     @property
     def by_seed(self) -> dict[int, float]:
-        """The values by their seeds."""
         return dict(zip(self.seeds, self.values, strict=True))
 
     @property
     def n(self) -> int:
-        """Number of values."""
         return len(self.values)
 
     @property

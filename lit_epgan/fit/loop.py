@@ -198,11 +198,6 @@ def forget_earlier(trainer: Trainer) -> None:
         del results[key]
 
 
-def forward_value(result: Any) -> Any:
-    """What a logged torchmetrics object gave for the last batch."""
-    return result._forward_cache
-
-
 def between_rounds(fit_loop: dict[str, Any], rounds: int) -> None:
     """Set the loop's counters as after ``rounds`` whole rounds; Lightning then begins the next one from its start."""
     for counts in fit_loop["epoch_progress"].values():

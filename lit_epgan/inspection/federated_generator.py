@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Everyone, FixedSize, PlainFederation
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
@@ -74,10 +75,7 @@ class FederatedGenerator(ABC):
         samples: int,
     ) -> None:
         check_settings("generator", bound, noise_multiplier, target_epsilon, 0.5, "zero_out", None)
-        if min(rounds, local_steps, batch_size, samples) < 1:
-            raise UserError(
-                "generator.rounds, generator.local_steps, generator.batch_size and generator.samples are at least 1"
-            )
+        at_least(1, "generator", rounds=rounds, local_steps=local_steps, batch_size=batch_size, samples=samples)
         if users_per_round is not None and not 1 <= users_per_round <= (users or 0):
             raise UserError(
                 f"generator.users_per_round is {users_per_round}, and generator.users {users}: the price depends on "
@@ -105,7 +103,6 @@ class FederatedGenerator(ABC):
         return module.configure_optimizers()
 
     def numbers(self) -> int:
-        """How many numbers a report has."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @abstractmethod

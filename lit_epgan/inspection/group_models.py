@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.text import Text, TokenSequences
 from lit_epgan.errors import UserError
 from lit_epgan.federated.drift.server_optimizers import FedAvgM
@@ -192,8 +193,7 @@ class FederatedLanguageModel(FederatedGenerator):
         listed: int = 40,
         **price: Any,
     ) -> None:
-        if min(longest, listed) < 1:
-            raise UserError("generator.longest and generator.listed are at least 1")
+        at_least(1, "generator", longest=longest, listed=listed)
         if model.network.symbols != len(SYMBOLS):
             raise UserError(
                 f"generator.model's network has {model.network.symbols} symbols, and bytes have {len(SYMBOLS)}: set "

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from lit_epgan.bounds import at_least, within
 from lit_epgan.callbacks.pictures import tile
-from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
 from lit_epgan.inspection.release import (
     Group,
@@ -100,10 +100,9 @@ class ImageView(View):
         false_alarms: float = 0.01,
         tolerance: float = 0.1,
     ) -> None:
-        if min(frequencies, points, steps, least) < 1:
-            raise UserError("view.frequencies, view.points, view.steps and view.least are at least 1")
-        if not 0 < false_alarms < 1 or not 0 <= tolerance < 1:
-            raise UserError("view.false_alarms lies between 0 and 1, and view.tolerance from 0 to below 1")
+        at_least(1, "view", frequencies=frequencies, points=points, steps=steps, least=least)
+        within("(0, 1)", "view", false_alarms=false_alarms)
+        within("[0, 1)", "view", tolerance=tolerance)
         self.frequencies, self.points, self.steps, self.least = frequencies, points, steps, least
         self.false_alarms = false_alarms
         self.statistics = image_statistics(tolerance)

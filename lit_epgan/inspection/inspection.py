@@ -193,5 +193,4 @@ def drawn(check: Check) -> dict[str, float]:
 
 
 def uri(picture: bytes) -> str:
-    """A PNG as a data URI."""
     return "data:image/png;base64," + base64.b64encode(picture).decode()

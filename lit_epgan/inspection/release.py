@@ -11,14 +11,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.bayes import (
-    LowFrequencies,
-    PublicDirections,
-    RandomFourierFeatures,
-    feature_map,
-    herd,
-    median_distance,
-)
+from lit_epgan.bayes import LowFrequencies, PublicDirections, RandomFourierFeatures, feature_map, herd, median_distance
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.user_records import Records
 from lit_epgan.randomness import generator_for
@@ -206,7 +199,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """The vector's length."""
         return self.groups * (1 + self.statistics + self.embedding)
 
     @property
@@ -260,7 +252,6 @@ class Group:
     sd_totals: float
 
     def users(self, q: float) -> Interval:
-        """The number of users."""
         return Interval(self.count, self.count - q * self.sd_count, self.count + q * self.sd_count)
 
     def mean(self, statistic: int, q: float) -> Interval:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_epgan.bounds import above, within
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
 from lit_epgan.inspection.release import ImageFeatures
@@ -122,8 +123,7 @@ class UsersByAccuracy(Selection):
                 "the selection by accuracy takes below and above, as 0.8 and 0.95, or quantiles, as [0.25, 0.75]: two "
                 "numbers from 0 to 1, the smaller one first"
             )
-        if not 0 < share < 1:
-            raise UserError(f"selection.share is {share}; it is a share of the price, between 0 and 1")
+        within("(0, 1)", "selection", share=share)
         self.below, self.above, self.quantiles = below, above, quantiles
         self.price = 0.0 if quantiles is None else share
 
@@ -259,11 +259,8 @@ class UnlikePublic(Selection):
     def __init__(
         self, quantile: float = 0.05, sharpness: float = 8.0, at_least: float = 5.0, frequencies: int = 256
     ) -> None:
-        if not 0 < quantile < 1 or not sharpness > 0:
-            raise UserError(
-                f"selection.quantile is {quantile} and selection.sharpness {sharpness}: a share between 0 and 1, and a "
-                "number above 0"
-            )
+        within("(0, 1)", "selection", quantile=quantile)
+        above(0, "selection", sharpness=sharpness)
         self.quantile, self.sharpness, self.at_least, self.frequencies = quantile, sharpness, at_least, frequencies
         self._features: ImageFeatures | None = None
 

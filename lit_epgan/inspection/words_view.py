@@ -9,6 +9,7 @@ import torch
 from scipy.stats import binomtest
 from torch.utils.data import Dataset
 
+from lit_epgan.bounds import at_least, within
 from lit_epgan.datamodules.text import Text
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
@@ -83,10 +84,9 @@ class WordsView(View):
     delta_share = 0.5
 
     def __init__(self, words: int = 5, listed: int = 25, false_alarms: float = 0.01, tolerance: float = 0.1) -> None:
-        if min(words, listed) < 1:
-            raise UserError("view.words and view.listed are at least 1")
-        if not 0 < false_alarms < 1 or not 0 <= tolerance < 1:
-            raise UserError("view.false_alarms lies between 0 and 1, and view.tolerance from 0 to below 1")
+        at_least(1, "view", words=words, listed=listed)
+        within("(0, 1)", "view", false_alarms=false_alarms)
+        within("[0, 1)", "view", tolerance=tolerance)
         self.words, self.listed, self.false_alarms, self.tolerance = words, listed, false_alarms, tolerance
 
     def look(self, users: Users, ask: Ask) -> Findings:
@@ -277,7 +277,6 @@ class JoinedShare:
 
     @property
     def percent(self) -> str:
-        """The share with its interval."""
         share, low, high = (f"{100 * value:.0f}" for value in (self.share, self.low, self.high))
         return f"{share} % ({100 * self.level:.4g} %: {low} to {high} %)"
 

@@ -1,6 +1,5 @@
 """Acoustic models as LightningModules: from frames to posteriors of HMM states, alone or beside a GAN."""
 
-import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -12,6 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lit_epgan.bounds import above, within
 from lit_epgan.errors import UserError
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.manual_optimization import Batch, adam, linear_decay, rows_of, steps_taken
@@ -82,8 +82,7 @@ class AcousticModel(Recogniser):
         lr_decay: float | None = None,
     ) -> None:
         super().__init__()
-        if not 0 < lr < math.inf:
-            raise UserError(f"the model's lr is {lr}, but must be positive.")
+        within("(0, inf)", "model", lr=lr)
         # a network given as an object has no place in a checkpoint's hyperparameters; a CLI gives its configuration
         self.save_hyperparameters(ignore=["network"] if _given_hyperparameters.get() is None else [])
         self.network, self.lr, self.betas, self.lr_decay = network, lr, (betas[0], betas[1]), lr_decay
@@ -172,8 +171,7 @@ class SpeechGAN(Recogniser, GAN):
         super().__init__(generator, discriminator, **gan)
         if isinstance(self.hparams.get("network"), nn.Module):  # as in GAN: objects have no place in a checkpoint's
             self.hparams.pop("network")
-        if not gan_weight > 0:
-            raise UserError(f"the model's gan_weight is {gan_weight}, but must be positive.")
+        above(0, "model", gan_weight=gan_weight)
         if not hasattr(discriminator, "features"):
             raise UserError("the model's discriminator has no features: take lit_epgan.networks.SRUDiscriminator.")
         self.network, self.gan_weight, self.sample_acoustic = network, gan_weight, sample_acoustic

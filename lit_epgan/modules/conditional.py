@@ -1,6 +1,5 @@
 """Generative models of labelled data: a GAN and a variational autoencoder that are told which label to draw."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_epgan.bounds import within
 from lit_epgan.errors import UserError
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.manual_optimization import Batch, adam, rows_of, steps_taken
@@ -184,9 +184,7 @@ class CVAE(LabelledSampling):
         latent_dim: int | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("variance", variance), ("lr", lr)):
-            if not 0 < value < math.inf:
-                raise UserError(f"the model's {name} is {value}, but must be positive.")
+        within("(0, inf)", "model", variance=variance, lr=lr)
         if getattr(generator, "members", 1) != 1:
             raise UserError(f"a CVAE has one decoder, and its generator has members={generator.members}: give one.")
         self.latent_dim = agreed_latent_dim(latent_dim, generator)

@@ -55,7 +55,6 @@ class ParameterAverage:
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Whether ``module`` has BatchNorm layers."""
     return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 

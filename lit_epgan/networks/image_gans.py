@@ -178,18 +178,12 @@ class MNISTGenerator(nn.Module):
         small, middle, large = widths
         side = image_size // 4
         self.layers = nn.Sequential(
-            nn.Linear(latent_dim, hidden),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden, small * side**2),
-            nn.ReLU(inplace=True),
-            nn.Unflatten(1, (small, side, side)),
-            nn.ConvTranspose2d(small, middle, 4, stride=2, padding=1),
-            nn.ReLU(inplace=True),
-            nn.ConvTranspose2d(middle, large, 4, stride=2, padding=1),
-            nn.ReLU(inplace=True),
+            *(nn.Linear(latent_dim, hidden), nn.ReLU(inplace=True)),
+            *(nn.Linear(hidden, small * side**2), nn.ReLU(inplace=True), nn.Unflatten(1, (small, side, side))),
+            *(nn.ConvTranspose2d(small, middle, 4, stride=2, padding=1), nn.ReLU(inplace=True)),
+            *(nn.ConvTranspose2d(middle, large, 4, stride=2, padding=1), nn.ReLU(inplace=True)),
             nn.ZeroPad2d((1, 2, 1, 2)),  # the side stays what it is, as even kernels cannot be centred
-            nn.Conv2d(large, channels, 4),
-            nn.Tanh(),
+            *(nn.Conv2d(large, channels, 4), nn.Tanh()),
         )
         self.apply(_glorot)
 
@@ -227,13 +221,9 @@ class MNISTDiscriminator(nn.Module):
         check_positive("an MNIST network", heads=heads)
         first, second = widths
         self.layers = nn.Sequential(
-            nn.Conv2d(channels, first, 4, stride=2, padding=1),
-            nn.LeakyReLU(SLOPE, inplace=True),
-            nn.Conv2d(first, second, 4, stride=2, padding=1),
-            nn.LeakyReLU(SLOPE, inplace=True),
-            nn.Flatten(),
-            nn.Linear(second * (image_size // 4) ** 2, hidden),
-            nn.LeakyReLU(SLOPE, inplace=True),
+            *(nn.Conv2d(channels, first, 4, stride=2, padding=1), nn.LeakyReLU(SLOPE, inplace=True)),
+            *(nn.Conv2d(first, second, 4, stride=2, padding=1), nn.LeakyReLU(SLOPE, inplace=True), nn.Flatten()),
+            *(nn.Linear(second * (image_size // 4) ** 2, hidden), nn.LeakyReLU(SLOPE, inplace=True)),
             nn.Linear(hidden, heads),
         )
         self.apply(_glorot)

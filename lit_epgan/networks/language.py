@@ -94,12 +94,10 @@ class CIFGLanguageNetwork(nn.Module):
 
     @property
     def begin(self) -> int:
-        """The symbol that begins a sequence."""
         return self.symbols - 2
 
     @property
     def end(self) -> int:
-        """The symbol that ends one."""
         return self.symbols - 1
 
     def forward(self, x: Tensor) -> Tensor:

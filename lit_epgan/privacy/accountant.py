@@ -75,7 +75,6 @@ class Releases:
 
     @property
     def cohort(self) -> int:
-        """The size of a fixed cohort."""
         return round(self.rate * self.population)
 
     @property
@@ -84,7 +83,6 @@ class Releases:
         return self.noise_multiplier < math.inf
 
     def times(self, count: int) -> "Releases":
-        """As many of the same kind."""
         return replace(self, count=count)
 
     def with_noise(self, noise_multiplier: float, count: int) -> "Releases":
@@ -92,7 +90,6 @@ class Releases:
         return replace(self, noise_multiplier=noise_multiplier, count=count)
 
     def as_dict(self) -> dict[str, Any]:
-        """For a file."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_epgan.bounds import above, within
 from lit_epgan.engine.mechanisms import Plan, flat_norm
 from lit_epgan.engine.messages import Broadcast, Report, Total
 from lit_epgan.errors import UserError
@@ -47,11 +48,8 @@ class AdaptiveNoise(CentralNoise):
         **central: Any,
     ) -> None:
         super().__init__(bound, noise_multiplier, **central)
-        if not 0 < quantile < 1 or not rate > 0 or (count_noise is not None and not count_noise > 0):
-            raise UserError(
-                f"AdaptiveNoise's quantile, rate and count_noise are {quantile}, {rate} and {count_noise}: a quantile "
-                "lies between 0 and 1, the others are above 0"
-            )
+        within("(0, 1)", self, quantile=quantile)
+        above(0, self, rate=rate, count_noise=count_noise)
         self.quantile, self.rate, self.count_noise = quantile, rate, count_noise
         self._state: dict[str, Tensor] = {}
 

@@ -55,15 +55,6 @@ def banded(bands: int) -> Tensor:
     return root / torch.linalg.vector_norm(root)
 
 
-def toeplitz(coefficients: Tensor, rounds: int) -> Tensor:
-    """The matrix C (rounds, rounds) of coefficients (bands,)."""
-    column = torch.zeros(rounds, dtype=torch.float64)
-    kept = min(rounds, len(coefficients))
-    column[:kept] = coefficients[:kept]
-    apart = torch.arange(rounds)[:, None] - torch.arange(rounds)
-    return column[apart.clamp(min=0)] * (apart >= 0)
-
-
 def sensitivity(matrix: Tensor, separation: int) -> float:
     """How far one user moves C X, who takes part in every ``separation``-th round with a norm of at most 1.
 

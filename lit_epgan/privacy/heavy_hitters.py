@@ -111,21 +111,3 @@ class HeavyHitters:
             for word in given:
                 counts[word] += 1 / math.sqrt(len(given))
         return None if user is None else counts
-
-
-def private_vocabulary(
-    hitters: HeavyHitters, queries: Queries, users: Iterable[Sequence[str]], size: int, group: str = EVERYONE
-) -> tuple[str, ...]:
-    """The at most ``size`` words with the greatest noised counts: a vocabulary that costs one query.
-
-    Args:
-        hitters: how it is asked; each user gives ``hitters.words`` words, a few hundred where there are many users.
-        queries: pays for it, and draws the noise.
-        users: each user's words, its most frequent first.
-        size: of the vocabulary.
-        group: the users that are asked.
-
-    Raises:
-        UserError: the budget would be passed, there is no user, or the ledger cannot be written.
-    """
-    return tuple(hitters.find(queries, users, f"a vocabulary of {size} words", group))[:size]

@@ -1,7 +1,6 @@
 """One question about users, answered once: a sum of their vectors with noise, paid for in the ledger first."""
 
 import contextlib
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Relation, Releases, Spent, spent
 from lit_epgan.privacy.ledger import EVERYONE, Budget, Ledger
-from lit_epgan.randomness import derive_seed, generator_for, secure_normal
+from lit_epgan.randomness import generator_for, secure_normal
 
 
 class Queries:
@@ -94,12 +93,6 @@ class Queries:
         if self.noise_seed is None:
             return secure_normal(size)
         return torch.randn(size, generator=generator_for(*self._stream(what, group)), dtype=torch.float64)
-
-    def chance(self, what: str, group: str = EVERYONE) -> random.Random:
-        """What draws users for an answer."""
-        if self.noise_seed is None:
-            return random.SystemRandom()
-        return random.Random(derive_seed(*self._stream(what, group)))
 
     def _stream(self, what: str, group: str) -> tuple[int | str, ...]:
         assert self.noise_seed is not None

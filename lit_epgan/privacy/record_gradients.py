@@ -34,11 +34,9 @@ class Written:
 
     @property
     def square_norms(self) -> Tensor:
-        """See ``RecordGradients``."""
         return _norms(self._vectors).square()
 
     def weighted_sums(self, weights: Tensor, clean: bool) -> list[Tensor]:
-        """See ``RecordGradients``."""
         vectors = self._vectors if clean else _finite(self._vectors)
         wide = _wide(vectors)
         total = (weights.to(wide) @ vectors.to(wide)).view(self._lying.shape[1:])
@@ -54,11 +52,9 @@ class OuterProducts:
 
     @property
     def square_norms(self) -> Tensor:
-        """See ``RecordGradients``."""
         return _norms(self._slopes).square() * (_norms(self._inputs).square() + float(self._bias))
 
     def weighted_sums(self, weights: Tensor, clean: bool) -> list[Tensor]:
-        """See ``RecordGradients``."""
         slopes, inputs = (self._slopes, self._inputs) if clean else (_finite(self._slopes), _finite(self._inputs))
         wide = _wide(slopes)
         weighted = (slopes * weights.unsqueeze(1)).to(wide)  # in float64: a weight may be too small for less

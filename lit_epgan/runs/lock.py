@@ -1,4 +1,4 @@
-"""X"""
+"""A run's folder belongs to one process at a time; who holds it is told to the others."""
 
 import contextlib
 import errno

@@ -90,7 +90,6 @@ class MetricsFile(Logger):
 
     @property
     def save_dir(self) -> str:
-        """The run's folder."""
         return self._save_dir
 
     @rank_zero_only

@@ -129,7 +129,6 @@ class FitEnd:
 
 
 def write_end(folder: Path, end: FitEnd) -> None:
-    """Keep ``end`` in the run's folder."""
     write_text(folder / END, json.dumps(asdict(end)) + "\n", durable=True)
 
 

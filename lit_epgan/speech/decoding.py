@@ -160,7 +160,6 @@ def word_errors(reference: str, hypothesis: str) -> WordErrors:
 
 
 def total(counts: Sequence[WordErrors]) -> WordErrors:
-    """The errors of all utterances together."""
     return reduce(add, counts, WordErrors())
 
 

@@ -100,7 +100,6 @@ class Mixtures:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> "Mixtures":
-        """What ``state`` was taken of."""
         dimension = state["means"].shape[1]
         mixtures = cls(np.zeros(dimension), np.ones(dimension))
         mixtures.model = speech_package("kaldi_hmm_gmm").AmDiagGmm()
@@ -122,7 +121,6 @@ class Mixtures:
 
     @property
     def gaussians(self) -> int:
-        """Their number in all mixtures together."""
         return int(self.model.num_gauss)
 
     def statistics(
@@ -162,11 +160,8 @@ class Mixtures:
 
             weight = n_g / sum n,   mean = first / n_g,   variance = second / n_g - mean^2, at least .001
 
-        A Gaussian of fewer than ``LEAST_OCCUPANCY`` frames keeps its mean and variance.
-
-        Args:
-            statistics: their sum.
-            gaussians: wanted in all mixtures together; without it there are as many as before.
+        A Gaussian of fewer than ``LEAST_OCCUPANCY`` frames keeps its mean and variance. ``statistics`` are their sum,
+        ``gaussians`` how many are wanted in all mixtures together; without it there are as many as before.
         """
         row, occupancy = 0, []
         for j in range(PDFS):

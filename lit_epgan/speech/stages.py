@@ -131,7 +131,6 @@ def digest_of(value: Any) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """A name for a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
 

@@ -57,7 +57,6 @@ class ConjugateEP(Algorithm):
         return False
 
     def start(self, server: Server) -> None:
-        """q = p0."""
         initial = server.parameters.double()
         if len(initial) > LARGEST:
             raise UserError(

@@ -103,7 +103,6 @@ class LaplaceSites(SiteRule):
         return client.state["fisher"]
 
     def relative_precision(self, statistic: Tensor, mean: float) -> Tensor:
-        """F / s."""
         return statistic / max(mean, 1e-30)
 
     def end_round(self, client: Client, keep: bool) -> None:
@@ -149,7 +148,6 @@ class SampleMoments(SiteRule):
         return client.state["samples.squares"] / self._samples(client)
 
     def relative_precision(self, statistic: Tensor, mean: float) -> Tensor:
-        """s / V."""
         return max(mean, TINY) / statistic.clamp_min(TINY)
 
     def centre(self, client: Client) -> Tensor:
@@ -232,7 +230,6 @@ class ExpectationPropagation(Algorithm):
     # The server ------------------------------------------------------------------------------------------------------
 
     def start(self, server: Server) -> None:
-        """q = p0, no sites."""
         state, prior = server.state, self._prior_at(server.parameters)
         if self.tied:
             state.setdefault("prior_precision_mean", prior.precision_mean.clone())

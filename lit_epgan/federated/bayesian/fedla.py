@@ -40,7 +40,6 @@ class FedLA(Algorithm):
         self.strength, self.floor = strength, floor
 
     def start(self, server: Server) -> None:
-        """L = 0."""
         server.state.setdefault("precision", torch.zeros_like(server.parameters))
 
     def broadcast(self, server: Server) -> Broadcast:

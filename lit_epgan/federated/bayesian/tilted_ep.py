@@ -112,11 +112,9 @@ class TiltedExpectationPropagation(Algorithm):
         return nn.ModuleDict({"tilt": self.tilt})
 
     def network_optimizer(self, networks: nn.ModuleDict) -> Optimizer:
-        """Adam at the rate ``lr``."""
         return torch.optim.Adam(networks.parameters(), lr=self.lr)
 
     def start(self, server: Server) -> None:
-        """q_j = p0_j."""
         mean = server.parameters.double().repeat(self.components, 1)
         if self.components > 1:
             apart = torch.randn(mean.shape, generator=generator_for(server.seed, "components"))

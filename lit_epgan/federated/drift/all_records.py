@@ -18,13 +18,11 @@ class Counted(Message):
 
 
 def begin_counting(server: Server) -> None:
-    """Nobody is known yet."""
     for name in (KNOWN, WEIGHT):
         server.state.setdefault(name, scalar(0))
 
 
 def count(server: Server, report: Any) -> None:
-    """Take in who has presented themselves."""
     for name, new in ((KNOWN, report.new), (WEIGHT, report.new_records)):
         known = server.state[name]
         server.state[name] = known + new.to(known.device)

@@ -49,7 +49,6 @@ class SCAFFOLD(Algorithm):
         self.control, self.lr = control, lr
 
     def start(self, server: Server) -> None:
-        """c = 0, and nobody known."""
         server.state.setdefault("control", torch.zeros_like(server.parameters))
         begin_counting(server)
 

@@ -44,7 +44,6 @@ class FedAvgM(ServerOptimizer):
         self.momentum = momentum
 
     def step(self, server: Server, change: Tensor) -> Tensor:
-        """lr m (d,)."""
         mean = server.state.setdefault("server_momentum", torch.zeros_like(change))
         mean.mul_(self.momentum).add_(change)
         return self.lr * mean

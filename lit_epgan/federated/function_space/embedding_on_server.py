@@ -43,11 +43,7 @@ class EmbeddingOnServer(Algorithm):
     """
 
     def __init__(
-        self,
-        server_steps: int = 200,
-        batch_size: int = 32,
-        inner: Algorithm | None = None,
-        **release: Any,
+        self, server_steps: int = 200, batch_size: int = 32, inner: Algorithm | None = None, **release: Any
     ) -> None:
         name = type(self).__name__
         if inner is not None:
@@ -86,11 +82,9 @@ class EmbeddingOnServer(Algorithm):
             self.train_server(server)
 
     def released(self, client: Client, sent: Broadcast) -> Message:
-        """A client's one release."""
         return self.release.report(client)
 
     def train_server(self, server: Server) -> None:
-        """A round's work on the server."""
         server.train(self._batches(server))
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:

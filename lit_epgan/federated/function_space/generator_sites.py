@@ -8,18 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.bounds import at_least, within
-from lit_epgan.engine import (
-    Algorithm,
-    Around,
-    Broadcast,
-    Client,
-    Exchange,
-    Message,
-    Rounds,
-    Server,
-    merged,
-    passing,
-)
+from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, merged, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
 from lit_epgan.networks.modes import evaluating
@@ -47,7 +36,6 @@ class SiteTensors:
         return torch.cat([t.flatten() for t in self._tensors()])
 
     def load(self, site: Tensor) -> None:
-        """Make the module hold a site."""
         start = 0
         for tensor in self._tensors():
             tensor.copy_(site[start : start + tensor.numel()].view_as(tensor))
@@ -236,7 +224,6 @@ class GeneratorSites(Around):
 
 
 def known_sites(server: Server) -> list[int]:
-    """Clients whose site the server has."""
     return [k for k in range(server.clients) if f"{SITE}{k}" in server.state]
 
 

@@ -102,7 +102,6 @@ class GradientFree(Around):
 
     @staticmethod
     def generator(server: Server) -> torch.Generator:
-        """The stream of the round."""
         return generator_for(server.seed, "inference", server.round)
 
 

@@ -113,7 +113,6 @@ class PublishedRejection(GradientFree):
 
     @torch.no_grad()
     def records(self, client: Client, sent: Broadcast) -> Message:
-        """How many records the client has."""
         return self.RecordAnswers(numbers=scalar(len(torch.cat(list(summaries(client))))))
 
     @torch.no_grad()
