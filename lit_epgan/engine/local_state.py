@@ -35,6 +35,7 @@ class Attributes:
     def round_begins(self) -> None:
         """What the attributes are now is what a fresh client starts with."""
         module = self._module
+        self._begun: dict[tuple[str, str], Any] = {}  # what clients began with, where they changed it
         self._known = Known([*module.modules(), *module.parameters(), *module.buffers()])
         before, self._held = self._held, {}
         for path, owner in _owners("", module, set()):
@@ -89,6 +90,8 @@ class Attributes:
         nodes: dict[int, Any] = {}
         for path, held in self._held.items():
             for name in held.changed():
+                if (path, name) not in self._begun:  # training at the server may change it later in the round
+                    self._begun[path, name] = Copier(self._known)(held.then.get(name, MISSING))
                 live.setdefault(path, {})[name] = held.held.get(name, MISSING)
                 try:
                     kept.setdefault(path, {})[name] = held.plain(name, nodes)
@@ -121,7 +124,7 @@ class Attributes:
                 held = self._held[path]
                 which = tuple(map(id, values))
                 if which not in found:
-                    found[which] = pooled(held.then.get(name, MISSING), values)
+                    found[which] = pooled(self._begun.get((path, name), held.then.get(name, MISSING)), values)
                 held.held[name] = found[which]
                 self._presented.setdefault(path, {})[name] = Copier(self._known)(held.held[name])
 

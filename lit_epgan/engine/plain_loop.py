@@ -189,12 +189,8 @@ class PlainFederation:
     @contextmanager
     def _holding(self) -> Iterator[None]:
         self.model.load_server(self.server.parameters)
-        self.model.attributes.begin(None)
-        try:
-            with torch.enable_grad():
-                yield
-        finally:
-            self.model.attributes.clear()
+        with torch.enable_grad():
+            yield
         self.server.parameters.copy_(self.model.flat.vector)
         self.model.tensors.adopt(self.server.round)
 

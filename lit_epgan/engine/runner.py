@@ -183,7 +183,8 @@ class ClientRunner:
             if task.training:
                 private.optimizers = self.model.optimizers.collect()
                 private.personal = self.model.tensors.read_personal()
-                private.attributes, gathered = self.model.attributes.collect(client.name)
+                kept, gathered = self.model.attributes.collect(client.name)
+                private.attributes = {} if hidden else kept  # nothing may stand in a private run's checkpoint
             self.model.attributes.clear()
             report: dict[str, Term] = dict(message.terms(client.records))
             if task.training:

@@ -335,7 +335,6 @@ class ServerTraining:
         """A context in which the module holds the server's model, in training mode; what it ends as is the server's."""
         module, model = self.module, self.model
         model.load_server(self.server.parameters, self.state.server_optimizers)
-        model.attributes.begin(None)
         modes = {part: part.training for part in module.modules()}
         module.train()
         try:
@@ -344,7 +343,6 @@ class ServerTraining:
         finally:
             for part, mode in modes.items():
                 part.training = mode
-            model.attributes.clear()
         model.flat.adopt()
         self.server.parameters.copy_(model.flat.vector)
         model.tensors.adopt(self.server.round)
