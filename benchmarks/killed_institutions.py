@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lit_epgan.study.runner import Process, start
+from lit_epgan.cli.study_runner import Process, start
 from side_by_side import markdown, options, publish
 
 from lit_epgan.carriers.fit import QUIET
