@@ -16,11 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from lit_epgan.cli.study_runner import Process, start
 from side_by_side import markdown, options, publish
 
 from lit_epgan.carriers.fit import QUIET
 from lit_epgan.carriers.protocol import Endpoint
+from lit_epgan.cli.study_runner import Process, start
 
 KILLED, AGAIN = ("client-1", "client-2"), "client-2"
 
