@@ -8,17 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lit_epgan.engine import (
-    Algorithm,
-    Around,
-    Broadcast,
-    Client,
-    FixedSize,
-    Message,
-    PlainFederation,
-    Rounds,
-    Server,
-)
+from lit_epgan.engine import Algorithm, Around, Broadcast, Client, FixedSize, Message, PlainFederation, Rounds, Server
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     SCAFFOLD,

@@ -74,7 +74,7 @@ def test_what_is_done_to_reports_goes_with_any_algorithm(order: Any, capsys: pyt
 def test_a_base_may_be_several(bases: Path) -> None:
     (bases / "both.yaml").write_text("base: [middle.yaml, algorithms/scaffold.yaml]\n")
     assert [path.name for path in with_bases(Path("both.yaml"))] == [
-        *("toy.yaml", "middle.yaml", "scaffold.yaml", "both.yaml"),
+        *("toy.yaml", "middle.yaml", "scaffold.yaml", "both.yaml")
     ]
 
 
@@ -373,11 +373,7 @@ def test_a_configuration_is_parsed_as_it_was(cli: Parsed, strings: list[str]) ->
 
 
 def values(config: Namespace) -> list[Any]:
-    return [
-        config.data.init_args.data_dir,
-        config.trainer.logger[0].init_args.file,
-        config.federation.init_args.local,
-    ]
+    return [config.data.init_args.data_dir, config.trainer.logger[0].init_args.file, config.federation.init_args.local]
 
 
 def test_a_run_named_like_a_number_is_printed_in_quotes(capsys: pytest.CaptureFixture[str]) -> None:

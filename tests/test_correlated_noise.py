@@ -19,14 +19,7 @@ from lit_epgan.engine.samplers import Chains, Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, Ledger, Releases, spent
-from lit_epgan.privacy.correlated import (
-    BackSubstitution,
-    banded,
-    prefix_deviations,
-    sensitivity,
-    square_root,
-    toeplitz,
-)
+from lit_epgan.privacy.correlated import BackSubstitution, banded, prefix_deviations, sensitivity, square_root, toeplitz
 from lit_epgan.privacy.ledger import Account
 from tests.federations import federation, fit
 from tests.modules import Regression

@@ -203,9 +203,7 @@ def test_md_gan_of_one_client_is_the_generators_own_step() -> None:
     fit(module, federation(sizes=(20,)), rounds=1, algorithm=algorithm)
     loss = alone.objective.generator_loss(functional_call(alone.discriminator, seen[0], (alone.generator(noise[1]),)))
     for parameter, gradient in zip(
-        alone.generator.parameters(),
-        torch.autograd.grad(loss, list(alone.generator.parameters())),
-        strict=True,
+        alone.generator.parameters(), torch.autograd.grad(loss, list(alone.generator.parameters())), strict=True
     ):
         parameter.data -= 0.1 * gradient
     for name, value in module.generator.named_parameters():

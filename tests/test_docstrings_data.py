@@ -174,11 +174,7 @@ def test_the_standard_library_has_hundreds_of_users() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [
-        ({"joined": 1.5}, r"data\.joined"),
-        ({"clients": 0}, r"data\.clients"),
-        ({"level": "bytes"}, r"data\.level"),
-    ],
+    [({"joined": 1.5}, r"data\.joined"), ({"clients": 0}, r"data\.clients"), ({"level": "bytes"}, r"data\.level")],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):

@@ -216,11 +216,7 @@ def test_the_servers_slope_is_the_sum_over_all_clients(cohort: int | None) -> No
             seen.append(server.parameters.clone())
 
     fit(
-        Regression(),
-        federation(sizes=sizes, clients_per_round=cohort),
-        6,
-        algorithm=FedDyn(alpha),
-        callbacks=[Watch()],
+        Regression(), federation(sizes=sizes, clients_per_round=cohort), 6, algorithm=FedDyn(alpha), callbacks=[Watch()]
     )
     assert len(seen) == 6
 

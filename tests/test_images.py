@@ -258,8 +258,7 @@ def test_no_file_is_unpickled_before_its_sum_is_right(cifar: Path, victim: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "file"),
-    [("cifar10", "cifar-10-python.tar.gz"), ("fashion_mnist", "train-images-idx3-ubyte.gz")],
+    ("name", "file"), [("cifar10", "cifar-10-python.tar.gz"), ("fashion_mnist", "train-images-idx3-ubyte.gz")]
 )
 def test_a_download_without_network_says_what_to_place_by_hand(
     tmp_path: Path, offline: None, name: str, file: str

@@ -11,14 +11,7 @@ from torch.distributions import LogNormal, Normal
 
 from lit_epgan.bayes import GaussianMixture, Independent, RandomFourierFeatures, Statistics
 from lit_epgan.bayes.inference import LinearMean, Refinement, SyntheticLikelihood
-from lit_epgan.bayes.mean_embeddings import (
-    basis,
-    leading,
-    ridged,
-    root,
-    spread_directions,
-    sufficient_directions,
-)
+from lit_epgan.bayes.mean_embeddings import basis, leading, ridged, root, spread_directions, sufficient_directions
 from lit_epgan.bayes.moves import aligned, consistent
 from lit_epgan.bayes.search import Search
 from lit_epgan.errors import UserError

@@ -282,8 +282,7 @@ class Regression(LightningModule):
 
 
 @pytest.mark.parametrize(
-    "algorithm",
-    [MOON("backbone"), MOON("head"), FedNP("backbone", "head"), TiltedExpectationPropagation("backbone.0")],
+    "algorithm", [MOON("backbone"), MOON("head"), FedNP("backbone", "head"), TiltedExpectationPropagation("backbone.0")]
 )
 def test_algorithms_that_look_at_features_take_halved_ones(algorithm: Algorithm) -> None:
     torch.manual_seed(0)

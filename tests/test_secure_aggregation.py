@@ -189,12 +189,7 @@ def test_nothing_but_names_shapes_keys_and_masked_numbers_leaves(secure: Callabl
     assert (hello.kind, ready.kind, answer.kind) == (Kind.HELLO, Kind.READY, Kind.ANSWER)
     told = json.loads(ready.body[WORDS:])
     assert set(told) == {"layout", "announced"}
-    assert told["layout"] == {
-        "change": [41],
-        "weight": None,
-        "federation/weight": None,
-        "federation/steps": None,
-    }
+    assert told["layout"] == {"change": [41], "weight": None, "federation/weight": None, "federation/steps": None}
     assert [len(each) for each in told["announced"]] == [64, 0, 0]
     assert {name: each.shape for name, each in load(answer.body[WORDS:]).items()} == {MASKED: (44,)}
 

@@ -133,10 +133,7 @@ def test_a_manifest_is_read(tmp_path):
         ("S1,anna,two,a.wav,-1,train", "line 3: seconds must be positive"),
         (",anna,two,a.wav,1.0,train", "line 3: the session is empty"),
         ("S1,anna,two,a.wav,1.0,testing", "line 3: the split is 'testing'"),
-        (
-            "S1,anna,well, I think so,a.wav,1.0,train",
-            r"line 3 has 7 fields, .* 6 columns, session, speaker, text",
-        ),
+        ("S1,anna,well, I think so,a.wav,1.0,train", r"line 3 has 7 fields, .* 6 columns, session, speaker, text"),
         ("S1,anna,a.wav,1.0", r"line 3 has 4 fields, .* names 6 columns, session"),
         ('\n"S1","an\nna",two,a.wav,long,train', "line 4: seconds"),
     ],

@@ -107,11 +107,7 @@ def assert_one_after_another(reason: str, **options: Any) -> None:
     assert torch.equal(together.server.parameters, alone.server.parameters)
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    ALGORITHMS.values(),
-    ids=ALGORITHMS,
-)
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 def test_clients_end_where_they_end_one_after_another(algorithm: Callable[[], Algorithm]) -> None:
     assert_side_by_side(algorithm=algorithm)
 
