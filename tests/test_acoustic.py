@@ -140,7 +140,6 @@ def phones():
 
 @pytest.fixture
 def clients(phones):
-    """Two clients' utterances, with transitions of the first two pdfs."""
     rng = np.random.default_rng(0)
     transitions = [int(np.flatnonzero(phones.pdfs == pdf)[0]) + 1 for pdf in (0, 1)]
     utterances = [[rng.normal(k, 1 + k, size=(FRAMES, DIMENSION)).astype(np.float32)] for k in range(2)]
@@ -266,7 +265,6 @@ ALIGNED = ["one two", "three", "two one three", "three two", "one", "one three t
 
 @pytest.fixture
 def utterances():
-    """Cepstra that say which word is spoken: each has a mean of its own."""
     rng = np.random.default_rng(0)
     means = dict(zip(("one", "two", "three"), 3 * rng.normal(size=(3, 39)), strict=True))
     spoken = [[rng.normal(means[word], 1 + k / 3, size=(40, 39)) for word in text.split()]
@@ -348,7 +346,6 @@ class KneserNey:
             self.discount.append(once / (once + 2 * twice))
 
     def seen(self, history):
-        """The words seen after a history, each with its discounted probability."""
         n = len(history)
         after = {gram[-1]: c for gram, c in self.count[n].items() if gram[:-1] == history}
         total = sum(after.values())

@@ -27,7 +27,6 @@ CPU = torch.device("cpu")
 
 
 def mean(changes: list[Tensor], weights: list[float], aggregator: Aggregator | None) -> Tensor:
-    """What an algorithm gets of the clients' changes."""
     combination = Combination({}, aggregator, CPU)
     for k, (change, weight) in enumerate(zip(changes, weights, strict=True)):
         combination.add(k, {"change": Weighted(change, weight), "weight": Count(weight)})

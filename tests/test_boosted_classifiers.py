@@ -27,8 +27,6 @@ MEANS = torch.tensor([[0.0, 0.0], [1.5, 1.0]], dtype=torch.float64)
 
 
 class Summarising(LightningModule):
-    """Summarises a record by scaling it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.scale, self.other = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
@@ -52,8 +50,6 @@ class Summarising(LightningModule):
 
 
 class Fitted(Summarising):
-    """Samples classes from their true distribution."""
-
     def sample_class(self, label: int, n: int, generator: torch.Generator) -> Tensor:
         self.asked.append((label, n))
         self.sampled_with.append(self.scale.item())
@@ -67,7 +63,6 @@ def records(counts: tuple[int, ...], seed: int) -> TensorDataset:
 
 
 def data(held: Any = None, **options: Any) -> FederatedDataModule:
-    """Test records of each site, or whatever is given; validation records of one site."""
     sets = {name: records(counts, k) for k, (name, counts) in enumerate(COUNTS.items())}
     tests = {name: records((40, 40), 10 + k) for k, name in enumerate(COUNTS)} if held is None else held
     return FederatedDataModule.from_datasets(sets, batch_size=16, test_dataset=tests, **options)
@@ -83,7 +78,6 @@ def boost(
 
 
 def by_hand(module: Fitted, name: str, repeat: int, seed: int = 0) -> Site:
-    """What a site trains with: its records as the server's model summarises them, and samples from its streams."""
     datamodule = data()
     train, test = datamodule.data.train, datamodule.data.test
     assert isinstance(test, dict)

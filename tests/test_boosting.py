@@ -17,7 +17,6 @@ MEANS = np.array([[0.0, 0.0, 0.0], [1.5, 1.0, 0.0], [-1.0, 2.0, 1.0]])
 
 
 def drawn(counts: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """So many records of each class, Gaussian around the class's mean."""
     random = np.random.default_rng(seed)
     y = random.permutation(np.repeat(np.arange(len(counts)), counts))
     return MEANS[y] + random.standard_normal((len(y), 3)), y

@@ -315,8 +315,6 @@ def test_the_accountant_reads_the_sampler_that_is_wrapped() -> None:
 
 
 class Watched(FedAvg):
-    """Notes the server's cohorts."""
-
     def __init__(self) -> None:
         super().__init__()
         self.cohorts: list[list[int]] = []

@@ -342,8 +342,6 @@ def test_what_stands_beside_the_model_comes_back(tmp_path: Path, module: str, al
 
 
 class Rewound(CSVLogger):
-    """Notes the rounds to which it is rewound."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.to: list[int] = []

@@ -91,8 +91,6 @@ def test_a_partition_of_its_own_for_every_seed() -> None:
 
 
 class Scripted(Classifier):
-    """Has the accuracy that a list says."""
-
     script = (0.2, 0.8, 0.95, 0.5, 0.99)
 
     def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:

@@ -28,8 +28,6 @@ class Pair(NamedTuple):
 
 
 class Rows(Dataset[Any]):
-    """A map-style data set whose records have any structure."""
-
     def __init__(self, k: int, structure: Any) -> None:
         self.x, self.y = client_sets()[k].tensors
         self.structure = structure
@@ -42,8 +40,6 @@ class Rows(Dataset[Any]):
 
 
 class Witness(Regression):
-    """Notes the batches of its training steps, as they were given."""
-
     batches = Notes()
     indices = Notes()
 
@@ -136,8 +132,6 @@ def test_workers_give_the_same_batches() -> None:
 
 
 class Noisy(Rows):
-    """Augments at random, from every global stream that a data set may use."""
-
     def __init__(self, k: int) -> None:
         super().__init__(k, lambda x, y: (x + 0.1 * torch.randn(3, dtype=torch.float64), y))
 
@@ -163,8 +157,6 @@ def test_augmentation_depends_on_seed_round_and_client_alone() -> None:
 
 
 class Hooked(Regression):
-    """Augments a batch after its transfer, and shrinks its parameters after each batch."""
-
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return [2 * batch[0], batch[1]]
 
@@ -201,8 +193,6 @@ def test_held_out_batches_pass_the_modules_hook_too() -> None:
 
 
 class Stream(IterableDataset[Any]):
-    """Records without a number of them."""
-
     def __init__(self, k: int, rows: int | None = None) -> None:
         self.x, self.y = client_sets()[k].tensors
         self.rows = len(self.x) if rows is None else rows
@@ -283,8 +273,6 @@ BAD = 11  # a record of the client of 34
 
 
 class Torn(Dataset[Any]):
-    """Raises at one record."""
-
     def __init__(self, data: TensorDataset, bad: int | None) -> None:
         self.data, self.bad = data, bad
 

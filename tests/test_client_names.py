@@ -152,8 +152,6 @@ def test_parameters_that_were_not_finite_before_the_first_step() -> None:
 
 
 class Scaled(Regression):
-    """A buffer that the loss is divided by, and one that training may spoil."""
-
     def __init__(self, scale: float = 1.0, spoilt: float = 0.0) -> None:
         super().__init__()
         self.register_buffer("scale", torch.tensor([scale]))
@@ -206,8 +204,6 @@ def test_a_cause_is_told_where_reports_wait() -> None:
 
 
 class Poison(Callback):
-    """Makes the gradients of some clients' last step of some rounds ``value``."""
-
     def __init__(self, *victims: tuple[int, int], value: float = math.nan) -> None:
         self.victims, self.value = victims, value
 

@@ -30,7 +30,6 @@ from tests.test_generator_sites import Known, data
 
 
 def driven(algorithm: Algorithm) -> PlainFederation:
-    """Four rounds of it, with dropout and cohorts of three."""
     torch.manual_seed(3)
     module = Regression(dropout=0.2).double()
     federation = PlainFederation(
@@ -179,8 +178,6 @@ def test_a_server_optimizer_goes_around_any_algorithm() -> None:
 
 
 class TwoRegressions(LightningModule):
-    """Two networks that have nothing to do with each other, an optimizer each."""
-
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False

@@ -28,8 +28,6 @@ LABELS, NOISE = 3, 4
 
 
 class Told(nn.Module):
-    """Samples are the label they were asked for, plus a hundredth of the first noise, shifted by a parameter."""
-
     latent_dim = NOISE + LABELS
 
     def __init__(self) -> None:
@@ -134,8 +132,6 @@ def test_the_servers_samples_have_the_labels_of_all_records() -> None:
 
 
 class Seeing(ConditionalGAN):
-    """Notes round, client and batch of every step."""
-
     seen = Notes()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:

@@ -41,8 +41,6 @@ class Always(nn.Module):
 
 
 class TwoParameters(LightningModule):
-    """A least-squares GAN of two parameters, trained by plain gradient descent."""
-
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -124,8 +122,6 @@ def test_a_round_of_f2a_by_hand() -> None:
 
 
 class Watching(F2A):
-    """Keeps lambda, what each client starts from and what it sends."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.starts: list[tuple[int, Tensor]] = []
@@ -211,8 +207,6 @@ def test_md_gan_of_one_client_is_the_generators_own_step() -> None:
 
 
 class Members(Sampler):
-    """The cohorts given, round by round."""
-
     def __init__(self, *cohorts: list[int]) -> None:
         self.cohorts = cohorts
 

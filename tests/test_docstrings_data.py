@@ -35,8 +35,6 @@ class Documented:
 
 
 class Few(DocstringsDataModule):
-    """Six users of ten sentences."""
-
     def users(self):
         return {f"user {k}": [["the", "word", f"w{k}", "is", "w0"]] * 10 for k in range(6)}
 

@@ -18,8 +18,6 @@ from tests.test_embedding_sites import FAST, Cloud, Draw, data, exact, records
 
 
 class Totals(EmbeddingOnServer):
-    """Records what reaches the server, and the parameters after each round."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**(FAST | options))
         self.totals: list[dict[str, Tensor]] = []

@@ -200,8 +200,6 @@ def test_the_index_in_the_middle_of_47() -> None:
 
 
 class FirstParameters(Callback):
-    """What each client starts from."""
-
     def __init__(self) -> None:
         self.seen: list[list[float]] = []
 

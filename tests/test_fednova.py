@@ -259,8 +259,6 @@ def test_the_contrast_is_that_of_a_loop() -> None:
 
 
 class Classifier(LightningModule):
-    """A backbone with BatchNorm, and a head."""
-
     def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh())

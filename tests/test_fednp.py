@@ -31,8 +31,6 @@ from tests.plain_federation import federated
 
 
 class Classifier(LightningModule):
-    """A backbone and a head."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(4)
@@ -46,15 +44,12 @@ class Classifier(LightningModule):
 
 
 def ended(algorithm: Algorithm, rounds: int) -> Classifier:
-    """Without a Trainer."""
     module = Classifier().double()
     federated(module, federation(), algorithm).run(rounds)
     return module
 
 
 class Watching(FedNP):
-    """Keeps what the federation's Gaussians are, and every step's own loss."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__("backbone", "head", **{"latent": 4, "hidden": 5, **options})
         self.sites: dict[int, GaussianFactor] = {}
@@ -182,8 +177,6 @@ def test_a_users_mistakes() -> None:
 
 
 class Digits(LightningModule):
-    """A classifier of four classes."""
-
     def __init__(self, classes: int = 4) -> None:
         super().__init__()
         torch.manual_seed(1)
@@ -245,7 +238,6 @@ def toy(seed: int = 3, **options: Any) -> PolynomialDataModule:
 
 
 def least_squares(data: FederatedDataModule) -> tuple[np.ndarray, float]:
-    """The cubic of least squared error on all points, and that error."""
     x, y = (t.double().numpy()[:, 0] for t in data.data.val.tensors)
     w = np.polynomial.Polynomial.fit(x, y, 3).convert().coef[::-1]
     return w, float(np.mean((np.polyval(w, x) - y) ** 2))

@@ -117,7 +117,6 @@ def test_a_manifest_needs_only_path_and_client(images: Path) -> None:
 
 @pytest.fixture
 def elsewhere(images: Path) -> Path:
-    """A manifest whose folder lacks the second image; a link in it leads there."""
     own = images / "own"
     save(own / "in.png")
     (own / "link.png").symlink_to(images / "a.png")

@@ -25,7 +25,6 @@ from tests.generative import Images, trainer
 def plain_steps(
     module: GAN, batches: list[Tensor], r1: float, every: int
 ) -> tuple[list[Tensor], list[tuple[float, float]]]:
-    """The non-saturating step written out in PyTorch alone; parameters afterwards and the losses."""
     generator, discriminator = copy.deepcopy(module.generator), copy.deepcopy(module.discriminator)
     optimizers = [
         torch.optim.Adam(n.parameters(), lr=1e-3, betas=(0.5, 0.99), fused=True) for n in (generator, discriminator)

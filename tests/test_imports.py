@@ -24,8 +24,6 @@ def within(name: str, *rooms: str) -> bool:
 
 
 class Executed(ast.NodeTransformer):
-    """Drops what only a type checker sees."""
-
     def visit_If(self, node: ast.If) -> ast.AST | None:
         typing_only = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         return None if typing_only else self.generic_visit(node)

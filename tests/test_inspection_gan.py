@@ -50,8 +50,6 @@ def people(labels: list[list[int]] = LABELS) -> dict[str, TensorDataset]:
 
 
 class Counted(View):
-    """Asks for the number of users, and refuses the groups that it is told to."""
-
     def __init__(self, *refused: str) -> None:
         self.refused = refused
 
@@ -172,7 +170,6 @@ def test_groups_start_alike_and_have_noise_of_their_own(tmp_path: Any) -> None:
 
 
 def discriminators(images: dict[str, list[Tensor]]) -> Tensor:
-    """Both groups' after a round without noise, as one vector."""
     trained = [settings(rounds=1).train(own, NOTHING, SEED, 0) for own in images.values()]
     return torch.cat([p.detach().flatten() for each in trained for p in each.discriminator.parameters()])
 

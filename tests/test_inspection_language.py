@@ -50,7 +50,6 @@ def text(*sentences: str) -> Text:
 
 
 def people() -> dict[str, Text]:
-    """The third has words of the second group alone, the last none at all."""
     own = [text("a b.x.is", "c d.the.x"), text("a b.the"), text("the.zebra", "is.x.y"), text("q.r", "q.s"), text()]
     return {f"user {k}": each for k, each in enumerate(own)}
 
@@ -67,8 +66,6 @@ def settings(**options: Any) -> FederatedLanguageModel:
 
 
 class Counted(View):
-    """Asks for the number of users, and refuses to show any group."""
-
     def look(self, users: Users, ask: Ask) -> Findings:
         ask([torch.ones(1)] * len(users.private))
         panels = [Panel(name, refused="no word is shown") for name in users.selection.groups]
@@ -354,8 +351,6 @@ def test_a_gan_of_words_is_refused() -> None:
 
 
 class Few(DocstringsDataModule):
-    """Sixty users, all of whose sentences begin with the same two words."""
-
     def users(self) -> dict[str, list[list[str]]]:  # type: ignore[override]
         return {f"user {k:02d}": [["return", "the", "sum", f"w{k}"]] * 3 for k in range(60)}
 

@@ -31,8 +31,6 @@ def test_words_are_records_of_their_number_and_place() -> None:
 
 
 class Odd(Selection):
-    """Weights that no rule should give."""
-
     task, groups = "a test", ("a", "b")
 
     def weights(self, records):
@@ -148,8 +146,6 @@ def test_the_share_raises_an_alarm_by_its_exact_interval(joined: int, shown: int
 
 
 class Few(DocstringsDataModule):
-    """Sixty users, all of whose sentences begin with the same two words."""
-
     def users(self):
         return {f"user {k:02d}": [["return", "the", "sum", f"w{k}"]] * 3 for k in range(60)}
 

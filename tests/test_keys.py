@@ -81,7 +81,6 @@ def test_its_own_key_must_be_among_them() -> None:
 
 
 def forged(announced: Announced) -> Announced:
-    """The server's own key with the institution's signature."""
     return announced._replace(key=ExchangeKey("berta", 3, 1).announced.key)
 
 
@@ -171,7 +170,6 @@ def words(*values: int) -> Words:
 
 
 def masked(numbers: list[Numbers]) -> list[Words]:
-    """Every client's fixed-point numbers, with the pads of all pairs."""
     rows = [fixed_point(each) for each in numbers]
     for j in range(len(rows)):
         for k in range(j + 1, len(rows)):

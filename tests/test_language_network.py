@@ -139,7 +139,6 @@ def tiny() -> CIFGLanguageNetwork:
 
 
 def brute_force(network: CIFGLanguageNetwork, longest: int) -> dict[tuple[int, ...], float]:
-    """The probability of every sequence of at most ``longest`` of three letters, a product of the steps'."""
     found = {}
     for length in range(longest + 1):
         for letters in itertools.product(range(3), repeat=length):

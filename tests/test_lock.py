@@ -110,7 +110,6 @@ def test_the_same_process_may_enter_again_and_leaves_nothing_behind(tmp_path: Pa
 
 
 def in_another_process(folder: Path, kind: str) -> None:
-    """Take the lock there, and give it back."""
     script = HOLD.replace("time.sleep(600)", "pass")
     words = [sys.executable, "-c", script, str(folder), kind]
     done = subprocess.run(words, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)

@@ -53,7 +53,6 @@ def expected_cosines(w: Tensor, m: float, s: float) -> tuple[Tensor, Tensor]:
 
 
 def closed_mean(phi: RandomFourierFeatures, m: float, s: float) -> Tensor:
-    """E phi (D,)."""
     return torch.cat(expected_cosines(phi.omega[0].double(), m, s)) / math.sqrt(phi.size / 2)
 
 

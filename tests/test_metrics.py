@@ -73,8 +73,6 @@ def test_frechet_distance_of_identical_sets_is_zero() -> None:
 
 
 class Passes(torch.nn.Module):
-    """What torchmetrics takes for an extractor: its images are the features."""
-
     num_features = 6
 
     def forward(self, images: Tensor) -> Tensor:
@@ -110,8 +108,6 @@ def test_classes_count_confident_samples_only() -> None:
 
 
 class Counting(FeatureExtractor):
-    """Notes how many images come at a time."""
-
     name = "counting"
     batch_on_cpu = 3
 
@@ -295,8 +291,6 @@ def test_random_rows_are_of_all_clients_however_they_come(size: int) -> None:
 
 
 class Plain(FeatureExtractor):
-    """An image's pixels are its features and its logits."""
-
     name = "plain"
     counts_classes = True
 
@@ -331,15 +325,11 @@ def test_parts_do_not_change_the_scores_and_are_not_kept(
 
 
 class Offering:
-    """A callback that offers a set by position."""
-
     def extra_samples(self, n: int, start: int = 0) -> dict[str, Tensor]:
         return {"count": torch.arange(start, start + n)}
 
 
 class Stand:
-    """A trainer, as far as samples are concerned."""
-
     callbacks = (Offering(),)
 
 

@@ -126,7 +126,6 @@ def test_an_epidemics_parameters_are_found_from_three_hospitals_discrepancies() 
     means = [inference.phi(x).double().mean(0) for x in hospitals]
 
     def answer(question: Question) -> SummedAnswer:
-        """What the hospitals' sums say: one number for each simulated data set."""
         return SummedAnswer(sum(60 * question.discrepancies(mean) for mean in means) / 180, 180.0)
 
     asking = inference.run(generator)
@@ -144,8 +143,6 @@ def test_an_epidemics_parameters_are_found_from_three_hospitals_discrepancies() 
 
 
 class Waiting(Independent):
-    """Exponential waiting times: all that a user writes."""
-
     def __init__(self) -> None:
         super().__init__({"rate": Gamma(3.0, 2.0)}, dimensions=1)
 
@@ -155,8 +152,6 @@ class Waiting(Independent):
 
 
 class Everything(Independent):
-    """A parameter of every kind of support; its records are of no interest."""
-
     def __init__(self) -> None:
         covariance = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
         priors = {

@@ -136,7 +136,6 @@ def _network() -> nn.Module:
 
 
 def _numeric_gradients(discriminator: nn.Module, x: Tensor, step: float = 1e-6) -> Tensor:
-    """Central differences of the heads' mean, one input entry at a time: (rows, entries)."""
     columns = []
     for entry in range(x[0].numel()):
         shift = torch.zeros(x[0].numel(), dtype=x.dtype)
@@ -216,7 +215,6 @@ def energy(theta: Tensor) -> Tensor:
 
 
 def sample(steps: int, lr: float, friction: float, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of independent chains after ``steps`` steps from the target's mean."""
     torch.manual_seed(0)
     theta = nn.Parameter(MEAN.repeat(CHAINS, 1))
     optimizer = SGHMC([theta], lr=lr, friction=friction, temperature=temperature)
@@ -238,7 +236,6 @@ def stationary(lr: float, friction: float, temperature: float) -> Tensor:
 
 
 def assert_samples_of(mean: Tensor, covariance: Tensor, expected: Tensor) -> None:
-    """Five standard errors of independent chains."""
     variances = expected.diagonal()
     assert bool(((mean - MEAN).abs() < 5 * (variances / CHAINS).sqrt()).all())
     errors = ((expected.square() + torch.outer(variances, variances)) / CHAINS).sqrt()

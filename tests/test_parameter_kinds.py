@@ -22,8 +22,6 @@ from tests.test_policies import Kept
 
 
 class Words(LightningModule):
-    """An embedding, few of whose rows a batch needs, and a layer."""
-
     def __init__(self, sparse: bool = True, optimizer: str = "sgd") -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(9, 4, sparse=sparse), nn.Linear(4, 1)
@@ -120,8 +118,6 @@ def test_an_optimizer_of_sparse_gradients_alone_is_named(algorithm: Any) -> None
 
 
 class Spectral(Regression):
-    """A complex filter over the inputs' spectrum, or its real view."""
-
     def __init__(self, real: bool = False) -> None:
         super().__init__()
         start = torch.randn(2, dtype=torch.complex128, generator=torch.Generator().manual_seed(1))

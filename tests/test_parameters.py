@@ -256,8 +256,6 @@ QUIET: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpoi
 
 
 class Teacher(Regression):
-    """A frozen copy of the first layer follows it, as BYOL's and MoCo's targets do."""
-
     seen = Notes()
 
     def __init__(self) -> None:
@@ -286,8 +284,6 @@ def test_a_frozen_teacher_starts_from_the_servers_and_is_merged_by_records() -> 
 
 
 class Clamped(Regression):
-    """Replaces the storage of its parameters after each batch, as weight clipping is often written."""
-
     def __init__(self, in_place: bool) -> None:
         super().__init__()
         self.in_place = in_place

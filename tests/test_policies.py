@@ -34,8 +34,6 @@ def names(state: dict[str, Any], part: str) -> dict[str, Any]:
 
 
 class Kept:
-    """Local work whose optimizers go on from the client's last round."""
-
     def __init__(self, steps: Any) -> None:
         self.steps, self.states = steps, dict[int, list[Any]]()
 
@@ -77,8 +75,6 @@ def test_unknown_policies_are_named() -> None:
 
 
 class Drifting(Regression):
-    """A buffer that training changes and that changes training, beside an integer one and BatchNorm's."""
-
     def __init__(self) -> None:
         super().__init__(batch_norm=True)
         self.register_buffer("offset", torch.zeros(1))
@@ -248,7 +244,6 @@ class Listed(torch.utils.data.Dataset[Any]):
 
 
 def held(hard: ClientData, name: str) -> list[Tensor]:
-    """All records of a client, by its loader in one batch."""
     module = FederatedDataModule.from_datasets(hard.train, batch_size=100)
     module.setup()
     (batch,) = module.clients[module.client_names.index(name)].batches(None, 1, 0, 0, 0)

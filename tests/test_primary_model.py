@@ -24,8 +24,6 @@ from tests.test_cli import refusal
 
 
 class Linear(LightningModule):
-    """Two classes by the sign of x; drops out in training, as evaluation must not."""
-
     def __init__(self):
         super().__init__()
         self.layer, self.dropout = torch.nn.Linear(1, 2), torch.nn.Dropout(0.9)
@@ -171,8 +169,6 @@ def test_a_regressions_outputs_are_columns(tmp_path: Path) -> None:
 
 
 class Plain(LightningModule):
-    """A module of somebody's own."""
-
     def __init__(self, answer: Any) -> None:
         super().__init__()
         self.answer = answer

@@ -27,8 +27,6 @@ from tests.test_embedding_sites import FAST, SIZES, Cavities, Cloud, data, recor
 
 
 class Recorder(GaussianMechanism):
-    """Keeps what would be noised, and adds nothing."""
-
     def release(self, vector: Tensor, sensitivity: float, *stream: int | str) -> Tensor:
         self.__dict__["vector"], self.__dict__["sensitivity"] = vector, sensitivity
         return vector
@@ -155,8 +153,6 @@ NOTHING = 1e-12  # noise that a test does not see
 
 
 class Watching(CentralNoise):
-    """Keeps every report as it comes and as it leaves."""
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.came: list[Report] = []

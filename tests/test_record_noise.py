@@ -43,8 +43,6 @@ def vector(module: nn.Module) -> Tensor:
 
 
 class Batches(Callback):
-    """Sees the batches that callbacks see."""
-
     def __init__(self) -> None:
         self.seen: list[Any] = []
 

@@ -116,10 +116,7 @@ def test_a_cohort_larger_than_the_federation_is_refused() -> None:
 
 
 class Asking(Algorithm):
-    """The first client trains alone; then both train."""
-
     def round(self, server: Server) -> Rounds:
-        """Two exchanges."""
         yield Exchange({"parameters": server.parameters}, to=[0], merge=False)
         yield Exchange({"parameters": server.parameters})
 
@@ -157,8 +154,6 @@ def test_that_it_is_asked_again_reaches_a_client_elsewhere() -> None:
 
 
 class Batches(Callback):
-    """Counts the held-out batches that Lightning fetches."""
-
     def __init__(self) -> None:
         self.validated = self.tested = 0
 
@@ -170,8 +165,6 @@ class Batches(Callback):
 
 
 class SmallBatches(Images):
-    """Twenty held-out images in four batches."""
-
     def val_dataloader(self) -> DataLoader:
         return self._loader(slice(40, 60), 5)
 
@@ -179,8 +172,6 @@ class SmallBatches(Images):
 
 
 class Judged(GAN):
-    """Has a validation step of its own."""
-
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.log("rows", float(len(batch[0])))
 

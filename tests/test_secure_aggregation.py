@@ -42,7 +42,6 @@ RUNS = [options for options in ALL_RUNS if not SINGLE & set(options)]
 
 
 def started(folder: Path, *options: str, cut_in: int | None = None) -> dict[str, Started]:
-    """Five processes: the server's, and one for each client; the last one's link may be cut in a round."""
     folder.mkdir(exist_ok=True)
     key, address = secrets.token_hex(16), str(folder / f"{secrets.token_hex(4)}")
     places = {"server": Endpoint("server", address, key, terms=SECURE)}
@@ -261,8 +260,6 @@ def test_who_is_lost_after_it_was_ready_makes_the_round_void_and_the_next_one_go
 
 
 class Twice(Algorithm):
-    """FedAvg with two exchanges in a round."""
-
     def round(self, server: Server) -> Rounds:
         for _ in range(2):
             total = yield Exchange({"parameters": server.parameters})

@@ -213,8 +213,6 @@ def test_without_being_asked_nothing_is_masked():
 
 
 class Seen(Callback):
-    """What each step was given: (round, client and batch in it) -> chunks; and what validation was given."""
-
     def __init__(self, data):
         self.data, self.trained, self.validated = data, [], []
 
@@ -226,8 +224,6 @@ class Seen(Callback):
 
 
 class OwnChunks(SpeechDataModule):
-    """Two clients with chunks of ones; no corpus."""
-
     def load(self):
         mel = torch.ones(20 * FRAMES, MELS, dtype=torch.float64)
         own = [ChunkDataset(mel, torch.zeros(len(mel)).long(), torch.arange(n) * FRAMES) for n in (12, 20)]

@@ -230,7 +230,6 @@ def training_plans(heterogeneity, sessions=100):
 
 def test_topics_accents_voices_and_rates():
     def within(heterogeneity):
-        """Accents and families in a session, and how its slowest speaker compares to its fastest; means."""
         train = training_plans(heterogeneity)
         accents = [len({s.voice.split("+")[0] for s in p.speakers}) for p in train]
         families = [len({s.voice.split("+")[1] in FAMILIES["female"] for s in p.speakers}) for p in train]
@@ -250,8 +249,6 @@ def test_topics_accents_voices_and_rates():
 
 @pytest.fixture
 def conditions_of(tmp_path, monkeypatch):
-    """What each utterance of a plan is recorded under, without a sound."""
-
     def recorded(plan):
         seen = []
         monkeypatch.setattr(synthesis, "_spoken", lambda plan: [("anna", "two", np.zeros(8))] * 200)
@@ -282,7 +279,6 @@ def test_an_utterance_has_its_sessions_room_noise_and_channel_or_a_draw_of_its_o
 
 
 def edit_distance(a, b):
-    """Levenshtein's recursion, row by row."""
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         previous, row = row, [i]

@@ -21,8 +21,6 @@ from tests.speech_gans import FRAMES, INPUTS, STATES, batch, speech_gan
 
 
 class Recorder:
-    """In place of an optimizer: which gradients it would step on."""
-
     def __init__(self, network):
         self.network, self.gradients = network, []
         self.zero_grad = network.zero_grad
@@ -99,8 +97,6 @@ LOSSES = {  # EP-GAN, appendix F.4.3
 
 
 class Pulls(FederationCallback):
-    """Notes whose gradients the federation changes."""
-
     def on_before_optimizer_step(self, trainer, module, optimizer):
         gradients = [p.grad for p in optimizer.param_groups[0]["params"] if p.grad is not None]
         before = [gradient.clone() for gradient in gradients]

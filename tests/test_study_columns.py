@@ -183,7 +183,6 @@ def test_known_runs_are_not_run_again(plan: Path, tmp_path: Path, capsys: pytest
 
 
 def without_seconds(line: str) -> list[str]:
-    """Cells that do not hold a measured time."""
     return [cell for cell in line.split(",") if not cell.startswith("0.") or len(cell) < 8]
 
 

@@ -85,7 +85,6 @@ def test_the_integration_is_that_of_the_oracle() -> None:
 
 
 def errors(result: tuple[Tensor, Tensor, Tensor], variance: Tensor, exact: list[Tensor]) -> list[Tensor]:
-    """Of log Z, of the mean in cavity standard deviations, of the variance relative to the exact one."""
     log_z, mean, tilted = result
     return [(log_z - exact[0]).abs(), (mean - exact[1]).abs() / variance.sqrt(), (tilted / exact[2] - 1).abs()]
 
@@ -352,7 +351,6 @@ Constants = list[list[Any]]
 
 
 def residuals(weights: list[Any], scales: list[Any]) -> list[Any]:
-    """sum_i w_i Phi(s_i x) - sigma(x), of opposite sign at -x."""
     tails = ([mpmath.erfc(s * x / mpmath.sqrt(2)) / 2 for s in scales] for x in NODES)
     return [1 / (1 + mpmath.exp(x)) - mpmath.fdot(weights, tail) for x, tail in zip(NODES, tails, strict=True)]
 

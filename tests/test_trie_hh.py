@@ -62,8 +62,6 @@ def test_a_trie_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Scripted:
-    """Draws who is next in a list, and of a user's words the last."""
-
     def __init__(self, *drawn: Sequence[int]) -> None:
         self.drawn = iter(drawn)
 
