@@ -11,7 +11,6 @@ import torch
 from scipy.stats import multivariate_normal
 
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.modules.acoustic_model import AcousticModel, accuracy, check_states, cross_entropy
 from lit_epgan.networks.speech_networks import SRUAcousticNetwork
 from lit_epgan.speech.decoding import Decoder, decoding_graph, grammar, log_prior
@@ -28,6 +27,7 @@ from lit_epgan.speech.gmm import (
 from lit_epgan.speech.packages import speech_package
 from lit_epgan.speech.phones import PDFS, SELF_LOOP_SCALE, UNKNOWN_WORD, lexicon, phone_models
 from tests.federations import fit
+from tests.refusals import assert_refused
 
 
 def test_loss_and_accuracy_by_hand():
@@ -73,12 +73,9 @@ def test_it_learns_in_a_federation(tmp_path):
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(UserError, match="lr"):
-        AcousticModel(SRUAcousticNetwork(), lr=0)
-    with pytest.raises(UserError, match="hidden"):
-        SRUAcousticNetwork(hidden=0)
-    with pytest.raises(UserError, match="set its pdfs to 123"):
-        check_states(123, 100)
+    assert_refused("lr", AcousticModel, SRUAcousticNetwork(), lr=0)
+    assert_refused("hidden", SRUAcousticNetwork, hidden=0)
+    assert_refused("set its pdfs to 123", check_states, 123, 100)
 
 
 TEXTS = ["turn it on", "turn it off", "two cats turn", "blorf it on", "to turn it on", "to turn it off"]

@@ -21,6 +21,7 @@ from lit_epgan.federated import FedAvg
 from lit_epgan.privacy import CentralNoise
 from lit_epgan.randomness import generator_for
 from tests.federations import fit
+from tests.refusals import assert_refused
 
 COUNTS = {"=north": (30, 4), "south": (9, 25), "west": (20, 0)}
 MEANS = torch.tensor([[0.0, 0.0], [1.5, 1.0]], dtype=torch.float64)
@@ -201,8 +202,7 @@ def unlabelled() -> dict[str, Dataset]:
     ],
 )
 def test_data_that_do_not_do_are_refused(tmp_path: Path, datamodule: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        boost(tmp_path, BoostedClassifiers(["raw"]), datamodule())
+    assert_refused(message, boost, tmp_path, BoostedClassifiers(["raw"]), datamodule())
 
 
 # ---------------------------------------------------------------- what is refused before a round is trained
@@ -222,8 +222,7 @@ def test_smote_without_its_package_is_refused_before_anything_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "imblearn", None)
-    with pytest.raises(UserError, match=r"lit_epgan\[graffl\], or leave smote out"):
-        boost(tmp_path, BoostedClassifiers())
+    assert_refused(r"lit_epgan\[graffl\], or leave smote out", boost, tmp_path, BoostedClassifiers())
     boost(tmp_path, BoostedClassifiers(["raw"]))
     assert (tmp_path / "boost.csv").is_file()
 
@@ -233,8 +232,7 @@ def test_smote_without_its_package_is_refused_before_anything_trains(
     [({"methods": ["raw", "bagged"]}, "no method bagged: choose of raw,"), ({"repeats": 0}, "repeats is 0")],
 )
 def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        BoostedClassifiers(**options)
+    assert_refused(message, BoostedClassifiers, **options)
 
 
 def test_a_private_run_leaves_it_out(tmp_path: Path) -> None:

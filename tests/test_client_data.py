@@ -18,6 +18,7 @@ from tests.federations import client_sets, federation, fit
 from tests.modules import Regression
 from tests.notes import Notes
 from tests.plain_loop import PlainLoop, own_batches
+from tests.refusals import assert_refused
 from tests.test_federation import assert_same, plain_batches
 from tests.test_policies import sgd
 
@@ -223,18 +224,15 @@ def test_an_iterable_client_that_runs_dry_sits_out() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(UserError, match=r"data\.local_steps is 0; it must be at least 1"):
-        federation(local_steps=0)
+    assert_refused(r"data\.local_steps is 0; it must be at least 1", federation, local_steps=0)
     with pytest.raises(UserError, match="client 'client-1' holds a int, which is no data set"):
         FederatedDataModule.from_datasets([client_sets()[0], 3], batch_size=8).setup("fit")  # type: ignore[list-item]
-    with pytest.raises(UserError, match="4 data sets need as many different client names"):
-        federation(client_names=["a", "b", "a", "c"])
+    assert_refused("4 data sets need as many different client names", federation, client_names=["a", "b", "a", "c"])
     with pytest.raises(UserError, match="held-out data of clients that do not exist: nobody"):
         federation(val_dataset={"nobody": client_sets()[0]})
     with pytest.raises(UserError, match="test_dataset has held-out data of clients that do not exist: nobody; the c"):
         federation(test_dataset={"client-1": client_sets()[0], "nobody": client_sets()[0]})
-    with pytest.raises(UserError, match="has no data of its own"):
-        FederatedDataModule().setup("fit")
+    assert_refused("has no data of its own", FederatedDataModule().setup, "fit")
 
 
 def test_names_and_warm_up() -> None:

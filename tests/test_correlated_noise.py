@@ -23,6 +23,7 @@ from lit_epgan.privacy.correlated import BackSubstitution, banded, prefix_deviat
 from lit_epgan.privacy.ledger import Account
 from tests.federations import federation, fit
 from tests.modules import Regression
+from tests.refusals import assert_refused
 from tests.test_central_noise import summed
 
 ZERO: Report = {"x": torch.zeros(2)}
@@ -116,8 +117,7 @@ def test_a_run_that_resumes_keeps_its_noise_multiplier_and_pays_for_nothing_twic
     assert (account(tmp_path).made, account(tmp_path).planned.count) == (3, 3)
     assert account(tmp_path).planned.noise_multiplier == z
     lost = CorrelatedNoise(1.0, target_epsilon=2.0, budget=2.0)
-    with pytest.raises(UserError, match="allows epsilon 2"):
-        begun(lost, InTurn(3), range(4, 9), tmp_path, state=dict(state), resumed=True)
+    assert_refused("allows epsilon 2", begun, lost, InTurn(3), range(4, 9), tmp_path, state=dict(state), resumed=True)
 
 
 HISTORIES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=4)
@@ -219,17 +219,14 @@ def test_a_second_exchange_in_a_round_is_planned_and_paid(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("sampler", [FixedSize(3), Poisson(0.5), Chains(2)], ids=lambda s: type(s).__name__)
 def test_samplers_without_a_promise_are_refused_by_name(sampler: Sampler) -> None:
-    with pytest.raises(UserError, match=f"{type(sampler).__name__} promises nothing"):
-        begun(CorrelatedNoise(1.0, 1.0), sampler, range(3))
+    assert_refused(f"{type(sampler).__name__} promises nothing", begun, CorrelatedNoise(1.0, 1.0), sampler, range(3))
 
 
 def test_more_bands_than_rounds_between_two_participations_are_refused() -> None:
     with pytest.raises(UserError, match="bands is 3, and under InTurn a client may take part again after 2 rounds"):
         begun(CorrelatedNoise(1.0, 1.0, bands=3), InTurn(2), range(3))
-    with pytest.raises(UserError, match="bands is 0"):
-        CorrelatedNoise(1.0, 1.0, bands=0)
-    with pytest.raises(UserError, match="for clients in turn there is CorrelatedNoise"):
-        begun(CentralNoise(1.0, 1.0), InTurn(2), range(3))
+    assert_refused("bands is 0", CorrelatedNoise, 1.0, 1.0, bands=0)
+    assert_refused("for clients in turn there is CorrelatedNoise", begun, CentralNoise(1.0, 1.0), InTurn(2), range(3))
 
 
 def patterns(rounds: int, separation: int, most: int) -> list[tuple[int, ...]]:

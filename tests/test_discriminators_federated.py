@@ -25,6 +25,7 @@ from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscrimina
 from lit_epgan.networks.ensembles import ForgiverFirst
 from tests.federations import federation, fit
 from tests.modules import TwoOptimizers
+from tests.refusals import assert_refused
 
 RATE = 0.1
 
@@ -362,16 +363,11 @@ def test_mixed_precision(algorithm: FedAvgGAN) -> None:
 
 
 def test_a_users_mistakes() -> None:
-    with pytest.raises(UserError, match="server_steps and batch_size are 0 and 32"):
-        FedAvgGAN(server_steps=0)
-    with pytest.raises(UserError, match="none may be negative"):
-        F2A(penalty=-1.0)
+    assert_refused("server_steps and batch_size are 0 and 32", FedAvgGAN, server_steps=0)
+    assert_refused("none may be negative", F2A, penalty=-1.0)
     with pytest.raises(UserError, match="leave the module's compiled false"):
         fit(gan(compiled=True), federation(), rounds=1, algorithm=F2A())
-    with pytest.raises(UserError, match="swap_every is 0"):
-        MDGAN(swap_every=0)
+    assert_refused("swap_every is 0", MDGAN, swap_every=0)
     for options, wrong in (({"compiled": True}, "compiled"), ({"prior": HistoryPrior()}, "prior")):
-        with pytest.raises(UserError, match=f"the module has '{wrong}'"):
-            fit(gan(**options), federation(), rounds=1, algorithm=MDGAN())
-    with pytest.raises(UserError, match=r"TwoOptimizers does not"):
-        fit(TwoOptimizers(), federation(), rounds=1, algorithm=FedAvgGAN())
+        assert_refused(f"the module has '{wrong}'", fit, gan(**options), federation(), rounds=1, algorithm=MDGAN())
+    assert_refused(r"TwoOptimizers does not", fit, TwoOptimizers(), federation(), rounds=1, algorithm=FedAvgGAN())

@@ -37,6 +37,7 @@ from lit_epgan.networks import CIFGLanguageNetwork, MLPDiscriminator, MLPGenerat
 from lit_epgan.privacy import CentralNoise, Ledger, Releases, spent
 from lit_epgan.symbols import ByteSymbols, WordSymbols
 from tests.federations import fit
+from tests.refusals import assert_refused
 
 START, LATER = "at the start of a sentence", "later in a sentence"
 SEED, NOTHING = 3, 1e-12
@@ -323,8 +324,7 @@ def test_noise_counts_over_all_rounds(tmp_path: Any) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        settings(**options)
+    assert_refused(words, settings, **options)
 
 
 def images() -> dict[str, TensorDataset]:
@@ -338,8 +338,7 @@ def images() -> dict[str, TensorDataset]:
 def test_other_users_than_was_said_are_refused_before_they_are_asked(tmp_path: Any, options: Any, words: str) -> None:
     own = inspection(**options)
     ask = own.ask("look", tmp_path)
-    with pytest.raises(UserError, match=words):
-        own.run(ask)
+    assert_refused(words, own.run, ask)
     assert not ask.queries.ledger.read().accounts
 
 

@@ -10,8 +10,8 @@ from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor, nn
 
 from lit_epgan.bayes import SGHMC
-from lit_epgan.errors import UserError
 from lit_epgan.objectives import OBJECTIVES, gradient_penalty, objective, r1_penalty, squared_gradient_norms
+from tests.refusals import assert_refused
 
 REAL = torch.tensor([[2.0], [-1.0]])
 
@@ -76,8 +76,7 @@ def test_losses_are_the_average_over_all_pairs_of_a_generator_and_a_discriminato
 
 
 def test_unknown_objective_lists_those_there_are() -> None:
-    with pytest.raises(UserError, match="wgan-gp, lsgan, non-saturating"):
-        objective("hinge")
+    assert_refused("wgan-gp, lsgan, non-saturating", objective, "hinge")
 
 
 def test_gradient_penalty_takes_the_norm_over_the_whole_sample() -> None:
@@ -363,5 +362,4 @@ def test_resumed_from_a_state_dict_it_goes_on_bit_by_bit() -> None:
 @pytest.mark.parametrize("argument", [{"lr": -1.0}, {"friction": 0.0}, {"friction": 1.5}, {"temperature": -0.1},
                                       {"lr": float("nan")}])  # fmt: skip
 def test_arguments_out_of_range(argument: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(argument))):
-        SGHMC([nn.Parameter(torch.zeros(1))], **argument)
+    assert_refused(next(iter(argument)), SGHMC, [nn.Parameter(torch.zeros(1))], **argument)

@@ -25,11 +25,11 @@ from lit_epgan.engine import (
 )
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.wire import decode_task, encode_task
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
 from lit_epgan.modules.gan import GAN
 from lit_epgan.randomness import derive_seed
 from tests.generative import Images, gan, trainer
+from tests.refusals import assert_refused
 from tests.test_sealed_server import federation
 
 CLIENTS = list(range(3, 23))
@@ -107,12 +107,9 @@ def test_a_round_that_nobody_takes_part_in_changes_nothing() -> None:
 
 
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:
-    with pytest.raises(UserError, match="choose at most 3"):
-        FixedSize(4).check(3)
-    with pytest.raises(UserError, match="take at most that"):
-        InTurn(4).check(3)
-    with pytest.raises(UserError, match="at least one group"):
-        InTurn(0)
+    assert_refused("choose at most 3", FixedSize(4).check, 3)
+    assert_refused("take at most that", InTurn(4).check, 3)
+    assert_refused("at least one group", InTurn, 0)
 
 
 class Asking(Algorithm):

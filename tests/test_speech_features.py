@@ -12,7 +12,6 @@ from torch import nn
 from torchmetrics.text import WordErrorRate
 
 from lit_epgan.bayes import StackedFrames, herd
-from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 from lit_epgan.speech import synthesis
 from lit_epgan.speech.decoding import WordErrors, interval, total, word_errors
@@ -34,6 +33,7 @@ from lit_epgan.speech.frames import (
 from lit_epgan.speech.packages import speech_package
 from lit_epgan.speech.sessions import FAMILIES, NOISES, SNR, SPLITS, Conditions, plan_sessions
 from lit_epgan.speech.synthesis import ECHO, LEVEL, impulse_response, noise, record
+from tests.refusals import assert_refused
 
 SECOND = 16000
 
@@ -77,8 +77,7 @@ def test_each_speaker_has_mean_zero_and_variance_one():
 
 def test_a_missing_package_is_one_sentence_that_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "kaldifst", None)
-    with pytest.raises(UserError, match=r'kaldifst.*pip install -e "\.\[speech\]"'):
-        speech_package("kaldifst")
+    assert_refused(r'kaldifst.*pip install -e "\.\[speech\]"', speech_package, "kaldifst")
 
 
 @pytest.mark.parametrize("frames", [CHUNK, CHUNK + 1, 43, 100])
@@ -130,8 +129,7 @@ def with_frames(spectrogram, stacked):
 
 @pytest.mark.parametrize(("shape", "stacked"), [((20, 200), 3), ((1, 8, 8), 2), ((20, 200), 0)])
 def test_other_records_are_refused(shape, stacked):
-    with pytest.raises(UserError, match="stacked is"):
-        StackedFrames(shape, stacked)
+    assert_refused("stacked is", StackedFrames, shape, stacked)
 
 
 VOICES = [np.sin(np.arange(RATE) * pitch) for pitch in (0.1, 0.2)]
