@@ -11,15 +11,12 @@ from lit_epgan.carriers.keys import FILES, Identity
 
 
 class Root:
-    """A root that issues certificates."""
-
     def __init__(self, name: str = "federation") -> None:
         self._key, public = generate_keys()
         self._subject = Subject(name)
         self.certificate = generate_cert(self._subject, self._subject, self._key, public, ca=True)
 
     def files(self, name: str, curve: bool = False) -> dict[str, bytes]:
-        """An institution's files, by their names."""
         key: Any = ec.generate_private_key(ec.SECP256R1()) if curve else generate_keys()[0]
         own = generate_cert(Subject(name), self._subject, self._key, key.public_key())
         values = (serialize_cert(own), serialize_pri_key(key), serialize_cert(self.certificate))
@@ -30,7 +27,6 @@ class Root:
 
 
 def written(files: dict[str, bytes], folder: Path) -> Path:
-    """The files in a folder."""
     folder.mkdir()
     for name, data in files.items():
         (folder / name).write_bytes(data)

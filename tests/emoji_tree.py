@@ -23,7 +23,6 @@ def write_emoji(root: Path, vendors: Iterable[str] = ("google", "twitter")) -> N
 
 
 def published(vendor: str) -> dict[str, bytes]:
-    """The files of a package by name."""
     about = {"name": f"emoji-datasource-{vendor}", "version": "16.0.0"}
     pictures = {
         f"img/{vendor}/64/{entry['image']}": picture(colour_of(entry["image"], vendor)) for entry in all_pictures()
@@ -37,7 +36,6 @@ def published(vendor: str) -> dict[str, bytes]:
 
 
 def entries() -> list[dict[str, Any]]:
-    """The emoji as ``emoji.json`` lists them, not by category."""
     found = [
         {"image": f"{category}-{k}.png", "category": name, "sort_order": 1 + len(CATEGORIES) * k + category}
         for k in range(EACH)
@@ -53,13 +51,11 @@ def all_pictures() -> list[dict[str, Any]]:
 
 
 def colour_of(image: str, vendor: str) -> tuple[int, int, int]:
-    """Red tells the category, green the emoji in it, blue the vendor."""
     first, second = image.removesuffix(".png").split("-") if "-" in image else ("9", "0")
     return (10 * int(first) if first.isdigit() else 200, 20 * int(second), 100 if vendor == "google" else 50)
 
 
 def picture(colour: tuple[int, ...], side: int = 64) -> bytes:
-    """A PNG of one colour, (red, green, blue) or with an alpha."""
     pixels = np.tile(np.array(colour, dtype=np.uint8), (side, side, 1))
     return png(Image.fromarray(pixels))
 
@@ -71,7 +67,6 @@ def png(image: Image.Image) -> bytes:
 
 
 def write_package(root: Path, vendor: str, files: dict[str, bytes], link: str | None = None) -> Path:
-    """Pack files as npm does; ``link`` is one more member, a symbolic link."""
     root.mkdir(parents=True, exist_ok=True)
     path = root / f"emoji-datasource-{vendor}-16.0.0.tgz"
     with tarfile.open(path, "w:gz", compresslevel=1) as archive:

@@ -14,7 +14,6 @@ SIZES = (20, 7, 34, 12)
 
 
 def client_sets(sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float64) -> list[TensorDataset]:
-    """Unequal clients whose data differ."""
     generator = torch.Generator().manual_seed(5)
     sets = []
     for k, n in enumerate(sizes):

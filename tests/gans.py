@@ -70,7 +70,6 @@ def gan(**options: Any) -> GAN:
 
 
 def bayesian_gan(norm: Any = "batch", heads: int = HEADS, **options: Any) -> GAN:
-    """Four generators of points in space, and discriminators of them."""
     torch.manual_seed(0)
     generator = MLPGenerator((3,), 5, (8, 6), norm, tanh=False, members=MEMBERS)
     discriminator = MLPDiscriminator((3,), (8, 6), heads=heads)

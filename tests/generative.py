@@ -23,8 +23,6 @@ def feature_statistics(features: Tensor) -> FeatureStatistics:
 
 
 class Pixels(FeatureExtractor):
-    """Eight pixels are the features, and ten others the logits."""
-
     name = "digits"
     counts_classes = True
 
@@ -39,8 +37,6 @@ class Pixels(FeatureExtractor):
 
 
 class Images(LightningDataModule):
-    """Forty images for training; validation and test each on wish."""
-
     def __init__(self, validates: bool = True, tests: bool = True) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
@@ -70,8 +66,6 @@ class Union(Callback):
 
 
 class Log(Callback):
-    """Keeps each round's metrics."""
-
     def __init__(self) -> None:
         self.rounds: list[dict[str, float]] = []
 
@@ -80,7 +74,6 @@ class Log(Callback):
 
 
 def use_pixels(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Pixels:
-    """Have GenerativeMetrics look at pixels, and keep nothing between tests."""
     extractor = Pixels()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "cache"))
     monkeypatch.setattr("lit_epgan.callbacks.generative_metrics.feature_extractor", lambda name, data_dir="": extractor)

@@ -7,8 +7,6 @@ from lit_epgan.metrics.pretrained_extractors import Inception
 
 
 def stand_in(weights: Path) -> Inception:
-    """The extractor that knows this file, and this file only, as its weights."""
-
     class StandIn(Inception):
         sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
 

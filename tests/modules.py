@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 
 class Regression(LightningModule):
-    """Automatic optimization, one optimizer."""
-
     def __init__(self, lr: float = 0.01, dropout: float = 0.0, batch_norm: bool = False, momentum: float = 0.9) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Linear(3, 8)]
@@ -36,8 +34,6 @@ class Regression(LightningModule):
 
 
 class TwoOptimizers(LightningModule):
-    """A tiny GAN: manual optimization, two optimizers, noise of its own."""
-
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False

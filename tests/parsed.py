@@ -8,14 +8,11 @@ from lit_epgan.runs.config_files import resolve_configs
 
 
 class Parsed(FederatedCLI):
-    """``fit`` of a configuration, which is parsed and neither built nor run."""
-
     def __init__(self) -> None:
         super().__init__(resolve_configs(["fit", "--config", "toy.yaml"]))
         self.parser_of_fit = self._subcommand_parsers["fit"]
 
     def fit(self, words: list[str]) -> Namespace:
-        """The configuration that the words after ``fit`` stand for, its values looked at as before a run."""
         config = self.parser_of_fit.parse_args(resolve_configs(words))
         check_values(config)
         return config

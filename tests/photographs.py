@@ -7,7 +7,6 @@ from PIL import Image
 
 
 def write_images(folder: Path) -> Path:
-    """Colour photographs of two owners, which have no labels."""
     for number in range(12):
         path = folder / ("anna", "bert")[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

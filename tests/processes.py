@@ -50,7 +50,6 @@ class Started:
         return self._process.wait(timeout)
 
     def lines(self) -> Iterator[str]:
-        """Every line, as it is printed, until the process ends."""
         with self._log.open() as log:
             line, last = "", False
             while True:
@@ -65,11 +64,9 @@ class Started:
                     time.sleep(0.001)
 
     def printed(self) -> str:
-        """What has been printed so far."""
         return self._log.read_text()
 
     def kill(self) -> None:
-        """Kill it with all that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()

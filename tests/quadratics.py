@@ -47,5 +47,4 @@ def optimum(records: tuple[int, ...] = RECORDS) -> Tensor:
 
 
 def trained(algorithm: Algorithm, rounds: int, data: FederatedDataModule | None = None) -> Tensor:
-    """The server's parameters after so many rounds."""
     return federated(Quadratic(), data or clients(), algorithm).run(rounds)

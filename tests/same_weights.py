@@ -8,7 +8,6 @@ from torch import Tensor
 
 
 def last_checkpoint(run: Path) -> dict[str, Tensor]:
-    """The module's tensors in a run's newest checkpoint."""
     loaded: dict[str, Tensor] = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     return loaded
 

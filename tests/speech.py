@@ -25,6 +25,5 @@ MAKERS = ("synthesis._speak_session", "preparation._write_features", "preparatio
 
 
 def words_of_miniature(cache: Any) -> list[str]:
-    """The miniature as words of the command line."""
     settings = MINIATURE | {"cache_dir": cache}
     return [word for key, value in settings.items() for word in (f"--data.{key}", str(value))]

@@ -48,14 +48,12 @@ for epoch in range(3):
 
 
 def write_plan(folder: Path) -> Path:
-    """The study's YAML, and the config it starts from."""
     (folder / "base.yaml").write_text("model: {}\n")
     (folder / "trial.yaml").write_text(PLAN.replace("base.yaml", str(folder / "base.yaml")))
     return folder / "trial.yaml"
 
 
 def read_study(path: Path) -> Study:
-    """As ``read_studies``, of a YAML without variants."""
     (study,) = read_studies(path)
     return study
 
@@ -81,12 +79,10 @@ def write_stand_in(folder: Path) -> Command:
 
 
 def calls(run: Run) -> list[str]:
-    """The extra words that the run's processes were started with."""
     path = run.folder / "calls.txt"
     return path.read_text().split("|")[:-1] if path.is_file() else []
 
 
 def run_quietly(runs: list[Run], command: Command, workers: int = 3) -> list[Run]:
-    """``run_all`` without output."""
     display = Display(Console(file=io.StringIO(), force_terminal=False))
     return run_all(runs, workers, display, command, poll_seconds=0.01)

@@ -13,6 +13,7 @@ from lit_epgan.datamodules.clients import CoinBatches, DatasetClient, emptied
 from lit_epgan.errors import UserError
 from lit_epgan.privacy import Ledger, Releases, noise_multiplier_for, spent
 from lit_epgan.randomness import secure_uniform
+from tests.refusals import assert_refused
 
 
 @pytest.mark.parametrize(
@@ -75,12 +76,10 @@ def test_the_noise_for_an_epsilon_is_the_smallest(kind: Releases) -> None:
 
 def test_what_cannot_be_accounted_for_is_refused() -> None:
     for delta in (0.0, 1.0, float("nan")):
-        with pytest.raises(UserError, match="delta"):
-            spent([Releases(1.0)], delta)
+        assert_refused("delta", spent, [Releases(1.0)], delta)
     with pytest.raises(UserError, match="relation"):
         spent([Releases(1.0)], 1e-5, "both")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="target_epsilon"):
-        noise_multiplier_for(0.0, 1e-5, lambda z: [Releases(z)])
+    assert_refused("target_epsilon", noise_multiplier_for, 0.0, 1e-5, lambda z: [Releases(z)])
     for wrong in ((0.0, 1), (1.0, -1), (1.0, 1, "poisson", 0.0), (1.0, 1, "fixed", 0.5)):
         with pytest.raises(UserError):
             Releases(*wrong)  # type: ignore[arg-type]
@@ -151,8 +150,7 @@ def test_replacing_a_user_is_emptying_two() -> None:
 
 def test_a_delta_that_is_used_up_is_no_guarantee() -> None:
     assert spent([SELECTION.times(11)], 1e-5).epsilon == math.inf
-    with pytest.raises(UserError, match="no noise multiplier"):
-        noise_multiplier_for(1.0, 1e-5, lambda z: [Releases(z, delta=1e-5)])
+    assert_refused("no noise multiplier", noise_multiplier_for, 1.0, 1e-5, lambda z: [Releases(z, delta=1e-5)])
 
 
 def test_a_ledger_keeps_it(tmp_path: Path) -> None:

@@ -19,15 +19,14 @@ from lit_epgan.engine import (
     Weighted,
 )
 from lit_epgan.engine.messages import Combination
-from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
+from tests.refusals import assert_refused
 from tests.test_sealed_server import federation
 
 CPU = torch.device("cpu")
 
 
 def mean(changes: list[Tensor], weights: list[float], aggregator: Aggregator | None) -> Tensor:
-    """What an algorithm gets of the clients' changes."""
     combination = Combination({}, aggregator, CPU)
     for k, (change, weight) in enumerate(zip(changes, weights, strict=True)):
         combination.add(k, {"change": Weighted(change, weight), "weight": Count(weight)})
@@ -76,12 +75,9 @@ def test_two_wrong_clients_of_seven_that_agree_do_not_move_krum() -> None:
 
 
 def test_krum_refuses_too_few_clients() -> None:
-    with pytest.raises(UserError, match="needs at least 7 clients, and a round has 6"):
-        mean([torch.ones(2)] * 6, [1.0] * 6, Krum(2))
-    with pytest.raises(UserError, match="needs at least 6 clients, and a round has 5"):
-        mean([torch.ones(2)] * 5, [1.0] * 5, Krum(1, 6))
-    with pytest.raises(UserError, match="at least 0 and 1"):
-        Krum(-1)
+    assert_refused("needs at least 7 clients, and a round has 6", mean, [torch.ones(2)] * 6, [1.0] * 6, Krum(2))
+    assert_refused("needs at least 6 clients, and a round has 5", mean, [torch.ones(2)] * 5, [1.0] * 5, Krum(1, 6))
+    assert_refused("at least 0 and 1", Krum, -1)
 
 
 def test_one_wrong_client_of_five_moves_a_mean_and_no_median() -> None:
@@ -109,8 +105,7 @@ def test_each_says_what_admits_it() -> None:
 
 def test_a_median_of_factors_is_refused_with_the_remedy() -> None:
     """EP's sites are parts of a product: their median means nothing."""
-    with pytest.raises(UserError, match="leave the aggregator out"):
-        federation(ExpectationPropagation(), aggregator=Median()).run(1)
+    assert_refused("leave the aggregator out", federation(ExpectationPropagation(), aggregator=Median()).run, 1)
 
 
 @pytest.mark.parametrize("aggregator", [Median(), TrimmedMean(0.2), Krum()], ids=lambda a: type(a).__name__)
@@ -167,5 +162,4 @@ def test_in_a_federation_the_median_is_that_of_the_clients_changes() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 0.5, float("nan")])
 def test_a_share_out_of_range(share: float) -> None:
-    with pytest.raises(UserError, match="share"):
-        TrimmedMean(share)
+    assert_refused("share", TrimmedMean, share)

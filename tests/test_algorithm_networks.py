@@ -47,8 +47,6 @@ class Critic(Algorithm):
 
 
 class WaitingCritic(Critic):
-    """Its clients send their changes when all of them are done."""
-
     def round(self, server: Server) -> Rounds:
         yield Exchange({"parameters": server.parameters}, answer=Nothing)
         self.merge(server, (yield Exchange({}, question="change", training=False)))
@@ -63,8 +61,6 @@ class WaitingCritic(Critic):
 
 
 class Nothing(Message):
-    """What is sent by who says nothing yet."""
-
     done: float | None = merged("count", default=None)
 
 

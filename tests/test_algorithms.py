@@ -12,11 +12,11 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, Rounds, Server, scalar
-from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx, LaplaceSites
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_federation import federated
+from tests.refusals import assert_refused
 from tests.test_federation import assert_same
 
 
@@ -61,10 +61,8 @@ def test_fedprox_is_the_gradient_of_its_loss(module: LightningModule) -> None:
 @pytest.mark.parametrize("argument", [{"prior_scale": -1.0}, {"prior_precision": float("nan")}, {"damping": 0.0},
                                       {"damping": 1.5}])  # fmt: skip
 def test_arguments_out_of_range(argument: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(argument))):
-        ExpectationPropagation(**argument)
-    with pytest.raises(UserError, match=r"mu is -1\.0"):
-        FedProx(-1.0)
+    assert_refused(next(iter(argument)), ExpectationPropagation, **argument)
+    assert_refused(r"mu is -1\.0", FedProx, -1.0)
 
 
 # Expectation propagation on quadratics --------------------------------------------------------------------------------

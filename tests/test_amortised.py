@@ -13,6 +13,7 @@ from evidence.calibration import coverage, ranks, uniformity
 from lit_epgan import tensor_file
 from lit_epgan.bayes.simulator import Simulator
 from lit_epgan.errors import UserError
+from tests.refusals import assert_refused
 
 RECORDS, NOISE = 4, 0.5
 VARIANCE = 1 / RECORDS + NOISE**2
@@ -109,10 +110,8 @@ def test_all_randomness_comes_from_its_generators() -> None:
 
 def test_what_it_cannot_answer_is_refused(tmp_path: Path) -> None:
     posterior = trained(TwoMeans())
-    with pytest.raises(UserError, match=r"has shape \(3,\).*summaries of 2 numbers"):
-        posterior(torch.zeros(3), 5, generator())
-    with pytest.raises(UserError, match="not finite"):
-        posterior(torch.tensor([0.0, math.nan]), 5, generator())
+    assert_refused(r"has shape \(3,\).*summaries of 2 numbers", posterior, torch.zeros(3), 5, generator())
+    assert_refused("not finite", posterior, torch.tensor([0.0, math.nan]), 5, generator())
     with pytest.raises(UserError, match="a coordinate from 0 to 1"):
         AmortisedPosterior.trained(TwoMeans(), noisy_mean, RECORDS, generator(), by=2, steps=2)
     with pytest.raises(UserError, match="not finite"):
@@ -121,15 +120,12 @@ def test_what_it_cannot_answer_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "posterior.pt").open("r+b") as file:
         file.seek(600)
         file.write(b"x")
-    with pytest.raises(UserError, match="damaged"):
-        AmortisedPosterior.load(tmp_path / "posterior.pt")
+    assert_refused("damaged", AmortisedPosterior.load, tmp_path / "posterior.pt")
     tensor_file.save({"weights": {}}, tmp_path / "other.pt")
-    with pytest.raises(UserError, match="no amortised posterior"):
-        AmortisedPosterior.load(tmp_path / "other.pt")
+    assert_refused("no amortised posterior", AmortisedPosterior.load, tmp_path / "other.pt")
     fits_not = {"records": 4, "size": 3, "length": 2, "by": 0, "symmetries": torch.arange(3)[None], "weights": {}}
     tensor_file.save(fits_not, tmp_path / "foreign.pt")
-    with pytest.raises(UserError, match="train it again"):
-        AmortisedPosterior.load(tmp_path / "foreign.pt")
+    assert_refused("train it again", AmortisedPosterior.load, tmp_path / "foreign.pt")
 
 
 def test_without_sbi_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,6 @@ from tests.plain_loop import PlainLoop
 
 
 class Pool(Regression):
-    """Replays inputs that it has seen: a pool in a list, as CycleGAN's."""
-
     def __init__(self) -> None:
         super().__init__(lr=0.01)
         self.pool: list[Tensor] = []
@@ -97,8 +95,6 @@ def test_a_resumed_run_gathers_as_one_that_was_never_stopped(tmp_path: Path) -> 
 
 
 class Cleared(Gathering):
-    """Clears at the epoch's start, and not at its end."""
-
     def on_train_epoch_end(self) -> None:
         self.epochs.append((len(self.outputs), float(self.total), self.seen))
 
@@ -119,8 +115,6 @@ def test_clearing_at_the_epochs_start_counts_as_well(tmp_path: Path) -> None:
 
 
 class Iterating(Regression):
-    """Keeps an iterator, which nobody can copy."""
-
     def __init__(self) -> None:
         super().__init__(lr=0.01)
         self.numbers = (i for i in range(10_000))

@@ -33,8 +33,6 @@ def test_federations_train_under_every_objective_and_prior(name: Any, prior: str
 
 
 class Histories(Callback):
-    """What every client's history is at its end, and whose records they are."""
-
     def __init__(self) -> None:
         self.rounds: list[dict[int, tuple[float, Tensor, Tensor]]] = []
         self.starts: list[Tensor] = []

@@ -28,7 +28,6 @@ def tensors(module: nn.Module) -> list[Tensor]:
 
 
 def plain_steps(module: GAN, batches: list[Tensor], rows: int, prior: str) -> list[Tensor]:
-    """The least-squares step with two loops over generators and discriminators, and with a list of past ones."""
     generator, discriminator = copy.deepcopy(module.generator), copy.deepcopy(module.discriminator)
     decay = 0.01 if prior == "gaussian" else 0.0
     optimizers = [

@@ -34,7 +34,7 @@ SMALL = {
     "private_peers.py": ["--seeds", "2"],
     "kills.py": ["--kills", "1", "--two-ranks", "0", "--rounds", "2"],
     "gpu_simulation.py": [
-        *("--device", "cpu", "--models", "MLP 3k", "--clients", "100", "--rounds", "2", "--repeats", "1"),
+        *("--device", "cpu", "--models", "MLP 3k", "--clients", "100", "--rounds", "2", "--repeats", "1")
     ],
     "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
     "ep_step.py": ["--width", "8", "--batch", "16", "--steps", "4", "--repeats", "1", "--generators", "2"],

@@ -23,8 +23,6 @@ STEPS_OF_A_ROUND = 3 + 1 + 5 + 2
 
 
 class SaveAt(Callback):
-    """Saves in the given hook, at one batch of one round."""
-
     def __init__(self, path: Path, hook: str, round_: int, batch: int = 0) -> None:
         self.path, self.round, self.batch = path, round_, batch
         setattr(self, hook, self.save)
@@ -36,8 +34,6 @@ class SaveAt(Callback):
 
 
 class Personal(Scheduled):
-    """Everything that a checkpoint must know: dropout, momentum, a schedule, BatchNorm, odd buffers, tied layers."""
-
     def __init__(self, interval: str = "step") -> None:
         super().__init__(interval)
         self.body = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 8), nn.Linear(8, 1))
@@ -70,7 +66,6 @@ MOMENTS = {
 
 @pytest.fixture(scope="module", params=["step", "epoch"])
 def whole(request: pytest.FixtureRequest) -> tuple[Personal, Personal, dict[str, Any]]:
-    """A module before and after four rounds, and the federation's state."""
     torch.manual_seed(1)
     module = Personal(request.param)
     initial = copy.deepcopy(module)
@@ -94,7 +89,6 @@ def test_resuming_from_any_moment_changes_nothing(
 
 
 def assert_equal(ours: Any, theirs: Any) -> None:
-    """The same nested containers, tensor by tensor."""
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys()
         for key in ours:
@@ -148,8 +142,6 @@ def test_lightnings_own_checkpoint_after_validation_resumes(tmp_path: Path) -> N
 
 
 class SteppedAtTheEnd(TwoOptimizers):
-    """Manual optimization: the module steps its schedules itself, when the round's validation is over."""
-
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", float(self.current_epoch))
 
@@ -202,8 +194,6 @@ def test_saving_after_the_fit_and_training_on(tmp_path: Path) -> None:
 
 
 class Spinning(Regression):
-    """A buffer whose length comes to be one, as that of unit vectors is, when two rounds are over."""
-
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("speed", torch.zeros(2))
@@ -242,8 +232,6 @@ def test_generator_sites_resume(tmp_path: Path) -> None:
 
 
 class Count(Callback):
-    """Batches and rounds seen; may ask to stop at a batch, or dawdle."""
-
     def __init__(self, stop_at: int | None = None, sleep: float = 0.0) -> None:
         self.batches, self.stop_at, self.sleep = 0, stop_at, sleep
 

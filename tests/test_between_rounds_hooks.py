@@ -18,8 +18,6 @@ HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epo
 
 
 class Target(Regression):
-    """Keeps a frozen target network, a temperature and a parameter, which one hook changes."""
-
     def __init__(self) -> None:
         super().__init__(lr=0.01)
         self.target = nn.Linear(3, 1).requires_grad_(False)
@@ -58,8 +56,6 @@ def test_one_client_under_a_hook_is_plain_lightning(hook: str) -> None:
     fit(module, federation(sizes=(20,), val_dataset=held_out), rounds=3)
 
     class Rounds:
-        """The federation's batches of the round, for a plain fit."""
-
         def __iter__(self) -> Any:
             return iter(plain_batches(client_sets((20,))[0], None, plain.trainer.current_epoch, 0))
 

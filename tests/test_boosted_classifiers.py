@@ -21,14 +21,13 @@ from lit_epgan.federated import FedAvg
 from lit_epgan.privacy import CentralNoise
 from lit_epgan.randomness import generator_for
 from tests.federations import fit
+from tests.refusals import assert_refused
 
 COUNTS = {"=north": (30, 4), "south": (9, 25), "west": (20, 0)}
 MEANS = torch.tensor([[0.0, 0.0], [1.5, 1.0]], dtype=torch.float64)
 
 
 class Summarising(LightningModule):
-    """Summarises a record by scaling it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.scale, self.other = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
@@ -52,8 +51,6 @@ class Summarising(LightningModule):
 
 
 class Fitted(Summarising):
-    """Samples classes from their true distribution."""
-
     def sample_class(self, label: int, n: int, generator: torch.Generator) -> Tensor:
         self.asked.append((label, n))
         self.sampled_with.append(self.scale.item())
@@ -67,7 +64,6 @@ def records(counts: tuple[int, ...], seed: int) -> TensorDataset:
 
 
 def data(held: Any = None, **options: Any) -> FederatedDataModule:
-    """Test records of each site, or whatever is given; validation records of one site."""
     sets = {name: records(counts, k) for k, (name, counts) in enumerate(COUNTS.items())}
     tests = {name: records((40, 40), 10 + k) for k, name in enumerate(COUNTS)} if held is None else held
     return FederatedDataModule.from_datasets(sets, batch_size=16, test_dataset=tests, **options)
@@ -83,7 +79,6 @@ def boost(
 
 
 def by_hand(module: Fitted, name: str, repeat: int, seed: int = 0) -> Site:
-    """What a site trains with: its records as the server's model summarises them, and samples from its streams."""
     datamodule = data()
     train, test = datamodule.data.train, datamodule.data.test
     assert isinstance(test, dict)
@@ -207,8 +202,7 @@ def unlabelled() -> dict[str, Dataset]:
     ],
 )
 def test_data_that_do_not_do_are_refused(tmp_path: Path, datamodule: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        boost(tmp_path, BoostedClassifiers(["raw"]), datamodule())
+    assert_refused(message, boost, tmp_path, BoostedClassifiers(["raw"]), datamodule())
 
 
 # ---------------------------------------------------------------- what is refused before a round is trained
@@ -228,8 +222,7 @@ def test_smote_without_its_package_is_refused_before_anything_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "imblearn", None)
-    with pytest.raises(UserError, match=r"lit_epgan\[graffl\], or leave smote out"):
-        boost(tmp_path, BoostedClassifiers())
+    assert_refused(r"lit_epgan\[graffl\], or leave smote out", boost, tmp_path, BoostedClassifiers())
     boost(tmp_path, BoostedClassifiers(["raw"]))
     assert (tmp_path / "boost.csv").is_file()
 
@@ -239,8 +232,7 @@ def test_smote_without_its_package_is_refused_before_anything_trains(
     [({"methods": ["raw", "bagged"]}, "no method bagged: choose of raw,"), ({"repeats": 0}, "repeats is 0")],
 )
 def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        BoostedClassifiers(**options)
+    assert_refused(message, BoostedClassifiers, **options)
 
 
 def test_a_private_run_leaves_it_out(tmp_path: Path) -> None:

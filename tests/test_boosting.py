@@ -10,25 +10,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 
 from lit_epgan.bayes import boosting
-from lit_epgan.bayes.boosting import (
-    METHODS,
-    Logistic,
-    Site,
-    area,
-    averaged,
-    balanced,
-    cutoff,
-    fitted,
-    lacking,
-    scores,
-)
+from lit_epgan.bayes.boosting import METHODS, Logistic, Site, area, averaged, balanced, cutoff, fitted, lacking, scores
 from lit_epgan.errors import UserError
 
 MEANS = np.array([[0.0, 0.0, 0.0], [1.5, 1.0, 0.0], [-1.0, 2.0, 1.0]])
 
 
 def drawn(counts: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """So many records of each class, Gaussian around the class's mean."""
     random = np.random.default_rng(seed)
     y = random.permutation(np.repeat(np.arange(len(counts)), counts))
     return MEANS[y] + random.standard_normal((len(y), 3)), y

@@ -38,7 +38,6 @@ def run(module: nn.Module, rounds: int = 3, **options: Any) -> PlainFederation:
 
 
 def sent(plain: PlainFederation, rounds: int = 1) -> list[set[str]]:
-    """The names of the buffers in every client's report."""
     names: list[set[str]] = []
     answers = plain.answers
 

@@ -8,7 +8,7 @@ from scipy import stats
 from torch import Tensor
 
 from evidence.calibration import coverage, ranks, uniformity
-from lit_epgan.errors import UserError
+from tests.refusals import assert_refused
 
 M, L = 4000, 99
 
@@ -97,9 +97,6 @@ def test_the_interval_of_a_coverage_is_exact() -> None:
 
 
 def test_shapes_and_weights_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match=r"truth \(5, 2\)"):
-        ranks(torch.zeros(5, 2), torch.zeros(5, 9, 3), generator())
-    with pytest.raises(UserError, match="below 0"):
-        ranks(torch.zeros(1, 1), torch.zeros(1, 2, 1), generator(), torch.tensor([[3.0, -1.0]]))
-    with pytest.raises(UserError, match="all 0"):
-        ranks(torch.zeros(1, 1), torch.zeros(1, 2, 1), generator(), torch.zeros(1, 2))
+    assert_refused(r"truth \(5, 2\)", ranks, torch.zeros(5, 2), torch.zeros(5, 9, 3), generator())
+    assert_refused("below 0", ranks, torch.zeros(1, 1), torch.zeros(1, 2, 1), generator(), torch.tensor([[3.0, -1.0]]))
+    assert_refused("all 0", ranks, torch.zeros(1, 1), torch.zeros(1, 2, 1), generator(), torch.zeros(1, 2))

@@ -20,6 +20,7 @@ from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault, newest_whole, requ
 from tests.federations import federation, fit
 from tests.modules import Regression
 from tests.processes import model, run, run_until
+from tests.refusals import assert_refused
 from tests.traps import Trap, flipped
 
 
@@ -111,8 +112,7 @@ def test_a_faulty_one_is_named_and_the_one_before_is_taken(
     assert str(folder / LAST) in caplog.text
     assert said in caplog.text
     assert "(round 11)" in caplog.text
-    with pytest.raises(UserError, match=said):
-        require_whole(folder / LAST)
+    assert_refused(said, require_whole, folder / LAST)
     assert sorted(path.name for path in folder.iterdir()) == [LAST, PREVIOUS]  # nothing happens to it
 
 
@@ -134,8 +134,7 @@ def test_code_is_run_by_none_and_passed_over_unless_trusted(folder: Path, tmp_pa
     marker = tmp_path / "code-was-run"
     tensor_file.save(checkpoint(12, hyper_parameters=Trap(marker)), folder / LAST)
     assert newest_whole(folder) == folder / PREVIOUS
-    with pytest.raises(UserError, match="only if you trust its maker"):
-        require_whole(folder / LAST)
+    assert_refused("only if you trust its maker", require_whole, folder / LAST)
     assert newest_whole(folder, trusted=True) == folder / LAST
     assert not marker.exists()
 
@@ -143,14 +142,12 @@ def test_code_is_run_by_none_and_passed_over_unless_trusted(folder: Path, tmp_pa
 def test_none_left_is_an_error_that_names_them(folder: Path) -> None:
     for name in (LAST, PREVIOUS):
         (folder / name).write_bytes(b"")
-    with pytest.raises(UserError, match=r"last\.ckpt is torn.*previous\.ckpt is torn"):
-        newest_whole(folder)
+    assert_refused(r"last\.ckpt is torn.*previous\.ckpt is torn", newest_whole, folder)
 
 
 def test_an_empty_or_missing_folder_is_an_error(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(UserError, match="no checkpoint in"):
-            newest_whole(folder)
+        assert_refused("no checkpoint in", newest_whole, folder)
 
 
 def test_other_names_are_taken_newest_first(tmp_path: Path) -> None:
@@ -163,8 +160,7 @@ def test_other_names_are_taken_newest_first(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist"):
-        require_whole(tmp_path / "no.ckpt")
+    assert_refused("does not exist", require_whole, tmp_path / "no.ckpt")
 
 
 def fitted(folder: Path, rounds: int, **options: object) -> Regression:
@@ -210,8 +206,7 @@ def test_no_code_is_run_unless_asked_for(tmp_path: Path) -> None:
     last, marker = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "code-was-run"
     tensor_file.save(tensor_file.load(last) | {"hyper_parameters": Trap(marker)}, last)
     for allowed in (None, True):
-        with pytest.raises(UserError, match="only if you trust its maker"):
-            fitted(tmp_path, 2, ckpt_path="last", weights_only=allowed)
+        assert_refused("only if you trust its maker", fitted, tmp_path, 2, ckpt_path="last", weights_only=allowed)
         assert not marker.exists()
     fitted(tmp_path, 2, ckpt_path="last", weights_only=False)
     assert marker.exists()
@@ -342,8 +337,6 @@ def test_what_stands_beside_the_model_comes_back(tmp_path: Path, module: str, al
 
 
 class Rewound(CSVLogger):
-    """Notes the rounds to which it is rewound."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.to: list[int] = []

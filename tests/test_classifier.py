@@ -29,6 +29,7 @@ from lit_epgan.networks.resnet import ResNet18
 from tests.fashion_tree import write_fashion
 from tests.federations import fit
 from tests.generative import feature_statistics
+from tests.refusals import assert_refused
 
 
 def new_classifier(lr: float = 0.1) -> Classifier:
@@ -76,8 +77,7 @@ def test_the_backbone_by_hand() -> None:
     expected = F.relu(F.relu(x.flatten(1) @ w.T + b) @ v.T + c)
     torch.testing.assert_close(backbone(x), expected)
     assert backbone.out_features == expected.shape[1] == 5
-    with pytest.raises(UserError, match="hidden is empty"):
-        MLPBackbone(hidden=[])
+    assert_refused("hidden is empty", MLPBackbone, hidden=[])
 
 
 def test_a_partition_of_its_own_for_every_seed() -> None:
@@ -91,8 +91,6 @@ def test_a_partition_of_its_own_for_every_seed() -> None:
 
 
 class Scripted(Classifier):
-    """Has the accuracy that a list says."""
-
     script = (0.2, 0.8, 0.95, 0.5, 0.99)
 
     def scores(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -231,8 +229,7 @@ def test_classifier_is_cached_and_disturbs_no_stream(
 def test_a_weak_classifier_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(image_classifiers, "train", lambda *_: image_classifiers.DigitsClassifier())
-    with pytest.raises(UserError, match="recognises only"):
-        image_classifiers.digits_classifier()
+    assert_refused("recognises only", image_classifiers.digits_classifier)
 
 
 def test_an_unwritable_cache_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,10 +241,8 @@ def test_an_unwritable_cache_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_digits_extractor_refuses_other_images(classifier: FeatureExtractor) -> None:
-    with pytest.raises(UserError, match="8 x 8"):
-        classifier.extract(torch.zeros(2, 3, 32, 32))
-    with pytest.raises(UserError, match="ToyMetrics"):
-        classifier.extract(torch.zeros(2, 2))
+    assert_refused("8 x 8", classifier.extract, torch.zeros(2, 3, 32, 32))
+    assert_refused("ToyMetrics", classifier.extract, torch.zeros(2, 2))
 
 
 def test_names_carry_the_extractor(classifier: FeatureExtractor) -> None:
@@ -333,5 +328,4 @@ def test_with_group_norm_a_row_does_not_depend_on_the_others() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UserError, match="norm 'layer' does not exist"):
         ResNet18(norm="layer")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="ResNet-18 needs width of at least 1"):
-        ResNet18(width=0)
+    assert_refused("ResNet-18 needs width of at least 1", ResNet18, width=0)

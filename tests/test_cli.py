@@ -26,7 +26,6 @@ BARE = [*TINY, "--trainer.callbacks", "lit_epgan.callbacks.RoundCheckpoint"]  # 
 
 
 def refusal(capsys, *args: str) -> str:
-    """The one sentence with which the command line refuses ``args``."""
     capsys.readouterr()
     assert main(list(args)) == 2
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]

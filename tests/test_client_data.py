@@ -18,6 +18,7 @@ from tests.federations import client_sets, federation, fit
 from tests.modules import Regression
 from tests.notes import Notes
 from tests.plain_loop import PlainLoop, own_batches
+from tests.refusals import assert_refused
 from tests.test_federation import assert_same, plain_batches
 from tests.test_policies import sgd
 
@@ -28,8 +29,6 @@ class Pair(NamedTuple):
 
 
 class Rows(Dataset[Any]):
-    """A map-style data set whose records have any structure."""
-
     def __init__(self, k: int, structure: Any) -> None:
         self.x, self.y = client_sets()[k].tensors
         self.structure = structure
@@ -42,8 +41,6 @@ class Rows(Dataset[Any]):
 
 
 class Witness(Regression):
-    """Notes the batches of its training steps, as they were given."""
-
     batches = Notes()
     indices = Notes()
 
@@ -136,8 +133,6 @@ def test_workers_give_the_same_batches() -> None:
 
 
 class Noisy(Rows):
-    """Augments at random, from every global stream that a data set may use."""
-
     def __init__(self, k: int) -> None:
         super().__init__(k, lambda x, y: (x + 0.1 * torch.randn(3, dtype=torch.float64), y))
 
@@ -163,8 +158,6 @@ def test_augmentation_depends_on_seed_round_and_client_alone() -> None:
 
 
 class Hooked(Regression):
-    """Augments a batch after its transfer, and shrinks its parameters after each batch."""
-
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return [2 * batch[0], batch[1]]
 
@@ -201,8 +194,6 @@ def test_held_out_batches_pass_the_modules_hook_too() -> None:
 
 
 class Stream(IterableDataset[Any]):
-    """Records without a number of them."""
-
     def __init__(self, k: int, rows: int | None = None) -> None:
         self.x, self.y = client_sets()[k].tensors
         self.rows = len(self.x) if rows is None else rows
@@ -233,18 +224,15 @@ def test_an_iterable_client_that_runs_dry_sits_out() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(UserError, match=r"data\.local_steps is 0; it must be at least 1"):
-        federation(local_steps=0)
+    assert_refused(r"data\.local_steps is 0; it must be at least 1", federation, local_steps=0)
     with pytest.raises(UserError, match="client 'client-1' holds a int, which is no data set"):
         FederatedDataModule.from_datasets([client_sets()[0], 3], batch_size=8).setup("fit")  # type: ignore[list-item]
-    with pytest.raises(UserError, match="4 data sets need as many different client names"):
-        federation(client_names=["a", "b", "a", "c"])
+    assert_refused("4 data sets need as many different client names", federation, client_names=["a", "b", "a", "c"])
     with pytest.raises(UserError, match="held-out data of clients that do not exist: nobody"):
         federation(val_dataset={"nobody": client_sets()[0]})
     with pytest.raises(UserError, match="test_dataset has held-out data of clients that do not exist: nobody; the c"):
         federation(test_dataset={"client-1": client_sets()[0], "nobody": client_sets()[0]})
-    with pytest.raises(UserError, match="has no data of its own"):
-        FederatedDataModule().setup("fit")
+    assert_refused("has no data of its own", FederatedDataModule().setup, "fit")
 
 
 def test_names_and_warm_up() -> None:
@@ -283,8 +271,6 @@ BAD = 11  # a record of the client of 34
 
 
 class Torn(Dataset[Any]):
-    """Raises at one record."""
-
     def __init__(self, data: TensorDataset, bad: int | None) -> None:
         self.data, self.bad = data, bad
 

@@ -38,8 +38,6 @@ ROUNDS = 2
 
 
 class Logger(LightningModule):
-    """Logs what its batches hold; nothing is learned."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
@@ -172,8 +170,6 @@ def test_a_name_in_both_directions_is_refused() -> None:
 
 
 class Scores(Logger):
-    """Logs torchmetrics objects of each kind: single, called or updated, and two collections."""
-
     def __init__(self) -> None:
         super().__init__()
         self.auc, self.f1, self.mse = BinaryAUROC(), BinaryF1Score(), MeanSquaredError()
@@ -203,7 +199,6 @@ class Scores(Logger):
 
 
 def score(name: str, data: TensorDataset) -> float:
-    """A metric of all of a client's records at once, by scikit-learn."""
     probability, targets = data.tensors[0].sigmoid().numpy(), data.tensors[1].numpy()
     if name == "val_auc":
         return float(sklearn.metrics.roc_auc_score(targets, probability))
@@ -332,8 +327,6 @@ def test_an_error_leaves_the_modules_metrics_as_they_were() -> None:
 
 
 class Batchwise(Logger):
-    """Logs what a mean of batches is not, and keeps an object without logging it."""
-
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         values, targets = batch
         for name in ("val_auc", "valF1", "val_loss_median", "val_loss"):

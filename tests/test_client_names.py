@@ -19,6 +19,7 @@ from lit_epgan.federated import ExpectationPropagation, FedAvg
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_loop import PlainLoop
+from tests.refusals import assert_refused
 from tests.test_federation import assert_same, gan_steps
 from tests.test_institutions import Augmenting
 from tests.test_policies import Kept, sgd, sgd_steps
@@ -65,14 +66,11 @@ def test_numbered_institutions_and_a_data_module_of_ones_own() -> None:
 def test_a_name_given_twice_is_refused() -> None:
     sets: Any = {0: client_sets()[0], "0": client_sets()[1]}
     sentence = "two clients have the name '0', once as a number: give each a name of its own"
-    with pytest.raises(UserError, match=sentence):
-        FederatedDataModule.from_datasets(sets, batch_size=8)
-    with pytest.raises(UserError, match=sentence):
-        federation(val_dataset=sets)
+    assert_refused(sentence, FederatedDataModule.from_datasets, sets, batch_size=8)
+    assert_refused(sentence, federation, val_dataset=sets)
     with pytest.raises(UserError, match=sentence):
         Institutions({0: Augmenting(0), "0": Augmenting(1)})  # type: ignore[dict-item]
-    with pytest.raises(UserError, match="4 data sets need as many different client names"):
-        federation(client_names=[0, "0", 1, 2])
+    assert_refused("4 data sets need as many different client names", federation, client_names=[0, "0", 1, 2])
 
 
 def test_held_out_data_of_unknown_numbers_are_named() -> None:
@@ -152,8 +150,6 @@ def test_parameters_that_were_not_finite_before_the_first_step() -> None:
 
 
 class Scaled(Regression):
-    """A buffer that the loss is divided by, and one that training may spoil."""
-
     def __init__(self, scale: float = 1.0, spoilt: float = 0.0) -> None:
         super().__init__()
         self.register_buffer("scale", torch.tensor([scale]))
@@ -206,8 +202,6 @@ def test_a_cause_is_told_where_reports_wait() -> None:
 
 
 class Poison(Callback):
-    """Makes the gradients of some clients' last step of some rounds ``value``."""
-
     def __init__(self, *victims: tuple[int, int], value: float = math.nan) -> None:
         self.victims, self.value = victims, value
 
@@ -286,8 +280,7 @@ def test_after_a_stop_the_module_is_an_ordinary_one_with_the_last_servers_parame
     module, earlier = Regression(), Regression()
     earlier.load_state_dict(module.state_dict())
     fit(earlier, federation(), rounds=2)
-    with pytest.raises(UserError, match="round 2"):
-        fit(module, federation(), rounds=3, callbacks=[Poison(*((k, 2) for k in range(4)))])
+    assert_refused("round 2", fit, module, federation(), rounds=3, callbacks=[Poison(*((k, 2) for k in range(4)))])
     assert_same(module, earlier, tolerance=0.0)
     for parameter in module.parameters():
         assert parameter.untyped_storage().nbytes() == 8 * parameter.numel()
@@ -329,10 +322,8 @@ def test_an_empty_client_is_never_drawn() -> None:
 
 def test_nobody_with_data_is_an_error() -> None:
     empty = [TensorDataset(torch.empty(0, 3)), TensorDataset(torch.empty(0, 3))]
-    with pytest.raises(UserError, match="every client is empty"):
-        FederatedDataModule.from_datasets(empty, batch_size=8).setup("fit")
-    with pytest.raises(UserError, match="no clients"):
-        FederatedDataModule.from_datasets([], batch_size=8).setup("fit")
+    assert_refused("every client is empty", FederatedDataModule.from_datasets(empty, batch_size=8).setup, "fit")
+    assert_refused("no clients", FederatedDataModule.from_datasets([], batch_size=8).setup, "fit")
 
 
 def test_a_client_smaller_than_a_batch_is_named() -> None:

@@ -135,8 +135,6 @@ def test_the_documentations_example_runs(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class Wards(FederatedDataModule):
-    """Two clients that hold test data of their own."""
-
     def load(self) -> ClientData:
         sets = {name: TensorDataset(torch.randn(20, 2), torch.arange(20) % 2) for name in ("north", "south")}
         return ClientData(sets, test=sets)

@@ -8,18 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lit_epgan.engine import (
-    Algorithm,
-    Around,
-    Broadcast,
-    Client,
-    FixedSize,
-    Message,
-    PlainFederation,
-    Rounds,
-    Server,
-)
-from lit_epgan.errors import UserError
+from lit_epgan.engine import Algorithm, Around, Broadcast, Client, FixedSize, Message, PlainFederation, Rounds, Server
 from lit_epgan.federated import (
     SCAFFOLD,
     ExpectationPropagation,
@@ -35,12 +24,12 @@ from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import own_batches
 from tests.quadratics import CENTRES, CURVATURES, RATE, trained
+from tests.refusals import assert_refused
 from tests.test_algorithm_networks import Critic
 from tests.test_generator_sites import Known, data
 
 
 def driven(algorithm: Algorithm) -> PlainFederation:
-    """Four rounds of it, with dropout and cohorts of three."""
     torch.manual_seed(3)
     module = Regression(dropout=0.2).double()
     federation = PlainFederation(
@@ -189,8 +178,6 @@ def test_a_server_optimizer_goes_around_any_algorithm() -> None:
 
 
 class TwoRegressions(LightningModule):
-    """Two networks that have nothing to do with each other, an optimizer each."""
-
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False
@@ -228,7 +215,5 @@ def test_the_named_network_has_the_prior_and_the_other_has_fedavg(prior):
 
 
 def test_a_network_that_nothing_trains_is_refused():
-    with pytest.raises(UserError, match="no optimizer trains 'third'"):
-        trained_with_prior(PriorOn(FedProx(), ["one", "third"]))
-    with pytest.raises(UserError, match="at least one"):
-        PriorOn(FedProx(), [])
+    assert_refused("no optimizer trains 'third'", trained_with_prior, PriorOn(FedProx(), ["one", "third"]))
+    assert_refused("at least one", PriorOn, FedProx(), [])

@@ -22,14 +22,13 @@ from tests import federations
 from tests.gans import Batches, Record
 from tests.gans import fit as fit_gan
 from tests.notes import Notes
+from tests.refusals import assert_refused
 from tests.test_generator_sites import Draw
 
 LABELS, NOISE = 3, 4
 
 
 class Told(nn.Module):
-    """Samples are the label they were asked for, plus a hundredth of the first noise, shifted by a parameter."""
-
     latent_dim = NOISE + LABELS
 
     def __init__(self) -> None:
@@ -134,8 +133,6 @@ def test_the_servers_samples_have_the_labels_of_all_records() -> None:
 
 
 class Seeing(ConditionalGAN):
-    """Notes round, client and batch of every step."""
-
     seen = Notes()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -189,8 +186,7 @@ def test_distilled_sites_train_the_server_by_label() -> None:
     ],
 )
 def test_what_cannot_be_conditional(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ConditionalGAN(*networks(), **options)
+    assert_refused(message, ConditionalGAN, *networks(), **options)
     ConditionalGAN(*networks(), labels=LABELS, prior=GaussianPrior())
 
 
@@ -204,21 +200,18 @@ def test_what_cannot_be_conditional(options: dict[str, Any], message: str) -> No
     ],
 )
 def test_data_without_the_models_labels(batch: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message):
-        fit_gan(conditional(), Batches([batch]).batches, tmp_path)
+    assert_refused(message, fit_gan, conditional(), Batches([batch]).batches, tmp_path)
 
 
 def test_labels_of_a_later_client_are_looked_at() -> None:
     sets = [TensorDataset(torch.zeros(20, 1).double(), torch.full((20,), k)) for k in (0, LABELS)]
     module = FederatedDataModule.from_datasets(sets, batch_size=16, local_steps=2)
-    with pytest.raises(UserError, match=f"between {LABELS} and {LABELS}"):
-        federations.fit(conditional(), module, rounds=1)
+    assert_refused(f"between {LABELS} and {LABELS}", federations.fit, conditional(), module, rounds=1)
 
 
 def test_a_discriminator_with_another_number_of_scores(tmp_path: Path) -> None:
     module = ConditionalGAN(*networks(2), labels=LABELS)
-    with pytest.raises(UserError, match="heads 3"):
-        fit_gan(module, [(torch.zeros(4, 1), torch.tensor([0, 1, 2, 0]))], tmp_path)
+    assert_refused("heads 3", fit_gan, module, [(torch.zeros(4, 1), torch.tensor([0, 1, 2, 0]))], tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvgGAN(), EmbeddingSites(points=20, herding_steps=2)])

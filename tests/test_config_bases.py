@@ -17,11 +17,11 @@ from lit_epgan.cli.main import PAGE, main, short_help
 from lit_epgan.cli.parser import quoted
 from lit_epgan.cli.study_plan import read_studies
 from lit_epgan.cli.study_run import CLI, cli_command, runs_of
-from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import config_folders, find_config, resolve_configs, with_bases
 from lit_epgan.runs.run_folder import default_folder
 from lit_epgan.runs.yaml_files import load_yaml
 from tests.parsed import Parsed
+from tests.refusals import assert_refused
 from tests.test_cli import refusal
 
 
@@ -74,7 +74,7 @@ def test_what_is_done_to_reports_goes_with_any_algorithm(order: Any, capsys: pyt
 def test_a_base_may_be_several(bases: Path) -> None:
     (bases / "both.yaml").write_text("base: [middle.yaml, algorithms/scaffold.yaml]\n")
     assert [path.name for path in with_bases(Path("both.yaml"))] == [
-        *("toy.yaml", "middle.yaml", "scaffold.yaml", "both.yaml"),
+        *("toy.yaml", "middle.yaml", "scaffold.yaml", "both.yaml")
     ]
 
 
@@ -98,10 +98,8 @@ def test_a_circle_and_a_missing_base_are_one_sentence(tmp_path: Path, monkeypatc
     Path("a.yaml").write_text("base: b.yaml\n")
     Path("b.yaml").write_text("base: a.yaml\n")
     Path("c.yaml").write_text("base: nowhere.yaml\n")
-    with pytest.raises(UserError, match=r"starts from itself"):
-        with_bases(Path("a.yaml"))
-    with pytest.raises(UserError, match=r"no config 'nowhere.yaml'"):
-        with_bases(Path("c.yaml"))
+    assert_refused(r"starts from itself", with_bases, Path("a.yaml"))
+    assert_refused(r"no config 'nowhere.yaml'", with_bases, Path("c.yaml"))
 
 
 LOGGER = "base: toy.yaml\ntrainer:\n  logger:\n  - class_path: lit_epgan.runs.WandbHistory\n    "
@@ -150,8 +148,7 @@ def test_an_alias_within_a_mapping_is_no_second_key(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a: &a {x: 1}\nb: [*a, *a, {x: 1}]\n")
     assert load_yaml(tmp_path / "a.yaml") == {"a": {"x": 1}, "b": [{"x": 1}] * 3}
     (tmp_path / "b.yaml").write_text("a: [{x: 1}, {x: 1, 'x': 2}]\n")
-    with pytest.raises(UserError, match=r"b\.yaml, line 1: the key 'x'"):
-        load_yaml(tmp_path / "b.yaml")
+    assert_refused(r"b\.yaml, line 1: the key 'x'", load_yaml, tmp_path / "b.yaml")
 
 
 def test_a_mode_of_wandb_that_the_environment_misspells_is_named(
@@ -373,11 +370,7 @@ def test_a_configuration_is_parsed_as_it_was(cli: Parsed, strings: list[str]) ->
 
 
 def values(config: Namespace) -> list[Any]:
-    return [
-        config.data.init_args.data_dir,
-        config.trainer.logger[0].init_args.file,
-        config.federation.init_args.local,
-    ]
+    return [config.data.init_args.data_dir, config.trainer.logger[0].init_args.file, config.federation.init_args.local]
 
 
 def test_a_run_named_like_a_number_is_printed_in_quotes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,6 @@ CHEAPER = {
 
 
 def suits(algorithm: Path) -> list[str]:
-    """The experiments that an algorithm's comment names, the cheapest first."""
     (line,) = [line for line in algorithm.read_text().splitlines() if line.startswith("# Suits: ")]
     return line.removeprefix("# Suits: ").split(", ")
 
@@ -141,7 +140,6 @@ evaluate = GenerativeMetrics.evaluate
 
 @pytest.fixture(autouse=True)
 def no_network(tmp_path, classifier_cache, monkeypatch):
-    """An empty working directory, no W&B, no big data and no downloaded weights."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setattr("lit_epgan.datamodules.images.read_split", miniature)
@@ -169,7 +167,6 @@ def test_two_rounds_with_an_algorithm_on_top(algorithm, tmp_path, request):
 
 
 def write_library(folder):
-    """Four users with a sentence each."""
     folder.mkdir()
     for k in range(4):
         (folder / f"user{k}.py").write_text(f'"""Return the {k}th number of a list."""\n')
@@ -177,7 +174,6 @@ def write_library(folder):
 
 
 def two_rounds(config, on_top, run, request):
-    """Run a configuration, and look at what it leaves in its folder: how many rounds it has."""
     small = SMALL
     if config.startswith("speech"):
         small = SMALL_SPEECH + words_of_miniature(request.getfixturevalue("speech_cache"))

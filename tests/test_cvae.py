@@ -21,6 +21,7 @@ from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import RecordNoise
 from tests import federations
 from tests.gans import fit
+from tests.refusals import assert_refused
 from tests.test_generator_sites import Draw
 
 LABELS, CODE = 3, 2
@@ -161,8 +162,7 @@ def test_rounds_go_on_with_the_others_samples(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_what_cannot_be(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        cvae(**options)
+    assert_refused(message, cvae, **options)
 
 
 @pytest.mark.parametrize(
@@ -181,16 +181,14 @@ def test_data_or_an_encoder_that_do_not_fit(model: CVAE, batch: Any, message: st
 @pytest.mark.parametrize("records", [torch.zeros(4, 3), torch.zeros(4, 1, 1)])
 def test_records_of_another_shape_than_the_decoders_are_refused(records: Tensor) -> None:
     """The data module does not say its shape; the difference would be broadcast."""
-    with pytest.raises(UserError, match="shape"):
-        cvae(encoder_of=records[0].numel()).bound(Batch(records, torch.zeros(4, dtype=torch.long)))
+    assert_refused("shape", cvae(encoder_of=records[0].numel()).bound, Batch(records, torch.zeros(4, dtype=torch.long)))
 
 
 def test_labels_of_a_later_client_are_looked_at() -> None:
     labels = [torch.full((20,), k) for k in (0, LABELS)]
     sets = [TensorDataset(rows_of_labels(y.clamp_max(LABELS - 1)).double(), y) for y in labels]
     module = FederatedDataModule.from_datasets(sets, batch_size=16, local_steps=2)
-    with pytest.raises(UserError, match=f"between {LABELS} and {LABELS}"):
-        federations.fit(cvae().double(), module, rounds=1)
+    assert_refused(f"between {LABELS} and {LABELS}", federations.fit, cvae().double(), module, rounds=1)
 
 
 def test_a_decoder_that_does_not_say_its_dimension_is_told() -> None:
@@ -212,7 +210,6 @@ def test_what_looks_at_labels_elsewhere_is_refused(tmp_path: Path, monkeypatch: 
     """Embedding sites' points have no labels; under record noise the buffer of label shares would tell of records."""
     monkeypatch.chdir(tmp_path)  # where the private run's ledger is written
     sites = EmbeddingSites(points=20, herding_steps=2)
-    with pytest.raises(UserError, match="labels"):
-        federations.fit(cvae().double(), one_label_each(local_steps=2), rounds=2, algorithm=sites)
+    assert_refused("labels", federations.fit, cvae().double(), one_label_each(local_steps=2), rounds=2, algorithm=sites)
     with pytest.raises(UserError, match="cannot be taken record by record"):
         federations.fit(cvae().double(), one_label_each(local_steps=2), rounds=1, mechanism=RecordNoise(1.0, 1.0))

@@ -22,6 +22,7 @@ from lit_epgan.datamodules import (
 )
 from lit_epgan.datamodules.tff_files import TFFFile, features
 from lit_epgan.errors import UserError
+from tests.refusals import assert_refused
 from tests.users_tree import SIZES, images, leaf_content, write_emnist, write_leaf, write_table
 
 
@@ -108,8 +109,7 @@ def test_a_broken_json_file_is_one_sentence(kind: str, tmp_path: Path) -> None:
 def test_a_writer_in_two_files_is_refused(tmp_path: Path) -> None:
     write_leaf(tmp_path)
     (tmp_path / "all_data_2.json").write_text(json.dumps(leaf_content([FIRST])))
-    with pytest.raises(UserError, match=f"{FIRST}.* in another file"):
-        LeafDataModule(str(tmp_path), batch_size=4).load()
+    assert_refused(f"{FIRST}.* in another file", LeafDataModule(str(tmp_path), batch_size=4).load)
 
 
 def replaced(path: Path, name: str, values: Any) -> None:
@@ -152,12 +152,10 @@ def test_missing_files_are_named_with_their_place(tmp_path: Path, monkeypatch: p
         LeafDataModule(str(tmp_path), batch_size=4).load()
     with pytest.raises(UserError, match=r"place fed_emnist_train.h5 \(out of https"):
         FederatedEMNISTDataModule(str(tmp_path), batch_size=4).load()
-    with pytest.raises(UserError, match=r"there is no table .*absent.csv"):
-        TableDataModule(str(tmp_path / "absent.csv"), batch_size=4).load()
+    assert_refused(r"there is no table .*absent.csv", TableDataModule(str(tmp_path / "absent.csv"), batch_size=4).load)
     write_emnist(tmp_path)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UserError, match=r"pip install lit_epgan\[hdf5\]"):
-        FederatedEMNISTDataModule(str(tmp_path), batch_size=4).load()
+    assert_refused(r"pip install lit_epgan\[hdf5\]", FederatedEMNISTDataModule(str(tmp_path), batch_size=4).load)
 
 
 def table(path: Path, **options: Any) -> TableDataModule:
@@ -212,8 +210,7 @@ def test_classes_have_names_of_which_none_means_a_gap(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_table_is_one_sentence(text: str, options: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=words):
-        table(write_table(tmp_path / "table.csv", text), **options).load()
+    assert_refused(words, table(write_table(tmp_path / "table.csv", text), **options).load)
 
 
 @pytest.mark.parametrize(
@@ -302,8 +299,7 @@ def test_both_layouts_give_the_users_sentences(write: Any, tmp_path: Path) -> No
     assert file.clients() == sorted(USERS)
     assert file.texts(["00000002"], "tokens", 2) == {"00000002": USERS["00000002"][:2]}
     assert file.texts(list(USERS), "tokens") == USERS
-    with pytest.raises(UserError, match="tokenz"):
-        file.texts(["00000002"], "tokenz")
+    assert_refused("tokenz", file.texts, ["00000002"], "tokenz")
     data = StackOverflowDataModule(
         str(file.path), clients=3, held_out_users=2, sentences_per_user=3, vocabulary=5, batch_size=2
     )
@@ -323,8 +319,7 @@ def test_users_are_drawn_by_the_seed(tmp_path: Path) -> None:
     assert drawn(7) == drawn(7)
     assert [len(drawn(seed)) for seed in range(5)] == [3] * 5
     assert len({tuple(drawn(seed)) for seed in range(5)}) > 1
-    with pytest.raises(UserError, match=r"data\.sentences_per_user is 0"):
-        StackOverflowDataModule(str(path), sentences_per_user=0)
+    assert_refused(r"data\.sentences_per_user is 0", StackOverflowDataModule, str(path), sentences_per_user=0)
 
 
 def test_an_example_is_read_as_protocol_buffers_write_it() -> None:
@@ -358,25 +353,19 @@ def test_an_example_is_read_byte_by_byte() -> None:
 def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text.txt"
     path.write_text("no database")
-    with pytest.raises(UserError, match="neither HDF5 nor SQLite"):
-        TFFFile(path)
-    with pytest.raises(UserError, match="No such file"):
-        TFFFile(tmp_path / "nothing")
+    assert_refused("neither HDF5 nor SQLite", TFFFile, path)
+    assert_refused("No such file", TFFFile, tmp_path / "nothing")
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as file:
         file.execute("CREATE TABLE something (a TEXT)")
-    with pytest.raises(UserError, match="not laid out as TensorFlow Federated's SQLite files: no such table"):
-        TFFFile(other).clients()
+    assert_refused("not laid out as TensorFlow Federated's SQLite files: no such table", TFFFile(other).clients)
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["a"] = [1]
-    with pytest.raises(UserError, match="no group 'examples'"):
-        TFFFile(tmp_path / "other.h5").clients()
+    assert_refused("no group 'examples'", TFFFile(tmp_path / "other.h5").clients)
     broken = write_hdf5(tmp_path / "broken.h5")
     broken.write_bytes(broken.read_bytes()[:3000])
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UserError, match=rf"{broken} is no whole HDF5 file \(.*\); place it anew"):
-        TFFFile("~/broken.h5").clients()
+    assert_refused(rf"{broken} is no whole HDF5 file \(.*\); place it anew", TFFFile("~/broken.h5").clients)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UserError, match=r"pip install lit_epgan\[hdf5\]"):
-        TFFFile(broken).clients()
+    assert_refused(r"pip install lit_epgan\[hdf5\]", TFFFile(broken).clients)

@@ -14,7 +14,6 @@ POOLED = sum(n * mean for n, mean in SITES.items()) / 35
 
 
 def over_sites(question: Question) -> Tensor:
-    """What sums of one number for each data set and site say."""
     return sum(n * question.discrepancies(mean) for n, mean in SITES.items()) / 35  # type: ignore[return-value]
 
 

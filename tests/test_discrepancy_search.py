@@ -35,7 +35,6 @@ FAST: dict[str, Any] = {"frequencies": 6, "moves": 2}
 
 
 def records() -> list[Tensor]:
-    """Three sites that have nothing in common."""
     normal = torch.randn(sum(SIZES), 1, generator=generator_for("sites")).split(SIZES)
     return [place + x for place, x in zip(PLACES, normal, strict=True)]
 
@@ -147,8 +146,6 @@ def test_who_has_a_class_does_not_leave_a_private_run(tmp_path: Path) -> None:
 
 
 class Counted(DiscrepancySearch):
-    """Counts the questions of each round."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.asked: list[int] = []
@@ -229,8 +226,6 @@ def wide_data() -> FederatedDataModule:
 
 
 class States(Callback):
-    """The module after each round."""
-
     def __init__(self) -> None:
         self.seen: list[dict[str, Tensor]] = []
 

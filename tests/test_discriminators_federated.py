@@ -25,6 +25,7 @@ from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscrimina
 from lit_epgan.networks.ensembles import ForgiverFirst
 from tests.federations import federation, fit
 from tests.modules import TwoOptimizers
+from tests.refusals import assert_refused
 
 RATE = 0.1
 
@@ -41,8 +42,6 @@ class Always(nn.Module):
 
 
 class TwoParameters(LightningModule):
-    """A least-squares GAN of two parameters, trained by plain gradient descent."""
-
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -124,8 +123,6 @@ def test_a_round_of_f2a_by_hand() -> None:
 
 
 class Watching(F2A):
-    """Keeps lambda, what each client starts from and what it sends."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.starts: list[tuple[int, Tensor]] = []
@@ -203,9 +200,7 @@ def test_md_gan_of_one_client_is_the_generators_own_step() -> None:
     fit(module, federation(sizes=(20,)), rounds=1, algorithm=algorithm)
     loss = alone.objective.generator_loss(functional_call(alone.discriminator, seen[0], (alone.generator(noise[1]),)))
     for parameter, gradient in zip(
-        alone.generator.parameters(),
-        torch.autograd.grad(loss, list(alone.generator.parameters())),
-        strict=True,
+        alone.generator.parameters(), torch.autograd.grad(loss, list(alone.generator.parameters())), strict=True
     ):
         parameter.data -= 0.1 * gradient
     for name, value in module.generator.named_parameters():
@@ -213,8 +208,6 @@ def test_md_gan_of_one_client_is_the_generators_own_step() -> None:
 
 
 class Members(Sampler):
-    """The cohorts given, round by round."""
-
     def __init__(self, *cohorts: list[int]) -> None:
         self.cohorts = cohorts
 
@@ -370,16 +363,11 @@ def test_mixed_precision(algorithm: FedAvgGAN) -> None:
 
 
 def test_a_users_mistakes() -> None:
-    with pytest.raises(UserError, match="server_steps and batch_size are 0 and 32"):
-        FedAvgGAN(server_steps=0)
-    with pytest.raises(UserError, match="none may be negative"):
-        F2A(penalty=-1.0)
+    assert_refused("server_steps and batch_size are 0 and 32", FedAvgGAN, server_steps=0)
+    assert_refused("none may be negative", F2A, penalty=-1.0)
     with pytest.raises(UserError, match="leave the module's compiled false"):
         fit(gan(compiled=True), federation(), rounds=1, algorithm=F2A())
-    with pytest.raises(UserError, match="swap_every is 0"):
-        MDGAN(swap_every=0)
+    assert_refused("swap_every is 0", MDGAN, swap_every=0)
     for options, wrong in (({"compiled": True}, "compiled"), ({"prior": HistoryPrior()}, "prior")):
-        with pytest.raises(UserError, match=f"the module has '{wrong}'"):
-            fit(gan(**options), federation(), rounds=1, algorithm=MDGAN())
-    with pytest.raises(UserError, match=r"TwoOptimizers does not"):
-        fit(TwoOptimizers(), federation(), rounds=1, algorithm=FedAvgGAN())
+        assert_refused(f"the module has '{wrong}'", fit, gan(**options), federation(), rounds=1, algorithm=MDGAN())
+    assert_refused(r"TwoOptimizers does not", fit, TwoOptimizers(), federation(), rounds=1, algorithm=FedAvgGAN())

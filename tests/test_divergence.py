@@ -30,8 +30,6 @@ ALGORITHMS: dict[type[Algorithm], float] = {FedAvg: 3e38, SCAFFOLD: 3e38, Expect
 
 
 class Far(Callback):
-    """Sets the parameters of one client to ``value`` after its last step of one round."""
-
     def __init__(self, client: int, round_: int, value: float) -> None:
         self.client, self.round, self.value = client, round_, value
 
@@ -44,8 +42,6 @@ class Far(Callback):
 
 
 class Servers(Callback):
-    """Keeps the module's state as it is after each round."""
-
     def __init__(self) -> None:
         self.after: list[dict[str, Any]] = []
 

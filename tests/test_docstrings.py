@@ -12,7 +12,6 @@ HOOKS = {*dir(Callback), *dir(LightningDataModule), *dir(LightningModule)}
 
 
 def public(path: Path) -> Iterator[tuple[str, bool]]:
-    """Every public class, function and method of a file, and whether it has a docstring."""
     module = ast.parse(path.read_text(encoding="utf-8"))
     yield f"{path.relative_to(ROOT)}", bool(ast.get_docstring(module))
     yield from _within(module, f"{path.relative_to(ROOT)}")

@@ -9,8 +9,8 @@ import torch
 
 from lit_epgan.datamodules import DocstringsDataModule
 from lit_epgan.datamodules.text import docstrings, joined, sentences
-from lit_epgan.errors import UserError
 from lit_epgan.symbols import ByteSymbols, WordSymbols
+from tests.refusals import assert_refused
 
 SOURCE = '''
 """Return the sum. Isn't it Ada's?
@@ -35,8 +35,6 @@ class Documented:
 
 
 class Few(DocstringsDataModule):
-    """Six users of ten sentences."""
-
     def users(self):
         return {f"user {k}": [["the", "word", f"w{k}", "is", "w0"]] * 10 for k in range(6)}
 
@@ -66,8 +64,7 @@ def test_the_files_of_a_library_are_its_users(tmp_path: Path) -> None:
         path.write_text(SOURCE)
     (library / "bytes.py").write_bytes(b"\xff\xfe")
     assert list(docstrings(library)) == ["a.py", "b/c.py"]
-    with pytest.raises(UserError, match="no documented Python file"):
-        docstrings(tmp_path / "nothing")
+    assert_refused("no documented Python file", docstrings, tmp_path / "nothing")
 
 
 def test_words_are_numbered_by_a_vocabulary_of_those_held_out() -> None:
@@ -174,14 +171,8 @@ def test_the_standard_library_has_hundreds_of_users() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [
-        ({"joined": 1.5}, r"data\.joined"),
-        ({"clients": 0}, r"data\.clients"),
-        ({"level": "bytes"}, r"data\.level"),
-    ],
+    [({"joined": 1.5}, r"data\.joined"), ({"clients": 0}, r"data\.clients"), ({"level": "bytes"}, r"data\.level")],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        few(**settings)
-    with pytest.raises(UserError, match="more than the 6 users"):
-        few(clients=5).load()
+    assert_refused(named, few, **settings)
+    assert_refused("more than the 6 users", few(clients=5).load)

@@ -21,8 +21,6 @@ NOTHING = 1e-12  # noise that a test does not see
 
 
 class Watching(CentralNoise):
-    """Keeps every report that leaves."""
-
     def __init__(self, bound: float, **options: Any) -> None:
         super().__init__(bound, NOTHING, **options)
         self.sent: list[Report] = []

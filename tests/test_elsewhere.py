@@ -1,6 +1,5 @@
 """Clients whose data lie elsewhere."""
 
-import pytest
 import torch
 from torch.utils.data import TensorDataset
 
@@ -8,7 +7,7 @@ from lit_epgan.carriers.remote_clients import agreed, disagreement
 from lit_epgan.datamodules import Elsewhere, FederatedDataModule
 from lit_epgan.datamodules.elsewhere import Away, place
 from lit_epgan.engine.samplers import Everyone
-from lit_epgan.errors import UserError
+from tests.refusals import assert_refused
 
 
 def held(*names: str) -> FederatedDataModule:
@@ -33,15 +32,13 @@ def test_who_holds_all_clients_keeps_them() -> None:
 
 
 def test_a_site_with_several_clients_is_refused() -> None:
-    with pytest.raises(UserError, match=r"a site is one client.*'b'.*2: x, y"):
-        place(held("x", "y"), ["a", "b"], "b")
+    assert_refused(r"a site is one client.*'b'.*2: x, y", place, held("x", "y"), ["a", "b"], "b")
 
 
 def test_classes_that_a_site_has_numbered_by_itself_are_refused() -> None:
     data = held("ward")
     data.numbers_own_classes = True
-    with pytest.raises(UserError, match=r"--data\.classes"):
-        place(data, ["a", "b"], "b")
+    assert_refused(r"--data\.classes", place, data, ["a", "b"], "b")
 
 
 def test_the_servers_data_module_has_nobody_until_it_is_placed() -> None:

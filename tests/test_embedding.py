@@ -31,6 +31,7 @@ from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.randomness import generator_for
+from tests.refusals import assert_refused
 
 
 def stream(*words: int | str) -> torch.Generator:
@@ -75,10 +76,8 @@ def test_moments_by_hand() -> None:
 
 def test_wrong_features_are_refused() -> None:
     for bandwidths in ((), (1.0, 0.0), (math.inf,)):
-        with pytest.raises(UserError, match="bandwidths"):
-            RandomFourierFeatures(2, 5, bandwidths, stream())
-    with pytest.raises(UserError, match="frequencies is 0"):
-        RandomFourierFeatures(2, 0, (1.0,), stream())
+        assert_refused("bandwidths", RandomFourierFeatures, 2, 5, bandwidths, stream())
+    assert_refused("frequencies is 0", RandomFourierFeatures, 2, 0, (1.0,), stream())
 
 
 def test_median_distance_is_scipys() -> None:
@@ -140,12 +139,9 @@ def test_what_is_beyond_the_range_is_clamped_but_can_come_back() -> None:
 
 
 def test_codes_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UserError, match="bound is 0"):
-        Points((2,), 0.0)
-    with pytest.raises(UserError, match=r"images \(channels, height, width\), not of \(2,\)"):
-        LowFrequencies((2,))
-    with pytest.raises(UserError, match="dimensions is 65; an image of 8 x 8 has 1 to 64"):
-        LowFrequencies((1, 8, 8), 65)
+    assert_refused("bound is 0", Points, (2,), 0.0)
+    assert_refused(r"images \(channels, height, width\), not of \(2,\)", LowFrequencies, (2,))
+    assert_refused("dimensions is 65; an image of 8 x 8 has 1 to 64", LowFrequencies, (1, 8, 8), 65)
 
 
 def test_random_convolutions_are_two_convolutions_of_torch() -> None:
@@ -178,8 +174,7 @@ def test_maps_are_chosen_by_the_data_or_by_name(classifier_cache: Path, monkeypa
     torch.testing.assert_close(by_name, feature_extractor("digits")(images)[0])
     with pytest.raises(UserError, match=r"'pixels' do not exist: choose identity, random_convolutions, digits"):
         feature_map("pixels", (1, 8, 8), stream())
-    with pytest.raises(UserError, match=r"are of images.*\(2,\).*choose identity"):
-        feature_map("random_convolutions", (2,), stream())
+    assert_refused(r"are of images.*\(2,\).*choose identity", feature_map, "random_convolutions", (2,), stream())
 
 
 def test_a_records_features_do_not_depend_on_its_batch() -> None:

@@ -14,12 +14,11 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, FedAvg, MatchedEmbedding
 from tests.federations import federation, fit
 from tests.modules import Regression
+from tests.refusals import assert_refused
 from tests.test_embedding_sites import FAST, Cloud, Draw, data, exact, records
 
 
 class Totals(EmbeddingOnServer):
-    """Records what reaches the server, and the parameters after each round."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**(FAST | options))
         self.totals: list[dict[str, Tensor]] = []
@@ -122,20 +121,15 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(algorithm: Any, tmp_path: P
 
 
 def test_what_cannot_be_is_named() -> None:
-    with pytest.raises(UserError, match=r"FedAvg cannot be its inner algorithm: leave inner out"):
-        EmbeddingOnServer(inner=FedAvg())
+    assert_refused(r"FedAvg cannot be its inner algorithm: leave inner out", EmbeddingOnServer, inner=FedAvg())
     for argument in ({"own_rows": 0}, {"points": 0}, {"frequencies": 0}, {"herding_steps": 0}, {"smoothing": -1.0}):
-        with pytest.raises(UserError, match=next(iter(argument))):
-            EmbeddingSites(**argument)
-    with pytest.raises(UserError, match="embedding is 'moment'"):
-        MatchedEmbedding(embedding="moment")
+        assert_refused(next(iter(argument)), EmbeddingSites, **argument)
+    assert_refused("embedding is 'moment'", MatchedEmbedding, embedding="moment")
     for of_a_kernel in ({"bandwidths": (1.0,)}, {"frequencies": 7}):
         with pytest.raises(UserError, match="bandwidths and frequencies are a kernel's"):
             MatchedEmbedding(embedding="moments", **of_a_kernel)
-    with pytest.raises(UserError, match="server_steps and batch_size are 0 and 32"):
-        EmbeddingOnServer(server_steps=0)
-    with pytest.raises(UserError, match="lr and average"):
-        MatchedEmbedding(lr=0.0)
+    assert_refused("server_steps and batch_size are 0 and 32", EmbeddingOnServer, server_steps=0)
+    assert_refused("lr and average", MatchedEmbedding, lr=0.0)
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,6 @@ class Seen(NamedTuple):
 
 
 class Cloud(LightningModule):
-    """Moves its generator to the weighted mean of the rows, by half the way a step; notes what it saw."""
-
     seen, takes_weights = Notes(), True
 
     def __init__(self) -> None:
@@ -91,8 +89,6 @@ class Cloud(LightningModule):
 
 
 class Cavities(EmbeddingSites):
-    """Records each client's cavity."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**(FAST | options))
         self.met: dict[tuple[int, int], EmbeddingFactor | None] = {}
@@ -303,8 +299,6 @@ LEARNED: dict[str, Any] = FAST | {"features": "critic.0", "release_round": 2}
 
 
 class Critical(Cloud):
-    """With a network beside, which every step changes."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -315,8 +309,6 @@ class Critical(Cloud):
 
 
 class Received(EmbeddingSites):
-    """Keeps the critic's first layer as each round's first client receives it."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.received: dict[int, dict[str, Tensor]] = {}

@@ -17,6 +17,7 @@ from lit_epgan.errors import MissingFileError, UserError
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.image_classifiers import EmojiClassifier
 from tests.emoji_tree import EACH, TONES, picture, png, published, write_emoji, write_package
+from tests.refusals import assert_refused
 
 
 def loaded(root: Path, **options: Any) -> ImageDataModule:
@@ -129,8 +130,7 @@ def test_missing_packages_are_a_command_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_an_unknown_vendor_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="choose google, twitter or both"):
-        loaded(tmp_path, vendor="apple")
+    assert_refused("choose google, twitter or both", loaded, tmp_path, vendor="apple")
 
 
 def refusal(root: Path) -> str:
@@ -214,8 +214,7 @@ def test_the_classifier_has_nine_classes_and_is_trained_on_the_folder(
     features, logits = extractor.extract(torch.rand(3, 3, 32, 32))
     assert (features.shape, logits.shape) == ((3, 64), (3, 9))
     assert extractor.metric("fid") == "fid_emoji"
-    with pytest.raises(UserError, match="coloured images of 32 x 32"):
-        extractor.extract(torch.rand(3, 1, 8, 8))
+    assert_refused("coloured images of 32 x 32", extractor.extract, torch.rand(3, 1, 8, 8))
 
 
 def test_a_batch_is_mirrored_and_shifted_over_white() -> None:

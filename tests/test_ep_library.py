@@ -37,7 +37,6 @@ def clients_data(sizes: list[int], seed: int = 0) -> list[Tensor]:
 
 
 def conjugate(data: Tensor, noise: float = 0.5) -> GaussianFactor:
-    """prod_i N(x_i; theta, noise) in theta."""
     return GaussianFactor(torch.ones_like(data).sum(0) / noise, data.sum(0) / noise)
 
 

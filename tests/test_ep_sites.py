@@ -158,7 +158,6 @@ LR, SCALE, DECAY, CLIP = 0.5, 3.0, 0.5, (0.1, 2.0)
 
 
 def local_site(k: int, theta: Tensor, fisher: Tensor, cavity: GaussianFactor, others: float) -> tuple[Tensor, Tensor]:
-    """Three steps of SGD with the decoupled pull; the client's parameters and Fisher information."""
     target = torch.tensor(TARGETS[k], dtype=torch.float64)
     for _ in range(3):
         gradient = theta - target
@@ -170,7 +169,6 @@ def local_site(k: int, theta: Tensor, fisher: Tensor, cavity: GaussianFactor, ot
 
 
 def reference(kind: type, cohorts: list[list[int]], damping: float, p0: float) -> Tensor:
-    """Rounds of EP by the book, with ``Sites`` or ``TiedSites``; where sites are tied, Fisher starts anew."""
     zeros = torch.zeros(2, dtype=torch.float64)
     q = kind(GaussianFactor(zeros + p0, zeros), len(TARGETS))
     theta, fisher, seen, s, mean_n, count = zeros, {}, set(), None, 0.0, 0.0

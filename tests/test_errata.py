@@ -11,12 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy.integrate import quad
 from torch import Tensor
 
-from lit_epgan.bayes import (
-    GaussianFactor,
-    tilted_moments,
-    tilted_moments_printed,
-    tilted_moments_quadrature,
-)
+from lit_epgan.bayes import GaussianFactor, tilted_moments, tilted_moments_printed, tilted_moments_quadrature
 from tests.federations import fit
 from tests.mixtures import mixture_log_density
 from tests.test_algorithms import Quadratic, quadratics
@@ -205,8 +200,6 @@ def test_the_index_in_the_middle_of_47() -> None:
 
 
 class FirstParameters(Callback):
-    """What each client starts from."""
-
     def __init__(self) -> None:
         self.seen: list[list[float]] = []
 

@@ -216,7 +216,6 @@ def test_the_lower_bound_is_where_the_p_value_passes_the_confidence() -> None:
 
 
 def alone(algorithm: Algorithm) -> Tensor:
-    """The parameters of a federation of one client."""
     torch.manual_seed(0)
     module = Regression()
     fit(module, federation(sizes=(40,)), rounds=3, algorithm=algorithm)
@@ -232,7 +231,6 @@ def test_a_client_without_others_is_pulled_to_its_own_site() -> None:
 
 
 def of_its_own(algorithm: Algorithm) -> list[float]:
-    """By client, the share of the second round's rows, beside its own four of a batch, that lie in its own cloud."""
     module = Cloud()
     fit(module, data(), rounds=2, algorithm=algorithm)
     seen = [s for s in module.seen if s.round == 1]

@@ -28,7 +28,6 @@ MAKE: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "tutorials" / "make.py
 
 @pytest.fixture
 def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs an example in a scratch folder and gives what it prints; ``smaller`` says what stands for which of it."""
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, smaller: dict[str, str] | None = None) -> str:

@@ -21,6 +21,7 @@ from tests.federations import federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_federation import federated
 from tests.quadratics import CENTRES, CURVATURES, RATE, RECORDS, Quadratic, clients, optimum, trained
+from tests.refusals import assert_refused
 
 SLOPES = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=torch.float64)
 
@@ -147,8 +148,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
             first, *others = self.parameters()
             return torch.optim.SGD([{"params": [first]}, {"params": others, "momentum": 0.9}], lr=0.01)
 
-    with pytest.raises(UserError, match="groups have several: give them the same"):
-        fit(Groups(), federation(), 1, algorithm=FedNova())
+    assert_refused("groups have several: give them the same", fit, Groups(), federation(), 1, algorithm=FedNova())
 
 
 def test_a_pass_of_unequal_batches_by_hand() -> None:
@@ -216,11 +216,7 @@ def test_the_servers_slope_is_the_sum_over_all_clients(cohort: int | None) -> No
             seen.append(server.parameters.clone())
 
     fit(
-        Regression(),
-        federation(sizes=sizes, clients_per_round=cohort),
-        6,
-        algorithm=FedDyn(alpha),
-        callbacks=[Watch()],
+        Regression(), federation(sizes=sizes, clients_per_round=cohort), 6, algorithm=FedDyn(alpha), callbacks=[Watch()]
     )
     assert len(seen) == 6
 
@@ -246,8 +242,7 @@ def test_a_round_of_a_few_is_by_hand() -> None:
 
 
 def test_alpha_must_be_above_0() -> None:
-    with pytest.raises(UserError, match=r"FedDyn's alpha is 0\.0; it must be above 0"):
-        FedDyn(0.0)
+    assert_refused(r"FedDyn's alpha is 0\.0; it must be above 0", FedDyn, 0.0)
 
 
 def test_the_contrast_is_that_of_a_loop() -> None:
@@ -263,8 +258,6 @@ def test_the_contrast_is_that_of_a_loop() -> None:
 
 
 class Classifier(LightningModule):
-    """A backbone with BatchNorm, and a head."""
-
     def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh())

@@ -10,6 +10,7 @@ from PIL import Image
 
 from lit_epgan.datamodules.folder import FolderDataModule
 from lit_epgan.errors import UserError
+from tests.refusals import assert_refused
 
 RED = (255, 0, 0)
 
@@ -117,7 +118,6 @@ def test_a_manifest_needs_only_path_and_client(images: Path) -> None:
 
 @pytest.fixture
 def elsewhere(images: Path) -> Path:
-    """A manifest whose folder lacks the second image; a link in it leads there."""
     own = images / "own"
     save(own / "in.png")
     (own / "link.png").symlink_to(images / "a.png")
@@ -131,8 +131,7 @@ def elsewhere(images: Path) -> Path:
 def test_a_manifest_names_files_of_its_folder_unless_others_are_allowed(elsewhere: Path, name: str) -> None:
     named = name.format(images=elsewhere.parent)
     file = manifest(elsewhere, f"path,client\nin.png,x\n{named},y\n")
-    with pytest.raises(UserError, match=r"line 3: .*png lies outside of .*, or set --data\.outside"):
-        loaded(file)
+    assert_refused(r"line 3: .*png lies outside of .*, or set --data\.outside", loaded, file)
     assert counts(loaded(file, outside=True).data.train) == {"x": 1, "y": 1}
 
 
@@ -205,8 +204,7 @@ def test_more_than_eight_bits_keep_their_range(tmp_path: Path, kind: str) -> Non
 def test_pixels_whose_white_is_not_known_are_refused_by_name(tmp_path: Path, kind: Any) -> None:
     (tmp_path / "a").mkdir()
     Image.fromarray(np.linspace(0, 1000, 64).astype(kind).reshape(8, 8)).save(tmp_path / "a" / "scan.tif")
-    with pytest.raises(UserError, match=r"scan\.tif cannot be read as an image \(its pixels are .* of 32 bits"):
-        loaded(tmp_path)
+    assert_refused(r"scan\.tif cannot be read as an image \(its pixels are .* of 32 bits", loaded, tmp_path)
     save(tmp_path / "a" / "x.png")
     assert counts(loaded(tmp_path, on_error="skip").data.train) == {"a": 1}
 
@@ -266,55 +264,43 @@ def test_a_mistake_in_a_manifest_is_one_sentence_with_its_row(images: Path, text
 
 
 def test_a_file_that_is_no_table_is_refused(images: Path) -> None:
-    with pytest.raises(UserError, match="CSV table in UTF-8"):
-        loaded(images / "a.png")
+    assert_refused("CSV table in UTF-8", loaded, images / "a.png")
 
 
 def test_mistakes_in_a_folder_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no folder or CSV file at .*nowhere"):
-        loaded(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="no image for training"):
-        loaded(tmp_path)
+    assert_refused(r"no folder or CSV file at .*nowhere", loaded, tmp_path / "nowhere")
+    assert_refused("no image for training", loaded, tmp_path)
     (tmp_path / "a").mkdir()
-    with pytest.raises(UserError, match="Client a is empty"):
-        loaded(tmp_path)
+    assert_refused("Client a is empty", loaded, tmp_path)
     save(tmp_path / "a" / "1.png")
     save(tmp_path / "b" / "cat" / "1.png")
-    with pytest.raises(UserError, match=r"1\.png has no label"):
-        loaded(tmp_path)
+    assert_refused(r"1\.png has no label", loaded, tmp_path)
     save(tmp_path / "a" / "cat" / "1.png")
-    with pytest.raises(UserError, match="a holds images beside folders"):
-        loaded(tmp_path)
+    assert_refused("a holds images beside folders", loaded, tmp_path)
     save(tmp_path / "train" / "b" / "cat" / "1.png")
-    with pytest.raises(UserError, match=r"mixes split folders with others \(a\)"):
-        loaded(tmp_path)
+    assert_refused(r"mixes split folders with others \(a\)", loaded, tmp_path)
 
 
 def test_images_of_nobody_are_named(tmp_path: Path) -> None:
     save(tmp_path / "train" / "a" / "1.png")
     save(tmp_path / "top.png")
-    with pytest.raises(UserError, match=r"top\.png is in no client's folder"):
-        loaded(tmp_path)
-    with pytest.raises(UserError, match=r"1\.png is in no client's folder"):
-        loaded(tmp_path / "train" / "a")
+    assert_refused(r"top\.png is in no client's folder", loaded, tmp_path)
+    assert_refused(r"1\.png is in no client's folder", loaded, tmp_path / "train" / "a")
     (tmp_path / "top.png").rename(tmp_path / "train" / "beside.png")
-    with pytest.raises(UserError, match=r"beside\.png is in no client's folder"):
-        loaded(tmp_path)
+    assert_refused(r"beside\.png is in no client's folder", loaded, tmp_path)
 
 
 @pytest.mark.parametrize("place", ["a/Test", "a/cat/validation"])
 def test_splits_below_clients_are_no_labels(tmp_path: Path, place: str) -> None:
     save(tmp_path / "a" / "cat" / "1.png")
     save(tmp_path / place / "2.png")
-    with pytest.raises(UserError, match=f"{place} means a split, not a label"):
-        loaded(tmp_path)
+    assert_refused(f"{place} means a split, not a label", loaded, tmp_path)
 
 
 def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "Train" / "a" / "1.png")
     save(tmp_path / "training" / "a" / "1.png")
-    with pytest.raises(UserError, match="Train and training both mean the split train"):
-        loaded(tmp_path)
+    assert_refused("Train and training both mean the split train", loaded, tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------- unreadable images
@@ -331,8 +317,7 @@ def test_a_truncated_image_is_named_when_it_is_read(images: Path) -> None:
     Image.effect_noise((64, 64), 50).save(path)
     path.write_bytes(path.read_bytes()[:-1000])
     dataset = loaded(manifest(images, "path,client\na.png,x\nb.png,x\n")).data.train["x"]
-    with pytest.raises(UserError, match=r"b\.png cannot be read"):
-        dataset.fetch([0, 1])
+    assert_refused(r"b\.png cannot be read", dataset.fetch, [0, 1])
 
 
 def test_skip_leaves_unreadable_and_truncated_images_out_and_says_which(images: Path) -> None:
@@ -348,5 +333,4 @@ def test_skip_leaves_unreadable_and_truncated_images_out_and_says_which(images: 
 @pytest.mark.filterwarnings("ignore:left out")
 def test_skipping_may_not_empty_a_client(images: Path) -> None:
     (images / "b.png").write_text("no image")
-    with pytest.raises(UserError, match="Client y is empty"):
-        loaded(manifest(images, "path,client\na.png,x\nb.png,y\n"), on_error="skip")
+    assert_refused("Client y is empty", loaded, manifest(images, "path,client\na.png,x\nb.png,y\n"), on_error="skip")

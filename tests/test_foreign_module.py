@@ -34,8 +34,6 @@ VOCABULARY, LENGTH = 17, 6
 
 
 class Counting(Dataset[Any]):
-    """An institution that counts in steps of its own: records (sequence, the same one later), each of LENGTH words."""
-
     def __init__(self, step: int, n: int) -> None:
         self.words = (torch.arange(n + LENGTH) * step) % VOCABULARY
         self.n = n
@@ -96,8 +94,6 @@ def test_it_is_the_plain_weighted_mean_of_its_clients(tmp_path: Path, monkeypatc
 
 
 class Index(Dataset[Any]):
-    """Row numbers, to learn the order in which a client is read."""
-
     def __init__(self, n: int) -> None:
         self.n = n
 
@@ -145,8 +141,6 @@ ALGORITHMS = {
 
 
 class Foreign(LightningModule):
-    """A GAN as tutorials have it: BatchNorm in its generator, and a batch is one tensor in a list."""
-
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -177,8 +171,6 @@ class Foreign(LightningModule):
 
 
 class Weighing(Foreign):
-    """Made ready: it weighs the rows, and says so."""
-
     takes_weights = True
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -188,8 +180,6 @@ class Weighing(Foreign):
 
 
 class Unasked(Weighing):
-    """Takes no generator of randomness."""
-
     def sample(self, n: int) -> Tensor:  # type: ignore[override]
         return self.generator(torch.randn(n, 4))
 

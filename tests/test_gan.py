@@ -20,12 +20,12 @@ from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from tests.gans import Batches, Record, fit, gan
 from tests.generative import Images, trainer
+from tests.refusals import assert_refused
 
 
 def plain_steps(
     module: GAN, batches: list[Tensor], r1: float, every: int
 ) -> tuple[list[Tensor], list[tuple[float, float]]]:
-    """The non-saturating step written out in PyTorch alone; parameters afterwards and the losses."""
     generator, discriminator = copy.deepcopy(module.generator), copy.deepcopy(module.discriminator)
     optimizers = [
         torch.optim.Adam(n.parameters(), lr=1e-3, betas=(0.5, 0.99), fused=True) for n in (generator, discriminator)
@@ -327,13 +327,11 @@ def test_predict_gives_a_sample_for_every_row(tmp_path: Path) -> None:
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        gan(**options)
+    assert_refused(words, gan, **options)
 
 
 def test_a_generator_without_latent_dim_needs_one() -> None:
-    with pytest.raises(UserError, match="latent_dim"):
-        GAN(nn.Linear(4, 2), nn.Linear(2, 1))
+    assert_refused("latent_dim", GAN, nn.Linear(4, 2), nn.Linear(2, 1))
     assert GAN(nn.Linear(4, 2), nn.Linear(2, 1), latent_dim=4).sample(3).shape == (3, 2)
 
 

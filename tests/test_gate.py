@@ -9,8 +9,8 @@ import torch
 
 from lit_epgan.carriers.policy import Policy, ReportFilter
 from lit_epgan.engine.messages import Count, Report, Task, Weighted
-from lit_epgan.errors import UserError
 from lit_epgan.privacy import CentralNoise, RecordNoise, Releases, spent
+from tests.refusals import assert_refused
 from tests.test_record_noise import plan
 
 TASK = Task(1, 4, 2, "train", True, {})
@@ -36,15 +36,13 @@ def test_a_report_is_listed_entry_by_entry(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_lists_and_sends_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing was sent"):
-        ReportFilter(Policy(), tmp_path / "sent.csv", dry=True).passes(TASK, REPORT)
+    assert_refused("nothing was sent", ReportFilter(Policy(), tmp_path / "sent.csv", dry=True).passes, TASK, REPORT)
     assert len((tmp_path / "sent.csv").read_text().splitlines()) == 4
 
 
 def test_what_may_not_leave_is_neither_listed_nor_sent(tmp_path: Path) -> None:
     gate = ReportFilter(Policy(entries=["param*", "weight"]), tmp_path / "sent.csv")
-    with pytest.raises(UserError, match=r"entries is \['param\*', 'weight'\], and 'networks' is none of them"):
-        gate.passes(TASK, REPORT)
+    assert_refused(r"entries is \['param\*', 'weight'\], and 'networks' is none of them", gate.passes, TASK, REPORT)
     assert not (tmp_path / "sent.csv").exists()
     gate.passes(TASK, {name: REPORT[name] for name in ("parameters", "weight")})
 
@@ -59,20 +57,16 @@ def test_what_may_not_leave_is_neither_listed_nor_sent(tmp_path: Path) -> None:
     ],
 )
 def test_a_training_is_refused_before_it_begins(policy: Policy, why: str) -> None:
-    with pytest.raises(UserError, match=why):
-        policy.check_plan("FedAvg", None, None)
+    assert_refused(why, policy.check_plan, "FedAvg", None, None)
 
 
 def test_a_training_that_keeps_the_rules_passes() -> None:
     policy = Policy(["FedAvg", "FedProx"], ["RecordNoise"], 2.0, 3, ["parameters"])
     policy.check_plan("FedProx", "RecordNoise", 2.0)
-    with pytest.raises(UserError, match=r"epsilon is 2\.0, and 2\.01 is planned"):
-        policy.check_plan("FedProx", "RecordNoise", 2.01)
-    with pytest.raises(UserError, match="CentralNoise is none of them"):
-        policy.check_plan("FedProx", "CentralNoise", None)
+    assert_refused(r"epsilon is 2\.0, and 2\.01 is planned", policy.check_plan, "FedProx", "RecordNoise", 2.01)
+    assert_refused("CentralNoise is none of them", policy.check_plan, "FedProx", "CentralNoise", None)
     policy.check_cohort(3)
-    with pytest.raises(UserError, match="cohort is 3, and the round has 2"):
-        policy.check_cohort(2)
+    assert_refused("cohort is 3, and the round has 2", policy.check_cohort, 2)
     Policy().check_plan("anything", None, None)
     Policy().check_cohort(1)
 
@@ -99,8 +93,7 @@ def test_the_institutions_own_epsilon_is_that_of_all_planned_steps() -> None:
     ],
 )
 def test_a_file_that_is_no_policy_is_refused(rules: Any, why: str) -> None:
-    with pytest.raises(UserError, match=why):
-        Policy.of(rules, "policy.yaml")
+    assert_refused(why, Policy.of, rules, "policy.yaml")
 
 
 def test_a_files_rules_are_the_policy() -> None:

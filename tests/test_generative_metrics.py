@@ -20,6 +20,7 @@ from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.randomness import generator_for
 from tests.generative import Images, Log, Pixels, Union, feature_statistics, gan, trainer, use_pixels
+from tests.refusals import assert_refused
 
 
 @pytest.fixture(autouse=True)
@@ -160,10 +161,8 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
         (lambda: SampleGrid(every_n_epochs=0), "every_n_epochs is 0"),
         (lambda: SampleGrid(rows=0), "at least one row"),
     ):
-        with pytest.raises(UserError, match=words):
-            build()
-    with pytest.raises(UserError, match="true density"):
-        trainer(tmp_path, ToyMetrics(samples=50)).fit(gan(), Images())
+        assert_refused(words, build)
+    assert_refused("true density", trainer(tmp_path, ToyMetrics(samples=50)).fit, gan(), Images())
 
 
 def test_a_missing_extractor_may_be_done_without_but_a_wrong_one_never(
@@ -180,5 +179,4 @@ def test_a_missing_extractor_may_be_done_without_but_a_wrong_one_never(
     weights = tmp_path / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
     weights.parent.mkdir()
     weights.write_bytes(b"other weights")
-    with pytest.raises(UserError, match="is not Inception's weights file"):
-        metrics.setup(Trainer(logger=False), LightningModule(), "fit")
+    assert_refused("is not Inception's weights file", metrics.setup, Trainer(logger=False), LightningModule(), "fit")

@@ -36,8 +36,6 @@ class Seen(NamedTuple):
 
 
 class Value(nn.Module):
-    """Generates one number; ``average`` is what is evaluated."""
-
     def __init__(self) -> None:
         super().__init__()
         self.value = nn.Parameter(torch.tensor([5.0]))
@@ -45,8 +43,6 @@ class Value(nn.Module):
 
 
 class Known(LightningModule):
-    """A step moves ``value`` by ``lr`` of the way to the weighted mean of the rows, and notes what it saw."""
-
     seen, takes_weights = Notes(), True
 
     def __init__(self, lr: float = 1.0) -> None:

@@ -34,7 +34,6 @@ def apart(first: Tensor, second: Tensor) -> float:
 
 
 def fitted(folder: Path, accelerator: str, algorithm: str, *words: str) -> Tensor:
-    """The server's parameters (d,) at the end of a run of the command line."""
     on_top = [] if algorithm == "fedavg" else ["--config", f"algorithms/{algorithm}.yaml"]  # it is the configuration's
     where = ["--trainer.accelerator", accelerator, "--trainer.default_root_dir", str(folder)]
     assert main(["fit", *SHORT, *on_top, *words, *where]) == 0

@@ -21,6 +21,7 @@ from lit_epgan.datamodules.tiny_imagenet import TinyImageNetDataModule
 from lit_epgan.errors import UserError
 from tests.cifar_tree import write_cifar
 from tests.fashion_tree import write_fashion
+from tests.refusals import assert_refused
 from tests.tiny_imagenet_tree import WNIDS, write_tiny_imagenet
 from tests.traps import Trap
 
@@ -188,8 +189,7 @@ def test_missing_fashion_files_are_named_with_their_folder_and_the_option(tmp_pa
 def test_a_truncated_fashion_file_is_refused(tmp_path: Path, keep: int) -> None:
     path = write_fashion(tmp_path) / "t10k-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match="damaged"):
-        loaded(dataset="fashion_mnist", data_dir=str(tmp_path))
+    assert_refused("damaged", loaded, dataset="fashion_mnist", data_dir=str(tmp_path))
 
 
 def test_a_truncated_fashion_archive_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -239,8 +239,7 @@ def test_missing_cifar_says_which_file_to_put_where(tmp_path: Path, name: str) -
 
 def test_a_half_downloaded_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / CIFAR10.filename).write_bytes(b"half")
-    with pytest.raises(UserError, match=r"cifar-10-python\.tar\.gz is incomplete"):
-        loaded(dataset="cifar10", data_dir=str(tmp_path))
+    assert_refused(r"cifar-10-python\.tar\.gz is incomplete", loaded, dataset="cifar10", data_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize("victim", ["data_batch_3", "test_batch", "batches.meta"])
@@ -258,8 +257,7 @@ def test_no_file_is_unpickled_before_its_sum_is_right(cifar: Path, victim: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "file"),
-    [("cifar10", "cifar-10-python.tar.gz"), ("fashion_mnist", "train-images-idx3-ubyte.gz")],
+    ("name", "file"), [("cifar10", "cifar-10-python.tar.gz"), ("fashion_mnist", "train-images-idx3-ubyte.gz")]
 )
 def test_a_download_without_network_says_what_to_place_by_hand(
     tmp_path: Path, offline: None, name: str, file: str
@@ -325,8 +323,7 @@ def test_another_size_and_another_partition(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"not in .*tiny-imagenet-200: unpack http"):
-        loaded_tiny(tmp_path)
+    assert_refused(r"not in .*tiny-imagenet-200: unpack http", loaded_tiny, tmp_path)
     write_tiny_imagenet(tmp_path)
     annotations = tmp_path / "tiny-imagenet-200/val/val_annotations.txt"
     annotations.write_text("val_0.JPEG\tn99999999\t0\t0\t63\t63\n")
@@ -335,8 +332,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     annotations.unlink()
     with pytest.raises(UserError, match=r"val_annotations.txt is missing"):
         loaded_tiny(tmp_path).data  # noqa: B018
-    with pytest.raises(UserError, match="image_size is 0"):
-        TinyImageNetDataModule(image_size=0)
+    assert_refused("image_size is 0", TinyImageNetDataModule, image_size=0)
 
 
 def test_an_annotation_names_images_of_its_folder(tmp_path: Path) -> None:

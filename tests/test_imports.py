@@ -13,13 +13,7 @@ FOLDERS = {"lit_epgan": "lit_epgan", "lit_epgan.callbacks": "callbacks", "lit_ep
 LEAVES = {f"lit_epgan.{name}" for name in ("errors", "randomness", "atomic", "precision", "listing", "text", "bounds")}
 LEAVES |= {"lit_epgan.tensor_file", "lit_epgan.symbols"}
 LEAVES |= {"lit_epgan.csv_table", "lit_epgan.class_splits", "lit_epgan.emoji_package"}
-MATHEMATICS = (
-    "lit_epgan.bayes",
-    "lit_epgan.objectives",
-    "lit_epgan.networks",
-    "lit_epgan.metrics",
-    "lit_epgan.speech",
-)
+MATHEMATICS = ("lit_epgan.bayes", "lit_epgan.objectives", "lit_epgan.networks", "lit_epgan.metrics", "lit_epgan.speech")
 ENGINE = "lit_epgan.engine"
 FEDERATION = (ENGINE, "lit_epgan.federated", "lit_epgan.callbacks", "lit_epgan.datamodules")
 COMMANDS = ("lit_epgan.cli", "lit_epgan.__main__")
@@ -30,8 +24,6 @@ def within(name: str, *rooms: str) -> bool:
 
 
 class Executed(ast.NodeTransformer):
-    """Drops what only a type checker sees."""
-
     def visit_If(self, node: ast.If) -> ast.AST | None:
         typing_only = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         return None if typing_only else self.generic_visit(node)
@@ -86,12 +78,7 @@ def test_this_test_sees_the_project() -> None:
     assert "lit_epgan.engine.samplers" in imports(ROOT / "datamodules/base.py")
 
 
-WITHOUT_LIGHTNING = (
-    ENGINE,
-    "lit_epgan.federated",
-    "lit_epgan.privacy",
-    "lit_epgan.carriers",
-)
+WITHOUT_LIGHTNING = (ENGINE, "lit_epgan.federated", "lit_epgan.privacy", "lit_epgan.carriers")
 
 
 @pytest.mark.parametrize("room", [*MATHEMATICS, *WITHOUT_LIGHTNING])

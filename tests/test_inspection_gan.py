@@ -12,7 +12,6 @@ from lit_epgan import tensor_file
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule, WritersDataModule
 from lit_epgan.engine import FixedSize
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvgGAN
 from lit_epgan.inspection import Ask, FederatedGAN, Findings, Inspection, Panel, Price, Slice, Users, View
 from lit_epgan.inspection.federated_generator import add_generators
@@ -22,6 +21,7 @@ from lit_epgan.modules import GAN, GaussianPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, Ledger, Releases, spent
 from tests.federations import fit
+from tests.refusals import assert_refused
 
 SHAPE, SEED, NOTHING = (1, 2, 2), 3, 1e-12
 PRICE = Price(noise_seed=5)
@@ -50,8 +50,6 @@ def people(labels: list[list[int]] = LABELS) -> dict[str, TensorDataset]:
 
 
 class Counted(View):
-    """Asks for the number of users, and refuses the groups that it is told to."""
-
     def __init__(self, *refused: str) -> None:
         self.refused = refused
 
@@ -172,7 +170,6 @@ def test_groups_start_alike_and_have_noise_of_their_own(tmp_path: Any) -> None:
 
 
 def discriminators(images: dict[str, list[Tensor]]) -> Tensor:
-    """Both groups' after a round without noise, as one vector."""
     trained = [settings(rounds=1).train(own, NOTHING, SEED, 0) for own in images.values()]
     return torch.cat([p.detach().flatten() for each in trained for p in each.discriminator.parameters()])
 
@@ -394,8 +391,7 @@ def test_the_config_runs_and_shows_its_samples(tmp_path: Any, monkeypatch: Any, 
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        settings(**options)
+    assert_refused(words, settings, **options)
 
 
 @pytest.mark.parametrize(
@@ -411,8 +407,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
 def test_other_users_than_was_said_are_refused_before_they_are_asked(tmp_path: Any, options: Any, words: str) -> None:
     own = inspection(**options)
     ask = own.ask("look", tmp_path)
-    with pytest.raises(UserError, match=words):
-        own.run(ask)
+    assert_refused(words, own.run, ask)
     assert not ask.queries.ledger.read().accounts
 
 

@@ -37,6 +37,7 @@ from lit_epgan.networks import CIFGLanguageNetwork, MLPDiscriminator, MLPGenerat
 from lit_epgan.privacy import CentralNoise, Ledger, Releases, spent
 from lit_epgan.symbols import ByteSymbols, WordSymbols
 from tests.federations import fit
+from tests.refusals import assert_refused
 
 START, LATER = "at the start of a sentence", "later in a sentence"
 SEED, NOTHING = 3, 1e-12
@@ -50,7 +51,6 @@ def text(*sentences: str) -> Text:
 
 
 def people() -> dict[str, Text]:
-    """The third has words of the second group alone, the last none at all."""
     own = [text("a b.x.is", "c d.the.x"), text("a b.the"), text("the.zebra", "is.x.y"), text("q.r", "q.s"), text()]
     return {f"user {k}": each for k, each in enumerate(own)}
 
@@ -67,8 +67,6 @@ def settings(**options: Any) -> FederatedLanguageModel:
 
 
 class Counted(View):
-    """Asks for the number of users, and refuses to show any group."""
-
     def look(self, users: Users, ask: Ask) -> Findings:
         ask([torch.ones(1)] * len(users.private))
         panels = [Panel(name, refused="no word is shown") for name in users.selection.groups]
@@ -326,8 +324,7 @@ def test_noise_counts_over_all_rounds(tmp_path: Any) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        settings(**options)
+    assert_refused(words, settings, **options)
 
 
 def images() -> dict[str, TensorDataset]:
@@ -341,8 +338,7 @@ def images() -> dict[str, TensorDataset]:
 def test_other_users_than_was_said_are_refused_before_they_are_asked(tmp_path: Any, options: Any, words: str) -> None:
     own = inspection(**options)
     ask = own.ask("look", tmp_path)
-    with pytest.raises(UserError, match=words):
-        own.run(ask)
+    assert_refused(words, own.run, ask)
     assert not ask.queries.ledger.read().accounts
 
 
@@ -354,8 +350,6 @@ def test_a_gan_of_words_is_refused() -> None:
 
 
 class Few(DocstringsDataModule):
-    """Sixty users, all of whose sentences begin with the same two words."""
-
     def users(self) -> dict[str, list[list[str]]]:  # type: ignore[override]
         return {f"user {k:02d}": [["return", "the", "sum", f"w{k}"]] * 3 for k in range(60)}
 

@@ -20,6 +20,7 @@ from lit_epgan.inspection.release import ImageFeatures
 from lit_epgan.inspection.selections import accuracy
 from lit_epgan.inspection.user_records import Records, blocks
 from lit_epgan.privacy import Ledger, Queries
+from tests.refusals import assert_refused
 
 LABELS = torch.tensor([0, 1, 2, 3, 0, 0, -1, 2])
 USER = torch.tensor([0, 0, 0, 0, 1, 1, 1, 3])  # user 2 has no record
@@ -69,8 +70,7 @@ def test_what_public_data_do_not_have_weighs_most():
     assert full[40:].all()
     assert (~full[:40]).float().mean() > 0.7
     assert (selection.weights(public) > 1 - 1e-5).float().mean() < 0.2
-    with pytest.raises(UserError, match="needs public data"):
-        UnlikePublic().settle(lambda: iter(()), None, None)
+    assert_refused("needs public data", UnlikePublic().settle, lambda: iter(()), None, None)
 
 
 @pytest.mark.parametrize(("quantile", "sharpness"), [(0.05, 1.0), (0.4, 8.0)])
@@ -158,5 +158,4 @@ def test_records_come_block_by_block():
     ],
 )
 def test_what_cannot_be_is_refused(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
+    assert_refused(message, make)

@@ -9,11 +9,11 @@ from lit_epgan import tensor_file
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import DocstringsDataModule
 from lit_epgan.datamodules.text import Text
-from lit_epgan.errors import UserError
 from lit_epgan.inspection import AllExamples, Ask, Misclassified, OutsideVocabulary, Selection, Slice, Users, WordsView
 from lit_epgan.inspection.words_view import Shown, given, look_next, weighed, word_records
 from lit_epgan.privacy import HeavyHitters, Ledger, Queries, spent
 from lit_epgan.symbols import WordSymbols
+from tests.refusals import assert_refused
 
 VOCABULARY = WordSymbols(("the", "is"))
 
@@ -31,8 +31,6 @@ def test_words_are_records_of_their_number_and_place() -> None:
 
 
 class Odd(Selection):
-    """Weights that no rule should give."""
-
     task, groups = "a test", ("a", "b")
 
     def weights(self, records):
@@ -148,8 +146,6 @@ def test_the_share_raises_an_alarm_by_its_exact_interval(joined: int, shown: int
 
 
 class Few(DocstringsDataModule):
-    """Sixty users, all of whose sentences begin with the same two words."""
-
     def users(self):
         return {f"user {k:02d}": [["return", "the", "sum", f"w{k}"]] * 3 for k in range(60)}
 
@@ -220,9 +216,7 @@ def test_a_mistake_is_one_sentence(words, sentence, capsys) -> None:
 
 def test_no_model_is_asked_of_words(tmp_path) -> None:
     ask = asked(tmp_path)
-    with pytest.raises(UserError, match="the view of words asks no model"):
-        WordsView().look(Users(USERS, None, Misclassified()), ask)
+    assert_refused("the view of words asks no model", WordsView().look, Users(USERS, None, Misclassified()), ask)
     assert not ask.queries.ledger.read().accounts
-    with pytest.raises(UserError, match=r"delta 0\.0"):
-        Ask(ask.queries, 1.0, "a trial").hitters(5)
+    assert_refused(r"delta 0\.0", Ask(ask.queries, 1.0, "a trial").hitters, 5)
     assert math.isfinite(ask.hitters(5).threshold)

@@ -18,8 +18,6 @@ from tests.test_policies import sgd
 
 
 class Institution(LightningDataModule):
-    """A data module that knows nothing of federation."""
-
     def __init__(self, k: int, shuffle: bool = False) -> None:
         super().__init__()
         self.k, self.shuffle, self.calls = k, shuffle, list[str]()
@@ -36,8 +34,6 @@ class Institution(LightningDataModule):
 
 
 class Augmenting(Institution):
-    """Scales its batches on the device and holds validation data."""
-
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return [(self.k + 2) * batch[0], batch[1]]
 

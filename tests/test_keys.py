@@ -20,6 +20,7 @@ from lit_epgan.carriers.keys import Announced, ExchangeKey, Identity, Words, add
 from lit_epgan.carriers.secure_aggregation import Numbers, fixed_point, floating_point, largest
 from lit_epgan.errors import UserError
 from tests.certificates import Root, written
+from tests.refusals import assert_refused
 
 ROOT = Root()
 
@@ -81,7 +82,6 @@ def test_its_own_key_must_be_among_them() -> None:
 
 
 def forged(announced: Announced) -> Announced:
-    """The server's own key with the institution's signature."""
     return announced._replace(key=ExchangeKey("berta", 3, 1).announced.key)
 
 
@@ -133,24 +133,19 @@ class InTwoYears(datetime):
 def test_a_key_of_which_every_secret_is_known_is_refused() -> None:
     """The point of order 1: X25519 of it is zero, whatever the other key is (RFC 7748, section 6.1)."""
     anna = ExchangeKey("anna", 3, 1)
-    with pytest.raises(UserError, match="the key of 'berta' is refused"):
-        anna.pads({"anna": anna.announced, "berta": Announced("00" * 32)})
+    assert_refused("the key of 'berta' is refused", anna.pads, {"anna": anna.announced, "berta": Announced("00" * 32)})
 
 
 def test_an_identity_is_read_from_a_kits_folder(tmp_path: Path) -> None:
     folder = written(ROOT.files("anna"), tmp_path / "startup")
     assert Identity.of_folder(folder, "anna").name == "anna"
-    with pytest.raises(UserError, match="is of 'anna', and this institution is 'berta'"):
-        Identity.of_folder(folder, "berta")
+    assert_refused("is of 'anna', and this institution is 'berta'", Identity.of_folder, folder, "berta")
     (folder / "client.key").write_bytes(ROOT.files("clara")["client.key"])
-    with pytest.raises(UserError, match="the private key is another certificate's"):
-        Identity.of_folder(folder, "anna")
+    assert_refused("the private key is another certificate's", Identity.of_folder, folder, "anna")
     (folder / "client.key").write_text("nothing")
-    with pytest.raises(UserError, match="cannot be used"):
-        Identity.of_folder(folder, "anna")
+    assert_refused("cannot be used", Identity.of_folder, folder, "anna")
     (folder / "client.key").unlink()
-    with pytest.raises(UserError, match=r"client\.key"):
-        Identity.of_folder(folder, "anna")
+    assert_refused(r"client\.key", Identity.of_folder, folder, "anna")
 
 
 def test_flares_sites_find_their_certificates(tmp_path: Path) -> None:
@@ -171,7 +166,6 @@ def words(*values: int) -> Words:
 
 
 def masked(numbers: list[Numbers]) -> list[Words]:
-    """Every client's fixed-point numbers, with the pads of all pairs."""
     rows = [fixed_point(each) for each in numbers]
     for j in range(len(rows)):
         for k in range(j + 1, len(rows)):

@@ -14,8 +14,6 @@ N = 1000.0  # the data's records
 
 
 class Unasked(Independent):
-    """Parameters without records: whatever simulations would say is given."""
-
     def __init__(self, size: int) -> None:
         super().__init__({f"parameter{k}": Normal(0.0, 1.0) for k in range(size)}, dimensions=1)
 

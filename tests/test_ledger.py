@@ -14,6 +14,7 @@ from rich.console import Console
 from lit_epgan.cli.main import main, show
 from lit_epgan.errors import UserError
 from lit_epgan.privacy import Budget, Ledger, Queries, Releases, spent
+from tests.refusals import assert_refused
 
 ONE = Releases(4.0, 1)
 
@@ -64,10 +65,8 @@ def test_the_budget_is_kept_before_anything_is_released(tmp_path: Path) -> None:
     assert ledger.path.read_bytes() == before
     name = ledger.begin("second", ONE, budget=budget)
     ledger.release(name)
-    with pytest.raises(UserError, match="allows epsilon"):
-        ledger.release(name)
-    with pytest.raises(UserError, match="has the budget"):
-        ledger.begin("third", ONE, budget=Budget(100.0, 1e-5))
+    assert_refused("allows epsilon", ledger.release, name)
+    assert_refused("has the budget", ledger.begin, "third", ONE, budget=Budget(100.0, 1e-5))
 
 
 def test_disjoint_groups_do_not_add_up_and_all_users_count_for_each(tmp_path: Path) -> None:
@@ -125,10 +124,8 @@ def test_a_line_cut_off_by_a_kill_was_no_release_and_any_other_damage_is_named(t
     ledger.release(name)
     assert ledger.read().accounts[name].made == 1
     ledger.path.write_text(ledger.path.read_text().replace('"begin"', '"bogus"'))
-    with pytest.raises(UserError, match=r"line 1 of .* is not one of a ledger .*: what was spent cannot be told"):
-        ledger.read()
-    with pytest.raises(UserError, match=r"ledger .* cannot be used: Is a directory"):
-        Ledger(tmp_path).read()
+    assert_refused(r"line 1 of .* is not one of a ledger .*: what was spent cannot be told", ledger.read)
+    assert_refused(r"ledger .* cannot be used: Is a directory", Ledger(tmp_path).read)
 
 
 def test_a_line_cut_off_anywhere_was_none(tmp_path: Path) -> None:
@@ -234,10 +231,8 @@ def test_what_passes_the_budget_reads_nothing(tmp_path):
         raise AssertionError("data were read")
         yield
 
-    with pytest.raises(UserError, match=r"allows epsilon 1 .* nothing was read"):
-        asked.sum(read(), 1.0, "too much")
-    with pytest.raises(UserError, match="there is no user to ask"):
-        asked.sum([], 40.0, "nobody")
+    assert_refused(r"allows epsilon 1 .* nothing was read", asked.sum, read(), 1.0, "too much")
+    assert_refused("there is no user to ask", asked.sum, [], 40.0, "nobody")
 
 
 def test_a_question_that_fails_costs_nothing(tmp_path):

@@ -58,7 +58,6 @@ def in_place(net: nn.Sequential, b: Any) -> Tensor:
 
 
 def slope_beside(net: nn.Sequential, b: Any) -> Tensor:
-    """A derivative of its own that passes no layer."""
     logits = net(b[0])
     return F.cross_entropy(logits, b[1]) + torch.func.grad(lambda z: z.exp().sum())(logits).square().sum()
 
@@ -290,7 +289,6 @@ def test_gradients_are_taken_as_they_lie_in_memory() -> None:
 
 
 def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Beside it a matrix of every row, and what is the same for all."""
     return F.cross_entropy(x[None], y[None]), x[:, None] * x, torch.ones(3)
 
 

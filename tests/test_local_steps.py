@@ -29,8 +29,6 @@ from tests.test_generator_sites import Known, data
 
 
 class Scheduled(Regression):
-    """Halves its learning rate every second time that its scheduler is stepped."""
-
     def __init__(self, interval: str) -> None:
         super().__init__()
         self.interval = interval
@@ -171,8 +169,6 @@ def test_clipping_comes_after_the_algorithm_has_changed_the_gradients(algorithm:
 
 
 class RootMeanSquare(LightningModule):
-    """Manual optimization of sqrt(mse): autograd keeps the loss itself for the backward pass."""
-
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -216,8 +212,6 @@ def batches() -> list[tuple[Tensor, ...]]:
 
 
 class OnServer(Algorithm):
-    """Nobody but the server works."""
-
     def trains(self, round_: int) -> bool:
         return False
 
@@ -315,8 +309,6 @@ def test_the_server_trains_on_samples_of_all_sites_in_proportion_to_their_record
 
 
 class OneCycle(LightningModule):
-    """Notes the estimate."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(3))
@@ -356,7 +348,6 @@ def trainer(policy: Any = "reset", **options: Any) -> Trainer:
 
 
 def cycle(steps: int) -> list[float]:
-    """The rates of one cycle, from torch's own schedule."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     schedule, own = OneCycleLR(optimizer, 0.1, total_steps=steps), []
     for _ in range(steps):
@@ -397,8 +388,6 @@ def test_the_estimate(options: dict[str, Any], steps: int) -> None:
 
 
 class Stream(IterableDataset):
-    """Does not say how long it is."""
-
     def __iter__(self) -> Iterator[tuple[Tensor]]:
         return iter([(torch.ones(3),)] * 10)
 

@@ -28,6 +28,7 @@ from lit_epgan.runs import lock
 from lit_epgan.runs.lock import Holder, locked
 from lit_epgan.runs.loggers import MetricsFile
 from tests.processes import environment
+from tests.refusals import assert_refused
 from tests.test_cli import refusal
 
 HOLD = """
@@ -103,14 +104,12 @@ def test_the_same_process_may_enter_again_and_leaves_nothing_behind(tmp_path: Pa
     with locked(folder, "--output"):
         with locked(folder, "--output"):
             pass
-        with pytest.raises(UserError, match=f"process {os.getpid()} "):
-            in_another_process(folder, kind)
+        assert_refused(f"process {os.getpid()} ", in_another_process, folder, kind)
     in_another_process(folder, kind)
     assert list(tmp_path.iterdir()) == []
 
 
 def in_another_process(folder: Path, kind: str) -> None:
-    """Take the lock there, and give it back."""
     script = HOLD.replace("time.sleep(600)", "pass")
     words = [sys.executable, "-c", script, str(folder), kind]
     done = subprocess.run(words, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -143,8 +142,7 @@ def test_a_forked_child_neither_holds_it_nor_gives_it_back(tmp_path: Path) -> No
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        with pytest.raises(UserError, match="is being written"):
-            in_another_process(folder, "locks")
+        assert_refused("is being written", in_another_process, folder, "locks")
 
 
 def end_as_a_child(folder: Path, block: ExitStack) -> int:

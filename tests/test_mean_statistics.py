@@ -11,14 +11,7 @@ from torch.distributions import LogNormal, Normal
 
 from lit_epgan.bayes import GaussianMixture, Independent, RandomFourierFeatures, Statistics
 from lit_epgan.bayes.inference import LinearMean, Refinement, SyntheticLikelihood
-from lit_epgan.bayes.mean_embeddings import (
-    basis,
-    leading,
-    ridged,
-    root,
-    spread_directions,
-    sufficient_directions,
-)
+from lit_epgan.bayes.mean_embeddings import basis, leading, ridged, root, spread_directions, sufficient_directions
 from lit_epgan.bayes.moves import aligned, consistent
 from lit_epgan.bayes.search import Search
 from lit_epgan.errors import UserError
@@ -60,7 +53,6 @@ def expected_cosines(w: Tensor, m: float, s: float) -> tuple[Tensor, Tensor]:
 
 
 def closed_mean(phi: RandomFourierFeatures, m: float, s: float) -> Tensor:
-    """E phi (D,)."""
     return torch.cat(expected_cosines(phi.omega[0].double(), m, s)) / math.sqrt(phi.size / 2)
 
 

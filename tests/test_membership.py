@@ -7,14 +7,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from evidence.attacks import (
-    auc,
-    by_inner_product,
-    by_least_squares,
-    by_nearest,
-    by_search,
-    true_positive_rate,
-)
+from evidence.attacks import auc, by_inner_product, by_least_squares, by_nearest, by_search, true_positive_rate
 from lit_epgan.randomness import generator_for
 
 

@@ -34,6 +34,7 @@ from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from tests.generative import feature_statistics
 from tests.inception_weights import stand_in
+from tests.refusals import assert_refused
 
 
 def distance(first: Tensor, second: Tensor) -> float:
@@ -73,8 +74,6 @@ def test_frechet_distance_of_identical_sets_is_zero() -> None:
 
 
 class Passes(torch.nn.Module):
-    """What torchmetrics takes for an extractor: its images are the features."""
-
     num_features = 6
 
     def forward(self, images: Tensor) -> Tensor:
@@ -110,8 +109,6 @@ def test_classes_count_confident_samples_only() -> None:
 
 
 class Counting(FeatureExtractor):
-    """Notes how many images come at a time."""
-
     name = "counting"
     batch_on_cpu = 3
 
@@ -153,8 +150,7 @@ def test_missing_inception_weights_say_which_file_to_place_where(
     assert str(path) in str(error.value)
     path.parent.mkdir()
     path.write_bytes(b"something else")
-    with pytest.raises(UserError, match="is not Inception's weights file"):
-        feature_extractor("inception")
+    assert_refused("is not Inception's weights file", feature_extractor, "inception")
 
 
 @pytest.mark.slow
@@ -176,8 +172,7 @@ def test_inception_passes_bytes_to_torch_fidelitys_network(tmp_path: Path, monke
 def test_missing_lite0_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "lite0" in name else find(name))
-    with pytest.raises(UserError, match=r'pip install -e "\.\[lite0\]"'):
-        feature_extractor("lite0")
+    assert_refused(r'pip install -e "\.\[lite0\]"', feature_extractor, "lite0")
 
 
 needs_lite0 = pytest.mark.skipif(
@@ -197,8 +192,7 @@ def test_lite0_looks_at_smaller_images_where_told_to() -> None:
     assert small.extract(image)[0].shape == (1, 1280)
     assert seen == [(1, 3, 112, 112)]
     assert torch.equal(Lite0(side=224).extract(image)[0], whole.extract(image)[0])
-    with pytest.raises(UserError, match="side is 16"):
-        Lite0(side=16)
+    assert_refused("side is 16", Lite0, side=16)
 
 
 @needs_lite0
@@ -215,8 +209,7 @@ def test_lite0s_first_blocks_are_those_of_the_whole_network() -> None:
     torch.testing.assert_close(features, torch.cat(seen[:5], 1))
     assert bool(torch.autograd.grad(features.sum(), images)[0].any())
     for blocks in (0, 17):
-        with pytest.raises(UserError, match=f"blocks is {blocks}; EfficientNet-Lite0 has 16"):
-            Lite0Blocks(blocks=blocks)
+        assert_refused(f"blocks is {blocks}; EfficientNet-Lite0 has 16", Lite0Blocks, blocks=blocks)
 
 
 @needs_lite0
@@ -235,8 +228,7 @@ def test_lite0_recognises_what_is_in_a_photograph() -> None:
 
 
 def test_unknown_extractor_lists_those_there_are() -> None:
-    with pytest.raises(UserError, match="digits, fashion, emoji, inception, lite0 or pixels"):
-        feature_extractor("vgg")
+    assert_refused("digits, fashion, emoji, inception, lite0 or pixels", feature_extractor, "vgg")
 
 
 def test_pixels_are_their_own_features_and_have_no_inception_score() -> None:
@@ -262,8 +254,7 @@ def test_moments_are_torch_fidelitys(size: int) -> None:
 def test_one_image_has_no_covariance() -> None:
     moments = FeatureMoments()
     moments.add(torch.zeros(1, 3))
-    with pytest.raises(UserError, match="from 1 images"):
-        moments.statistics()
+    assert_refused("from 1 images", moments.statistics)
 
 
 @pytest.mark.parametrize("splits", [1, 3, 10])
@@ -295,8 +286,6 @@ def test_random_rows_are_of_all_clients_however_they_come(size: int) -> None:
 
 
 class Plain(FeatureExtractor):
-    """An image's pixels are its features and its logits."""
-
     name = "plain"
     counts_classes = True
 
@@ -331,15 +320,11 @@ def test_parts_do_not_change_the_scores_and_are_not_kept(
 
 
 class Offering:
-    """A callback that offers a set by position."""
-
     def extra_samples(self, n: int, start: int = 0) -> dict[str, Tensor]:
         return {"count": torch.arange(start, start + n)}
 
 
 class Stand:
-    """A trainer, as far as samples are concerned."""
-
     callbacks = (Offering(),)
 
 

@@ -19,6 +19,7 @@ from lit_epgan.bayes.moves import consistent
 from lit_epgan.bayes.simulator import GaussianMixture
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
+from tests.refusals import assert_refused
 
 OTHER_MIXTURE = GaussianMixture(3, 2, concentration=1.7, mean=0.5, mean_precision=0.2, dof=6.0, scale=1.3)
 
@@ -101,8 +102,7 @@ def test_naming_components_anew_changes_neither_prior_nor_model() -> None:
     ],
 )
 def test_what_is_out_of_range_is_named(settings: dict[str, float], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        GaussianMixture(**settings)
+    assert_refused(sentence, GaussianMixture, **settings)
 
 
 FILE = Path(__file__).parent.parent / "docs" / "own_simulator.py"
@@ -126,7 +126,6 @@ def test_an_epidemics_parameters_are_found_from_three_hospitals_discrepancies() 
     means = [inference.phi(x).double().mean(0) for x in hospitals]
 
     def answer(question: Question) -> SummedAnswer:
-        """What the hospitals' sums say: one number for each simulated data set."""
         return SummedAnswer(sum(60 * question.discrepancies(mean) for mean in means) / 180, 180.0)
 
     asking = inference.run(generator)
@@ -144,8 +143,6 @@ def test_an_epidemics_parameters_are_found_from_three_hospitals_discrepancies() 
 
 
 class Waiting(Independent):
-    """Exponential waiting times: all that a user writes."""
-
     def __init__(self) -> None:
         super().__init__({"rate": Gamma(3.0, 2.0)}, dimensions=1)
 
@@ -155,8 +152,6 @@ class Waiting(Independent):
 
 
 class Everything(Independent):
-    """A parameter of every kind of support; its records are of no interest."""
-
     def __init__(self) -> None:
         covariance = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
         priors = {
@@ -223,8 +218,7 @@ def test_without_parameters_or_with_a_discrete_one_it_is_refused() -> None:
         def __init__(self, **priors: torch.distributions.Distribution) -> None:
             Independent.__init__(self, priors, dimensions=1)
 
-    with pytest.raises(UserError, match="Own has no parameter: give at least one prior"):
-        Own()
+    assert_refused("Own has no parameter: give at least one prior", Own)
     with pytest.raises(UserError, match=r"the prior of 'beds' is Poisson, .* take a continuous distribution"):
         Own(rate=Gamma(1.0, 1.0), beds=Poisson(3.0))
 

@@ -87,8 +87,6 @@ def _refuse(*_: Any, **__: Any) -> None:
 
 
 class Watched(GAN):
-    """A GAN whose steps are watched, and all that callbacks do within them."""
-
     questions = Questions()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -234,8 +232,6 @@ def test_moons_contrast_of_halved_representations_is_in_single_precision() -> No
 
 
 class Observer(FedAvg):
-    """Notes in which of its hooks autocast was on."""
-
     def __init__(self) -> None:
         self.autocast: dict[str, bool] = {}
 
@@ -267,8 +263,6 @@ def test_algorithms_compute_without_autocast_while_the_module_trains_under_it() 
 
 
 class Regression(LightningModule):
-    """A backbone and a head whose training step Lightning steps: its hooks see no autocast, its features are halved."""
-
     def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Sequential(nn.Linear(3, 6), nn.Tanh())
@@ -282,8 +276,7 @@ class Regression(LightningModule):
 
 
 @pytest.mark.parametrize(
-    "algorithm",
-    [MOON("backbone"), MOON("head"), FedNP("backbone", "head"), TiltedExpectationPropagation("backbone.0")],
+    "algorithm", [MOON("backbone"), MOON("head"), FedNP("backbone", "head"), TiltedExpectationPropagation("backbone.0")]
 )
 def test_algorithms_that_look_at_features_take_halved_ones(algorithm: Algorithm) -> None:
     torch.manual_seed(0)
@@ -344,7 +337,6 @@ def test_a_hook_that_is_put_on_later_is_called() -> None:
 
 
 def _ends(options: dict[str, Any], algorithm: Algorithm) -> list[dict[str, Any]]:
-    """The states after eager and after compiled training."""
     torch.manual_seed(0)
     generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
     discriminator = MLPDiscriminator((3,), hidden=(6, 5), heads=2)

@@ -11,7 +11,6 @@ from lit_epgan.carriers.contributions import Contribution, Contributions, in_wor
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Three rounds: a is always there; b is lost in the second, and back in the third; c is never asked."""
     list_ = Contributions(tmp_path / "contributions.csv")
     for round_ in range(3):
         lost = Contribution(asked=True, why="its <link> is broken") if round_ == 1 else Contribution(True, True, 2.0, 5)

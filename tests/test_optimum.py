@@ -47,7 +47,6 @@ def regressions() -> list[TensorDataset]:
 
 
 def miss(algorithm: Algorithm, rounds: int, local_steps: int) -> float:
-    """How far from the least squares of all records a federation ends."""
     sets, module = regressions(), Line()
     data = FederatedDataModule.from_datasets(sets, batch_size=16, local_steps=local_steps)
     theta = federated(module, data, algorithm).run(rounds)

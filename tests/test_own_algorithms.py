@@ -88,15 +88,11 @@ def test_what_is_no_object_of_its_kind_is_refused(arguments: dict[str, Any], sen
 
 
 class Rounded(FedAvg):
-    """Means to override ``round``."""
-
     def rounds(self, server: Server) -> Rounds:
         yield from super().round(server)
 
 
 class Helped(FedAvg):
-    """Overrides ``round``, and has a helper of nearly that name."""
-
     def round(self, server: Server) -> Rounds:
         yield from self.rounds(server)
 

@@ -42,7 +42,6 @@ def study_page(folder: Path) -> str:
 
 
 def inspected_page(folder: Path) -> str:
-    """Groups with pictures, words, and nothing; two detectors."""
     ask = Ask(Queries(Ledger(folder / "ledger.jsonl")), 2.0, "a look")
     ask.queries.ledger.read()
     check = Check(f"{LONG} - b", "+0.10 against +0.20", -0.1, -0.3, 0.2, 0.1, 0.4, True, "a note")
@@ -56,7 +55,6 @@ def inspected_page(folder: Path) -> str:
 
 
 def operators_page(folder: Path) -> str:
-    """Sixty rounds of three sites, one of which is lost for a long reason."""
     list_ = Contributions(folder / "contributions.csv")
     for round_ in range(60):
         lost = Contribution(asked=True, why=f"its link is broken: {LONG}")

@@ -15,6 +15,7 @@ from lit_epgan.federated import SCAFFOLD, Ditto, ExpectationPropagation, FedDyn,
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop
+from tests.refusals import assert_refused
 from tests.test_federation import assert_same, plain_batches
 from tests.test_policies import Kept
 
@@ -22,8 +23,6 @@ from tests.test_policies import Kept
 
 
 class Words(LightningModule):
-    """An embedding, few of whose rows a batch needs, and a layer."""
-
     def __init__(self, sparse: bool = True, optimizer: str = "sgd") -> None:
         super().__init__()
         self.embedding, self.head = nn.Embedding(9, 4, sparse=sparse), nn.Linear(4, 1)
@@ -112,16 +111,13 @@ def test_sparse_gradients_give_what_dense_ones_do(algorithm: Any) -> None:
 @pytest.mark.parametrize("algorithm", [FedProx(0.1), SCAFFOLD(), FedLA()], ids=lambda a: type(a).__name__)
 def test_an_optimizer_of_sparse_gradients_alone_is_named(algorithm: Any) -> None:
     sentence = r"the gradient of 'embedding\.weight' is sparse.*SparseAdam takes no dense one.*such as Adam"
-    with pytest.raises(UserError, match=sentence):
-        fit(Words(optimizer="sparse adam"), texts(), rounds=1, algorithm=algorithm)
+    assert_refused(sentence, fit, Words(optimizer="sparse adam"), texts(), rounds=1, algorithm=algorithm)
 
 
 # Complex parameters ---------------------------------------------------------------------------------------------------
 
 
 class Spectral(Regression):
-    """A complex filter over the inputs' spectrum, or its real view."""
-
     def __init__(self, real: bool = False) -> None:
         super().__init__()
         start = torch.randn(2, dtype=torch.complex128, generator=torch.Generator().manual_seed(1))
@@ -136,8 +132,7 @@ class Spectral(Regression):
 
 def test_complex_parameters_are_refused_and_the_advice_works() -> None:
     sentence = r"the parameter 'filter' is complex.*torch\.view_as_complex.*local=\['filter'\]"
-    with pytest.raises(UserError, match=sentence):
-        fit(Spectral(), federation(), rounds=1)
+    assert_refused(sentence, fit, Spectral(), federation(), rounds=1)
     module = Spectral(real=True)
     reference = PlainLoop(lambda local, batches, client, round_: regression_steps(local, batches)).run(module, 2)
     fit(module, federation(), rounds=2)
@@ -194,5 +189,4 @@ def test_parameters_without_values_are_named() -> None:
 def test_parameters_that_are_stored_sparsely_are_named() -> None:
     module = nn.Module()
     module.table = nn.Parameter(torch.eye(3).to_sparse())
-    with pytest.raises(UserError, match=r"the parameter 'table' is stored sparsely.*local=\['table'\]"):
-        FlatParameters.of(module)
+    assert_refused(r"the parameter 'table' is stored sparsely.*local=\['table'\]", FlatParameters.of, module)

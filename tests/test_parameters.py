@@ -21,6 +21,7 @@ from lit_epgan.fit.options import check_module, check_trainer
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
 from tests.notes import Notes
+from tests.refusals import assert_refused
 from tests.test_sealed_server import federation as plain_federation
 
 
@@ -140,8 +141,7 @@ def test_nothing_to_federate_is_an_error() -> None:
     module = network()
     with pytest.raises(UserError, match=r"Sequential has no trainable parameters.*beside those kept local by \['\*'\]"):
         FlatParameters.of(module, local=["*"])
-    with pytest.raises(UserError, match=r"no trainable parameters to federate$"):
-        FlatParameters.of(module.requires_grad_(False))
+    assert_refused(r"no trainable parameters to federate$", FlatParameters.of, module.requires_grad_(False))
 
 
 @pytest.fixture
@@ -256,8 +256,6 @@ QUIET: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpoi
 
 
 class Teacher(Regression):
-    """A frozen copy of the first layer follows it, as BYOL's and MoCo's targets do."""
-
     seen = Notes()
 
     def __init__(self) -> None:
@@ -286,8 +284,6 @@ def test_a_frozen_teacher_starts_from_the_servers_and_is_merged_by_records() -> 
 
 
 class Clamped(Regression):
-    """Replaces the storage of its parameters after each batch, as weight clipping is often written."""
-
     def __init__(self, in_place: bool) -> None:
         super().__init__()
         self.in_place = in_place
@@ -337,15 +333,13 @@ def test_a_layer_unfrozen_later_starts_from_the_servers_too() -> None:
 
 def test_weight_averaging_callbacks_and_dataloader_iter_are_refused() -> None:
     trainer = Trainer(callbacks=[EMAWeightAveraging()], logger=False)
-    with pytest.raises(UserError, match="EMAWeightAveraging would average one client's weights into the next one's"):
-        check_trainer(trainer)
+    assert_refused("EMAWeightAveraging would average one client's weights into the next one's", check_trainer, trainer)
 
     class Iterating(Regression):
         def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
             return None
 
-    with pytest.raises(UserError, match="reads past the end of a client"):
-        check_module(Iterating(), RoundLoop.of(Trainer(**QUIET)), ranks=1)
+    assert_refused("reads past the end of a client", check_module, Iterating(), RoundLoop.of(Trainer(**QUIET)), ranks=1)
 
 
 def test_meeting_other_ranks_in_a_step_is_refused() -> None:
@@ -368,8 +362,7 @@ def test_schedules_that_cannot_belong_to_a_client(frequency: int, second: str | 
             epoch = {"scheduler": LambdaLR(optimizer, lambda e: 1.0), "interval": "epoch"}
             return [optimizer], [step, epoch] if second else [step]
 
-    with pytest.raises(UserError, match=sentence):
-        fit(Scheduled(), federation(), rounds=1)
+    assert_refused(sentence, fit, Scheduled(), federation(), rounds=1)
 
 
 def test_several_loaders_of_one_institution_are_refused() -> None:
@@ -380,8 +373,7 @@ def test_several_loaders_of_one_institution_are_refused() -> None:
         def train_dataloader(self) -> Any:
             return {k: DataLoader(s, batch_size=4) for k, s in zip("ab", client_sets(), strict=False)}
 
-    with pytest.raises(UserError, match="several training loaders"):
-        fit(Regression(), Institutions({"one": Two()}), rounds=1)
+    assert_refused("several training loaders", fit, Regression(), Institutions({"one": Two()}), rounds=1)
 
 
 def test_a_frozen_parameter_that_moved_before_a_restart_goes_back() -> None:

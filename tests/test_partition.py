@@ -167,8 +167,6 @@ def test_the_table_counts_clients_by_classes() -> None:
 
 
 class Mean(LightningModule):
-    """The least module that trains."""
-
     def __init__(self) -> None:
         super().__init__()
         self.mean = torch.nn.Parameter(torch.zeros(2))

@@ -80,8 +80,6 @@ def test_ditto_is_a_plain_loop_with_buffers_of_its_own() -> None:
 
 
 class Personals(PersonalMetrics):
-    """Notes every client's whole model at a round's end, as an evaluation would hold it."""
-
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         callback: Any = trainer.callbacks[0]
         self.on_validation_start(trainer, pl_module)
@@ -161,8 +159,6 @@ def test_a_batch_that_the_module_skips_is_skipped_for_both() -> None:
 
 
 class Kept(Callback):
-    """Notes what every client keeps."""
-
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         kept = trainer.callbacks[0].state_dict()["clients"]
         self.states = {name: dict(state["algorithm"]) for name, state in kept.items() if state["algorithm"]}
@@ -181,7 +177,6 @@ def test_only_clients_that_have_trained_keep_a_model() -> None:
 
 
 def losses(module: HeldOut, algorithm: PersonalModels, folder: Path) -> dict[str, float]:
-    """The held-out loss of each client's model, put together by hand from a checkpoint."""
     saved = torch.load(folder / "checkpoints" / "last.ckpt")
     (state,) = (s for s in saved["callbacks"].values() if "clients" in s)
     found = {}

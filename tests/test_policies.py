@@ -22,6 +22,7 @@ from lit_epgan.runs.config_files import find_config
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_loop import PlainLoop, two_of_four
+from tests.refusals import assert_refused
 from tests.test_federation import assert_same, gan_steps, sgd_steps
 
 
@@ -34,8 +35,6 @@ def names(state: dict[str, Any], part: str) -> dict[str, Any]:
 
 
 class Kept:
-    """Local work whose optimizers go on from the client's last round."""
-
     def __init__(self, steps: Any) -> None:
         self.steps, self.states = steps, dict[int, list[Any]]()
 
@@ -77,8 +76,6 @@ def test_unknown_policies_are_named() -> None:
 
 
 class Drifting(Regression):
-    """A buffer that training changes and that changes training, beside an integer one and BatchNorm's."""
-
     def __init__(self) -> None:
         super().__init__(batch_norm=True)
         self.register_buffer("offset", torch.zeros(1))
@@ -248,7 +245,6 @@ class Listed(torch.utils.data.Dataset[Any]):
 
 
 def held(hard: ClientData, name: str) -> list[Tensor]:
-    """All records of a client, by its loader in one batch."""
     module = FederatedDataModule.from_datasets(hard.train, batch_size=100)
     module.setup()
     (batch,) = module.clients[module.client_names.index(name)].batches(None, 1, 0, 0, 0)
@@ -307,15 +303,13 @@ def test_a_wrong_label_is_any_other_with_the_same_probability() -> None:
     ],
 )
 def test_settings_out_of_their_range_are_refused(hardship: Hardship, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        hardship.on(data(), 0)
+    assert_refused(said, hardship.on, data(), 0)
 
 
 def test_wrong_labels_need_labels() -> None:
     without = data()
     without.labels = None
-    with pytest.raises(UserError, match="needs data whose labels are classes"):
-        Hardship(wrong_labels={"client-1": 0.5}).on(without, 0)
+    assert_refused("needs data whose labels are classes", Hardship(wrong_labels={"client-1": 0.5}).on, without, 0)
 
 
 def test_a_data_module_puts_it_on_what_it_loads() -> None:
@@ -355,13 +349,11 @@ def test_a_cohort_larger_than_those_who_are_there_is_refused() -> None:
 
 
 def test_no_accountant_can_read_a_rate() -> None:
-    with pytest.raises(UserError, match="has no rate that an accountant could read"):
-        ComingAndGoing(late=0.3).rate(10)
+    assert_refused("has no rate that an accountant could read", ComingAndGoing(late=0.3).rate, 10)
 
 
 def test_shares_that_leave_nobody_are_refused() -> None:
-    with pytest.raises(UserError, match=r"late and leaving are 0.6 and 0.4"):
-        ComingAndGoing(late=0.6, leaving=0.4)
+    assert_refused(r"late and leaving are 0.6 and 0.4", ComingAndGoing, late=0.6, leaving=0.4)
 
 
 def test_everyone_takes_part_at_first_and_cohorts_after_it() -> None:
@@ -371,7 +363,5 @@ def test_everyone_takes_part_at_first_and_cohorts_after_it() -> None:
 
 
 def test_everyone_at_first_is_checked_as_its_cohorts_and_has_no_rate() -> None:
-    with pytest.raises(UserError, match="only 10 clients"):
-        EveryoneAtFirst(FixedSize(11)).check(10)
-    with pytest.raises(UserError, match="has no rate that an accountant could read"):
-        EveryoneAtFirst(FixedSize(4)).rate(10)
+    assert_refused("only 10 clients", EveryoneAtFirst(FixedSize(11)).check, 10)
+    assert_refused("has no rate that an accountant could read", EveryoneAtFirst(FixedSize(4)).rate, 10)

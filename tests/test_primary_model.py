@@ -20,12 +20,11 @@ from lit_epgan.errors import UserError
 from lit_epgan.inspection.user_records import CHUNK, Primary, Records, labels, loaded, trained
 from lit_epgan.modules import Classifier, Regression
 from tests.federations import federation
+from tests.refusals import assert_refused
 from tests.test_cli import refusal
 
 
 class Linear(LightningModule):
-    """Two classes by the sign of x; drops out in training, as evaluation must not."""
-
     def __init__(self):
         super().__init__()
         self.layer, self.dropout = torch.nn.Linear(1, 2), torch.nn.Dropout(0.9)
@@ -66,8 +65,7 @@ def test_labels_are_found_in_what_a_model_predicts(answer, expected):
     "answer", [None, torch.zeros(2), torch.zeros(3).long(), torch.zeros(2, 2, 2), {"score": torch.zeros(2).long()}]
 )
 def test_what_is_no_label_is_refused(answer):
-    with pytest.raises(UserError, match="predict_step gives no labels"):
-        labels(answer, 2)
+    assert_refused("predict_step gives no labels", labels, answer, 2)
 
 
 def test_a_model_is_asked_in_chunks_and_as_in_evaluation():
@@ -105,11 +103,9 @@ def test_a_checkpoint_is_loaded_as_data(tmp_path):
     assert torch.equal(module.layer.weight, own.layer.weight)
     for name, content in (("list", [1]), ("none", {"weights": 1})):
         torch.save(content, tmp_path / name)
-        with pytest.raises(UserError, match="holds no state_dict"):
-            loaded(Linear(), tmp_path / name)
+        assert_refused("holds no state_dict", loaded, Linear(), tmp_path / name)
     torch.save({"state_dict": torch.nn.Linear(2, 2).state_dict()}, tmp_path / "other.ckpt")
-    with pytest.raises(UserError, match="of another model"):
-        loaded(Linear(), tmp_path / "other.ckpt")
+    assert_refused("of another model", loaded, Linear(), tmp_path / "other.ckpt")
 
 
 CLASSIFIER = ["--config", "digits_classifier.yaml", "--trainer.max_epochs", "1", "--data.clients", "2"]
@@ -171,8 +167,6 @@ def test_a_regressions_outputs_are_columns(tmp_path: Path) -> None:
 
 
 class Plain(LightningModule):
-    """A module of somebody's own."""
-
     def __init__(self, answer: Any) -> None:
         super().__init__()
         self.answer = answer

@@ -19,7 +19,6 @@ MEMBERS = 3
 
 
 def networks(kind: str, norm: str, members: int = MEMBERS) -> tuple[nn.Module, nn.Module]:
-    """Generators and two discriminators in double precision, with weights that are no small numbers."""
     torch.manual_seed(0)
     if kind == "mlp":
         generator: nn.Module = MLPGenerator((3,), 5, (6, 4), norm="batch", members=members)
@@ -223,7 +222,6 @@ def test_a_discriminator_with_buffers_of_its_own() -> None:
 
 
 def theta(generator: nn.Module, m: int, members: int) -> Tensor:
-    """All parameters of member m, shared ones included, by names known to this test."""
     disjoint = ("layers.0.", "layers.1.") if members > 1 else ()
     parts = []
     for name, parameter in generator.named_parameters():

@@ -22,13 +22,12 @@ from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, MatchedEmbedd
 from lit_epgan.privacy import CentralNoise, DistributedNoise, Ledger, Releases, spent
 from lit_epgan.randomness import secure_normal
 from tests.federations import fit
+from tests.refusals import assert_refused
 from tests.test_embedding import rows, stream
 from tests.test_embedding_sites import FAST, SIZES, Cavities, Cloud, data, records
 
 
 class Recorder(GaussianMechanism):
-    """Keeps what would be noised, and adds nothing."""
-
     def release(self, vector: Tensor, sensitivity: float, *stream: int | str) -> Tensor:
         self.__dict__["vector"], self.__dict__["sensitivity"] = vector, sensitivity
         return vector
@@ -144,19 +143,15 @@ def test_without_noise_the_release_is_exact() -> None:
 
 @pytest.mark.parametrize("z", [-1.0, math.inf, math.nan])
 def test_wrong_settings_are_refused(z: float) -> None:
-    with pytest.raises(UserError, match="noise_multiplier"):
-        GaussianMechanism(z)
+    assert_refused("noise_multiplier", GaussianMechanism, z)
     for delta in (0.0, 1.0, -1e-5):
-        with pytest.raises(UserError, match="delta"):
-            GaussianMechanism(1.0, delta)
+        assert_refused("delta", GaussianMechanism, 1.0, delta)
 
 
 NOTHING = 1e-12  # noise that a test does not see
 
 
 class Watching(CentralNoise):
-    """Keeps every report as it comes and as it leaves."""
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.came: list[Report] = []
@@ -243,8 +238,7 @@ def test_one_release_is_promised_for_users_and_stands_in_the_ledger(
     assert "differential privacy for users" in said
     assert "for one record" not in said
     budget = CentralNoise(1.0, 2.0, budget=2.5, ledger=str(tmp_path / "privacy.jsonl"))
-    with pytest.raises(UserError, match="has the budget"):
-        fit(Cloud(), data(), 3, tmp_path / "second", algorithm=Totals(), mechanism=budget)
+    assert_refused("has the budget", fit, Cloud(), data(), 3, tmp_path / "second", algorithm=Totals(), mechanism=budget)
 
 
 def test_a_generator_is_matched_to_the_users_sum(tmp_path: Path) -> None:

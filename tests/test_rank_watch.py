@@ -28,8 +28,6 @@ DEADLINE = 60.0  # seconds from one rank's end to the other's
 
 
 class Ranks:
-    """Two ranks of one run, by their process ids, and what they have printed."""
-
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
         self.process = Started(command(folder, "--devices", "2", *options))
@@ -65,7 +63,6 @@ class Ranks:
         return self.process.wait(DEADLINE)
 
     def sentence(self, rank: int) -> str:
-        """The one sentence with which ``rank`` ended."""
         said = re.findall(rf"^rank {rank} ends: (.*)$", self.printed, re.M)
         assert len(said) == 1, self.printed
         return said[0]
@@ -234,7 +231,6 @@ def site() -> Iterator[subprocess.Popen[bytes]]:
 
 @torch.no_grad()
 def over_pipes(name: str, site: subprocess.Popen[bytes]) -> torch.Tensor:
-    """The server's parameters after the rounds, whose work was done by another process."""
     federation = half(name)
     delivered: dict[int, dict[str, int]] = {}
     assert site.stdin is not None

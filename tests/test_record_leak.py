@@ -44,8 +44,6 @@ def holding(records: Tensor, algorithm: Any) -> PlainFederation:
 
 
 class CuriousServer:
-    """Asks a client what it likes within one round, by the algorithm's own messages."""
-
     def __init__(self, federation: PlainFederation) -> None:
         self.federation, self.asked = federation, 0
 

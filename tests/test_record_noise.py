@@ -31,6 +31,7 @@ from lit_epgan.federated import (
 from lit_epgan.privacy import Ledger, RecordNoise, Releases, spent
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
+from tests.refusals import assert_refused
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +44,6 @@ def vector(module: nn.Module) -> Tensor:
 
 
 class Batches(Callback):
-    """Sees the batches that callbacks see."""
-
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
@@ -227,8 +226,7 @@ def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_un
     ledger.begin("users", Releases(1.0))
     with pytest.raises(UserError, match=r"users\.jsonl is about users, and this is about records"):
         fit(Unread(), federation(), folder=tmp_path, mechanism=RecordNoise(1.0, 1.0, ledger=str(ledger.path)))
-    with pytest.raises(UserError, match="do not add up"):
-        spent([Releases(1.0), Releases(1.0, unit="record")], 1e-5)
+    assert_refused("do not add up", spent, [Releases(1.0), Releases(1.0, unit="record")], 1e-5)
 
 
 def test_a_fits_first_batch_is_drawn_by_coins_like_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,8 +343,7 @@ class Searching(Regression):
     ],
 )
 def test_modules_that_it_cannot_protect_are_refused(module: Callable[[], Any], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        fit(module(), federation(), rounds=1, mechanism=RecordNoise(1.0, 1.0))
+    assert_refused(named, fit, module(), federation(), rounds=1, mechanism=RecordNoise(1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -381,8 +378,7 @@ def test_data_whose_draws_nobody_knows_are_refused() -> None:
         [2],
         mechanism=RecordNoise(1.0, 1.0),
     )
-    with pytest.raises(UserError, match="train by the FederationCallback"):
-        plain.run(1)
+    assert_refused("train by the FederationCallback", plain.run, 1)
 
 
 def test_a_batch_that_holds_more_than_tensors_is_refused() -> None:
@@ -391,8 +387,7 @@ def test_a_batch_that_holds_more_than_tensors_is_refused() -> None:
             return (*super().__getitem__(index), "name")
 
     data = FederatedDataModule.from_datasets([Named(*client_sets((20,))[0].tensors)], batch_size=8)
-    with pytest.raises(UserError, match="a batch holds a str"):
-        fit(Regression(), data, mechanism=RecordNoise(1.0, 1.0))
+    assert_refused("a batch holds a str", fit, Regression(), data, mechanism=RecordNoise(1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -409,5 +404,4 @@ def test_a_batch_that_holds_more_than_tensors_is_refused() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        RecordNoise(**given)
+    assert_refused(named, RecordNoise, **given)

@@ -39,7 +39,6 @@ RUNS = [
 
 
 def started(folder: Path, *options: str, overheard: list[bytes] | None = None) -> dict[str, Started]:
-    """Five processes: the server's, and one for each client; what the last client sends may be overheard."""
     folder.mkdir(exist_ok=True)
     key, address = secrets.token_hex(16), str(folder / f"{secrets.token_hex(4)}")
     server = Started(command(folder / "server", *options), **Endpoint("server", address, key).environment())

@@ -19,7 +19,6 @@ PROCESSES = ("server", "client-0", "client-1")
 
 
 def fits(folder: Path, rounds: int, *words: str) -> dict[str, Started]:
-    """The command line's fits of a server and two institutions."""
     site = Site(folder)
     small = ["--config", "digits_classifier.yaml", "--data.clients", "2", "--trainer.max_epochs", str(rounds), *words]
     quiet = [word for key, value in QUIET.items() for word in (f"--trainer.{key}", value)]
@@ -50,7 +49,6 @@ def one_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, one_round: Path) -> Path:
-    """A federation of one round, to go on with."""
     return Path(shutil.copytree(one_round, tmp_path / "run"))
 
 

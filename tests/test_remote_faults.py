@@ -29,8 +29,6 @@ Options = dict[str, tuple[str, ...]]
 
 
 class Site:
-    """Where a federation's processes are to meet."""
-
     def __init__(self, folder: Path, terms: Terms | None = None) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self._terms = folder, terms or Terms()
@@ -44,7 +42,6 @@ class Site:
         return Started(command(self.folder / name, *options), **self.place(name).environment())
 
     def all_started(self, *options: str, own: Options | None = None) -> dict[str, Started]:
-        """The server and all institutions, each with options of its own."""
         return {name: self.started(name, *options, *(own or {}).get(name, ())) for name in ("server", *NAMES)}
 
 
@@ -62,7 +59,6 @@ def assert_same_bits(folder: Path, expected: Path) -> None:
 
 
 def counted(folder: Path, name: str) -> list[tuple[int, str]]:
-    """Rounds in which an institution was asked, and whether it counted, or why not."""
     rows = csv.DictReader((folder / "server" / "contributions.csv").open())
     asked = [row for row in rows if row["client"] == name and row["asked"] == "1"]
     return [(int(row["round"]), "yes" if row["counted"] == "1" else row["why"]) for row in asked]
@@ -70,7 +66,6 @@ def counted(folder: Path, name: str) -> list[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A federation under EP that nothing happens to."""
     folder = tmp_path_factory.mktemp("undisturbed")
     ended(Site(folder).all_started(*EP))
     return folder
@@ -215,7 +210,6 @@ def hostile(where: Endpoint, kind: str) -> None:
 
 
 def with_hostile(folder: Path, *kinds: str) -> str:
-    """Two honest institutions and two others; what the server printed."""
     site = Site(folder, Terms(largest=100_000))
     processes = {name: site.started(name, "--module", "regression") for name in ("server", *NAMES[:2])}
     for name, kind in zip(NAMES[2:], kinds, strict=True):

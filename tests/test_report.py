@@ -71,7 +71,6 @@ def test_weighted_mean_of_a_thousand_clients(dtype: torch.dtype, tolerance: floa
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every entry counts as a large one."""
     monkeypatch.setattr("lit_epgan.engine.messages.EXACT", 0)
 
 

@@ -40,8 +40,6 @@ def fit(module: LightningModule, *callbacks: Callback, epochs: int = 1, **option
 
 
 class At(Callback):
-    """Calls a function when training starts, and one after every batch."""
-
     def __init__(self, start: Any = None, batch: Any = None) -> None:
         self.start, self.batch = start, batch
 
@@ -161,8 +159,6 @@ def test_a_logged_metrics_last_value_can_be_read() -> None:
 
 
 class Counting(Regression):
-    """Notes its batches, and says on which it wants no more."""
-
     starts, ends, steps = Notes(), Notes(), Notes()
 
     def __init__(self, enough: int = 99) -> None:
@@ -197,8 +193,6 @@ def test_minus_one_ends_a_client_and_not_the_round() -> None:
 
 
 class Hooks(Callback):
-    """Writes down every hook that it hears of, but for those of the data."""
-
     def __init__(self) -> None:
         self.heard: list[str] = []
 

@@ -25,11 +25,11 @@ from lit_epgan.engine import (
 )
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.wire import decode_task, encode_task
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
 from lit_epgan.modules.gan import GAN
 from lit_epgan.randomness import derive_seed
 from tests.generative import Images, gan, trainer
+from tests.refusals import assert_refused
 from tests.test_sealed_server import federation
 
 CLIENTS = list(range(3, 23))
@@ -107,19 +107,13 @@ def test_a_round_that_nobody_takes_part_in_changes_nothing() -> None:
 
 
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:
-    with pytest.raises(UserError, match="choose at most 3"):
-        FixedSize(4).check(3)
-    with pytest.raises(UserError, match="take at most that"):
-        InTurn(4).check(3)
-    with pytest.raises(UserError, match="at least one group"):
-        InTurn(0)
+    assert_refused("choose at most 3", FixedSize(4).check, 3)
+    assert_refused("take at most that", InTurn(4).check, 3)
+    assert_refused("at least one group", InTurn, 0)
 
 
 class Asking(Algorithm):
-    """The first client trains alone; then both train."""
-
     def round(self, server: Server) -> Rounds:
-        """Two exchanges."""
         yield Exchange({"parameters": server.parameters}, to=[0], merge=False)
         yield Exchange({"parameters": server.parameters})
 
@@ -157,8 +151,6 @@ def test_that_it_is_asked_again_reaches_a_client_elsewhere() -> None:
 
 
 class Batches(Callback):
-    """Counts the held-out batches that Lightning fetches."""
-
     def __init__(self) -> None:
         self.validated = self.tested = 0
 
@@ -170,8 +162,6 @@ class Batches(Callback):
 
 
 class SmallBatches(Images):
-    """Twenty held-out images in four batches."""
-
     def val_dataloader(self) -> DataLoader:
         return self._loader(slice(40, 60), 5)
 
@@ -179,8 +169,6 @@ class SmallBatches(Images):
 
 
 class Judged(GAN):
-    """Has a validation step of its own."""
-
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.log("rows", float(len(batch[0])))
 

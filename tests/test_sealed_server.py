@@ -156,8 +156,6 @@ def test_an_exact_site_asks_for_gradients_only(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Peeking(Algorithm):
-    """Remembers the server, and looks at it where a client works."""
-
     def start(self, server: Server) -> None:
         self.server = server
 

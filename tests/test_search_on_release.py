@@ -28,8 +28,6 @@ ONE = GaussianMixture(1, 1, mean_precision=0.1)
 
 
 class Watched(SearchOnRelease):
-    """Notes what is asked in each round, and what comes back."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**(FAST | options))
         self.asked: list[list[str]] = []

@@ -30,6 +30,7 @@ from lit_epgan.federated import FedSeq
 from tests.certificates import Root
 from tests.pipe_federations import half
 from tests.processes import Started, command, run
+from tests.refusals import assert_refused
 from tests.secure_institutions import NAMES, Secure, without_masks
 from tests.test_remote import RUNS as ALL_RUNS
 from tests.test_remote import assert_equal, ended
@@ -42,7 +43,6 @@ RUNS = [options for options in ALL_RUNS if not SINGLE & set(options)]
 
 
 def started(folder: Path, *options: str, cut_in: int | None = None) -> dict[str, Started]:
-    """Five processes: the server's, and one for each client; the last one's link may be cut in a round."""
     folder.mkdir(exist_ok=True)
     key, address = secrets.token_hex(16), str(folder / f"{secrets.token_hex(4)}")
     places = {"server": Endpoint("server", address, key, terms=SECURE)}
@@ -136,8 +136,7 @@ def test_a_policy_may_insist_on_secure_aggregation() -> None:
     Policy().check_secure(False)
     with pytest.raises(UserError, match="secure is True, and the federation's server sees every report by itself"):
         Policy.of({"secure": True}, "policy.yaml").check_secure(False)
-    with pytest.raises(UserError, match="secure is 1; give true or false"):
-        Policy.of({"secure": 1}, "policy.yaml")
+    assert_refused("secure is 1; give true or false", Policy.of, {"secure": 1}, "policy.yaml")
 
 
 # What the server gets -------------------------------------------------------------------------------------------------
@@ -189,12 +188,7 @@ def test_nothing_but_names_shapes_keys_and_masked_numbers_leaves(secure: Callabl
     assert (hello.kind, ready.kind, answer.kind) == (Kind.HELLO, Kind.READY, Kind.ANSWER)
     told = json.loads(ready.body[WORDS:])
     assert set(told) == {"layout", "announced"}
-    assert told["layout"] == {
-        "change": [41],
-        "weight": None,
-        "federation/weight": None,
-        "federation/steps": None,
-    }
+    assert told["layout"] == {"change": [41], "weight": None, "federation/weight": None, "federation/steps": None}
     assert [len(each) for each in told["announced"]] == [64, 0, 0]
     assert {name: each.shape for name, each in load(answer.body[WORDS:]).items()} == {MASKED: (44,)}
 
@@ -266,8 +260,6 @@ def test_who_is_lost_after_it_was_ready_makes_the_round_void_and_the_next_one_go
 
 
 class Twice(Algorithm):
-    """FedAvg with two exchanges in a round."""
-
     def round(self, server: Server) -> Rounds:
         for _ in range(2):
             total = yield Exchange({"parameters": server.parameters})
@@ -363,8 +355,7 @@ def test_an_institution_masks_one_answer_to_a_question() -> None:
     masking = Masking(NAMES[0], NAMES)
     masking.ready(task(3), answer(), 4)
     for again in (3, 2):
-        with pytest.raises(UserError, match=f"the server asks for round {again}, exchange 0 again"):
-            masking.ready(task(again), answer(), 4)
+        assert_refused(f"the server asks for round {again}, exchange 0 again", masking.ready, task(again), answer(), 4)
 
 
 def test_an_answer_is_masked_once() -> None:
@@ -447,8 +438,7 @@ def test_algorithms_that_need_single_reports_are_refused_before_anybody_is_asked
 ) -> None:
     federation = half(name, algorithm).federation
     federation.secure = True
-    with pytest.raises(UserError, match=why):
-        Round(federation, 0)
+    assert_refused(why, Round, federation, 0)
 
 
 def test_what_secure_aggregation_cannot_hide_is_refused_at_the_start(secure: Callable[..., Secure]) -> None:

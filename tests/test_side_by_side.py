@@ -21,8 +21,6 @@ SIZES = (20, 33, 20, 7)  # records of the clients: some go together, others do n
 
 
 class Net(LightningModule):
-    """Two layers; logs its training loss."""
-
     def __init__(self, middle: nn.Module | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)

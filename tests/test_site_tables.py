@@ -213,7 +213,6 @@ class Given(ClientTables):
 
 
 def given(spoil: Any = None, **options: Any) -> Given:
-    """Two sites of twelve rows; the second one is spoilt."""
     tables = {}
     for k, name in enumerate(("mill", "dale")):
         features = torch.randn(12, 2, dtype=torch.float64, generator=generator(k))
@@ -277,8 +276,6 @@ def test_a_constant_column_that_is_not_used_does_no_harm() -> None:
 
 
 class Small(DealtTable):
-    """Six rows of one column."""
-
     def whole(self) -> ClientRows:
         self.columns, self.label_names = ["age"], ["a", "b"]
         return ClientRows(torch.arange(6.0).double()[:, None], torch.tensor([0, 1]).repeat(3))

@@ -20,6 +20,7 @@ from lit_epgan.speech.preparation import UNALIGNED, Utterance
 from lit_epgan.speech.sessions import pool_of
 from lit_epgan.speech.stages import digest_of_result
 from tests.federations import fit
+from tests.refusals import assert_refused
 from tests.speech import MAKERS, MINIATURE
 
 
@@ -101,8 +102,7 @@ def test_a_users_manifest_with_a_broken_file(settings, tmp_path):
     (tmp_path / "manifest.csv").write_text("\n".join(rows) + "\n")
     (tmp_path / "2.flac").write_bytes(b"fLaC")
     given = {"manifest": str(tmp_path / "manifest.csv"), "cache_dir": str(tmp_path / "cache"), "workers": 1}
-    with pytest.raises(UserError, match=r"2\.flac cannot be read"):
-        SpeechDataModule(**given).prepare_data()
+    assert_refused(r"2\.flac cannot be read", SpeechDataModule(**given).prepare_data)
     data = SpeechDataModule(**given, on_error="skip", iterations=8, gaussians=150)
     with pytest.warns(UserWarning, match=r"left out 1 utterances: .*2\.flac"):
         data.prepare_data()
@@ -112,8 +112,7 @@ def test_a_users_manifest_with_a_broken_file(settings, tmp_path):
 
 
 def test_two_corpora_are_one_too_many():
-    with pytest.raises(UserError, match=r"data\.manifest and data\.chime5"):
-        SpeechDataModule(manifest="a", chime5="b")
+    assert_refused(r"data\.manifest and data\.chime5", SpeechDataModule, manifest="a", chime5="b")
 
 
 def test_what_is_unknown_and_what_cannot_be_is_said(settings, speech_cache, monkeypatch):
@@ -202,19 +201,15 @@ def test_what_was_given_stays_and_nothing_is_masked_at_zero():
 
 @pytest.mark.parametrize("wrong", [{"bins": 41}, {"bins": -1}, {"frames": 25}, {"masks": 0}])
 def test_a_mask_that_a_chunk_has_no_room_for_is_refused(wrong):
-    with pytest.raises(UserError, match="masking's bins, frames and masks"):
-        SpectralMasking(**wrong)
+    assert_refused("masking's bins, frames and masks", SpectralMasking, **wrong)
 
 
 def test_without_being_asked_nothing_is_masked():
     assert SpeechDataModule().masking is None
-    with pytest.raises(UserError, match="at most 40 bins"):
-        SpeechDataModule(mask_bins=50)
+    assert_refused("at most 40 bins", SpeechDataModule, mask_bins=50)
 
 
 class Seen(Callback):
-    """What each step was given: (round, client and batch in it) -> chunks; and what validation was given."""
-
     def __init__(self, data):
         self.data, self.trained, self.validated = data, [], []
 
@@ -226,8 +221,6 @@ class Seen(Callback):
 
 
 class OwnChunks(SpeechDataModule):
-    """Two clients with chunks of ones; no corpus."""
-
     def load(self):
         mel = torch.ones(20 * FRAMES, MELS, dtype=torch.float64)
         own = [ChunkDataset(mel, torch.zeros(len(mel)).long(), torch.arange(n) * FRAMES) for n in (12, 20)]

@@ -12,7 +12,6 @@ from torch import nn
 from torchmetrics.text import WordErrorRate
 
 from lit_epgan.bayes import StackedFrames, herd
-from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 from lit_epgan.speech import synthesis
 from lit_epgan.speech.decoding import WordErrors, interval, total, word_errors
@@ -34,6 +33,7 @@ from lit_epgan.speech.frames import (
 from lit_epgan.speech.packages import speech_package
 from lit_epgan.speech.sessions import FAMILIES, NOISES, SNR, SPLITS, Conditions, plan_sessions
 from lit_epgan.speech.synthesis import ECHO, LEVEL, impulse_response, noise, record
+from tests.refusals import assert_refused
 
 SECOND = 16000
 
@@ -77,8 +77,7 @@ def test_each_speaker_has_mean_zero_and_variance_one():
 
 def test_a_missing_package_is_one_sentence_that_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "kaldifst", None)
-    with pytest.raises(UserError, match=r'kaldifst.*pip install -e "\.\[speech\]"'):
-        speech_package("kaldifst")
+    assert_refused(r'kaldifst.*pip install -e "\.\[speech\]"', speech_package, "kaldifst")
 
 
 @pytest.mark.parametrize("frames", [CHUNK, CHUNK + 1, 43, 100])
@@ -130,8 +129,7 @@ def with_frames(spectrogram, stacked):
 
 @pytest.mark.parametrize(("shape", "stacked"), [((20, 200), 3), ((1, 8, 8), 2), ((20, 200), 0)])
 def test_other_records_are_refused(shape, stacked):
-    with pytest.raises(UserError, match="stacked is"):
-        StackedFrames(shape, stacked)
+    assert_refused("stacked is", StackedFrames, shape, stacked)
 
 
 VOICES = [np.sin(np.arange(RATE) * pitch) for pitch in (0.1, 0.2)]
@@ -230,7 +228,6 @@ def training_plans(heterogeneity, sessions=100):
 
 def test_topics_accents_voices_and_rates():
     def within(heterogeneity):
-        """Accents and families in a session, and how its slowest speaker compares to its fastest; means."""
         train = training_plans(heterogeneity)
         accents = [len({s.voice.split("+")[0] for s in p.speakers}) for p in train]
         families = [len({s.voice.split("+")[1] in FAMILIES["female"] for s in p.speakers}) for p in train]
@@ -250,8 +247,6 @@ def test_topics_accents_voices_and_rates():
 
 @pytest.fixture
 def conditions_of(tmp_path, monkeypatch):
-    """What each utterance of a plan is recorded under, without a sound."""
-
     def recorded(plan):
         seen = []
         monkeypatch.setattr(synthesis, "_spoken", lambda plan: [("anna", "two", np.zeros(8))] * 200)
@@ -282,7 +277,6 @@ def test_an_utterance_has_its_sessions_room_noise_and_channel_or_a_draw_of_its_o
 
 
 def edit_distance(a, b):
-    """Levenshtein's recursion, row by row."""
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         previous, row = row, [i]

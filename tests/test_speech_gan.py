@@ -8,7 +8,6 @@ from lightning.pytorch import Trainer
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites, FedAvg, GeneratorSites, PriorOn, TiltedExpectationPropagation
 from lit_epgan.modules.acoustic_model import SpeechGAN, cross_entropy
 from lit_epgan.modules.manual_optimization import Batch
@@ -17,12 +16,11 @@ from lit_epgan.networks import ChunkGenerator, MLPDiscriminator, MLPGenerator, S
 from lit_epgan.networks.speech_networks import SRUAcousticNetwork
 from tests.federations import fit
 from tests.notes import Notes
+from tests.refusals import assert_refused
 from tests.speech_gans import FRAMES, INPUTS, STATES, batch, speech_gan
 
 
 class Recorder:
-    """In place of an optimizer: which gradients it would step on."""
-
     def __init__(self, network):
         self.network, self.gradients = network, []
         self.zero_grad = network.zero_grad
@@ -99,8 +97,6 @@ LOSSES = {  # EP-GAN, appendix F.4.3
 
 
 class Pulls(FederationCallback):
-    """Notes whose gradients the federation changes."""
-
     def on_before_optimizer_step(self, trainer, module, optimizer):
         gradients = [p.grad for p in optimizer.param_groups[0]["params"] if p.grad is not None]
         before = [gradient.clone() for gradient in gradients]
@@ -233,25 +229,19 @@ def test_data_of_another_shape_or_with_other_states_are_refused():
     module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), pdfs=STATES))
     module.on_fit_start()
     module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS + 1), pdfs=STATES))
-    with pytest.raises(UserError, match=r"shape|samples"):
-        module.on_fit_start()
+    assert_refused(r"shape|samples", module.on_fit_start)
     module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), pdfs=STATES + 1))
-    with pytest.raises(UserError, match="3 HMM states"):
-        module.on_fit_start()
+    assert_refused("3 HMM states", module.on_fit_start)
     module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), inputs=INPUTS))
     module.on_fit_start()
     module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), inputs=INPUTS + 1))
-    with pytest.raises(UserError, match=r"6 columns and 3 of features beside it, the network takes 8: .* to 9"):
-        module.on_fit_start()
+    assert_refused(r"6 columns and 3 of features beside it, the network takes 8: .* to 9", module.on_fit_start)
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(UserError, match="gan_weight"):
-        speech_gan(gan_weight=0.0)
-    with pytest.raises(UserError, match="has no features"):
-        SpeechGAN(SRUAcousticNetwork(), MLPGenerator((4, 5)), MLPDiscriminator((4, 5)))
-    with pytest.raises(UserError, match="bottleneck"):
-        SRUDiscriminator(bottleneck=0)
+    assert_refused("gan_weight", speech_gan, gan_weight=0.0)
+    assert_refused("has no features", SpeechGAN, SRUAcousticNetwork(), MLPGenerator((4, 5)), MLPDiscriminator((4, 5)))
+    assert_refused("bottleneck", SRUDiscriminator, bottleneck=0)
 
 
 def test_a_drawn_chunk_is_cut_from_a_spectrogram():
@@ -264,5 +254,4 @@ def test_a_drawn_chunk_is_cut_from_a_spectrogram():
     spectrogram = generator.spectrogram(noise)
     for t in range(4):
         assert torch.equal(chunks[:, t], spectrogram[:, t : t + 2].flatten(1))
-    with pytest.raises(UserError, match="stacked"):
-        ChunkGenerator(stacked=0)
+    assert_refused("stacked", ChunkGenerator, stacked=0)

@@ -92,7 +92,6 @@ READERS = {"cards": "cards.transcription", "librivox": "transcription"}
 
 
 def recordings():
-    """What two people read, each a session: cards of a game, and Sense and Sensibility."""
     for reader, file in READERS.items():
         for line in (DATA / reader / file).read_text().splitlines():
             text, name = re.fullmatch(r"<s> (.+?) *</s> \((.+)\)", line).groups()

@@ -29,8 +29,6 @@ def stages(tmp_path):
 
 
 class Maker:
-    """Writes two files, and counts how often it was asked to."""
-
     def __init__(self, text="whole"):
         self.text, self.calls = text, 0
 
@@ -203,7 +201,6 @@ def killed_when(cache, patterns, linger):
 
 
 def finished(cache):
-    """Every result under its name, with what shows that it was not made again."""
     return {path.name: (path / CONTENTS).stat().st_mtime_ns for path in cache.iterdir() if path.suffix != PART}
 
 

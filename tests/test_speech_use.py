@@ -19,6 +19,7 @@ from lit_epgan.modules.acoustic_model import AcousticModel
 from lit_epgan.networks.speech_networks import SRUAcousticNetwork
 from lit_epgan.speech.decoding import Decoder
 from tests.chime5_tree import write_chime5
+from tests.refusals import assert_refused
 from tests.speech import words_of_miniature
 from tests.test_cli import refusal
 
@@ -73,8 +74,7 @@ def test_the_last_round_of_a_study_is_tested_or_held_against_the_development_ses
     assert rounds["wer_dev_all"].notna().sum() == 1
     assert "wer" not in rounds
     assert not (folder / "test").exists()
-    with pytest.raises(UserError, match="one of nothing, dev, test"):
-        WordErrorRate(last="eval")
+    assert_refused("one of nothing, dev, test", WordErrorRate, last="eval")
 
 
 def test_the_scale_is_sought_upwards_until_error_rates_rise():
@@ -106,8 +106,7 @@ def test_posteriors_of_utterances_of_any_length_and_of_networks_of_any_precision
 
 def test_posteriors_that_are_no_numbers_are_not_decoded():
     decoder = object.__new__(Decoder)
-    with pytest.raises(UserError, match=r"diverged; lower model\.lr"):
-        decoder.words(np.full((3, 123), np.nan), 0.1)
+    assert_refused(r"diverged; lower model\.lr", decoder.words, np.full((3, 123), np.nan), 0.1)
 
 
 def test_other_data_cannot_be_decoded():

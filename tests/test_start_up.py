@@ -28,7 +28,6 @@ def last_line(code: str) -> str:
 
 
 def loaded_by(code: str) -> set[str]:
-    """The top-level modules of a fresh interpreter after ``code``."""
     return set(last_line(f"{code}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})").split())
 
 

@@ -14,6 +14,7 @@ from lit_epgan.federated import SCAFFOLD
 from lit_epgan.fit.client_states import StatesOnDisk
 from tests.federations import federation
 from tests.modules import Regression
+from tests.refusals import assert_refused
 
 NAMES = [f"ward-{k}" for k in range(4)]
 CPU = torch.device("cpu")
@@ -156,8 +157,7 @@ def test_states_of_memory_are_taken_over(tmp_path: Path) -> None:
     disk.propose("ward-3", state(4.0))
     disk.forget("ward-3")
     assert value(disk, "ward-3") == 3.0
-    with pytest.raises(UserError, match="private_states: disk"):
-        PrivateStates().load(*disk.saved(), CPU)
+    assert_refused("private_states: disk", PrivateStates().load, *disk.saved(), CPU)
 
 
 def share(monkeypatch: pytest.MonkeyPatch, *ranks: PrivateStates) -> None:
@@ -251,10 +251,8 @@ def test_the_same_model_and_a_checkpoint_without_the_clients_tensors(tmp_path: P
 
 
 def test_where_states_cannot_be_on_disk(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="add RoundCheckpoint"):
-        fitted(tmp_path, "disk")
+    assert_refused("add RoundCheckpoint", fitted, tmp_path, "disk")
     own_head = FederationCallback(local=["body.3.*"], private_states="disk")
     with pytest.raises(UserError, match="leaves personal layers and buffers out"):
         trainer_of(tmp_path, own_head, RoundCheckpoint()).fit(Regression(), datamodule=federation())
-    with pytest.raises(UserError, match="choose memory or disk"):
-        fitted(tmp_path, "tape", RoundCheckpoint())
+    assert_refused("choose memory or disk", fitted, tmp_path, "tape", RoundCheckpoint())

@@ -34,8 +34,6 @@ def _interruptible() -> Iterator[None]:
 
 
 class Signals(Callback):
-    """Sends this process a signal in the third round or in the first batch of an evaluation."""
-
     number = signal.SIGTERM
     lost = False
 

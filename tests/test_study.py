@@ -22,7 +22,7 @@ from lit_epgan.cli.study_plan import Method, Ratio
 from lit_epgan.cli.study_run import Run, runs_of
 from lit_epgan.cli.study_runner import Display, run_all
 from lit_epgan.cli.table import Cell, best, cell_text, markdown, number_text, tabulate
-from lit_epgan.errors import UserError
+from tests.refusals import assert_refused
 from tests.studies import read_study, rewritten, run_quietly, write_plan, write_stand_in
 
 
@@ -89,8 +89,7 @@ def test_a_paired_study_compares_seed_by_seed(plan, stand_in, tmp_path):
     assert rows["clever"].cells["fd"].p < 1e-9
     assert "paired by seed" in markdown(trial, list(rows.values()))
     plan.write_text(plan.read_text().replace("test: paired", "test: sign"))
-    with pytest.raises(UserError, match="test is 'sign'; it is one of welch, paired"):
-        read_study(plan)
+    assert_refused("test is 'sign'; it is one of welch, paired", read_study, plan)
 
 
 def test_numbers_are_written_as_people_write_them():
@@ -201,8 +200,7 @@ def test_a_runs_bar_shows_its_round_and_client(tmp_path):
 )
 def test_a_mistake_in_the_yaml_is_named(plan, old, new, said):
     plan.write_text(plan.read_text().replace(old, new, 1))
-    with pytest.raises(UserError, match=said.replace("?", r"\?")):
-        read_study(plan)
+    assert_refused(said.replace("?", r"\?"), read_study, plan)
 
 
 def test_progress_of_a_run_that_writes_nonsense_is_nothing(tmp_path):
@@ -302,8 +300,7 @@ def test_claims_stand_in_a_file_and_on_the_page(plan: Path, tmp_path: Path) -> N
 )
 def test_claims_that_are_not_clear_are_refused(plan: Path, entry: str, said: str) -> None:
     asked = rewritten(plan, "seeds: [0, 1, 2]", f"seeds: [0, 1, 2]\nratios: [{entry}]")
-    with pytest.raises(UserError, match=said):
-        read_study(asked)
+    assert_refused(said, read_study, asked)
 
 
 def test_who_holds_what_is_said_in_words(tmp_path: Path) -> None:

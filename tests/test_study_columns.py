@@ -20,6 +20,7 @@ from lit_epgan.cli.study_run import Run, runs_of
 from lit_epgan.cli.table import best, cell_text, tabulate
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import find_config
+from tests.refusals import assert_refused
 from tests.studies import read_study, rewritten, run_quietly, write_plan, write_stand_in
 
 
@@ -162,8 +163,7 @@ def test_all_pairs(plan: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_named(plan: Path, old: str, new: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        read_study(rewritten(plan, old, new))
+    assert_refused(said, read_study, rewritten(plan, old, new))
 
 
 def test_known_runs_are_not_run_again(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +183,6 @@ def test_known_runs_are_not_run_again(plan: Path, tmp_path: Path, capsys: pytest
 
 
 def without_seconds(line: str) -> list[str]:
-    """Cells that do not hold a measured time."""
     return [cell for cell in line.split(",") if not cell.startswith("0.") or len(cell) < 8]
 
 
@@ -337,8 +336,7 @@ def test_only_the_variants_that_are_named_run(variants_plan: Path, tmp_path: Pat
     words = ["--config", str(variants_plan), "--output", str(out), "--variants"]
     assert study([*words, "easy"], write_stand_in(tmp_path)) == 0
     assert [folder.name for folder in out.iterdir()] == ["easy"]
-    with pytest.raises(UserError, match=r"has no variant 'esay', but hard, easy"):
-        study([*words, "esay"])
+    assert_refused(r"has no variant 'esay', but hard, easy", study, [*words, "esay"])
 
 
 @pytest.mark.parametrize(
@@ -354,5 +352,4 @@ def test_a_mistake_in_variants_is_named(variants_plan: Path, old: str, new: str,
     text = variants_plan.read_text()
     assert old in text
     variants_plan.write_text(text.replace(old, new))
-    with pytest.raises(UserError, match=said):
-        read_studies(variants_plan)
+    assert_refused(said, read_studies, variants_plan)

@@ -55,7 +55,6 @@ def plan(tmp_path: Path) -> Path:
 
 
 def changed(plan: Path, change) -> Path:  # type: ignore[no-untyped-def]
-    """The plan with its content changed in place."""
     content = yaml.safe_load(plan.read_text())
     change(content)
     plan.write_text(yaml.safe_dump(content, sort_keys=False))

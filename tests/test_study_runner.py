@@ -254,16 +254,12 @@ def test_it_does_not_outlive_the_study(tmp_path: Path) -> None:
 
 
 class Fails(Callback):
-    """A mistake of the program in the second round."""
-
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.current_epoch == 1:
             raise RuntimeError("out of luck")
 
 
 class Refuses(Callback):
-    """A mistake of the user that is found before the first round."""
-
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         raise UserError("out of order")
 

@@ -54,7 +54,6 @@ def federation(**options: Any) -> FederatedDataModule:
 
 
 def alone(module: SuffiAE, data: TensorDataset, epochs: int = 10) -> SuffiAE:
-    """Trained as any module is, without a federation."""
     trainer = Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, precision="64-true",
@@ -214,8 +213,6 @@ def test_codes_of_encoders_trained_apart_cannot_be_compared_and_a_shared_encoder
     """The same records, summarised at three sites: by each one's own encoder, and by the federation's."""
 
     class Codes(FederationCallback):
-        """Notes what every client's own model makes of the records, its personal layers in place."""
-
         def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
             super().on_validation_start(trainer, pl_module)
             self.exchange_personal()

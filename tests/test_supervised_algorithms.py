@@ -29,6 +29,7 @@ from lit_epgan.federated.bayesian.fedpa import ShrinkageCovariance
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.quadratics import CENTRES, CURVATURES, RATE, RECORDS, clients, optimum, trained
+from tests.refusals import assert_refused
 from tests.test_federation import assert_same, plain_batches
 
 # ---------------------------------------------------------------- SCAFFOLD
@@ -254,9 +255,7 @@ def test_a_users_mistakes() -> None:
         (lambda: FedAvgM(momentum=1.0), "must lie in"),
         (lambda: FedYogi(tau=0.0), "FedYogi's betas and tau"),
     ):
-        with pytest.raises(UserError, match=said):
-            build()
-    with pytest.raises(UserError, match="no submodule 'backbon'"):
-        fit(Regression(), federation(), 1, algorithm=MOON("backbon"))
+        assert_refused(said, build)
+    assert_refused("no submodule 'backbon'", fit, Regression(), federation(), 1, algorithm=MOON("backbon"))
     with pytest.raises(UserError, match="choose SCAFFOLD's control path"):
         fit(TwoOptimizers(), federation(), 1, algorithm=SCAFFOLD("gradient"))

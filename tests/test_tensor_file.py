@@ -27,6 +27,7 @@ from lit_epgan.runs.yaml_files import MOST_NODES, load_yaml
 from lit_epgan.tensor_file import TensorFileError
 from tests.cifar_tree import write_cifar
 from tests.inception_weights import stand_in
+from tests.refusals import assert_refused
 from tests.test_cli import refusal
 from tests.traps import Trap, flipped
 
@@ -157,8 +158,7 @@ def test_a_file_that_shares_the_first_digits_of_the_digest_is_refused(trap: Path
     class Near(Inception):
         sha256 = found[:8] + "0" * 56
 
-    with pytest.raises(UserError, match=rf"is not Inception's weights file \(its SHA-256 is {found}"):
-        Near(trap)
+    assert_refused(rf"is not Inception's weights file \(its SHA-256 is {found}", Near, trap)
     assert not marker.exists()
 
 
@@ -185,8 +185,7 @@ def test_what_is_loaded_is_what_was_checked(tmp_path: Path, zipped: bool, monkey
 
 def test_lite0s_are_known_by_their_digest(trap: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained_extractors, "weights_file", lambda: trap)
-    with pytest.raises(UserError, match="is not EfficientNet-Lite0's weights file"):
-        Lite0()
+    assert_refused("is not EfficientNet-Lite0's weights file", Lite0)
     assert not marker.exists()
 
 
@@ -334,8 +333,7 @@ def test_a_file_that_stands_for_too_much_is_refused_in_a_sentence(
 ) -> None:
     (folder / "bomb.yaml").write_text(text)
     said = r"bomb.yaml (stands for more than 100,000 values|is nested too deep)"
-    with pytest.raises(UserError, match=said):
-        load_yaml(folder / "bomb.yaml")
+    assert_refused(said, load_yaml, folder / "bomb.yaml")
     (folder / "base.yaml").write_text("base: bomb.yaml\n")
     for words in (["fit", "--config", "bomb.yaml"], ["fit", "--config=base.yaml"], ["study", "--config", "bomb.yaml"]):
         assert "bomb.yaml" in refusal(capsys, *words)

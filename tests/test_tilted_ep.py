@@ -278,8 +278,6 @@ def test_f_sees_the_real_rows_and_costs_no_further_pass() -> None:
 
 
 class Watched(TiltedExpectationPropagation):
-    """Keeps what it catches."""
-
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.seen: list[Tensor] = []

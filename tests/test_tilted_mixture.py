@@ -32,14 +32,12 @@ def cavity(components: int) -> tuple[Tensor, Tensor]:
 
 
 def plain_log_density(theta: Tensor, f: Tensor, log_weights: Tensor, moments: Moments) -> Tensor:
-    """The definition, all of it under autograd."""
     _, mean, variance = moments(*cavity(len(f)), f[:, None])
     return mixture_log_density(theta, mean, variance, log_weights)
 
 
 @pytest.fixture(params=[1, 3])
 def point(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor, Tensor]:
-    """theta, f and log weights, near enough to each other that all components have a share."""
     return 0.3 * normal(3, D), 0.8 * normal(4, request.param), normal(5, request.param).log_softmax(0)
 
 
@@ -180,7 +178,6 @@ Mixture = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @pytest.fixture(params=[1, 2, 5])
 def mixture(request: pytest.FixtureRequest) -> Mixture:
-    """theta, mean, variance, log weights."""
     generator = torch.Generator().manual_seed(request.param)
     theta = torch.randn(7, generator=generator, dtype=torch.float64)
     mean = torch.randn(request.param, 7, generator=generator, dtype=torch.float64)

@@ -16,6 +16,7 @@ from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx
 from lit_epgan.fit.options import check_trainer
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
+from tests.refusals import assert_refused
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "fast_dev_run": ({"fast_dev_run": True}, r"fast_dev_run=.*max_epochs=1 and the data module's local_steps=1"),
@@ -36,8 +37,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("options", "sentence"), REFUSED.values(), ids=REFUSED.keys())
 def test_options_that_would_break_a_round(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=r"Trainer\(" + sentence):
-        fit(Regression(), federation(), rounds=1, **options)
+    assert_refused(r"Trainer\(" + sentence, fit, Regression(), federation(), rounds=1, **options)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,7 @@ def test_no_training_at_all_is_no_mistake() -> None:
 
 def test_a_strategy_that_synchronises_gradients() -> None:
     sentence = r"the strategy DDPStrategy would synchronise gradients between ranks.*strategy='federated'"
-    with pytest.raises(UserError, match=sentence):
-        check_trainer(Trainer(strategy="ddp", accelerator="cpu", devices=2, logger=False))
+    assert_refused(sentence, check_trainer, Trainer(strategy="ddp", accelerator="cpu", devices=2, logger=False))
     check_trainer(Trainer(strategy="federated", accelerator="cpu", devices=2, logger=False))
 
 
@@ -81,8 +80,7 @@ def test_a_strategy_that_shards_parameters(name: str) -> None:
     """Stand-ins by name: the real ones want an accelerator, or a package, before they can be made."""
     trainer = Trainer(accelerator="cpu", logger=False)
     trainer.strategy.__class__ = type(name, (SingleDeviceStrategy,), {})
-    with pytest.raises(UserError, match=rf"the strategy {name} shards the parameters.*strategy='federated'"):
-        check_trainer(trainer)
+    assert_refused(rf"the strategy {name} shards the parameters.*strategy='federated'", check_trainer, trainer)
 
 
 def test_the_strategy_has_a_name() -> None:
@@ -91,15 +89,13 @@ def test_the_strategy_has_a_name() -> None:
 
 def test_a_loss_scale_is_carried_from_client_to_client() -> None:
     trainer = Trainer(accelerator="cpu", plugins=[MixedPrecision("16-mixed", "cpu")], logger=False)
-    with pytest.raises(UserError, match=r"'16-mixed'.*one loss scale.*'bf16-mixed'"):
-        check_trainer(trainer)
+    assert_refused(r"'16-mixed'.*one loss scale.*'bf16-mixed'", check_trainer, trainer)
 
 
 def test_the_clients_must_be_known() -> None:
     sentence = r"needs to know the clients.*FederatedDataModule\.from_datasets\(datasets, batch_size=32\)"
     trainer = Trainer(accelerator="cpu", logger=False, callbacks=[FederationCallback()], enable_checkpointing=False)
-    with pytest.raises(UserError, match=sentence):
-        trainer.fit(Regression(), train_dataloaders=[(torch.ones(2, 3), torch.ones(2, 1))])
+    assert_refused(sentence, trainer.fit, Regression(), train_dataloaders=[(torch.ones(2, 3), torch.ones(2, 1))])
     with pytest.raises(UserError, match=sentence):
         trainer.fit(Regression(), datamodule=LightningDataModule.from_datasets(client_sets((9,))[0]))
 
@@ -126,18 +122,15 @@ def checkpoint(folder: Path, **options: Any) -> Path:
 def test_a_checkpoint_of_another_algorithm(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, algorithm=ExpectationPropagation())
     sentence = r"of a federation under ExpectationPropagation, and .* algorithm is FedProx: resume with"
-    with pytest.raises(UserError, match=sentence):
-        fit(Regression(), federation(), rounds=2, algorithm=FedProx(), ckpt_path=path)
+    assert_refused(sentence, fit, Regression(), federation(), rounds=2, algorithm=FedProx(), ckpt_path=path)
 
 
 def test_a_checkpoint_of_other_clients(tmp_path: Path) -> None:
     path = checkpoint(tmp_path)
     sentence = r"has the clients client-0, client-1, client-2, client-3, this one client-0, client-1, client-2: resume"
-    with pytest.raises(UserError, match=sentence):
-        fit(Regression(), federation(sizes=(20, 7, 34)), rounds=2, ckpt_path=path)
+    assert_refused(sentence, fit, Regression(), federation(sizes=(20, 7, 34)), rounds=2, ckpt_path=path)
     many = federation(sizes=(9,) * 12)
-    with pytest.raises(UserError, match=r"client-4 and 7 more: resume"):
-        fit(Regression(), many, rounds=2, ckpt_path=path)
+    assert_refused(r"client-4 and 7 more: resume", fit, Regression(), many, rounds=2, ckpt_path=path)
 
 
 def test_a_checkpoint_without_a_federation_starts_one(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from scipy.stats import hypergeom
 
 from evidence.trie_hh import TrieHH, delta_of, fewest_users, fewest_votes
-from lit_epgan.errors import UserError
 from lit_epgan.privacy import Ledger, Queries, Releases, spent
+from tests.refusals import assert_refused
 
 
 def queries(folder: Path) -> Queries:
@@ -44,10 +44,8 @@ def test_from_where_on_it_holds() -> None:
     assert needed == pytest.approx((9 / (1 - math.exp(-0.2))) ** 2, rel=0.03)
     trie = TrieHH(needed, 2.0, 1e-5, 10)
     assert trie.cohort >= math.sqrt(needed)
-    with pytest.raises(UserError, match=f"takes at least {needed} users"):
-        TrieHH(needed - 1, 2.0, 1e-5, 10)
-    with pytest.raises(UserError, match="cannot be"):
-        TrieHH(1000, 0.0, 1e-5)
+    assert_refused(f"takes at least {needed} users", TrieHH, needed - 1, 2.0, 1e-5, 10)
+    assert_refused("cannot be", TrieHH, 1000, 0.0, 1e-5)
 
 
 def test_a_trie_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +60,6 @@ def test_a_trie_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Scripted:
-    """Draws who is next in a list, and of a user's words the last."""
-
     def __init__(self, *drawn: Sequence[int]) -> None:
         self.drawn = iter(drawn)
 
@@ -111,5 +107,4 @@ def test_one_trie_costs_what_was_asked_for_and_reads_those_drawn_alone(tmp_path:
     assert asked.ledger.read().total() == spent([trie.releases], 1e-5)
     assert 3.9 < trie.releases.epsilon <= 4
     assert trie.releases.delta == pytest.approx(7 / 6 / 362_880)  # nine votes
-    with pytest.raises(UserError, match="made for 5000 users"):
-        trie.find(asked, [list], "words")
+    assert_refused("made for 5000 users", trie.find, asked, [list], "words")

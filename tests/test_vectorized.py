@@ -27,15 +27,11 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
 
 
 class Pair(NamedTuple):
-    """A batch as some data sets give it."""
-
     x: Tensor
     y: Tensor
 
 
 class Net(nn.Module):
-    """Two layers; further ones between them by ``middle``."""
-
     def __init__(self, *middle: nn.Module) -> None:
         super().__init__()
         self.backbone = nn.Sequential(nn.Linear(6, 8), *middle, nn.Tanh())
@@ -53,7 +49,6 @@ def batches_of(client: int, round_: int, steps: int = 4, rows: int = 5) -> list[
 
 
 def unequal(client: int, round_: int) -> list[Batch]:
-    """Clients of one to three steps, whose last batch is smaller."""
     whole = batches_of(client, round_, 1 + client % 3)
     x, y = whole[-1]
     return [*whole[:-1], (x[: 1 + client], y[: 1 + client])]
@@ -89,7 +84,6 @@ def run(
 
 
 def same(first: PlainFederation, second: PlainFederation) -> float:
-    """The largest difference, relative to the largest parameter."""
     a, b = first.server.parameters, second.server.parameters
     return float((a - b).abs().max() / a.abs().max())
 
@@ -107,11 +101,7 @@ def assert_one_after_another(reason: str, **options: Any) -> None:
     assert torch.equal(together.server.parameters, alone.server.parameters)
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    ALGORITHMS.values(),
-    ids=ALGORITHMS,
-)
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 def test_clients_end_where_they_end_one_after_another(algorithm: Callable[[], Algorithm]) -> None:
     assert_side_by_side(algorithm=algorithm)
 
@@ -186,8 +176,6 @@ def test_weights_that_are_tied_stay_tied() -> None:
 
 
 class Counting(Net):
-    """Counts its steps in an ordinary attribute."""
-
     def __init__(self) -> None:
         super().__init__()
         self.steps = 0
@@ -209,8 +197,6 @@ def looking(module: nn.Module, batch: Batch) -> Tensor:
 
 
 def hooked(when: str) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """An optimizer that halves its learning rate at every step."""
-
     def halve(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         optimizer.param_groups[0]["lr"] /= 2
 

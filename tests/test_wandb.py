@@ -31,7 +31,6 @@ def to_the_end(folder: Path, *options: str) -> None:
 
 
 def killed_in_round(number: int, folder: Path, *options: str) -> None:
-    """Kill the process and all that it started as soon as ``metrics.csv`` tells of the round."""
     process, table = fit(folder, *options), MetricsFile(str(folder))
     deadline = time.monotonic() + 120
     while number not in table.finished(number + 1):

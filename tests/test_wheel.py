@@ -40,7 +40,6 @@ assert callbacks.OWNER == datamodules.OWNER == "user"
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy to build in, links as links."""
     copy = tmp_path_factory.mktemp("checkout")
     for part in CHECKOUT:
         if (ROOT / part).is_dir():
@@ -67,7 +66,6 @@ def contents(wheel: Path) -> set[str]:
 
 
 def in_checkout(pattern: str) -> set[str]:
-    """Files as the installed package must hold them."""
     within = {"lit_epgan": "", "datamodules": "lit_epgan/", "callbacks": "lit_epgan/", "configs": "lit_epgan/"}
     files = {within[top] + path.relative_to(ROOT).as_posix() for top in TOP for path in (ROOT / top).rglob(pattern)}
     return {path for path in files if "__pycache__" not in path}

@@ -9,7 +9,6 @@ WNIDS = ("n02124075", "n01443537", "n04067472")  # as in the published files, no
 
 
 def write_tiny_imagenet(root: Path, images: int = 4, val: int = 3) -> None:
-    """``images`` training images of each of three classes, and ``val`` validation images, under ``root``."""
     folder = root / "tiny-imagenet-200"
     for number, wnid in enumerate(WNIDS):
         (folder / "train" / wnid / "images").mkdir(parents=True)

@@ -20,7 +20,6 @@ class Trap:
 
 
 def flipped(content: bytes, count: int = 50, seed: int = 0) -> Iterator[bytes]:
-    """``content`` with one byte changed, ``count`` times: at places and to values drawn from the seed."""
     drawn = random.Random(seed)
     for _ in range(count):
         place, change = drawn.randrange(len(content)), drawn.randrange(1, 256)

@@ -19,20 +19,17 @@ def images(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def leaf_content(names: list[str]) -> dict[str, Any]:
-    """What LEAF's preprocessing writes."""
     data = {n: {"x": x.reshape(-1, 784).tolist(), "y": y.tolist()} for n in names for x, y in [images(n)]}
     return {"users": names, "num_samples": [SIZES[n] for n in names], "user_data": data}
 
 
 def write_leaf(folder: Path) -> None:
-    """Two files, as many as the writers take."""
     folder.mkdir(parents=True, exist_ok=True)
     for k, names in enumerate((list(SIZES)[:2], list(SIZES)[2:])):
         (folder / f"all_data_{k}_niid_0_keep_0.json").write_text(json.dumps(leaf_content(names)))
 
 
 def write_emnist(folder: Path, file: str = "fed_emnist_train.h5") -> None:
-    """As tff.simulation.datasets.emnist stores it."""
     folder.mkdir(parents=True, exist_ok=True)
     with h5py.File(folder / file, "w") as out:
         for name in SIZES:

@@ -44,11 +44,7 @@ CONFIGURATIONS: dict[str, tuple[str, list[str], list[str]]] = {  # configs, word
     "ep": ("digits", [*SMALL_IMAGES, *SMALL_GAN], []),
     "fednp": ("polynomial algorithms/fednp", SMALL, ["CurveFit"]),
     "scaffold": ("digits_classifier algorithms/scaffold", SMALL_IMAGES, ["RoundsToTarget"]),
-    "fedadam": (
-        "digits_classifier algorithms/fedadam",
-        [*SMALL_IMAGES, "--model.optimizer", "torch.optim.Adam"],
-        [],
-    ),
+    "fedadam": ("digits_classifier algorithms/fedadam", [*SMALL_IMAGES, "--model.optimizer", "torch.optim.Adam"], []),
     "embedding": ("toy algorithms/embedding_sites", [*SMALL_TOY, *FEW_FEATURES], []),
     "tilted": ("toy_probgan algorithms/tilted_ep", SMALL_TOY, []),
     "moon": ("digits_classifier algorithms/moon algorithms/trimmed_mean", SMALL_IMAGES, []),
