@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_epgan.engine.own import MISSING, Copier, Held, Known, NotPlainError, plain, pooled, put, same
+from lit_epgan.engine.own import MISSING, Copier, Entries, Known, NotPlainError, plain, pooled, put, same
 from lit_epgan.errors import UserError
 
 
@@ -27,7 +27,7 @@ class Attributes:
     def __init__(self, module: nn.Module, ignore: Collection[str] = ()) -> None:
         self._module = module
         self._ignore = frozenset(vars(nn.Module())) | frozenset(ignore)
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Entries] = {}
         self._said: dict[str, str] = {}
         self._presented: dict[str, dict[str, Any]] = {}
         self.round_begins()
@@ -41,7 +41,7 @@ class Attributes:
         for path, owner in _owners("", module, set()):
             held = before.get(path)
             if held is None or held.held is not vars(owner):
-                held = Held(vars(owner), self._ignore, _lives_in(owner))
+                held = Entries(vars(owner), self._ignore, _lives_in(owner))
             held.take(self._known)
             self._held[path] = held
 
@@ -242,7 +242,7 @@ class OptimizerStates:
             for rate in (float(group["lr"]) for group in optimizer.param_groups if "lr" in group):
                 if not 0 <= rate < float("inf"):
                     raise UserError(f"the learning rate is {rate}; it must be a finite number, 0 or more")
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Entries] = {}
         self._said: dict[str, str] = {}
         self._take()
         self._first = [_made_with(optimizer.state) for optimizer in self._all]
@@ -275,10 +275,10 @@ class OptimizerStates:
                     names = [_sets(s) for s in self._rounds_own if _is_of(s, group)]
                     self._hold(before, f"{i}/groups/{j}", group, {"params"}.union(*names))
 
-    def _hold(self, before: Mapping[str, Held], name: str, entries: dict[str, Any], skip: Collection[str]) -> None:
+    def _hold(self, before: Mapping[str, Entries], name: str, entries: dict[str, Any], skip: Collection[str]) -> None:
         held = before.get(name)
         if held is None or held.held is not entries:
-            held = Held(entries, skip)
+            held = Entries(entries, skip)
         held.take(self._known)
         self._held[name] = held
 
@@ -382,7 +382,7 @@ class OptimizerStates:
         owner = type(self._all[int(name.partition("/")[0])]).__name__
         self._said.setdefault(f"{name}/{entry}", f"`{entry}` of {owner} {what}")
 
-    def _changes(self, name: str, held: Held) -> dict[str, Any]:
+    def _changes(self, name: str, held: Entries) -> dict[str, Any]:
         changes: dict[str, Any] = {}
         nodes: dict[int, Any] = {}
         for entry in held.changed():

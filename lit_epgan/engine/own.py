@@ -439,7 +439,7 @@ def _pooled_tensors(then: Any, values: Sequence[Tensor]) -> Tensor:
 # A dictionary ---------------------------------------------------------------------------------------------------------
 
 
-class Held:
+class Entries:
     """What a dictionary holds, such as an object's ``__dict__``: the server's, or a client's copies of it.
 
     Args:
