@@ -17,6 +17,13 @@ def at_least(least: float, owner: object, /, **values: float | None) -> None:
             raise _refusal(owner, name, value, f"be at least {least}")
 
 
+def not_empty(owner: object, /, **values: float | None) -> None:
+    """Refuse arguments that are left empty."""
+    for name, value in values.items():
+        if value is None:
+            raise _refusal(owner, name, value, "be given")
+
+
 def above(bound: float, owner: object, /, **values: float | None) -> None:
     """Refuse arguments that are not above a bound."""
     for name, value in values.items():

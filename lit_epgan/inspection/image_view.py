@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lit_epgan.bounds import at_least, within
+from lit_epgan.bounds import at_least, not_empty, within
 from lit_epgan.callbacks.pictures import tile
 from lit_epgan.inspection.ask import Ask
 from lit_epgan.inspection.release import (
@@ -100,6 +100,8 @@ class ImageView(View):
         false_alarms: float = 0.01,
         tolerance: float = 0.1,
     ) -> None:
+        not_empty("view", frequencies=frequencies, points=points, steps=steps, least=least)
+        not_empty("view", false_alarms=false_alarms, tolerance=tolerance)
         at_least(1, "view", frequencies=frequencies, points=points, steps=steps, least=least)
         within("(0, 1)", "view", false_alarms=false_alarms)
         within("[0, 1)", "view", tolerance=tolerance)

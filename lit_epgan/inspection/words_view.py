@@ -9,7 +9,7 @@ import torch
 from scipy.stats import binomtest
 from torch.utils.data import Dataset
 
-from lit_epgan.bounds import at_least, within
+from lit_epgan.bounds import at_least, not_empty, within
 from lit_epgan.datamodules.text import Text
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
@@ -84,6 +84,7 @@ class WordsView(View):
     delta_share = 0.5
 
     def __init__(self, words: int = 5, listed: int = 25, false_alarms: float = 0.01, tolerance: float = 0.1) -> None:
+        not_empty("view", words=words, listed=listed, false_alarms=false_alarms, tolerance=tolerance)
         at_least(1, "view", words=words, listed=listed)
         within("(0, 1)", "view", false_alarms=false_alarms)
         within("[0, 1)", "view", tolerance=tolerance)
