@@ -8,7 +8,8 @@ from torch import Tensor
 
 from lit_epgan.engine import Answer, Count, Message, PlainFederation, Weighted, merged
 from lit_epgan.engine.rounds import Round, run_round
-from lit_epgan.federated import FedAvg
+from lit_epgan.errors import UserError
+from lit_epgan.federated import ExpectationPropagation, FedAvg
 
 
 def federation(algorithm: Any = None) -> PlainFederation:
@@ -95,3 +96,20 @@ def test_a_sum_has_the_shape_of_the_first_one() -> None:
     with pytest.warns(UserWarning, match=r"'client-1' is left out: 'sums' has the shape \[5\], not \[4\]"):
         found = after_a_round(lambda a: changed(a, sums=torch.ones(5)), algorithm=Summing())
     assert torch.equal(found, after_a_round(dropped=True, algorithm=Summing()))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_round_without_an_answer_of_use_is_refused(training: bool) -> None:
+    plain = federation(ExpectationPropagation(prior_scale=1.0, prior_precision=1.0))
+
+    def answers(round_: Any) -> Any:
+        hostile = round_.exchange.training == training
+        return ((k, changed(a, extra=torch.ones(3)) if hostile else a) for k, a in plain.answers(plain._asked(round_)))
+
+    before = plain.server.parameters.clone()
+    with (
+        pytest.raises(UserError, match="round 0: no client's answer is as it was asked for .left out: client-0"),
+        pytest.warns(UserWarning, match="nothing asks for 'extra'"),
+    ):
+        run_round(Round(plain.federation, 0), answers)
+    assert torch.equal(plain.server.parameters, before)

@@ -199,6 +199,7 @@ class Round:
         self._budget, self._worked = Counter[str](), set[int]()
         self.dropped: list[int] = []
         self._silent: list[int] = []
+        self._wrong: list[int] = []
         self._causes = Causes(federation.names, number, server.flat, federation.tensors)
         self._norms = ReportNorms(federation.names, number)
         self._exchanges = 0
@@ -316,6 +317,7 @@ class Round:
         if (wrong := self._fault(answer)) is not None:
             federation.private.forget(name, answer.private)
             self.dropped.append(client)
+            self._wrong.append(client)
             warnings.warn(f"round {self.number}: the answer of client {name!r} is left out: {wrong}", stacklevel=2)
             return
         self._worked.add(client)
@@ -407,12 +409,14 @@ class Round:
         total = self._combination.close()
         self._norms.close()
         last = exchange.training and exchange.merge and not self._merging.waits
-        if last and not total.sums and not total.each:
-            dropped = sorted(k for each in gather_objects(self.dropped) for k in each)
-            if dropped:
+        if not total.sums and not total.each:
+            everywhere = gather_objects((self.dropped, self.asked))
+            dropped = sorted(k for here, _ in everywhere for k in here)
+            if dropped and (last or {k for _, asked in everywhere for k in asked} <= set(dropped)):
                 raise UserError(self._nothing(dropped))
-            self._end()  # none of them had a batch
-            return
+            if last:
+                self._end()  # none of them had a batch
+                return
         if not is_finite(total.sums):
             raise UserError(self._refused("the sum of the clients' updates would overflow, though each is finite"))
         if self._private:
@@ -455,6 +459,8 @@ class Round:
         names = few([self._federation.names[k] for k in dropped])
         if set(dropped) == set(self._silent):
             return f"round {self.number}: no client has answered, so there is nothing to merge ({names}){self._safe}"
+        if set(dropped) == set(self._wrong):
+            return f"round {self.number}: no client's answer is as it was asked for (left out: {names}){self._safe}"
         return (
             f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {names}); "
             f"{self._causes.advice(dropped)}{self._safe}"
