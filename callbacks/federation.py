@@ -140,13 +140,13 @@ class FederationCallback(FederationView):
         check_trainer(trainer)
         self._loop = RoundLoop.of(trainer)
         check_module(pl_module, self._loop, trainer.world_size)
-        self._mechanism.set_up(trainer, pl_module)
+        self._mechanism.set_up(trainer, pl_module, self._loop)
         save_between_rounds(trainer)
         self._datamodule = datamodule
         own = self.sampler if self.sampler is not None else datamodule.sampler
         self._end = this_end(datamodule, Path(trainer.default_root_dir), self.policy, self.settings)
         self._sampler = cohorts_by(self.algorithm, own, self.mechanism)
-        datamodule.federate(self._end.sampler(self._sampler), self.algorithm.trains)
+        datamodule.federate(self._end.sampler(self._sampler), self.algorithm.trains, tells=not self._mechanism.by_user)
         self._estimate = estimate_by(trainer, lambda: client_steps(datamodule, trainer, self.optimizer_state))
         simulated = self._end.holds_server and self._end.holds_clients
         check_place(trainer, self.private_states, simulated, has_personal(self.local, self.buffers))
@@ -167,7 +167,9 @@ class FederationCallback(FederationView):
             Merging(self._sampler, self.aggregator, self.mechanism),
             private_states(trainer, self.private_states, dm.client_names),
         )
-        data = {"seed": dm.seed, "records": [client.records for client in dm.clients]}
+        data: dict[str, Any] = {"seed": dm.seed}
+        if not self._mechanism.by_user:
+            data["records"] = [client.records for client in dm.clients]
         self._state.attach(federation, data, self.accept_changes)
         federation.tensors.load({}, {})  # buffers that a checkpoint holds beside the module's own part
         algorithm.start(federation.server)

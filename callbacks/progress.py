@@ -132,7 +132,8 @@ class FederatedProgressBar(ProgressBar):
         known = trainer.callback_metrics
         measured = {name: float(known[name]) for name in headlines(known)}
         shown = measured | {name: float(value) for name, value in trainer.progress_bar_metrics.items()}
-        now = getattr(trainer.lightning_module, "step_losses", None)  # a GAN logs its losses once a round only
+        hidden = self._federation is not None and not self._federation.progress.losses
+        now = None if hidden else getattr(trainer.lightning_module, "step_losses", None)  # logged once a round only
         return shown if now is None or shown else {"loss": float(now.sum())}
 
     def _refresh(self, trainer: Trainer, at: Position) -> None:

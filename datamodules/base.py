@@ -88,6 +88,7 @@ class FederatedDataModule(LightningDataModule):
         self.client_names: list[str] = []
         self.numbers_own_classes = False  # whether class 0, 1, ... are those found in these very data
         self._data: ClientData | None = None
+        self._notes: list[str] = []
 
     @classmethod
     def from_datasets(  # type: ignore[override]  # clients, not splits
@@ -165,23 +166,26 @@ class FederatedDataModule(LightningDataModule):
         small = [name for name, client in named if 0 < (client.records or 0) < self.batch_size]
         if not self.active:
             raise UserError("every client is empty: there is nothing to train on")
-        if empty:
-            rank_zero_warn(f"clients without training data sit out: {few(empty)}")
-        if batchless:
-            rank_zero_warn(
-                f"clients whose loader gives no batch sit out: {few(batchless)}; with drop_last a client needs a "
-                "whole batch of records"
-            )
-        if small:
-            rank_zero_warn(
-                f"clients with fewer records than a batch ({self.batch_size}) train on smaller ones: {few(small)}"
-            )
+        notes = {
+            f"clients without training data sit out: {few(empty)}": empty,
+            f"clients whose loader gives no batch sit out: {few(batchless)}; with drop_last a client needs a whole "
+            "batch of records": batchless,
+            f"clients with fewer records than a batch ({self.batch_size}) train on smaller ones: {few(small)}": small,
+        }
+        self._notes = [note for note, clients in notes.items() if clients]
         self.sampler.check(len(self.active))
 
-    def federate(self, sampler: Sampler, trains: Callable[[int], bool]) -> None:
-        """Let a federation draw the rounds' clients, and run the rounds; ``trains`` says of a round's number whether
-        clients read batches."""
+    def federate(self, sampler: Sampler, trains: Callable[[int], bool], tells: bool = True) -> None:
+        """Let a federation draw the rounds' clients, and run the rounds.
+
+        Args:
+            sampler: draws them.
+            trains: says of a round's number whether clients read batches.
+            tells: whether clients that hold little may be named.
+        """
         self.sampler, self._trains, self.federated = sampler, trains, True
+        if not tells:
+            self._notes = []
         if self.clients:
             sampler.check(len(self.active))
 
@@ -243,6 +247,10 @@ class FederatedDataModule(LightningDataModule):
         return (precision.convert_input(move_data_to_device(batch, device)) for batch in batches)
 
     def train_dataloader(self) -> RoundLoader:
+        """The rounds' batches; the first call warns of clients that hold little."""
+        for note in self._notes:
+            rank_zero_warn(note)
+        self._notes = []
         return RoundLoader(self)
 
     def val_dataloader(self) -> Any:

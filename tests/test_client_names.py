@@ -330,4 +330,5 @@ def test_a_client_smaller_than_a_batch_is_named() -> None:
     data = federation()
     with pytest.warns(UserWarning, match=r"fewer records than a batch \(8\) train on smaller ones: client-1$"):
         data.setup("fit")
+        data.train_dataloader()
     assert SIZES[1] < 8

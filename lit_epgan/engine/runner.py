@@ -204,11 +204,15 @@ class ClientRunner:
     def answer(
         self, task: Task, client: Client, report: dict[str, Term], private: Private, before: Private | None
     ) -> Answer:
-        """What leaves a client, and what it keeps; where a hidden report counts as zero, it has learnt nothing."""
+        """What leaves a client, and what it keeps; where a hidden report counts as zero, it has learnt nothing.
+
+        Where a mechanism hides its data, its number of steps stays with it, too.
+        """
         sent: Report = report if self.mechanism is None else self.mechanism.at_client(report, task.received)
         if before is not None and not is_finite(report):
             private = replace(before, released=private.released, delivered=private.delivered)
-        return Answer(sent, private, client.step)
+        hidden = self.mechanism is not None and self.mechanism.private
+        return Answer(sent, private, 0 if hidden else client.step)
 
     def client_of(self, task: Task, private: Private, data: LocalData, steps: Any, model: Model) -> Client:
         """The client whose task it is, with all that it may look at."""

@@ -214,9 +214,12 @@ class RoundDriver:
     @property
     def progress(self) -> RoundProgress:
         """Where the federation stands."""
-        trainer, client = self._loop.trainer, self.runner.client
+        trainer, client, mechanism = self._loop.trainer, self.runner.client, self.federation.mechanism
+        if mechanism is not None and mechanism.private:
+            return RoundProgress(trainer.current_epoch, trainer.max_epochs or 0, "", 0, 0, 0, None, losses=False)
+        losses = mechanism is None or not mechanism.by_record
         at = ("", 0, None) if client is None else (client.name, client.step, client.steps)
-        return RoundProgress(trainer.current_epoch, trainer.max_epochs or 0, at[0], *self._position, *at[1:])
+        return RoundProgress(trainer.current_epoch, trainer.max_epochs or 0, at[0], *self._position, *at[1:], losses)
 
     # Its clients ------------------------------------------------------------------------------------------------------
 
@@ -274,7 +277,7 @@ class RoundDriver:
         batches = bounded(dm.raw_batches(k, self._number), records)
         first = next(batches, None)
         if first is None:
-            warnings.warn(self._sits_out(k), stacklevel=2)
+            self._sits_out(k)
             return None
 
         def all_of_them() -> Iterator[tuple[Any, bool, float]]:
@@ -288,15 +291,17 @@ class RoundDriver:
         for k in list(round_.asked):
             batches = list(self.datamodule.training_batches(k, self._number))
             if not batches:
-                warnings.warn(self._sits_out(k), stacklevel=2)
+                self._sits_out(k)
                 continue
             records = self.datamodule.clients[k].records
             self._records[k] = float(sum(map(extract_batch_size, batches)) if records is None else records)
             private = self.federation.private.take_up(self.federation.names[k])
             yield Job(round_.task(k, private.delivered), private, batches, self._records[k])
 
-    def _sits_out(self, k: int) -> str:
-        return f"round {self._number}: client {self.federation.names[k]!r} has given no batch and sits out"
+    def _sits_out(self, k: int) -> None:
+        mechanism, name = self.federation.mechanism, self.federation.names[k]
+        if mechanism is None or not mechanism.private:  # whose data are few is nobody's business then
+            warnings.warn(f"round {self._number}: client {name!r} has given no batch and sits out", stacklevel=3)
 
     def _count(self, client: int) -> float:
         if client not in self._records:

@@ -8,6 +8,7 @@ import copy
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
@@ -38,12 +39,14 @@ class RoundLoop(_TrainingEpochLoop):
     Attributes:
         round: runs the round.
         client_trains: whether a client's step is being taken.
+        counts_rounds: whether a round counts as one step, wherever steps are counted and kept: how many there were
+            tells of the clients' records.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
         self.round: Callable[[], None] = lambda: None
-        self.client_trains = False
+        self.client_trains = self.counts_rounds = False
 
     @classmethod
     def of(cls, trainer: Trainer) -> "RoundLoop":
@@ -61,6 +64,8 @@ class RoundLoop(_TrainingEpochLoop):
         self.reset()
         self.on_iteration_done()  # a resumed round begins at its start
         self.round()
+        if self.counts_rounds:
+            self._count(self.trainer.current_epoch + 1)
         self.batch_progress.is_last_batch = True
         self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         if self._should_check_val_fx(data_fetcher):
@@ -97,6 +102,15 @@ class RoundLoop(_TrainingEpochLoop):
         tracked.ready, tracked.completed = tracked.ready + steps, tracked.completed + steps
         self._batches_that_stepped += steps
 
+    def _count(self, steps: int) -> None:
+        """As if there had been so many steps."""
+        automatic, manual = self.automatic_optimization.optim_progress, self.manual_optimization.optim_step_progress
+        for progress in (self.batch_progress, automatic.optimizer.step, automatic.optimizer.zero_grad, manual):
+            for counts in (progress.total, progress.current):
+                for each in fields(counts):
+                    setattr(counts, each.name, steps)
+        self._batches_that_stepped = steps
+
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
         """Schedules of interval "step" run with a client's steps, those of interval "epoch" with the rounds."""
         if (interval == "step") == self.client_trains:
@@ -110,7 +124,10 @@ class RoundLoop(_TrainingEpochLoop):
 
 
 class RoundProgress(NamedTuple):
-    """Where the federation stands, for a progress bar; all counts from 0 but ``step``."""
+    """Where the federation stands, for a progress bar; all counts from 0 but ``step``.
+
+    A run that hides users or records shows no losses of single steps, and one that hides users the round alone.
+    """
 
     round: int
     rounds: int
@@ -119,6 +136,7 @@ class RoundProgress(NamedTuple):
     clients: int
     step: int
     steps: int | None
+    losses: bool = True
 
 
 def leave_out_sigterm_broadcast(trainer: Trainer) -> None:

@@ -16,6 +16,7 @@ from lit_epgan.engine import Algorithm, Mechanism, Plan, Sampler
 from lit_epgan.engine.mechanisms import LocalPlan
 from lit_epgan.engine.module_state import ModuleState
 from lit_epgan.errors import UserError
+from lit_epgan.fit.loop import RoundLoop
 from lit_epgan.listing import few
 from lit_epgan.networks.modes import LOGGING as LOGGING
 
@@ -156,7 +157,12 @@ class MechanismInFit:
         """Whether it is at work at the clients, and not on what they send."""
         return self.mechanism is not None and self.mechanism.by_record
 
-    def set_up(self, trainer: Trainer, module: LightningModule) -> None:
+    @property
+    def by_user(self) -> bool:
+        """Whether it hides a client's whole data: nothing of them is told beside its releases, not their number."""
+        return self.mechanism is not None and self.mechanism.private
+
+    def set_up(self, trainer: Trainer, module: LightningModule, loop: RoundLoop) -> None:
         """Leave out what tells of single clients or records.
 
         Raises:
@@ -164,7 +170,8 @@ class MechanismInFit:
         """
         if self.mechanism is None:
             return
-        if self.mechanism.private or self.mechanism.by_record:
+        loop.counts_rounds = self.by_user
+        if self.by_user or self.by_record:
             without_callbacks_that_tell(trainer)
             without_training_logs(module)
         if self.by_record:
@@ -180,7 +187,7 @@ class MechanismInFit:
         """
         if self.mechanism is None:
             return
-        if self.mechanism.private:
+        if self.by_user:
             refuse_what_tells(datamodule, tensors, optimizer_state)
         self._local = drawn_by_coins(datamodule, self.mechanism.noise_seed) if self.by_record else None
 
@@ -199,7 +206,7 @@ class MechanismInFit:
         """
         if self.mechanism is None:
             return
-        if (self.mechanism.private or self.by_record) and (trainer.max_epochs is None or trainer.max_epochs < 0):
+        if (self.by_user or self.by_record) and (trainer.max_epochs is None or trainer.max_epochs < 0):
             raise UserError(
                 f"{type(self.mechanism).__name__} has to know how many rounds there will be, for each of them costs "
                 "epsilon: set trainer.max_epochs"

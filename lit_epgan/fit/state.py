@@ -32,8 +32,8 @@ class FederationState:
 
         Args:
             federation: this fit's.
-            data: what a checkpoint must agree with beside the clients' names: the data module's ``seed``, and
-                ``records``, each client's number of them.
+            data: what a checkpoint must agree with beside the clients' names: the data module's ``seed``, and, where
+                they may be told, ``records``, each client's number of them.
             accept_changes: whether ``data`` may differ.
 
         Raises:
@@ -127,7 +127,9 @@ def _refuse_other_data(before: dict[str, Any], now: dict[str, Any], names: list[
             f"the checkpoint's run has the seed {before['seed']}, this one's data module {now['seed']}: "
             "resume with the seed that the run was started with"
         )
-    for name, old, new in zip(names, before.get("records", now["records"]), now["records"], strict=True):
+    if "records" not in before or "records" not in now:
+        return
+    for name, old, new in zip(names, before["records"], now["records"], strict=True):
         if old != new:
             raise UserError(
                 f"the checkpoint's client {name} has {old} records, this run's {new}: resume with the data and the "
