@@ -328,7 +328,7 @@ def test_nobody_with_data_is_an_error() -> None:
 
 def test_a_client_smaller_than_a_batch_is_named() -> None:
     data = federation()
+    data.setup("fit")
     with pytest.warns(UserWarning, match=r"fewer records than a batch \(8\) train on smaller ones: client-1$"):
-        data.setup("fit")
         data.train_dataloader()
     assert SIZES[1] < 8

@@ -165,3 +165,58 @@ def test_batches_are_taken_apart_whatever_holds_them() -> None:
     assert stands_in([mixed]).tolist() == [*[True] * 5, False]
     with pytest.raises(UserError, match="holds a str"):
         rows(["name"])
+
+
+def one_by_one(network: nn.Module, loss: Any, x: Tensor, bound: float) -> Tensor:
+    """The sum (d,) of clipped gradients of records x (records, ...), by torch's own gradients."""
+    parameters = list(network.parameters())
+    each = [torch.cat([g.flatten() for g in torch.autograd.grad(loss([record[None]]), parameters)]) for record in x]
+    return torch.stack([gradient * (bound / gradient.norm()).clamp(max=1.0) for gradient in each]).sum(0)
+
+
+class Words(nn.Module):
+    """The mean over a sentence of embedded words (records, length), one of which stands for nothing."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, 4, padding_idx=2)
+        self.out = nn.Linear(4, 6, bias=False)
+        if tied:
+            self.out.weight = self.embed.weight
+
+    def loss(self, batch: Any) -> Tensor:
+        return self.out(self.embed(batch[0]).mean(1)).square().mean()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_row_that_stands_for_nothing_gets_no_noise(tied: bool) -> None:
+    """Unless another layer uses it, too, where its gradient is not 0."""
+    torch.manual_seed(0)
+    network = Words(tied)
+    clipped = ClippedGradients(network, network.loss, 1.0)
+    x = torch.randint(6, (5, 3))
+    total = clipped.sum([x])
+    torch.testing.assert_close(total.float(), one_by_one(network, network.loss, x, 1.0))
+    assert clipped.still == ([] if tied else [slice(8, 12)])
+    assert (total[8:12].abs().sum() == 0) == (not tied)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_are_opacuss(kind: str) -> None:
+    """torch's are refused, and the remedy that is named gives the gradients of records one by one."""
+    import opacus.layers
+
+    torch.manual_seed(0)
+    x = torch.randn(5, 7, 3)
+
+    def network(layer: nn.Module) -> tuple[nn.Module, Any]:
+        net = nn.ModuleDict({"recurrent": layer, "out": nn.Linear(4, 1)})
+        return net, lambda batch: net["out"](net["recurrent"](batch[0])[0][:, -1]).square().mean()
+
+    net, loss = network(getattr(nn, kind)(3, 4, batch_first=True))
+    with pytest.raises(UserError, match=rf"take opacus\.layers\.DP{kind}"):
+        ClippedGradients(net, loss, 1.0).sum([x])
+    names = set(dict(net.named_parameters()))
+    net, loss = network(getattr(opacus.layers, f"DP{kind}")(3, 4, batch_first=True))
+    assert set(dict(net.named_parameters())) == names
+    torch.testing.assert_close(ClippedGradients(net, loss, 0.1).sum([x]).float(), one_by_one(net, loss, x, 0.1))

@@ -405,3 +405,20 @@ def test_a_batch_that_holds_more_than_tensors_is_refused() -> None:
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], named: str) -> None:
     assert_refused(named, RecordNoise, **given)
+
+
+def test_a_padding_row_stays_zero() -> None:
+    class Words(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(5, 3, padding_idx=0)
+
+        def loss(self, batch: Any) -> Tensor:
+            return super().loss((batch[0] + self.embed((batch[0] > 0).long()).mean(1), batch[1]))
+
+    module = Words()
+    before = module.embed.weight.detach().clone()
+    fit(module, federation(), rounds=1, mechanism=RecordNoise(1.0, 1.0))
+    moved = (module.embed.weight != before).any(1)
+    assert moved.tolist() == [False, True, True, True, True]
+    assert not module.embed.weight[0].any()

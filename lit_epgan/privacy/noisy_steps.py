@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import cache, reduce, wraps
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from lit_epgan.precision import no_autocast
 from lit_epgan.privacy.batches import mapped, rows, stand_in, stands_in
 from lit_epgan.privacy.linear_layers import LinearLayers, NoOuterProductError
 from lit_epgan.privacy.record_gradients import RecordGradients
-from lit_epgan.privacy.record_losses import Loss, RecordLosses
+from lit_epgan.privacy.record_losses import Loss, RecordLosses, padding_rows
 
 HOOK = "over_records"
 
@@ -35,6 +36,7 @@ class ClippedGradients:
 
     Attributes:
         loss: may be set to another one, of the same network.
+        still: slices of the flat gradient (d,) that are 0 whatever the records are: noise there would hide nothing.
     """
 
     def __init__(self, network: nn.Module, loss: Loss, bound: float, at_once: int = 256) -> None:
@@ -43,6 +45,9 @@ class ClippedGradients:
         self._sizes = [p.numel() for p in self.parameters]
         holders = [part._parameters for part in network.modules()]
         self._held = [(h, name, p, p.requires_grad) for h in holders for name, p in h.items() if p is not None]
+        starts = dict(zip(map(id, self.parameters), accumulate(self._sizes, initial=0), strict=False))
+        still = {starts[k] + row * width: width for k, (row, width) in padding_rows(network).items()}
+        self.still = [slice(start, start + width) for start, width in still.items()]
         self._general = RecordLosses(network, LinearLayers())
         self._taken = RecordLosses(network, LinearLayers.of(network))
 
@@ -302,6 +307,8 @@ class NoisySteps:
         self._held.refuse_more()
         noise = self.normal(len(total)).to(total.device)
         noised = torch.add(total, noise, alpha=self.deviation).div_(self.expected).to(total.dtype)
+        for part in clipped.still:
+            noised[part] = 0
         if self._automatic:
             return _given(noised, clipped)
         share, others = _others(batch)

@@ -1,5 +1,6 @@
 """The losses of single records, all at once, and the gradient of each by itself."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -54,6 +55,18 @@ class Places:
 
 
 Loss = Callable[[Any], Tensor]
+RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
+
+
+def padding_rows(network: nn.Module) -> dict[int, tuple[int, int]]:
+    """Of trained embeddings whose weights (words, width) no other layer shares, by the weight's identity: the row of
+    ``padding_idx``, whose gradient is 0, and the width."""
+    places = Counter(id(p) for part in network.modules() for p in part._parameters.values())
+    padded = [
+        e for e in network.modules() if isinstance(e, nn.Embedding | nn.EmbeddingBag) and e.padding_idx is not None
+    ]
+    own = [e for e in padded if e.weight.requires_grad and places[id(e.weight)] == 1]
+    return {id(e.weight): (e.padding_idx, e.embedding_dim) for e in own}  # type: ignore[misc]
 
 
 class RecordLosses:
@@ -69,6 +82,7 @@ class RecordLosses:
         self._copied = [p for p in network.parameters() if p.requires_grad and id(p) not in without]
         self._buffers = list(network.buffers())
         self._places = Places(network, [*self._copied, *self._buffers])
+        self._padding = padding_rows(network)
         self.parameters = [*linear.parameters, *self._copied]
 
     def losses(self, loss: Loss, batch: Any) -> Tensor:
@@ -85,6 +99,9 @@ class RecordLosses:
         # of their sum: each record's copies are in its own loss alone
         found = torch.autograd.grad(losses, [*biases, *copies], torch.ones_like(losses), materialize_grads=True)
         slopes, written = found[: len(biases)], found[len(biases) :]
+        for p, gradient in zip(self._copied, written, strict=True):
+            if id(p) in self._padding:  # torch.vmap forgets it
+                gradient[:, self._padding[id(p)][0]] = 0
         return [*self.linear.gradients(losses, biases, slopes, inputs), *map(Written, written)]
 
     def _copies(self, records: int) -> list[Tensor]:
@@ -112,6 +129,13 @@ class RecordLosses:
         except (UserError, NoOuterProductError):
             raise
         except (RuntimeError, ValueError, TypeError) as error:
+            recurrent = next((part for part in self.network.modules() if type(part) in RECURRENT), None)
+            if recurrent is not None and "Batching rule not implemented" in str(error):
+                kind = type(recurrent).__name__
+                raise UserError(
+                    f"torch's {kind} gives no gradients of single records: take opacus.layers.DP{kind}, whose "
+                    "parameters have the same names (pip install opacus)"
+                ) from error
             raise UserError(
                 f"the loss of {type(self.network).__name__} cannot be taken record by record "
                 f"({str(error).strip().splitlines()[0]}): leave out what looks at numbers (.item()) or changes buffers"
