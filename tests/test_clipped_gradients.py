@@ -167,7 +167,7 @@ def test_batches_are_taken_apart_whatever_holds_them() -> None:
         rows(["name"])
 
 
-def one_by_one(network: nn.Module, loss: Any, x: Tensor, bound: float) -> Tensor:
+def clipped_by_autograd(network: nn.Module, loss: Any, x: Tensor, bound: float) -> Tensor:
     """The sum (d,) of clipped gradients of records x (records, ...), by torch's own gradients."""
     parameters = list(network.parameters())
     each = [torch.cat([g.flatten() for g in torch.autograd.grad(loss([record[None]]), parameters)]) for record in x]
@@ -193,10 +193,11 @@ def test_a_row_that_stands_for_nothing_gets_no_noise(tied: bool) -> None:
     """Unless another layer uses it, too, where its gradient is not 0."""
     torch.manual_seed(0)
     network = Words(tied)
+    nn.init.ones_(network.embed.weight)
     clipped = ClippedGradients(network, network.loss, 1.0)
     x = torch.randint(6, (5, 3))
     total = clipped.sum([x])
-    torch.testing.assert_close(total.float(), one_by_one(network, network.loss, x, 1.0))
+    torch.testing.assert_close(total.float(), clipped_by_autograd(network, network.loss, x, 1.0))
     assert clipped.still == ([] if tied else [slice(8, 12)])
     assert (total[8:12].abs().sum() == 0) == (not tied)
 
@@ -219,4 +220,6 @@ def test_recurrent_layers_are_opacuss(kind: str) -> None:
     names = set(dict(net.named_parameters()))
     net, loss = network(getattr(opacus.layers, f"DP{kind}")(3, 4, batch_first=True))
     assert set(dict(net.named_parameters())) == names
-    torch.testing.assert_close(ClippedGradients(net, loss, 0.1).sum([x]).float(), one_by_one(net, loss, x, 0.1))
+    torch.testing.assert_close(
+        ClippedGradients(net, loss, 0.1).sum([x]).float(), clipped_by_autograd(net, loss, x, 0.1)
+    )

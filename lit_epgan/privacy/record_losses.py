@@ -58,15 +58,32 @@ Loss = Callable[[Any], Tensor]
 RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 
 
+def padded(network: nn.Module) -> list[nn.Embedding]:
+    """The embeddings one of whose rows stands for nothing, and gets no gradient of what is looked up there."""
+    return [part for part in network.modules() if isinstance(part, nn.Embedding) and part.padding_idx is not None]
+
+
 def padding_rows(network: nn.Module) -> dict[int, tuple[int, int]]:
-    """Of trained embeddings whose weights (words, width) no other layer shares, by the weight's identity: the row of
-    ``padding_idx``, whose gradient is 0, and the width."""
+    """Of trained embeddings whose weights (words, width) no other layer shares, by the weight's identity: the row whose
+    gradient is 0, and the width."""
     places = Counter(id(p) for part in network.modules() for p in part._parameters.values())
-    padded = [
-        e for e in network.modules() if isinstance(e, nn.Embedding | nn.EmbeddingBag) and e.padding_idx is not None
-    ]
-    own = [e for e in padded if e.weight.requires_grad and places[id(e.weight)] == 1]
+    own = [e for e in padded(network) if e.weight.requires_grad and places[id(e.weight)] == 1]
     return {id(e.weight): (e.padding_idx, e.embedding_dim) for e in own}  # type: ignore[misc]
+
+
+@contextmanager
+def without_padding(embeddings: Sequence[nn.Embedding]) -> Iterator[None]:
+    """Inside, what stands for nothing gets no gradient under torch.vmap either, which forgets ``padding_idx``."""
+
+    def hook(embedding: Any, words: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return torch.where(words[0].eq(int(embedding.padding_idx)).unsqueeze(-1), output.detach(), output)
+
+    hooks = [embedding.register_forward_hook(hook) for embedding in embeddings]
+    try:
+        yield
+    finally:
+        for each in hooks:
+            each.remove()
 
 
 class RecordLosses:
@@ -82,7 +99,7 @@ class RecordLosses:
         self._copied = [p for p in network.parameters() if p.requires_grad and id(p) not in without]
         self._buffers = list(network.buffers())
         self._places = Places(network, [*self._copied, *self._buffers])
-        self._padding = padding_rows(network)
+        self._padded = padded(network)
         self.parameters = [*linear.parameters, *self._copied]
 
     def losses(self, loss: Loss, batch: Any) -> Tensor:
@@ -99,9 +116,6 @@ class RecordLosses:
         # of their sum: each record's copies are in its own loss alone
         found = torch.autograd.grad(losses, [*biases, *copies], torch.ones_like(losses), materialize_grads=True)
         slopes, written = found[: len(biases)], found[len(biases) :]
-        for p, gradient in zip(self._copied, written, strict=True):
-            if id(p) in self._padding:  # torch.vmap forgets it
-                gradient[:, self._padding[id(p)][0]] = 0
         return [*self.linear.gradients(losses, biases, slopes, inputs), *map(Written, written)]
 
     def _copies(self, records: int) -> list[Tensor]:
@@ -124,7 +138,7 @@ class RecordLosses:
             return value, *inputs
 
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), without_padding(self._padded):
                 losses, *inputs = row_by_row(of_one, *biases, *copies, *ones)
         except (UserError, NoOuterProductError):
             raise
