@@ -412,7 +412,8 @@ class Round:
         if not total.sums and not total.each:
             everywhere = gather_objects((self.dropped, self.asked))
             dropped = sorted(k for here, _ in everywhere for k in here)
-            if dropped and (last or {k for _, asked in everywhere for k in asked} <= set(dropped)):
+            asked = {k for _, here in everywhere for k in here}
+            if dropped and (last or (not exchange.training and asked <= set(dropped))):
                 raise UserError(self._nothing(dropped))
             if last:
                 self._end()  # none of them had a batch
