@@ -193,6 +193,23 @@ def test_every_checkpoint_has_a_digest_and_is_written_beside_its_place(
         assert torch.load(path, weights_only=True).keys() >= {"state_dict", "loops"}
 
 
+def test_the_last_one_is_there_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also between the two renames, by which it becomes the one before."""
+    there = []
+
+    def replaced(*names: Any, replace: Any = os.replace) -> None:
+        there.append((tmp_path / LAST).exists())
+        replace(*names)
+        there.append((tmp_path / LAST).exists())
+
+    monkeypatch.setattr(os, "replace", replaced)
+    fit(Regression(), federation(), rounds=3, callbacks=[RoundCheckpoint(tmp_path)], enable_checkpointing=True)
+    assert there == sorted(there)  # from the first time on
+    assert there[-1]
+    epochs = [torch.load(tmp_path / name, weights_only=False)["epoch"] for name in (PREVIOUS, LAST)]
+    assert epochs == [2, 3]
+
+
 def test_one_that_is_damaged_after_it_was_chosen_is_not_read(tmp_path: Path) -> None:
     fitted(tmp_path, 1)
     last = tmp_path / "checkpoints" / "last.ckpt"
