@@ -1,7 +1,7 @@
 """The callback that federates any LightningModule: one epoch is one round."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -171,8 +171,6 @@ class FederationCallback(FederationView):
         self._state.attach(federation, data, self.accept_changes)
         federation.tensors.load({}, {})  # buffers that a checkpoint holds beside the module's own part
         algorithm.start(federation.server)
-        if (guarantee := algorithm.guarantee()) is not None:
-            rank_zero_info(f"{type(algorithm).__name__}: {guarantee}")
         self._mechanism.prepare(dm, federation.tensors, self.optimizer_state)
         merges = federation.tensors.merges
         if any(merge != "mean" for merge in merges.values()):
@@ -181,8 +179,7 @@ class FederationCallback(FederationView):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where clients work; optimizers and schedulers have been restored by now."""
         federation, dm = self.federation, self._datamodule
-        if self._end.holds_clients if self._mechanism.by_record else self._end.holds_server:
-            self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state)
+        self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state, self._end)
         self._end.check(type(self.algorithm).__name__, self.mechanism)
         check_schedules(trainer)
         self._model = model = model_of(trainer, pl_module, federation, dm.records, self.optimizer_state)
@@ -283,6 +280,8 @@ class FederationCallback(FederationView):
         """Leave the module with the server's model of the last finished round."""
         trainer.strategy.on_exception(exception)  # tells the other ranks, before another callback waits for them
         self._leave()
+        with suppress(UserError):  # the exception is what is told
+            self._mechanism.end()
         if self._federation is not None:
             self._federation.server.flat.restore()
 

@@ -21,13 +21,13 @@ from lit_epgan.privacy import (
     CentralNoise,
     CorrelatedNoise,
     DistributedNoise,
-    Ledger,
     RecordNoise,
     Releases,
     spent,
 )
 from lit_epgan.privacy.central import SecretCohorts
 from tests.federations import federation, fit
+from tests.ledgers import the_ledger
 from tests.modules import Regression
 from tests.plain_federation import federated
 from tests.test_record_noise import plan
@@ -38,7 +38,7 @@ NUMBERS = st.one_of(
 
 
 def begun(mechanism: CentralNoise, exchanges: int = 1, sampler: Sampler | None = None, **more: Any) -> CentralNoise:
-    mechanism.begin(Plan(sampler if sampler is not None else Everyone(), 100, exchanges, **more))
+    mechanism.begin(Plan(sampler if sampler is not None else Everyone(), 100, exchanges, **({"data": "data"} | more)))
     return mechanism
 
 
@@ -158,14 +158,14 @@ def test_a_release_is_in_the_ledger_before_it_is_made(tmp_path: Path, monkeypatc
     monkeypatch.setattr("lit_epgan.privacy.central.secure_normal", lambda n: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         mechanism.at_server(summed({"x": torch.zeros(2)}), 1)
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert (account.made, account.planned.count) == (1, 2)
 
 
 def test_a_budget_without_a_ledger_is_refused() -> None:
-    """Without a folder there is no file that could keep it."""
+    """Where nobody says which data these are, no file could keep it."""
     with pytest.raises(UserError, match="budget needs a ledger: give CentralNoise ledger=FILE"):
-        begun(CentralNoise(1.0, 4.0, budget=8.0))
+        begun(CentralNoise(1.0, 4.0, budget=8.0), data=None)
 
 
 @pytest.mark.parametrize(
@@ -366,9 +366,9 @@ def test_a_resumed_run_keeps_its_noise_and_pays_for_both(tmp_path: Path) -> None
     first = begun(CentralNoise(1.0, target_epsilon=2.0), 10, folder=tmp_path)
     for _ in range(4):
         first.at_server(summed({"x": torch.zeros(2)}), 1)
-    before = Ledger(tmp_path / "privacy.jsonl").read()
+    before = the_ledger().read()
     resumed = begun(CentralNoise(1.0, target_epsilon=2.0), 7, folder=tmp_path, resumed=True)  # the fourth round is lost
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert account.planned.noise_multiplier == next(iter(before.accounts.values())).planned.noise_multiplier
     assert (account.made, account.planned.count) == (4, 11)
     assert str(spent([account.planned], 1e-5)) in str(resumed.guarantee())
@@ -395,7 +395,7 @@ def test_a_run_resumed_with_other_noise_still_promises_what_it_has_spent_before(
         first.at_server(summed({"x": torch.zeros(2)}), 1)
     resumed = begun(CentralNoise(1.0, 50.0), 1, folder=tmp_path, resumed=True)
     price = spent([Releases(0.5, 9), Releases(50.0, 1)], 1e-5)
-    assert Ledger(tmp_path / "privacy.jsonl").read().total().epsilon == pytest.approx(price.epsilon)
+    assert the_ledger().read().total().epsilon == pytest.approx(price.epsilon)
     assert str(price) in str(resumed.guarantee())
     assert "9 releases with noise multiplier 0.5, all users take part and one release with" in str(resumed.guarantee())
     anew = begun(CentralNoise(1.0, 50.0), 1, folder=tmp_path)
@@ -414,7 +414,7 @@ def test_a_resumed_run_promises_what_it_has_spent_before_too(tmp_path: Path, z: 
     old = Releases(2.0, 90, "poisson", 0.1, unit="record")
     price = spent([old, Releases(z, 10, "poisson", batch_size / 100, unit="record")], 1e-5)
     assert resumed.own_epsilon() == pytest.approx(price.epsilon)
-    assert Ledger(tmp_path / "privacy.jsonl").read().total().epsilon == pytest.approx(price.epsilon)
+    assert the_ledger().read().total().epsilon == pytest.approx(price.epsilon)
     assert f"({price.epsilon:.3g}, 1e-05)" in str(resumed.guarantee())
 
 

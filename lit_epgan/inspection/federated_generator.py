@@ -24,7 +24,7 @@ from lit_epgan.inspection.user_records import Records
 from lit_epgan.inspection.view import Findings, Panel, Users
 from lit_epgan.privacy.accountant import Relation, Releases, noise_multiplier_for
 from lit_epgan.privacy.central import CentralNoise, SecretCohorts
-from lit_epgan.privacy.settings import check_settings
+from lit_epgan.privacy.payments import check_settings
 from lit_epgan.randomness import derive_seed, generator_for, isolated
 
 LARGE = 20.0  # epsilons that protect nobody

@@ -142,7 +142,11 @@ def spent(releases: Sequence[Releases], delta: float, relation: Relation = "zero
     units: set[Unit] = {each.unit for each in releases}
     if len(units) > 1:
         raise UserError("releases about users and about records do not add up: keep a ledger for each")
-    return _spent(tuple(each for each in releases if each.count), delta, relation, min(units, default="user"))
+    counts: dict[Releases, int] = {}
+    for each in releases:
+        counts[each.times(0)] = counts.get(each.times(0), 0) + each.count
+    made = tuple(kind.times(count) for kind, count in counts.items() if count)
+    return _spent(made, delta, relation, min(units, default="user"))
 
 
 @lru_cache(maxsize=4096)
