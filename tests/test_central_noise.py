@@ -27,7 +27,7 @@ from lit_epgan.privacy import (
 )
 from lit_epgan.privacy.central import SecretCohorts
 from tests.federations import federation, fit
-from tests.ledgers import the_ledger
+from tests.ledgers import paths, the_ledger
 from tests.modules import Regression
 from tests.plain_federation import federated
 from tests.test_record_noise import plan
@@ -251,6 +251,22 @@ def test_both_noises_together_are_one_release() -> None:
     assert ((deviation["x"] / 2) ** -2 + (deviation["privacy/below"] / 0.5) ** -2) ** -0.5 == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("bound", [0.5, 3.0])
+def test_no_client_moves_both_sums_by_more_than_is_charged(bound: float) -> None:
+    """Against its own data emptied by 1 / z, against any other data by 2 / z, each sum in units of its noise."""
+    z, state = 3.0, {"privacy.bound": torch.tensor([bound], dtype=torch.float64)}
+    mechanism = begun(AdaptiveNoise(1.0, z, count_noise=2.0), state=state)
+    vectors = [a * torch.tensor(v) for v in ([3.0, 4.0], [-3.0, -4.0]) for a in (0, 1e-9, 0.1, 0.2, 1, 1e30, math.nan)]
+    sent = [mechanism.at_client({"x": vector.double()}, mechanism.broadcast()) for vector in vectors]
+    noise = mechanism.deviations(["x", "privacy/below"])
+
+    def distance(one: Report, other: Report) -> float:
+        return math.hypot(*(float((one[n] - other[n]).norm()) / noise[n] for n in ("x", "privacy/below")))  # type: ignore[operator]
+
+    assert max(distance(one, sent[0]) for one in sent) == pytest.approx(1 / z)
+    assert max(distance(one, other) for one in sent for other in sent) <= 2 / z * (1 + 1e-9)
+
+
 def test_a_report_that_is_not_finite_is_above_the_bound() -> None:
     mechanism = begun(AdaptiveNoise(1.0, 3.0))
     sent = mechanism.at_client({"x": torch.tensor([float("nan"), 1.0])}, mechanism.broadcast())
@@ -261,6 +277,7 @@ def test_a_report_that_is_not_finite_is_above_the_bound() -> None:
 def test_too_little_noise_on_the_count_is_refused() -> None:
     with pytest.raises(UserError, match="must be above half of that"):
         begun(AdaptiveNoise(1.0, 3.0, count_noise=1.0))
+    assert not paths()  # nothing was booked
     for settings in ({"quantile": 1.0}, {"rate": 0.0}, {"count_noise": 0.0}):
         with pytest.raises(UserError, match=f"AdaptiveNoise's {next(iter(settings))} is"):
             AdaptiveNoise(1.0, 3.0, **settings)

@@ -12,8 +12,10 @@ import torch
 from rich.console import Console
 
 from lit_epgan.cli.main import main, show
+from lit_epgan.engine import Everyone, Plan
+from lit_epgan.engine.mechanisms import LocalPlan
 from lit_epgan.errors import UserError
-from lit_epgan.privacy import Budget, Ledger, Queries, Releases, spent
+from lit_epgan.privacy import Budget, CentralNoise, Ledger, Queries, RecordNoise, Releases, spent
 from tests.refusals import assert_refused
 
 ONE = Releases(4.0, 1)
@@ -330,6 +332,36 @@ def test_every_answer_stands_in_the_ledger_and_disjoint_groups_do_not_add_up(tmp
     assert book.total() == asked.price(Releases(2.0))
     asked.sum([torch.ones(1)], 2.0, "how many", "low")
     assert asked.ledger.read().total() == asked.price(Releases(2.0, 2))
+
+
+def test_selections_whose_deltas_use_the_ledgers_up_are_refused_before(tmp_path):
+    """Two at half of the ledger's delta each had no finite epsilon; a smaller delta has."""
+    asked, selected = queries(tmp_path), Releases(4.0, delta=5e-6)
+    with asked.account(selected, "words") as release:
+        release()
+    assert_refused("no epsilon would be finite.*Nothing was read.*smaller", asked.refuse_beyond_budget, [selected])
+    with pytest.raises(UserError, match="no epsilon would be finite"), asked.account(selected, "words again"):
+        pass
+    with asked.account(Releases(4.0, delta=2e-6), "words at a smaller delta") as release:
+        release()
+    assert asked.ledger.read().total().epsilon < 3
+
+
+@pytest.mark.parametrize("delta", [0.9, 0.02, 0.0, -1.0, math.nan])
+def test_a_delta_that_guarantees_nothing_is_refused_with_the_reason(tmp_path, delta):
+    for kind in (CentralNoise, RecordNoise):
+        assert_refused("publishes each one's data with a probability of delta", kind, 1.0, 1.0, delta=delta)
+    assert_refused("delta is .*; it must lie between 0 and 0.01", queries, tmp_path, delta=delta)
+
+
+def test_a_delta_of_one_in_so_many_is_refused():
+    """340 users: to publish one of them at random is (0, 1/340)-private."""
+    mechanism = CentralNoise(1.0, 1.0, delta=0.003)
+    assert_refused("there are 340 users.*give less than 0.00294", mechanism.begin, Plan(Everyone(), 340, 1))
+    mechanism.begin(Plan(Everyone(), 333, 1))
+    local = LocalPlan({0: 50, 1: 400}, ["a", "b"], 10, lambda _: {0: 5, 1: 40})
+    asked = Plan(Everyone(), 2, 1, rounds=range(1), local=local)
+    assert_refused("there are 400 records", RecordNoise(1.0, 1.0, delta=0.003).begin, asked)
 
 
 def test_what_passes_the_budget_reads_nothing(tmp_path):

@@ -87,13 +87,13 @@ def test_a_release_is_in_the_ledger_before_its_noise_is_drawn(tmp_path: Path, mo
 
 @pytest.mark.parametrize("kind", [CentralNoise, CorrelatedNoise, RecordNoise])
 def test_a_new_folder_has_no_new_budget(tmp_path: Path, kind: Any) -> None:
-    """A budget of 3 allowed three runs of 2.94, each in a folder of its own."""
+    """A budget of 3.3 allowed three runs of 2.94 (3.2 of records), each in a folder of its own."""
 
     def run(folder: str, **more: Any) -> None:
-        fit(Regression(), federation(**more), 2, tmp_path / folder, mechanism=kind(1.0, 2.0, budget=3.0))
+        fit(Regression(), federation(**more), 2, tmp_path / folder, mechanism=kind(1.0, 2.0, budget=3.3))
 
     run("first")
-    assert the_ledger().read().total().epsilon < 3
+    assert the_ledger().read().total().epsilon < 3.3
     with pytest.raises(UserError, match="nothing was read"):
         run("second")
     with pytest.raises(UserError, match="nothing was read"):

@@ -125,8 +125,9 @@ class Mechanism:
         """What the algorithm gets in place of ``total``; ``cohort``: how many clients were asked, a public number."""
         return total
 
-    def own_epsilon(self) -> float | None:
-        """What all planned work costs the clients' records by noise of their own; None where they add none."""
+    def own_epsilon(self, delta: float | None = None) -> float | None:
+        """What all work costs the clients' records by noise of their own, other runs' included; None where they add
+        none. ``delta``: for which it is stated; by default the mechanism's."""
         return None
 
     def guarantee(self) -> str | None:

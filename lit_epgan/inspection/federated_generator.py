@@ -74,7 +74,7 @@ class FederatedGenerator(ABC):
         batch_size: int,
         samples: int,
     ) -> None:
-        check_settings("generator", bound, noise_multiplier, target_epsilon, 0.5, "zero_out", None)
+        check_settings("generator", bound, noise_multiplier, target_epsilon, 1e-5, "zero_out", None)
         at_least(1, "generator", rounds=rounds, local_steps=local_steps, batch_size=batch_size, samples=samples)
         if users_per_round is not None and not 1 <= users_per_round <= (users or 0):
             raise UserError(

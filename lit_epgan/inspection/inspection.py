@@ -20,6 +20,7 @@ from lit_epgan.inspection.user_records import Primary, Records, loaded, trained
 from lit_epgan.inspection.view import Check, Findings, Users, View
 from lit_epgan.privacy.accountant import MOVES, RELATIONS, Relation, Releases, Spent, noise_multiplier_for
 from lit_epgan.privacy.ledger import EVERYONE, Ledger, default_path
+from lit_epgan.privacy.payments import check_units
 from lit_epgan.privacy.queries import Queries
 
 WIDTH = 100.0  # of an interval's picture
@@ -107,6 +108,7 @@ class Inspection:
         data = self.data.data
         public = ConcatDataset(list(data.val.values())) if isinstance(data.val, Mapping) else data.val
         users = Users(data.train, public, self.rule, self._primary(public, say))
+        check_units("price", self.price.delta, len(data.train), "user")
         if self.generator is not None:
             self.generator.check_users(users.private)
         say(f"Asking {len(data.train)} users: {self.rule}.")

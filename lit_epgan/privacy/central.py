@@ -167,9 +167,13 @@ class CentralNoise(Mechanism):
             assert self.target_epsilon is not None
             asked = self.target_epsilon
             z = noise_multiplier_for(asked, self.delta, lambda z: [kind.with_noise(z, count)], self.relation)
+        self._check_noise(z)
         self._payments.announce({self.group: kind.with_noise(z, count)}, {} if before is None else {self.group: before})
         price = spent(self._released(), self.delta, self.relation)
         warn_beyond_target(type(self).__name__, price.epsilon, self.target_epsilon)
+
+    def _check_noise(self, noise_multiplier: float) -> None:
+        """Before anything is booked. UserError: this z cannot be kept."""
 
     def _released(self) -> tuple[Releases, ...]:
         """What the model is made of when all is done; a resumed run's of what was released before, too."""

@@ -42,6 +42,15 @@ def check_delta(owner: str, delta: float) -> None:
         )
 
 
+def check_units(owner: str, delta: float, number: int, unit: Unit) -> None:
+    """Refuse a delta at which one of so many units may be published: it must be below 1 / ``number``."""
+    if delta * number >= 1:
+        raise UserError(
+            f"{owner}'s delta is {delta:g}, and there are {number} {unit}s: who publishes one of them at random keeps "
+            f"such a guarantee, too; give less than {1 / number:.3g}"
+        )
+
+
 def check_settings(
     owner: str,
     bound: float,
@@ -104,6 +113,8 @@ class Payments:
         The checkpoint's own history of releases is held against it, and the larger counts. UserError: there is a
         budget, and no ledger to keep it; or the delta is no guarantee for so many users.
         """
+        numbers = [plan.clients] if self._unit == "user" else plan.local.records.values() if plan.local else []
+        check_units(self._owner, self._budget.delta, max(numbers, default=0), self._unit)
         path = self._path or (plan.data and default_path(plan.data, self._unit))
         if path is None and self._budget.epsilon is not None:
             raise UserError(f"a budget needs a ledger: give {self._owner} ledger=FILE")
