@@ -189,11 +189,14 @@ def test_ranks_agree(tmp_path: Path, options: tuple[str, ...]) -> None:
             )
 
 
-def test_every_client_pays_once_for_its_steps_whichever_rank_trains_it(tmp_path: Path) -> None:
+def test_every_client_pays_once_for_its_steps_whichever_rank_trains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A round's cohort of 3 of 4 clients moves from rank to rank; the ledger is one file."""
     books = []
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
+        monkeypatch.setenv("LIT_EPGAN_LEDGERS", str(tmp_path / f"ledgers {ranks}"))
         run(folder, "--module", "regression", "--noise-seed", "1", "--unit", "record", devices=ranks)
         accounts = the_ledger().read().accounts.values()
         books.append({each.group: (each.made, each.planned, each.ended) for each in accounts})
