@@ -12,12 +12,14 @@ from lightning.pytorch import Callback
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule, FolderDataModule, ImageDataModule, Institutions
+from lit_epgan.engine import Everyone, Plan
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, SearchOnRelease
-from lit_epgan.privacy import CentralNoise, CorrelatedNoise, Ledger, RecordNoise, Releases, spent
+from lit_epgan.privacy import CentralNoise, CorrelatedNoise, GaussianMechanism, Ledger, RecordNoise, Releases, spent
 from tests.federations import federation, fit
 from tests.ledgers import paths, the_ledger
 from tests.modules import Regression
+from tests.refusals import assert_refused
 from tests.test_discrepancy_search import FAST as QUICK
 from tests.test_discrepancy_search import data as sites
 from tests.test_discrepancy_search import posterior
@@ -73,6 +75,29 @@ def test_a_budget_ends_the_second_release_of_any_algorithm_before_data_are_read(
     monkeypatch.setattr(FederatedDataModule, "records", unread)
     with pytest.raises(UserError, match=r"allows epsilon 5 .* it would be 6\.5"):
         run("second")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_resumed_run_releases_nothing_again_and_its_checkpoint_knows_what_it_has(tmp_path: Path, lost: bool) -> None:
+    checkpoint = tmp_path / "last.ckpt"
+    fit(Cloud(), data(), 2, tmp_path, algorithm=on_server(), callbacks=[Save(checkpoint)])
+    if lost:
+        the_ledger().path.unlink()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        fit(Cloud(), data(), 3, tmp_path, algorithm=on_server(), ckpt_path=str(checkpoint))
+    named = [w for w in warned if "knows of 3 releases of this run, and the ledger" in str(w.message)]
+    assert len(named) == lost
+    assert [a.releases for a in the_ledger().read().accounts.values()] == [ONE] * 3
+
+
+def test_a_ledger_that_is_given_is_written_without_a_trainer_too(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    mechanism = GaussianMechanism(1.0, ledger=str(path))
+    assert_refused("call begin first", mechanism.pay, "a")
+    mechanism.begin(Plan(Everyone(), 2, 1, names=["a", "b"]))
+    mechanism.pay("a")
+    assert sorted(a.made for a in Ledger(path).read().accounts.values()) == [0, 1]
 
 
 def test_a_release_is_in_the_ledger_before_its_noise_is_drawn(tmp_path: Path, monkeypatch: Any) -> None:

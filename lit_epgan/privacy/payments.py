@@ -121,7 +121,7 @@ class Payments:
         self.ledger = Ledger(path) if path is not None else None
         self._what = str(plan.folder.resolve()) if plan.folder is not None else f"a run of process {os.getpid()}"
         self._state, self._resumed = plan.state, plan.resumed
-        history = self._state.pop(self._history, None)
+        history = self._state.get(self._history)
         if self.ledger is None or not plan.resumed:
             self._made = {}
             return {}
@@ -180,6 +180,8 @@ class Payments:
             own: the groups of which this rank writes them to the ledger; the checkpoint remembers all.
         """
         if self.ledger is None:
+            if self._path is not None:
+                raise UserError(f"{self._owner} has a ledger, and nobody has said what is planned: call begin first")
             return
         written = {self.accounts[group]: n for group, n in counts.items() if group in own}
         if written:
