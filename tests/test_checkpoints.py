@@ -15,9 +15,9 @@ from lightning.pytorch.loggers import CSVLogger
 from lit_epgan import tensor_file
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.errors import UserError
-from lit_epgan.privacy import Ledger
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault, newest_whole, require_whole
 from tests.federations import federation, fit
+from tests.ledgers import the_ledger
 from tests.modules import Regression
 from tests.processes import model, run, run_until
 from tests.refusals import assert_refused
@@ -297,7 +297,7 @@ def test_a_private_run_pays_for_the_round_that_it_repeats(tmp_path: Path) -> Non
     """Killed after round 3's noise was drawn, before its checkpoint: the round is released again, and counts twice."""
     options = ("--noise-seed", "1")
     run_until(tmp_path, "rank 0 round 3 ended", *options)
-    ledger = Ledger(tmp_path / "privacy.jsonl")
+    ledger = the_ledger()
     (account,) = ledger.read().accounts.values()
     assert (account.made, account.planned.count, account.ended) == (4, 5, False)
     run(tmp_path, *options, "--resume")

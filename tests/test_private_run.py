@@ -27,8 +27,9 @@ from lit_epgan.engine import (
 )
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedSeq
-from lit_epgan.privacy import CentralNoise, Ledger, RecordNoise
+from lit_epgan.privacy import CentralNoise, RecordNoise
 from tests.federations import client_sets, federation, fit
+from tests.ledgers import the_ledger
 from tests.modules import Regression
 
 
@@ -108,7 +109,7 @@ def test_expectation_propagation_counts_its_second_exchange(tmp_path: Path) -> N
         mechanism=CentralNoise(1.0, 1e-3),
         folder=tmp_path,
     )
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert (account.made, account.planned.count, account.ended) == (4, 4, True)
 
 
@@ -226,7 +227,7 @@ class Counting(Regression):
 def test_a_counter_of_records_is_refused_before_anything_is_released(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="clients have changed 'seen'"):
         fit(Counting(), federation(), mechanism=CentralNoise(0.5, 1.0), folder=tmp_path)
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert account.made == 0
 
 
@@ -265,7 +266,7 @@ def test_a_drawn_cohort_is_not_asked_again_whatever_was_announced(tmp_path: Path
             algorithm=Again(),
             mechanism=CentralNoise(0.5, 1.0),
         )
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert account.made == 1
 
 

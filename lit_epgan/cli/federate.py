@@ -14,7 +14,7 @@ from lit_epgan.cli.lightning_cli import FederatedCLI
 from lit_epgan.cli.run_setup import make_room, say
 from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.errors import UserError
-from lit_epgan.fit.ends import SENT
+from lit_epgan.fit.ends import SENT, refuse_idle_policy
 from lit_epgan.listing import few
 from lit_epgan.runs.checkpoints import newest_whole
 from lit_epgan.runs.config_files import resolve_configs
@@ -53,6 +53,7 @@ class Described(FederatedCLI):
     """Reads a configuration, and builds what it describes; nothing is trained, nothing is written."""
 
     folder: Path
+    federation: Any
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
@@ -62,7 +63,8 @@ class Described(FederatedCLI):
         config.trainer.logger = False
 
     def _run_subcommand(self, subcommand: str) -> None:
-        if self._get(self.config_init, "federation") is None:
+        self.federation = self._get(self.config_init, "federation")
+        if self.federation is None:
             raise UserError("federate needs a federation: the configuration has none.")
 
     def clients(self) -> list[str]:
@@ -107,7 +109,9 @@ def _serve(own: argparse.Namespace, words: list[str]) -> int:
     names = kits.sites_of(kit)
     if not any(word.split("=")[0] == "--data" for word in words):
         words = [*words, "--data", "lit_epgan.datamodules.Elsewhere"]
-    folder = Described(words).folder
+    found = Described(words)
+    refuse_idle_policy(found.federation.policy)
+    folder = found.folder
     resumes = _room(folder, own)
     log = folder / SERVER_LOG
     words = [*words[1:], "--trainer.default_root_dir", str(folder)]
