@@ -30,6 +30,7 @@ STORE = "store"  # of jobs, in the server's kit: gone with each start
 FITS = "local/fits"  # in a kit
 STARTING = 60.0  # seconds that FLARE's server may take to start
 LOOK = 1.0  # seconds between two looks
+PROCESS = "lit_epgan.carriers.flare_process"
 PROGRAMS = {
     "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
     "site": ("nvflare.private.fed.app.client.client_train", "fed_client.json"),
@@ -90,7 +91,7 @@ def running(role: str, kit: Path) -> Iterator[subprocess.Popen[bytes]]:
     read(kit, f"startup/{settings}", role)
     uid = [f"uid={site_of(kit)}"] if role == "site" else []
     options = ["secure_train=true", *uid, "org=federation", "config_folder=config"]
-    command = [sys.executable, "-m", program, "-m", str(kit.resolve()), "-s", settings, "--set", *options]
+    command = [sys.executable, "-m", PROCESS, program, "-m", str(kit.resolve()), "-s", settings, "--set", *options]
     environment = os.environ | {VARIABLE: str((kit / FITS).resolve())}
     with (kit / "flare.log").open("ab") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)

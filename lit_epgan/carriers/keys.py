@@ -37,8 +37,8 @@ CHUNK = 2**20  # words of a pad that are made at a time, 8 MB
 Words = NDArray[np.uint64]
 
 
-def fingerprint(certificate: x509.Certificate) -> str:
-    """SHA-256 of a certificate, in hexadecimal digits."""
+def fingerprint(certificate: x509.Certificate | x509.CertificateSigningRequest) -> str:
+    """SHA-256 of a certificate or a request, in hexadecimal digits."""
     return hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
 
 
@@ -62,6 +62,11 @@ class MemberList:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{path} is no list of a federation's members: {error}") from error
+
+    def has(self, name: str, certificate: x509.Certificate) -> bool:
+        """Whether this is the certificate of the member of this name."""
+        every = {**self.server, **self.operator, **self.sites}
+        return every.get(name) == fingerprint(certificate)
 
     @property
     def digest(self) -> str:
@@ -94,7 +99,7 @@ class Identity:
         if own.public_key() != key.public_key():
             raise ValueError("the private key is another certificate's")
         self._key = key
-        self.name = _name(own)
+        self.name = name_in(own)
         self.check(self.name, b"", self.signs(b""), certificate)
 
     @classmethod
@@ -145,8 +150,8 @@ def _verify(certificate: x509.Certificate, message: bytes, signature: bytes) -> 
         raise ValueError("its certificate's key is neither RSA nor an elliptic curve's")
 
 
-def _name(certificate: x509.Certificate) -> str:
-    """The common name (CN) of a certificate's subject."""
+def name_in(certificate: x509.Certificate | x509.CertificateSigningRequest) -> str:
+    """The common name (CN) of its subject. ValueError: it has none, or several."""
     named = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if len(named) != 1:
         raise ValueError("its certificate has no name (CN), or several")
