@@ -120,7 +120,8 @@ def _serve(own: argparse.Namespace, words: list[str]) -> int:
     log = folder / SERVER_LOG
     words = [*words[1:], "--trainer.default_root_dir", str(folder)]
     plan = plans.FitPlan(words, str(Path.cwd()), str(folder), str(log))
-    say(f"The server of {len(names)} sites ({few(names)}). All is in {folder}\n{told}")
+    say(f"The server of {len(names)} sites ({few(names)}). All is in {folder}")
+    say(told)
     with followed(log):
         deployment.serve(kit, operator, plan, _terms(own, names), resumes, say)
     return _ended(folder, own)
