@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from lit_epgan.carriers import deployment, fit
 from lit_epgan.carriers.fit import Fit, FitPlan
 from lit_epgan.carriers.flare_process import end_below
 from lit_epgan.carriers.protocol import Endpoint
+from lit_epgan.cli.federate import followed
 from tests.processes import ROOT, environment
 from tests.refusals import assert_refused
 
@@ -104,3 +106,34 @@ def test_flares_server_may_take_as_long_as_sites_do(tmp_path: Path, monkeypatch:
     runs.poll = lambda: 1
     assert_refused("FLARE's server is not reached", deployment.Operator(tmp_path, runs, 9.0).ask, lambda session: None)
     assert len(calls) == 1
+
+
+def test_a_log_is_printed_from_now_on_also_the_next_trainings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "fit.log"
+    log.write_text("long ago\n")
+    with followed(log):
+        with log.open("a") as file:
+            file.write("first\n")
+        time.sleep(0.4)
+        log.rename(tmp_path / "aside.log")
+        log.write_text("second, and longer than all that stood in the first\n")
+    assert capsys.readouterr().err == "first\nsecond, and longer than all that stood in the first\n"
+
+
+def test_a_site_that_is_refused_is_told_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLARE asks again and again, and says so in its log."""
+    log, said, codes = tmp_path / "flare.log", list[str](), iter([None, None, None, 101])
+    log.write_text("registration rejected, last year\n")
+
+    def poll() -> int | None:
+        with log.open("a") as file:
+            file.write("CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate\n")
+        return next(codes)
+
+    monkeypatch.setattr(deployment, "LOOK", 0.0)
+    monkeypatch.setattr(deployment, "running", lambda *_: nullcontext(SimpleNamespace(poll=poll)))
+    plan = FitPlan([], "", "", "", "north")
+    assert_refused(r"ended with 101: .*flare.log says why", deployment.attend, tmp_path, plan, said.append)
+    assert said == [deployment.REFUSED[b"CERTIFICATE_VERIFY_FAILED"]]

@@ -30,6 +30,13 @@ T = TypeVar("T")
 STORE = "store"  # of jobs, in the server's kit: gone with each start
 FITS = "local/fits"  # in a kit
 LOOK = 1.0  # seconds between two looks
+FLARE_LOG = "flare.log"  # in a kit: what FLARE's process has printed
+REFUSED = {  # by what FLARE says of it
+    b"registration rejected": "The server does not let this site in: its list of members has another certificate of "
+    "this name, or none. Ask who keeps the authority, and compare the list's digits with the other sites.",
+    b"CERTIFICATE_VERIFY_FAILED": "What answers at the server's address has no certificate of this kit's authority: "
+    "it is another federation's, or the kit is.",
+}
 PROCESS = "lit_epgan.carriers.flare_process"
 PROGRAMS = {
     "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
@@ -59,13 +66,23 @@ def simulate(
         subprocess.run(command, env=os.environ | {VARIABLE: str(fits)}, check=False)
 
 
-def attend(kit: Path, plan: FitPlan) -> None:
+def attend(kit: Path, plan: FitPlan, say: Callable[[str], None]) -> None:
     """Take part as a site, training after training, until stopped; its fits go by ``plan``. UserError: it is no site's
     kit, or FLARE's client has ended."""
     plan.write(kit / FITS, plan.name)
+    log = kit / FLARE_LOG
+    begin, said = log.stat().st_size if log.is_file() else 0, set[str]()
     with running("site", kit) as client:
-        code = client.wait()
-    raise UserError(f"FLARE's client has ended with {code}: {kit / 'log.txt'} says why")
+        while (code := client.poll()) is None:
+            time.sleep(LOOK)
+            with log.open("rb") as file:
+                file.seek(begin)
+                told = file.read()
+            begin += told.rfind(b"\n") + 1
+            for why in (each for sign, each in REFUSED.items() if sign in told and each not in said):
+                say(why)
+                said.add(why)
+    raise UserError(f"FLARE's client has ended with {code}: {log} says why")
 
 
 def serve(kit: Path, operator: Path, plan: FitPlan, terms: Terms, resumes: bool, say: Callable[[str], None]) -> None:
@@ -95,7 +112,7 @@ def running(role: str, kit: Path) -> Iterator[subprocess.Popen[bytes]]:
     words = ["-m", str(kit.resolve()), "-s", settings, "--set", *options]
     command = [sys.executable, "-m", PROCESS, str(os.getpid()), program, *words]
     environment = os.environ | {VARIABLE: str((kit / FITS).resolve())}
-    with (kit / "flare.log").open("ab") as log:
+    with (kit / FLARE_LOG).open("ab") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
         yield process
@@ -165,6 +182,9 @@ def _gathered(operator: Operator, terms: Terms, say: Callable[[str], None]) -> l
             say(f"Waiting for {said}.")
         time.sleep(LOOK)
     if len(here) < terms.least:
-        raise UserError(f"{len(here)} sites have come of at least {terms.least}; {few(missing)} did not call")
+        raise UserError(
+            f"{len(here)} sites have come of at least {terms.least}; {few(missing)} did not call, or were refused: "
+            f"then {FLARE_LOG} in the server's kit says why"
+        )
     say(f"Begins without {few(missing)}.")
     return here

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -139,7 +140,8 @@ def _attend(own: argparse.Namespace, words: list[str]) -> int:
     plan = plans.FitPlan(words, str(Path.cwd()), str(folder), str(folder / "fit.log"), site)
     say(f"{site} takes part until it is stopped. {folder} holds fit.log, and {SENT}: all that has left. Ctrl-C stops.")
     say(told)
-    deployment.attend(kit, plan)
+    with followed(folder / "fit.log"):
+        deployment.attend(kit, plan, say)
     return 0
 
 
@@ -258,18 +260,20 @@ def _tell(folder: Path) -> None:
 
 @contextmanager
 def followed(log: Path) -> Iterator[None]:
-    """What a process writes to ``log`` meanwhile is printed, too."""
+    """What a process writes to ``log`` meanwhile is printed, too; also where another file takes its place."""
     over = Event()
+    before = log.stat() if log.is_file() else None
 
     def follow() -> None:
-        at = 0
+        which, at = (before.st_ino, before.st_size) if before is not None else (0, 0)
         while True:
             last = over.wait(0.2)
             if log.is_file():
                 with log.open(encoding="utf-8", errors="replace") as file:
-                    file.seek(at)
+                    now = os.fstat(file.fileno()).st_ino
+                    file.seek(at if now == which else 0)
                     sys.stderr.write(file.read())
-                    at = file.tell()
+                    which, at = now, file.tell()
             if last:
                 return
 
