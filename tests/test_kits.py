@@ -181,7 +181,9 @@ def test_a_certificate_that_has_run_out_or_will_is_said_to_its_owner(
     assert "That is soon" not in check_kit(kit)
     monkeypatch.setattr("lit_epgan.carriers.authority.datetime", InDays(340))
     assert "That is soon: python -m lit_epgan federate --request east" in check_kit(kit)
-    for days in (361, -1):
+    monkeypatch.setattr("lit_epgan.carriers.authority.datetime", InDays(-1 / 24))
+    assert "That is soon" not in check_kit(kit)  # a clock an hour behind the authority's
+    for days in (361, -2):
         monkeypatch.setattr("lit_epgan.carriers.authority.datetime", InDays(days))
         assert_refused("and this machine's clock says .* --request east", check_kit, kit)
 
@@ -189,7 +191,7 @@ def test_a_certificate_that_has_run_out_or_will_is_said_to_its_owner(
 class InDays:
     """A clock that is days ahead."""
 
-    def __init__(self, days: int) -> None:
+    def __init__(self, days: float) -> None:
         self._ahead = timedelta(days)
 
     def now(self, zone: tzinfo) -> datetime:

@@ -23,6 +23,7 @@ from lit_epgan.carriers.keys import CERTIFICATE, KEY, MEMBERS, MemberList, finge
 from lit_epgan.errors import UserError
 
 DAYS, AUTHORITYS_DAYS, SOON = 360, 3650, 30  # that certificates hold, the authority's does, and a renewal may take
+EARLY = timedelta(1)  # before it is signed, a certificate holds already: somebody's clock may be behind
 LONGEST = 64  # letters of a name in a certificate (X.509's bound of CN)
 BITS = 2048  # of a key, at least
 ORGANISATION = "federation"
@@ -127,7 +128,10 @@ class Authority:
         if not (folder / ROOT_KEY).is_file():
             key, public = generate_keys()
             write_key(folder / ROOT_KEY, key)
-            made = generate_cert(Subject(name), Subject(name), key, public, AUTHORITYS_DAYS, ca=True)
+            begin = datetime.now(UTC) - EARLY
+            made = generate_cert(
+                Subject(name), Subject(name), key, public, AUTHORITYS_DAYS, ca=True, not_valid_before=begin
+            )
             (folder / ROOT).write_bytes(serialize_cert(made))
         self._key: Any = load_pem_private_key((folder / ROOT_KEY).read_bytes(), None)
         self.root = x509.load_pem_x509_certificate((folder / ROOT).read_bytes())
@@ -168,9 +172,10 @@ class Authority:
         if now is not None:
             self.revoke(name)
         subject, issuer = Subject(name, ORGANISATION, role), Subject(name_in(self.root))
-        end = min(datetime.now(UTC) + timedelta(DAYS), self.root.not_valid_after_utc)
+        begin = datetime.now(UTC) - EARLY
+        end = min(begin + timedelta(DAYS), self.root.not_valid_after_utc)
         made = generate_cert(
-            subject, issuer, self._key, public, server_default_host=host, not_valid_after=end,
+            subject, issuer, self._key, public, server_default_host=host, not_valid_before=begin, not_valid_after=end,
             extra_extensions=[(x509.BasicConstraints(ca=False, path_length=None), True)],
         )  # fmt: skip
         (self._folder / f"{name}.crt").write_bytes(serialize_cert(made))
