@@ -3,9 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric import ec
 from nvflare.lighter.utils import Identity as Subject
 from nvflare.lighter.utils import generate_cert, generate_keys, serialize_cert, serialize_pri_key
 
@@ -25,19 +23,19 @@ class Root:
         self.certificate = generate_cert(self._subject, self._subject, self._key, public, ca=True)
         self.members = MemberList()
 
-    def pair(self, name: str, curve: bool = False) -> tuple[bytes, bytes]:
+    def pair(self, name: str) -> tuple[bytes, bytes]:
         """A certificate and its private key."""
-        key: Any = ec.generate_private_key(ec.SECP256R1()) if curve else generate_keys()[0]
-        own = generate_cert(Subject(name), self._subject, self._key, key.public_key())
+        key, public = generate_keys()
+        own = generate_cert(Subject(name), self._subject, self._key, public)
         self.members.sites[name] = fingerprint(own)
         return serialize_cert(own), serialize_pri_key(key)
 
-    def files(self, name: str, curve: bool = False) -> dict[str, bytes]:
-        pair = self.pair(name, curve)
+    def files(self, name: str) -> dict[str, bytes]:
+        pair = self.pair(name)
         return {**dict(zip((CERTIFICATE, KEY), pair, strict=True)), MEMBERS: json.dumps(asdict(self.members)).encode()}
 
-    def identity(self, name: str, **kind: Any) -> Identity:
-        return Identity(*self.pair(name, **kind), self.members)
+    def identity(self, name: str) -> Identity:
+        return Identity(*self.pair(name), self.members)
 
 
 def written(files: dict[str, bytes], folder: Path) -> Path:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
@@ -353,3 +354,33 @@ def test_machines_with_data_of_their_own_come_to_the_model_of_one_job(tmp_path: 
     told = b"".join(path.read_bytes() for path in (tmp_path / "server").rglob("*") if path.is_file())
     assert b"east0.png" not in told
     assert b"east.csv" not in told
+
+
+@pytest.mark.slow
+def test_a_revoked_kit_and_a_foreign_one_are_refused_over_mutual_tls_and_told_so(tmp_path: Path) -> None:
+    """North's kit from before its renewal, whose owner has not heard of it; and one of another authority."""
+    place_images(tmp_path)
+    port, told = (
+        free_port(),
+        {"revoked": "does not let this site in", "foreign": "no certificate of this kit's authority"},
+    )
+    shutil.copytree(kits_of(members(tmp_path, port=port))["north"], tmp_path / "revoked kit")
+    kits = kits_of(members(tmp_path, port=port), "north")
+    (tmp_path / "elsewhere").mkdir()
+    others = {
+        "revoked": tmp_path / "revoked kit",
+        "foreign": kits_of(members(tmp_path / "elsewhere", port=port))["north"],
+    }
+    own = ["--config", str(tmp_path / "north.yaml")]
+    processes = {name: started(tmp_path / name, "--site", str(kit), *own) for name, kit in others.items()}
+    words = ["--server", str(kits["localhost"]), "--operator", str(kits["op@example.org"]), "--gather", "90"]
+    server = started(tmp_path / "server", *words)
+    try:
+        while any(why not in (tmp_path / name / "terminal.log").read_text() for name, why in told.items()):
+            assert server.poll() is None, told
+            time.sleep(1.0)
+        assert "New client north" not in (kits["localhost"] / "flare.log").read_text()
+    finally:
+        for process in (server, *processes.values()):
+            process.terminate()
+            process.wait(60)

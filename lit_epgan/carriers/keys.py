@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -80,7 +80,7 @@ class Identity:
 
     Args:
         certificate: its own (PEM).
-        private_key: of the certificate (PEM, without a password); RSA or an elliptic curve's.
+        private_key: of the certificate (PEM, without a password); RSA, as all of a federation's are.
         members: all whom it knows. No server adds to them.
 
     Attributes:
@@ -94,8 +94,8 @@ class Identity:
     def __init__(self, certificate: bytes, private_key: bytes, members: MemberList) -> None:
         self.pem, self.members = certificate, members
         own, key = x509.load_pem_x509_certificate(certificate), load_pem_private_key(private_key, None)
-        if not isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
-            raise ValueError("the private key is neither RSA nor an elliptic curve's")
+        if not isinstance(key, RSAPrivateKey):
+            raise ValueError("the private key is not RSA")
         if own.public_key() != key.public_key():
             raise ValueError("the private key is another certificate's")
         self._key = key
@@ -119,10 +119,8 @@ class Identity:
         return found
 
     def signs(self, message: bytes) -> bytes:
-        """The message's signature: RSA-PSS or ECDSA, with SHA-256."""
-        if isinstance(self._key, rsa.RSAPrivateKey):
-            return self._key.sign(message, PADDING, SHA256())
-        return self._key.sign(message, ec.ECDSA(SHA256()))
+        """The message's signature: RSA-PSS with SHA-256."""
+        return self._key.sign(message, PADDING, SHA256())
 
     def check(self, name: str, message: bytes, signature: bytes, pem: bytes) -> None:
         """Whether the institution of this name has signed a message, by the certificate that stands in ``pem``.
@@ -134,20 +132,13 @@ class Identity:
             raise ValueError(f"its certificate is not the one that {MEMBERS} has for a site of this name")
         if not certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc:
             raise ValueError("its certificate is not valid today")
+        key = certificate.public_key()
+        if not isinstance(key, RSAPublicKey):
+            raise ValueError("its certificate's key is not RSA")
         try:
-            _verify(certificate, message, signature)
+            key.verify(signature, message, PADDING, SHA256())
         except InvalidSignature as error:
             raise ValueError(f"its signature is wrong, of another exchange, or of another {MEMBERS}") from error
-
-
-def _verify(certificate: x509.Certificate, message: bytes, signature: bytes) -> None:
-    key = certificate.public_key()
-    if isinstance(key, rsa.RSAPublicKey):
-        key.verify(signature, message, PADDING, SHA256())
-    elif isinstance(key, ec.EllipticCurvePublicKey):
-        key.verify(signature, message, ec.ECDSA(SHA256()))
-    else:
-        raise ValueError("its certificate's key is neither RSA nor an elliptic curve's")
 
 
 def name_in(certificate: x509.Certificate | x509.CertificateSigningRequest) -> str:
