@@ -125,7 +125,7 @@ class Authority:
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (folder / ROOT_KEY).is_file():
+        if not (folder / ROOT).is_file():
             key, public = generate_keys()
             write_key(folder / ROOT_KEY, key)
             begin = datetime.now(UTC) - EARLY
