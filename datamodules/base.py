@@ -1,6 +1,5 @@
 """The data module of a federation: who the clients are, who takes part in a round, and the round's loader."""
 
-import hashlib
 import json
 import os
 from collections import deque
@@ -148,11 +147,13 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def origin(self) -> str:
-        """What names the data set, the same in every run on it: its ledger is found by it (docs/privacy.md). By the
-        class and where it reads its data from; of data sets from memory by the clients' names and sizes."""
+        """What describes the data set, the same in every run on it: its ledger is found by it (docs/privacy.md).
+
+        A word, which the ledger's name begins with, and whatever tells the data from others: the class and where it
+        reads its data from; of data sets from memory the clients' names and sizes.
+        """
         kind = type(self)
-        told = json.dumps([kind.__module__, kind.__qualname__, self._source()], default=str)
-        return f"{kind.__name__}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        return f"{kind.__name__} {json.dumps([kind.__module__, kind.__qualname__, self._source()], default=str)}"
 
     def _source(self) -> Any:
         """Where the data come from, as JSON."""

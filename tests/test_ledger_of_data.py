@@ -16,6 +16,7 @@ from lit_epgan.engine import Everyone, Plan
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, SearchOnRelease
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, GaussianMechanism, Ledger, RecordNoise, Releases, spent
+from lit_epgan.privacy.ledger import FOLDER, default_path
 from tests.federations import federation, fit
 from tests.ledgers import paths, the_ledger
 from tests.modules import Regression
@@ -204,7 +205,7 @@ def test_data_are_known_by_where_they_are_and_not_by_how_they_are_trained_on(tmp
     monkeypatch.chdir(tmp_path)
     assert here == FolderDataModule("here").origin
     assert here != FolderDataModule("there").origin
-    assert here.startswith("FolderDataModule-")
+    assert here.startswith("FolderDataModule ")
     assert ImageDataModule().origin == ImageDataModule(partition="iid", clients=3, seed=5, data_dir="elsewhere").origin
     assert ImageDataModule().origin != ImageDataModule(dataset="emoji").origin
 
@@ -216,3 +217,22 @@ def test_data_from_memory_are_known_by_their_clients_and_sizes() -> None:
     assert origin != FederatedDataModule.from_datasets({"a": sets["b"], "b": sets["a"]}, batch_size=2).origin
     named = {name: Institutions({name: federation()}).origin for name in "ab"}
     assert named["a"] == Institutions({"a": federation()}).origin != named["b"]
+
+
+def test_a_ledgers_name_tells_nothing_to_whoever_has_not_the_users_secret(tmp_path: Path, monkeypatch: Any) -> None:
+    names = []
+    for folder in ("mine", "mine", "yours"):
+        monkeypatch.setenv(FOLDER, str(tmp_path / folder))
+        names.append(default_path("Digits [3, 40]", "user").name)
+    assert names[0] == names[1] != names[2]
+    assert names[0].startswith("Digits-")
+    secret = tmp_path / "mine" / "secret"
+    assert (secret.stat().st_mode & 0o777, len(secret.read_bytes())) == (0o600, 32)
+    assert [path.name for path in secret.parent.iterdir()] == ["secret"]
+
+
+def test_a_place_that_can_keep_no_ledger_is_said(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(FOLDER, str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"no ledger can be kept in .*name a folder by LIT_EPGAN_LEDGERS"):
+        default_path("Digits", "user")

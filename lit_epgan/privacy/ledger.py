@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import secrets
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,11 +31,34 @@ FOLDER, KEY = "LIT_EPGAN_LEDGERS", "LIT_EPGAN_LEDGER_KEY"  # environment variabl
 
 
 def default_path(data: str, unit: Unit) -> Path:
-    """The ledger of the data set of that name, one place for each user of the machine: what is spent on data does not
-    depend on the folder of a run. Users and records do not add up, and have a file each."""
+    """The ledger of the data set that ``data`` describes, which begins with a word.
+
+    There is one place for each user of the machine: what is spent on data does not depend on the folder of a run. Users
+    and records do not add up, and have a file each. UserError: nothing can be kept there.
+    """
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    folder = os.environ.get(FOLDER) or f"{state}/lit_epgan/ledgers"
-    return Path(folder).expanduser().absolute() / f"{data}.{unit}s.jsonl"
+    folder = Path(os.environ.get(FOLDER) or f"{state}/lit_epgan/ledgers").expanduser().absolute()
+    digest = hmac.new(_secret(folder), data.encode(), "sha256").hexdigest()[:16]
+    return folder / f"{data.split()[0]}-{digest}.{unit}s.jsonl"
+
+
+def _secret(folder: Path) -> bytes:
+    """This user's random bytes: without them a ledger's name, which is printed, tells nothing of the data."""
+    path, own = folder / "secret", folder / f".secret.{uuid.uuid4().hex}"
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            own.touch(0o600)
+            own.write_bytes(secrets.token_bytes(32))
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                os.link(own, path)
+            own.unlink()
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"no ledger can be kept in {folder} ({error.strerror or error}): name a folder by {FOLDER}, or a file by "
+            "the mechanism's ledger"
+        ) from error
 
 
 def _key() -> bytes:
