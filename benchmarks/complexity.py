@@ -11,6 +11,7 @@ import ast
 import collections
 import json
 import logging
+import os
 import sys
 import tempfile
 import warnings
@@ -108,7 +109,8 @@ def one_round(algorithm: Any, **made: Any) -> Profile:
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
     profile = Profile()
-    with tempfile.TemporaryDirectory() as folder:  # where a private run keeps its ledger
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LIT_EPGAN_LEDGERS"] = folder
         settings: dict[str, Any] = {"max_epochs": 3, "accelerator": "cpu", "default_root_dir": folder, **quiet}
         Trainer(callbacks=[federation, profile], **settings).fit(Linear(), datamodule=data)
     return profile

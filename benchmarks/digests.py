@@ -103,6 +103,7 @@ def digest(run: tuple[str, list[str]], out: Path, cache: Path) -> bool:
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "NODE_RANK": "0"}
     ranks = [{}] if run[0] != "2" else [common | {"LOCAL_RANK": str(k), "WORLD_SIZE": "2"} for k in range(2)]
     with tempfile.TemporaryDirectory() as scratch:
+        os.environ["LIT_EPGAN_LEDGERS"] = scratch
         fork = multiprocessing.get_context("fork").Process
         places = [Path(scratch) / str(k) for k in range(len(ranks))]
         started = [fork(target=process, args=(run, places[k], cache, log, ranks[k])) for k in range(len(ranks))]

@@ -1,7 +1,7 @@
 """The callback that federates any LightningModule: one epoch is one round."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from lit_epgan.engine.runner import StepHook
 from lit_epgan.errors import UserError
 from lit_epgan.fit.client_states import PrivateStatesPlace, check_place, private_states
 from lit_epgan.fit.driver import Alone, RoundDriver, ServerTraining
-from lit_epgan.fit.ends import this_end
+from lit_epgan.fit.ends import read_policy, refuse_idle_policy, this_end
 from lit_epgan.fit.loop import RoundLoop, RoundStart
 from lit_epgan.fit.model import FederatedParts, Merging, federation_of, model_of, write_server
 from lit_epgan.fit.options import (
@@ -98,6 +98,7 @@ class FederationCallback(FederationView):
         self.buffers: BufferPolicy | Mapping[str, Merge] = buffers
         self.local = list(local)
         self.sampler, self.mechanism, self.aggregator = sampler, mechanism, aggregator
+        read_policy(policy)  # one that is missing is an error in every command
         self.policy = policy
         self.private_states: PrivateStatesPlace = private_states
         self.side_by_side = side_by_side
@@ -130,6 +131,7 @@ class FederationCallback(FederationView):
         # first, so that whoever looks at the module between rounds sees the server's
         trainer.callbacks = [self, *metrics, *(c for c in others if c not in metrics)]  # type: ignore[attr-defined]
         if stage != "fit":
+            refuse_idle_policy(self.policy)
             return
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(datamodule, FederatedDataModule):
@@ -173,8 +175,6 @@ class FederationCallback(FederationView):
         self._state.attach(federation, data, self.accept_changes)
         federation.tensors.load({}, {})  # buffers that a checkpoint holds beside the module's own part
         algorithm.start(federation.server)
-        if (guarantee := algorithm.guarantee()) is not None:
-            rank_zero_info(f"{type(algorithm).__name__}: {guarantee}")
         self._mechanism.prepare(dm, federation.tensors, self.optimizer_state)
         merges = federation.tensors.merges
         if any(merge != "mean" for merge in merges.values()):
@@ -183,8 +183,7 @@ class FederationCallback(FederationView):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where clients work; optimizers and schedulers have been restored by now."""
         federation, dm = self.federation, self._datamodule
-        if self._end.holds_clients if self._mechanism.by_record else self._end.holds_server:
-            self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state)
+        self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state, self._end)
         self._end.check(type(self.algorithm).__name__, self.mechanism)
         check_schedules(trainer)
         self._model = model = model_of(trainer, pl_module, federation, dm.records, self.optimizer_state)
@@ -285,6 +284,8 @@ class FederationCallback(FederationView):
         """Leave the module with the server's model of the last finished round."""
         trainer.strategy.on_exception(exception)  # tells the other ranks, before another callback waits for them
         self._leave()
+        with suppress(UserError):  # the exception is what is told
+            self._mechanism.end()
         if self._federation is not None:
             self._federation.server.flat.restore()
 

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks.model_checkpoint import ModelCheckpoint
 
-from lit_epgan.atomic import replacing
+from lit_epgan.atomic import also_named, replacing
 from lit_epgan.bounds import at_least
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, newest_whole, seal_checkpoints
 
@@ -74,7 +74,7 @@ class RoundCheckpoint(ModelCheckpoint):
         with replacing(last, durable=True) as beside:
             trainer.save_checkpoint(beside, weights_only=False)
             if last.exists():
-                os.replace(last, last.with_name(PREVIOUS))
+                also_named(last, last.with_name(PREVIOUS))
         self.on_saved()
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:

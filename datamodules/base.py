@@ -1,9 +1,11 @@
 """The data module of a federation: who the clients are, who takes part in a round, and the round's loader."""
 
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning.fabric.utilities import move_data_to_device
@@ -24,6 +26,8 @@ from lit_epgan.listing import few
 
 Collate = Callable[[list[Any]], Any]
 T = TypeVar("T")
+PLACES = ("path", "data_dir", "folder", "manifest", "chime5", "library")  # attributes that say where data are
+NAMES = ("file", "dataset")  # and which
 WORKERS_PER_CORE = 16  # more processes than that only wait for each other
 
 
@@ -140,6 +144,23 @@ class FederatedDataModule(LightningDataModule):
             loaded = self.load()
             self._data = loaded if self.hardship is None else self.hardship.on(loaded, self.seed)
         return self._data
+
+    @property
+    def origin(self) -> str:
+        """What describes the data set, the same in every run on it: its ledger is found by it (docs/privacy.md).
+
+        A word, which the ledger's name begins with, and whatever tells the data from others: the class and where it
+        reads its data from; of data sets from memory the clients' names and sizes.
+        """
+        kind = type(self)
+        return f"{kind.__name__} {json.dumps([kind.__module__, kind.__qualname__, self._source()], default=str)}"
+
+    def _source(self) -> Any:
+        """Where the data come from, as JSON."""
+        if type(self).load is FederatedDataModule.load:
+            return sorted((name, _size(dataset)) for name, dataset in self.data.train.items())
+        own = {name: getattr(self, name, None) for name in (*PLACES, *NAMES)}
+        return {n: str(Path(v).expanduser().resolve()) if v and n in PLACES else v for n, v in own.items()}
 
     def setup(self, stage: str | None = None) -> None:
         """Make the clients. UserError: there are none, or all are empty, or the cohort is larger than the
@@ -301,3 +322,11 @@ class FederatedDataModule(LightningDataModule):
     def as_trained(self, batch: Any) -> Any:
         """A client's batch as its training sees it; for subclasses that change it afresh in each step."""
         return batch
+
+
+def _size(dataset: Dataset) -> int:
+    """Records of a data set; -1 of one that does not say."""
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        return -1

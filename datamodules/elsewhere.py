@@ -62,6 +62,9 @@ class Elsewhere(FederatedDataModule):
     def test_dataloader(self) -> Any:
         return self._own("test_dataloader")
 
+    def _source(self) -> Any:
+        return sorted(self.client_names)
+
     def _own(self, name: str) -> Any:
         loader = [] if self.held_out is None else getattr(self.held_out, name)()
         return loader if isinstance(loader, list) else PlainLoader(loader)

@@ -127,6 +127,9 @@ class ImageDataModule(FederatedDataModule):
         if self.dataset not in ("digits", "emoji"):
             read_split(self.dataset, self.data_dir, train=False, download=self.download)
 
+    def _source(self) -> str:
+        return self.dataset
+
     def load(self) -> ClientData:
         """Read, split and deal out the images. UserError: if files are missing or damaged, or the partition cannot be
         made."""

@@ -34,6 +34,9 @@ class Institutions(FederatedDataModule):
     def load(self) -> ClientData:
         return ClientData({})  # the institutions' data modules have the data
 
+    def _source(self) -> Any:
+        return sorted((name, type(each).__qualname__) for name, each in self.datamodules.items())
+
     def setup(self, stage: str | None = None) -> None:
         for datamodule in self._list:
             datamodule.trainer = self.trainer

@@ -19,11 +19,12 @@ import torch
 from benchmarks.side_by_side import markdown, options, publish
 from evidence.amortised import AmortisedPosterior
 from evidence.calibration import coverage, ranks, uniformity
-from lit_epgan.bayes import EmbeddingFactor, GaussianMechanism, GaussianMixture, RandomFourierFeatures
+from lit_epgan.bayes import EmbeddingFactor, GaussianMixture, RandomFourierFeatures
 from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.bayes.inference import FOUND, Inference
 from lit_epgan.bayes.mean_embeddings import answered, mean_embedding
 from lit_epgan.federated.likelihood_free.search_on_release import noise_of
+from lit_epgan.privacy import GaussianMechanism
 from lit_epgan.randomness import generator_for
 
 SITES, RECORDS, DELTA = 3, 240, 1e-5

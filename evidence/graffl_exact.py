@@ -15,10 +15,11 @@ import torch
 
 from benchmarks.side_by_side import markdown, options, publish
 from evidence.exact_mixture import gibbs, ordered
-from lit_epgan.bayes import EmbeddingFactor, GaussianMechanism, GaussianMixture
+from lit_epgan.bayes import EmbeddingFactor, GaussianMixture
 from lit_epgan.bayes.inference import FOUND, Inference
 from lit_epgan.bayes.mean_embeddings import answered, mean_embedding
 from lit_epgan.federated.likelihood_free.search_on_release import noise_of
+from lit_epgan.privacy import GaussianMechanism
 from lit_epgan.randomness import generator_for
 
 CENTRES, SITES = torch.tensor([[-9.0, 3.0], [0.0, -9.0], [8.0, 3.0]]), 3

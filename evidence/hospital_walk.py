@@ -148,15 +148,17 @@ def place_data(folder: Path, rounds: int) -> None:
 
 
 def place_kits(folder: Path) -> None:
-    """Provision, and carry each kit to its machine."""
+    """Ask for certificates, sign, and carry each kit to its machine."""
     sites = ", ".join(SITES)
     members = (
         f"name: hospitals\nserver: {{host: {HOST}, port: 8002}}\nsites: [{sites}]\noperator: operator@example.org\n"
     )
     (folder / "members.yaml").write_text(members)
+    names = (HOST, *SITES, "operator@example.org")
     for kits in ("kits", "forged"):
-        command = [*ENGINE, "federate", "--sites", "members.yaml", "--kits", kits]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        requests, signs = [["--request", name] for name in names], ["--sites", "members.yaml", "--kits", kits]
+        for words in (*requests, signs, *(["--assemble", f"{kits}/{name}"] for name in names)):
+            subprocess.run([*ENGINE, "federate", *words], cwd=folder, check=True, capture_output=True)
     for name in (HOST, "operator@example.org"):
         shutil.move(folder / "kits" / name, folder / "server" / name)
     for site in SITES:

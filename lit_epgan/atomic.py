@@ -44,6 +44,21 @@ def replacing(path: Path, durable: bool = False, shared: bool = False) -> Iterat
             flush_to_disk(path.parent)
 
 
+def also_named(path: Path, name: Path) -> None:
+    """Give a file a second name, which it takes from another file in one step; it keeps its own meanwhile.
+
+    Where the disk knows no second names, it loses its own.
+    """
+    beside = name.with_name(f".{name.name}.part")
+    _remove(beside)
+    try:
+        os.link(path, beside)
+    except OSError:
+        os.replace(path, name)
+    else:
+        os.replace(beside, name)
+
+
 @contextmanager
 def naming(path: Path, beside: Path | None = None) -> Iterator[None]:
     """Within, ``path`` is written, by way of ``beside``: an ``OSError`` that names no file names this one."""

@@ -30,7 +30,7 @@ class CsvTable:
 def read_csv_table(file: Path, needed: Sequence[str], any_case: bool = False) -> CsvTable:
     """Read a CSV file in UTF-8 whose first line names the columns, those of ``needed`` among them, in upper case or
     lower where ``any_case``. Blanks around a field are left out, as are empty rows. UserError: it is no such table, a
-    column is missing or there twice, or a row has too few fields or too many."""
+    column is missing or there twice, a row has too few fields or too many, or one under no name, but for the first."""
     lines, rows = [], []
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
@@ -67,6 +67,12 @@ def _check_length(where: str, fields: list[str], columns: list[str]) -> None:
             f"{where} has {len(fields)} fields, but the first line names {len(columns)} columns, "
             f"{few(columns, NAMED)}{hint}."
         )
+    for number, (column, field) in enumerate(zip(columns, fields, strict=True)):
+        if number and field and not column:  # the first may be a row's own name
+            raise UserError(
+                f"{where} holds {field!r} where the first line names no column: leave out the comma there, and put a "
+                "field with a comma in it in quotation marks."
+            )
 
 
 def named_file(folder: Path, name: str, where: str, outside: bool = False) -> Path:

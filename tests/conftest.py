@@ -1,5 +1,6 @@
 """What many tests share."""
 
+import os
 import random
 from pathlib import Path
 
@@ -18,6 +19,20 @@ def pytest_addoption(parser):
 
 settings.register_profile("untimed", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_ledgers_at_home(tmp_path_factory):
+    """What wider fixtures train writes to no ledger of the user's."""
+    os.environ["LIT_EPGAN_LEDGERS"] = str(tmp_path_factory.mktemp("ledgers"))
+
+
+@pytest.fixture(autouse=True)
+def ledgers(no_ledgers_at_home, tmp_path_factory, monkeypatch):
+    """Every test has data sets that nobody has looked at before."""
+    folder = tmp_path_factory.mktemp("ledgers")
+    monkeypatch.setenv("LIT_EPGAN_LEDGERS", str(folder))
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -218,3 +218,36 @@ def test_a_step_without_a_record_has_an_empty_batch_of_the_same_kind(workers: in
     assert batches[1][0].shape == (0, 2)
     assert emptied({"x": torch.ones(2, 3)})["x"].shape == (0, 3)
     assert client.culprits(0, 3, 1, 0, 0, 0) == []
+
+
+KINDS = [Releases(1.0), Releases(1.0, 1, "poisson", 0.01), Releases(1.0, 1, "fixed", 0.01, 1000)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda each: each.sampling)
+@pytest.mark.parametrize("z", [1e-160, 1e-8, 0.01, 0.06, 1e8, 1e200])
+def test_tiny_and_huge_noise_cost_what_is_true_and_at_once(kind: Releases, z: float) -> None:
+    """Never less than a lower bound: a release with probability q costs epsilon > ln((e^e' - 1) q), e' of one."""
+    cost = spent([kind.with_noise(z, 100)], 1e-5).epsilon
+    whole = spent([Releases(z, 100)], 1e-5).epsilon
+    assert 0 <= cost <= whole
+    assert (cost == math.inf) == (z == 1e-160)
+    assert cost == 0 if z > 1 else cost == math.inf or cost > 0.5 * 0.01 / z**2 / 100
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda each: each.sampling)
+@pytest.mark.parametrize("delta", [1e-20, 1e-100, 5e-324])
+def test_a_tiny_delta_has_a_finite_epsilon(kind: Releases, delta: float) -> None:
+    """The distributions know nothing beyond 1e-15; the Gaussian mechanism does."""
+    cost = spent([kind.with_noise(1.0, 100)], delta)
+    assert spent([kind.with_noise(1.0, 100)], 1e-9).epsilon < cost.epsilon < 500
+
+
+@pytest.mark.parametrize("target", [math.inf, math.nan, 0.0, -1.0])
+def test_a_target_that_is_no_number_is_refused(target: float) -> None:
+    assert_refused("target_epsilon is .* above 0", noise_multiplier_for, target, 1e-5, lambda z: [Releases(z)])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda each: each.sampling)
+def test_a_target_beyond_reach_ends_the_search(kind: Releases) -> None:
+    assert_refused("no noise multiplier", noise_multiplier_for, 1e-12, 1e-5, lambda z: [kind.with_noise(z, 100)])
+    assert 0.0009 < noise_multiplier_for(1e300, 1e-5, lambda z: [kind.with_noise(z, 100)]) <= 0.001

@@ -21,13 +21,13 @@ from lit_epgan.privacy import (
     CentralNoise,
     CorrelatedNoise,
     DistributedNoise,
-    Ledger,
     RecordNoise,
     Releases,
     spent,
 )
 from lit_epgan.privacy.central import SecretCohorts
 from tests.federations import federation, fit
+from tests.ledgers import paths, the_ledger
 from tests.modules import Regression
 from tests.plain_federation import federated
 from tests.test_record_noise import plan
@@ -38,7 +38,7 @@ NUMBERS = st.one_of(
 
 
 def begun(mechanism: CentralNoise, exchanges: int = 1, sampler: Sampler | None = None, **more: Any) -> CentralNoise:
-    mechanism.begin(Plan(sampler if sampler is not None else Everyone(), 100, exchanges, **more))
+    mechanism.begin(Plan(sampler if sampler is not None else Everyone(), 100, exchanges, **({"data": "data"} | more)))
     return mechanism
 
 
@@ -158,14 +158,14 @@ def test_a_release_is_in_the_ledger_before_it_is_made(tmp_path: Path, monkeypatc
     monkeypatch.setattr("lit_epgan.privacy.central.secure_normal", lambda n: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         mechanism.at_server(summed({"x": torch.zeros(2)}), 1)
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert (account.made, account.planned.count) == (1, 2)
 
 
 def test_a_budget_without_a_ledger_is_refused() -> None:
-    """Without a folder there is no file that could keep it."""
+    """Where nobody says which data these are, no file could keep it."""
     with pytest.raises(UserError, match="budget needs a ledger: give CentralNoise ledger=FILE"):
-        begun(CentralNoise(1.0, 4.0, budget=8.0))
+        begun(CentralNoise(1.0, 4.0, budget=8.0), data=None)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +251,22 @@ def test_both_noises_together_are_one_release() -> None:
     assert ((deviation["x"] / 2) ** -2 + (deviation["privacy/below"] / 0.5) ** -2) ** -0.5 == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("bound", [0.5, 3.0])
+def test_no_client_moves_both_sums_by_more_than_is_charged(bound: float) -> None:
+    """Against its own data emptied by 1 / z, against any other data by 2 / z, each sum in units of its noise."""
+    z, state = 3.0, {"privacy.bound": torch.tensor([bound], dtype=torch.float64)}
+    mechanism = begun(AdaptiveNoise(1.0, z, count_noise=2.0), state=state)
+    vectors = [a * torch.tensor(v) for v in ([3.0, 4.0], [-3.0, -4.0]) for a in (0, 1e-9, 0.1, 0.2, 1, 1e30, math.nan)]
+    sent = [mechanism.at_client({"x": vector.double()}, mechanism.broadcast()) for vector in vectors]
+    noise = mechanism.deviations(["x", "privacy/below"])
+
+    def distance(one: Report, other: Report) -> float:
+        return math.hypot(*(float((one[n] - other[n]).norm()) / noise[n] for n in ("x", "privacy/below")))  # type: ignore[operator]
+
+    assert max(distance(one, sent[0]) for one in sent) == pytest.approx(1 / z)
+    assert max(distance(one, other) for one in sent for other in sent) <= 2 / z * (1 + 1e-9)
+
+
 def test_a_report_that_is_not_finite_is_above_the_bound() -> None:
     mechanism = begun(AdaptiveNoise(1.0, 3.0))
     sent = mechanism.at_client({"x": torch.tensor([float("nan"), 1.0])}, mechanism.broadcast())
@@ -261,6 +277,7 @@ def test_a_report_that_is_not_finite_is_above_the_bound() -> None:
 def test_too_little_noise_on_the_count_is_refused() -> None:
     with pytest.raises(UserError, match="must be above half of that"):
         begun(AdaptiveNoise(1.0, 3.0, count_noise=1.0))
+    assert not paths()  # nothing was booked
     for settings in ({"quantile": 1.0}, {"rate": 0.0}, {"count_noise": 0.0}):
         with pytest.raises(UserError, match=f"AdaptiveNoise's {next(iter(settings))} is"):
             AdaptiveNoise(1.0, 3.0, **settings)
@@ -366,9 +383,9 @@ def test_a_resumed_run_keeps_its_noise_and_pays_for_both(tmp_path: Path) -> None
     first = begun(CentralNoise(1.0, target_epsilon=2.0), 10, folder=tmp_path)
     for _ in range(4):
         first.at_server(summed({"x": torch.zeros(2)}), 1)
-    before = Ledger(tmp_path / "privacy.jsonl").read()
+    before = the_ledger().read()
     resumed = begun(CentralNoise(1.0, target_epsilon=2.0), 7, folder=tmp_path, resumed=True)  # the fourth round is lost
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert account.planned.noise_multiplier == next(iter(before.accounts.values())).planned.noise_multiplier
     assert (account.made, account.planned.count) == (4, 11)
     assert str(spent([account.planned], 1e-5)) in str(resumed.guarantee())
@@ -395,7 +412,7 @@ def test_a_run_resumed_with_other_noise_still_promises_what_it_has_spent_before(
         first.at_server(summed({"x": torch.zeros(2)}), 1)
     resumed = begun(CentralNoise(1.0, 50.0), 1, folder=tmp_path, resumed=True)
     price = spent([Releases(0.5, 9), Releases(50.0, 1)], 1e-5)
-    assert Ledger(tmp_path / "privacy.jsonl").read().total().epsilon == pytest.approx(price.epsilon)
+    assert the_ledger().read().total().epsilon == pytest.approx(price.epsilon)
     assert str(price) in str(resumed.guarantee())
     assert "9 releases with noise multiplier 0.5, all users take part and one release with" in str(resumed.guarantee())
     anew = begun(CentralNoise(1.0, 50.0), 1, folder=tmp_path)
@@ -414,7 +431,7 @@ def test_a_resumed_run_promises_what_it_has_spent_before_too(tmp_path: Path, z: 
     old = Releases(2.0, 90, "poisson", 0.1, unit="record")
     price = spent([old, Releases(z, 10, "poisson", batch_size / 100, unit="record")], 1e-5)
     assert resumed.own_epsilon() == pytest.approx(price.epsilon)
-    assert Ledger(tmp_path / "privacy.jsonl").read().total().epsilon == pytest.approx(price.epsilon)
+    assert the_ledger().read().total().epsilon == pytest.approx(price.epsilon)
     assert f"({price.epsilon:.3g}, 1e-05)" in str(resumed.guarantee())
 
 

@@ -15,9 +15,9 @@ from lightning.pytorch.loggers import CSVLogger
 from lit_epgan import tensor_file
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.errors import UserError
-from lit_epgan.privacy import Ledger
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault, newest_whole, require_whole
 from tests.federations import federation, fit
+from tests.ledgers import the_ledger
 from tests.modules import Regression
 from tests.processes import model, run, run_until
 from tests.refusals import assert_refused
@@ -193,6 +193,23 @@ def test_every_checkpoint_has_a_digest_and_is_written_beside_its_place(
         assert torch.load(path, weights_only=True).keys() >= {"state_dict", "loops"}
 
 
+def test_the_last_one_is_there_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also between the two renames, by which it becomes the one before."""
+    there = []
+
+    def replaced(*names: Any, replace: Any = os.replace) -> None:
+        there.append((tmp_path / LAST).exists())
+        replace(*names)
+        there.append((tmp_path / LAST).exists())
+
+    monkeypatch.setattr(os, "replace", replaced)
+    fit(Regression(), federation(), rounds=3, callbacks=[RoundCheckpoint(tmp_path)], enable_checkpointing=True)
+    assert there == sorted(there)  # from the first time on
+    assert there[-1]
+    epochs = [torch.load(tmp_path / name, weights_only=False)["epoch"] for name in (PREVIOUS, LAST)]
+    assert epochs == [2, 3]
+
+
 def test_one_that_is_damaged_after_it_was_chosen_is_not_read(tmp_path: Path) -> None:
     fitted(tmp_path, 1)
     last = tmp_path / "checkpoints" / "last.ckpt"
@@ -280,7 +297,7 @@ def test_a_private_run_pays_for_the_round_that_it_repeats(tmp_path: Path) -> Non
     """Killed after round 3's noise was drawn, before its checkpoint: the round is released again, and counts twice."""
     options = ("--noise-seed", "1")
     run_until(tmp_path, "rank 0 round 3 ended", *options)
-    ledger = Ledger(tmp_path / "privacy.jsonl")
+    ledger = the_ledger()
     (account,) = ledger.read().accounts.values()
     assert (account.made, account.planned.count, account.ended) == (4, 5, False)
     run(tmp_path, *options, "--resume")

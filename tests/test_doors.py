@@ -126,6 +126,7 @@ def told(
 
 def plain(text: str, folder: Path) -> str:
     """Without the run's folder, and times of the day and taken."""
+    text = re.sub(r"-[0-9a-f]{16}\.users", "-LEDGER.users", text)  # a digest by a secret of the user's
     return re.sub(r"\d+:\d\d(:\d\d)?", "TIME", text.replace(str(folder), "FOLDER"))
 
 

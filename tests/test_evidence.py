@@ -35,6 +35,7 @@ CHEAP = {
     "correlated_noise": ["--rounds", "6", "--groups", "3"],
     "canary_audit": ["--canaries", "20", "--guesses", "10", "--times", "2", "--groups", "2", "--seeds", "1"],
     "federating_pays": ["--picture", "picture.png"],
+    "real_images": ["--seeds", "300"],
     "tilted_moments": ["--elements", "2000", "--repeats", "1"],
     "sru": ["--width", "8", "--batch", "4", "--frames", "3", "--repeats", "1"],
     "lite0_batches": ["--images", "4", "--batches", "2", "4", "--repeats", "1"],

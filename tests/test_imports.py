@@ -93,7 +93,9 @@ def test_rooms_import_one_way() -> None:
     assert_imports_only(*tensors, allowed=("lit_epgan.bayes",))
     assert_imports_only(*MATHEMATICS, allowed=MATHEMATICS)
     assert_imports_only(ENGINE, allowed=(ENGINE,))
-    assert_imports_only("lit_epgan.federated", allowed=("lit_epgan.federated", ENGINE, *MATHEMATICS))
+    assert_imports_only(
+        "lit_epgan.federated", allowed=("lit_epgan.federated", "lit_epgan.privacy", ENGINE, *MATHEMATICS)
+    )
     assert_imports_only("lit_epgan.speech", allowed=("lit_epgan.speech",))
     assert_imports_only("lit_epgan.privacy", allowed=("lit_epgan.privacy", ENGINE))
     runs = ("lit_epgan.runs.run_folder", "lit_epgan.runs.yaml_files")

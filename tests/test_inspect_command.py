@@ -11,8 +11,8 @@ from lit_epgan.cli.main import main
 from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.view import Check, Findings
-from lit_epgan.privacy import Ledger
 from lit_epgan.runs.config_files import INSPECTIONS, known_configs
+from tests.ledgers import paths, the_ledger
 
 SMALL = [
     *("--data.clients", "60", "--data.images", "8", "--data.held_out_writers", "12", "--epochs", "2"),
@@ -48,7 +48,7 @@ def test_an_inspection_from_the_command_to_the_page(folder, capsys):
         "tag alarm",
     ):
         assert words in html
-    (account,) = Ledger(folder / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert (account.made, account.ended, account.group) == (1, True, "all users")
     assert "low accuracy, high accuracy (at most 0.4, at least 0.5)" in account.what
     released = tensor_file.load(folder / "released.pt")["released"]
@@ -56,7 +56,7 @@ def test_an_inspection_from_the_command_to_the_page(folder, capsys):
     assert main([*INSPECT, "--price.epsilon", "8", "--selection", "lit_epgan.inspection.AllExamples"]) == 0
     assert (folder / "1-index.html").read_text() == html
     assert torch.equal(tensor_file.load(folder / "1-released.pt")["released"], released)
-    total = Ledger(folder / "privacy.jsonl").read().total()
+    total = the_ledger().read().total()
     assert total.epsilon > 8
     assert f"in the ledger: {total}" in capsys.readouterr().out
 
@@ -72,7 +72,7 @@ def test_quantiles_and_a_given_checkpoint(folder, capsys):
     if code:  # an untrained model is right nowhere
         assert "are both" in told.err
     assert "Training" not in told.err
-    book = Ledger(folder.parent / "own" / "privacy.jsonl").read()
+    book = the_ledger().read()
     assert next(iter(book.accounts.values())).what.endswith(", quantiles")
     assert book.total().epsilon <= 4
 
@@ -134,7 +134,7 @@ def test_what_passes_the_budget_reads_no_data(monkeypatch, folder, capsys):
     monkeypatch.setattr(WritersDataModule, "load", read)
     assert main([*INSPECT, "--price.budget", "1.5"]) == 2
     assert "allows epsilon 1.5" in capsys.readouterr().err
-    assert not Ledger(folder / "privacy.jsonl").read().accounts
+    assert not paths()
 
 
 @pytest.mark.parametrize(

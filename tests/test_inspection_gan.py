@@ -19,8 +19,9 @@ from lit_epgan.inspection.group_models import selected_images, turn_loss
 from lit_epgan.inspection.inspection import page
 from lit_epgan.modules import GAN, GaussianPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.privacy import CentralNoise, Ledger, Releases, spent
+from lit_epgan.privacy import CentralNoise, Releases, spent
 from tests.federations import fit
+from tests.ledgers import paths
 from tests.refusals import assert_refused
 
 SHAPE, SEED, NOTHING = (1, 2, 2), 3, 1e-12
@@ -67,7 +68,7 @@ def inspection(view: View | None = None, price: Price = PRICE, **options: Any) -
 
 def run(tmp_path: Any, **options: Any) -> tuple[Findings, Ask]:
     own = inspection(**options)
-    ask = own.ask("look", tmp_path)
+    ask = own.ask("look")
     return own.run(ask), ask
 
 
@@ -162,7 +163,7 @@ def test_groups_start_alike_and_have_noise_of_their_own(tmp_path: Any) -> None:
 
     own = inspection()
     twice = Inspection(own.data, own.view, Twice([0]), generator=own.generator, price=own.price)
-    first, second = generators(twice.run(twice.ask("look", tmp_path))).values()
+    first, second = generators(twice.run(twice.ask("look"))).values()
     assert not equal(first, second)
 
 
@@ -249,7 +250,7 @@ def test_users_without_records_are_asked_too(tmp_path: Any, monkeypatch: pytest.
     monkeypatch.setattr(FederatedGAN, "train", train)
     own = inspection()
     users = Users(people([[0]] * 256 + [[]] * 3), None, Slice([0]))
-    ask = own.ask("look", tmp_path)
+    ask = own.ask("look")
     assert own.generator is not None
     add_generators(own.generator, users, ask, lambda: Counted().look(users, ask))
     assert asked == [259, 259]
@@ -317,7 +318,7 @@ def test_what_passes_the_budget_together_reads_no_data(tmp_path: Any, monkeypatc
     assert "allows epsilon 2.5" in told
     assert "one release" in told
     assert "25 releases" in told
-    assert not Ledger(tmp_path / "runs" / "inspect_digits_gan" / "privacy.jsonl").read().accounts
+    assert not paths()
 
 
 def test_the_rounds_are_announced_before_anything_is_asked(tmp_path: Any) -> None:
@@ -335,7 +336,7 @@ def test_the_rounds_are_announced_before_anything_is_asked(tmp_path: Any) -> Non
 
 def test_the_page_shows_the_samples_and_says_what_they_are(tmp_path: Any) -> None:
     own = inspection()
-    ask = own.ask("look", tmp_path)
+    ask = own.ask("look")
     before = torch.get_rng_state()
     found = own.run(ask)
     assert torch.equal(torch.get_rng_state(), before)
@@ -406,7 +407,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
 )
 def test_other_users_than_was_said_are_refused_before_they_are_asked(tmp_path: Any, options: Any, words: str) -> None:
     own = inspection(**options)
-    ask = own.ask("look", tmp_path)
+    ask = own.ask("look")
     assert_refused(words, own.run, ask)
     assert not ask.queries.ledger.read().accounts
 

@@ -34,9 +34,10 @@ from lit_epgan.inspection.group_models import selected_words
 from lit_epgan.inspection.inspection import page
 from lit_epgan.modules import GAN, LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork, MLPDiscriminator, MLPGenerator
-from lit_epgan.privacy import CentralNoise, Ledger, Releases, spent
+from lit_epgan.privacy import CentralNoise, Releases, spent
 from lit_epgan.symbols import ByteSymbols, WordSymbols
 from tests.federations import fit
+from tests.ledgers import paths, the_ledger
 from tests.refusals import assert_refused
 
 START, LATER = "at the start of a sentence", "later in a sentence"
@@ -83,7 +84,7 @@ def inspection(
 
 def run(tmp_path: Any, **options: Any) -> tuple[Findings, Ask]:
     own = inspection(**options)
-    ask = own.ask("look", tmp_path)
+    ask = own.ask("look")
     return own.run(ask), ask
 
 
@@ -244,7 +245,7 @@ def test_all_rounds_are_charged_before_the_first(tmp_path: Any, monkeypatch: pyt
     made: list[int] = []
 
     def train(self: FederatedLanguageModel, *_: Any) -> LanguageModel:
-        made.append(next(iter(Ledger(tmp_path / "privacy.jsonl").read().accounts.values())).made)
+        made.append(next(iter(the_ledger().read().accounts.values())).made)
         return self.model
 
     monkeypatch.setattr(FederatedLanguageModel, "train", train)
@@ -263,7 +264,7 @@ def test_what_passes_the_budget_together_reads_no_data(tmp_path: Any, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert main(["inspect", "--config", "inspect_words_model.yaml", "--price.budget", "2.5"]) == 2
     assert "allows epsilon 2.5" in capsys.readouterr().err
-    assert not Ledger(tmp_path / "runs" / "inspect_words_model" / "privacy.jsonl").read().accounts
+    assert not paths()
 
 
 # The page, and what is refused ----------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ def making(*words: str) -> Callable[..., list[list[int]]]:
 def test_the_page_shows_what_is_made_once_and_escaped(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LanguageModel, "sample", making("<b>x y", "z", "z", "\x1b\u202e", "k"))
     own = inspection(listed=3, samples=40)
-    ask = own.ask("look", tmp_path)
+    ask = own.ask("look")
     before = torch.get_rng_state()
     found = own.run(ask)
     assert torch.equal(torch.get_rng_state(), before)
@@ -337,7 +338,7 @@ def images() -> dict[str, TensorDataset]:
 )
 def test_other_users_than_was_said_are_refused_before_they_are_asked(tmp_path: Any, options: Any, words: str) -> None:
     own = inspection(**options)
-    ask = own.ask("look", tmp_path)
+    ask = own.ask("look")
     assert_refused(words, own.run, ask)
     assert not ask.queries.ledger.read().accounts
 

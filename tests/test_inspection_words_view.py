@@ -13,6 +13,7 @@ from lit_epgan.inspection import AllExamples, Ask, Misclassified, OutsideVocabul
 from lit_epgan.inspection.words_view import Shown, given, look_next, weighed, word_records
 from lit_epgan.privacy import HeavyHitters, Ledger, Queries, spent
 from lit_epgan.symbols import WordSymbols
+from tests.ledgers import the_ledger
 from tests.refusals import assert_refused
 
 VOCABULARY = WordSymbols(("the", "is"))
@@ -168,10 +169,10 @@ def test_an_inspection_of_words_from_the_command_to_the_page(relation, folder, c
     out = " ".join(capsys.readouterr().out.split())
     assert "cost: (8, 1e-05)-differential privacy" in out
     assert "a delta of 5e-06 for what was selected" in out
-    (account,) = Ledger(folder / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     moves = {"zero_out": 1, "replace_one": 2}[relation]
     assert account.releases.delta == pytest.approx(5e-6 / moves)
-    total = Ledger(folder / "privacy.jsonl").read().total()
+    total = the_ledger().read().total()
     assert 7.9 < total.epsilon <= 8
     assert total.delta == 1e-5
     html = (folder / "index.html").read_text()

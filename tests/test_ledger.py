@@ -12,8 +12,10 @@ import torch
 from rich.console import Console
 
 from lit_epgan.cli.main import main, show
+from lit_epgan.engine import Everyone, Plan
+from lit_epgan.engine.mechanisms import LocalPlan
 from lit_epgan.errors import UserError
-from lit_epgan.privacy import Budget, Ledger, Queries, Releases, spent
+from lit_epgan.privacy import Budget, CentralNoise, Ledger, Queries, RecordNoise, Releases, spent
 from tests.refusals import assert_refused
 
 ONE = Releases(4.0, 1)
@@ -47,10 +49,10 @@ def test_a_resumed_run_goes_on_with_its_account(tmp_path: Path) -> None:
     name = ledger.begin("run", ONE.times(10))
     ledger.release(name)
     ledger.release(name)
-    assert ledger.begin("run", ONE.times(9), before=ledger.resumed("run")) == name
+    assert ledger.begin("run", ONE.times(9), before=ledger.read().accounts[name]) == name
     (account,) = ledger.read().accounts.values()
     assert (account.made, account.planned.count, account.ended) == (2, 11, False)
-    with_more_noise = ledger.begin("run", Releases(5.0, 1), before=ledger.resumed("run"))
+    with_more_noise = ledger.begin("run", Releases(5.0, 1), before=ledger.read().accounts[name])
     assert with_more_noise != name
     assert ledger.read().accounts[name].ended
 
@@ -116,29 +118,137 @@ def test_runs_that_begin_at_the_same_moment_do_not_pass_the_budget_together(tmp_
     assert len(Ledger(path).read().accounts) == 3
 
 
-def test_a_line_cut_off_by_a_kill_was_no_release_and_any_other_damage_is_named(tmp_path: Path) -> None:
+def written(path: Path) -> bytes:
+    """A small ledger: a budget, two runs, one of several groups."""
+    ledger = Ledger(path)
+    name = ledger.begin("a run", ONE.times(3), budget=Budget(6.0, 1e-5))
+    names = ledger.begin_groups("another", {"east": ONE.times(2), "west": ONE})
+    for each in (name, names["east"], name):
+        ledger.release(each)
+    ledger.end(*names.values())
+    return path.read_bytes()
+
+
+def test_a_line_cut_off_by_a_kill_was_no_release(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     name = ledger.begin("run", ONE.times(2))
     with ledger.path.open("ab") as file:
         file.write(b'{"kind": "rele')
     ledger.release(name)
-    assert ledger.read().accounts[name].made == 1
-    ledger.path.write_text(ledger.path.read_text().replace('"begin"', '"bogus"'))
-    assert_refused(r"line 1 of .* is not one of a ledger .*: what was spent cannot be told", ledger.read)
+    assert Ledger(ledger.path).read().accounts[name].made == 1
+    assert b'"rele{' not in ledger.path.read_bytes()
     assert_refused(r"ledger .* cannot be used: Is a directory", Ledger(tmp_path).read)
 
 
 def test_a_line_cut_off_anywhere_was_none(tmp_path: Path) -> None:
-    """Just before its last brace, too, where it ends in that of the plan within."""
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    ledger.begin("run", ONE.times(2))
-    whole = ledger.path.read_bytes().rstrip()
-    assert whole.endswith(b"}}")
+    """Just before its last brace, too. With all of it but its end of line it counts, and the next follows it."""
+    path = tmp_path / "ledger.jsonl"
+    name = Ledger(path).begin("run", ONE.times(2))
+    whole = path.read_bytes().rstrip()
     for length in range(1, len(whole)):
-        ledger.path.write_bytes(whole[:length])
-        assert not ledger.read().accounts
-    ledger.path.write_bytes(whole)
-    assert len(ledger.read().accounts) == 1
+        path.write_bytes(whole[:length])
+        assert not Ledger(path).read().accounts
+    path.write_bytes(whole)
+    Ledger(path).release(name)
+    assert Ledger(path).read().accounts[name].made == 1
+
+
+@pytest.mark.parametrize("by", [0x01, 0x20, 0xFF])
+def test_every_byte_that_is_changed_is_found(tmp_path: Path, by: int) -> None:
+    path = tmp_path / "ledger.jsonl"
+    whole = written(path)
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ by]) + whole[place + 1 :])
+        with pytest.raises(UserError, match=r"line \d+ of .*: what was spent cannot be told"):
+            Ledger(path).read()
+
+
+def test_every_line_that_is_removed_doubled_or_moved_is_found(tmp_path: Path) -> None:
+    """A removed tail is found by whoever has written it, and by nobody else."""
+    path = tmp_path / "ledger.jsonl"
+    lines = written(path).splitlines(keepends=True)
+    assert len(lines) == 9
+    for k in range(len(lines) - 1):
+        for others in (lines[:k] + lines[k + 1 :], [*lines[: k + 1], *lines[k:]], [*lines[:k], lines[k + 1], lines[k]]):
+            path.write_bytes(b"".join(others))
+            with pytest.raises(UserError, match="is not as it was written, or a line before it is missing"):
+                Ledger(path).read()
+    path.write_bytes(b"".join(lines[:-1]))
+    assert len(Ledger(path).read().accounts) == 3
+
+
+@pytest.mark.parametrize("damage", ["emptied", "deleted", "cut off", "replaced"])
+def test_a_ledger_that_is_damaged_while_a_run_goes_on_is_told_in_a_sentence(tmp_path: Path, damage: str) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    name = ledger.begin("run", ONE.times(4))
+    ledger.release(name)
+    if damage == "deleted":
+        ledger.path.unlink()
+    else:
+        lines = ledger.path.read_bytes().splitlines(keepends=True)
+        other = tmp_path / "other.jsonl"
+        Ledger(other).begin("run", ONE)
+        kept = {"emptied": b"", "cut off": b"".join(lines[:-1]), "replaced": other.read_bytes()}
+        ledger.path.write_bytes(kept[damage])
+    for act in (lambda: ledger.release(name), ledger.read, lambda: ledger.begin("run", ONE)):
+        assert_refused("has lost lines that this run has written: .* restore the file", act)
+
+
+def test_a_key_of_the_owners_keeps_others_from_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, key = tmp_path / "ledger.jsonl", tmp_path / "key"
+    key.write_bytes(b"of the owner")
+    monkeypatch.setenv("LIT_EPGAN_LEDGER_KEY", str(key))
+    whole = written(path)
+    assert len(Ledger(path).read().accounts) == 3
+    for other in (b"of somebody else", b""):
+        key.write_bytes(other)
+        assert_refused("another key than LIT_EPGAN_LEDGER_KEY names|is empty", Ledger(path).read)
+    monkeypatch.delenv("LIT_EPGAN_LEDGER_KEY")
+    assert_refused("line 1 of", Ledger(path).read)
+    assert whole == path.read_bytes()
+
+
+def test_who_goes_on_after_its_account_was_ended_is_held_to_the_budget(tmp_path: Path) -> None:
+    """Two trainers of one script in one folder: the second ends the first one's account, and the first goes on."""
+    budget = Budget(spent([ONE.times(4)], 1e-5).epsilon, 1e-5)
+    first, second = Ledger(tmp_path / "ledger.jsonl"), Ledger(tmp_path / "ledger.jsonl")
+    one = first.begin("script", ONE.times(3), budget=budget)
+    second.begin("script", ONE.times(3), budget=budget)
+    first.release(one)
+    assert_refused("allows epsilon", first.release, one)
+
+
+def test_a_limit_is_set_once_and_holds_for_runs_that_give_none(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.begin("first", ONE, budget=Budget(None, 1e-4))
+    ledger.begin("second", ONE, budget=Budget(3.0, 1e-5))
+    assert ledger.read().budget == Budget(3.0, 1e-5)
+    assert_refused("allows epsilon 3", ledger.begin, "third", ONE.times(30), budget=Budget(None, 1e-3))
+    assert_refused("has the budget", ledger.begin, "third", ONE, budget=Budget(4.0, 1e-5))
+
+
+def test_what_dead_processes_have_reserved_is_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was made stays; what a process that is alive has reserved stays, too."""
+    path = tmp_path / "ledger.jsonl"
+    dead = multiprocessing.get_context("fork").Process(target=_begin_and_die, args=(path,))
+    dead.start()
+    dead.join(60)
+    alive = Ledger(path).begin("alive", ONE.times(5))
+    before = Ledger(path).read().total().epsilon
+    assert main(["privacy", "give-back", str(path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "dead: 43 of 44 reserved releases are given back, and 1 stays" in told
+    assert f"from epsilon {before:.3g} to {spent([ONE.times(6)], 1e-5).epsilon:.3g}" in told
+    book = Ledger(path).read()
+    assert {a.what: a.releases.count for a in book.accounts.values()} == {"dead": 1, "alive": 5}
+    assert not book.accounts[alive].ended
+    assert main(["privacy", "give-back", str(path)]) == 0
+    assert "Nothing is given back" in capsys.readouterr().out
+
+
+def _begin_and_die(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.release(ledger.begin("dead", ONE.times(44)))
 
 
 def test_it_is_shown_as_a_table_with_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,6 +332,36 @@ def test_every_answer_stands_in_the_ledger_and_disjoint_groups_do_not_add_up(tmp
     assert book.total() == asked.price(Releases(2.0))
     asked.sum([torch.ones(1)], 2.0, "how many", "low")
     assert asked.ledger.read().total() == asked.price(Releases(2.0, 2))
+
+
+def test_selections_whose_deltas_use_the_ledgers_up_are_refused_before(tmp_path):
+    """Two at half of the ledger's delta each had no finite epsilon; a smaller delta has."""
+    asked, selected = queries(tmp_path), Releases(4.0, delta=5e-6)
+    with asked.account(selected, "words") as release:
+        release()
+    assert_refused("no epsilon would be finite.*Nothing was read.*smaller", asked.refuse_beyond_budget, [selected])
+    with pytest.raises(UserError, match="no epsilon would be finite"), asked.account(selected, "words again"):
+        pass
+    with asked.account(Releases(4.0, delta=2e-6), "words at a smaller delta") as release:
+        release()
+    assert asked.ledger.read().total().epsilon < 3
+
+
+@pytest.mark.parametrize("delta", [0.9, 0.02, 0.0, -1.0, math.nan])
+def test_a_delta_that_guarantees_nothing_is_refused_with_the_reason(tmp_path, delta):
+    for kind in (CentralNoise, RecordNoise):
+        assert_refused("publishes each one's data with a probability of delta", kind, 1.0, 1.0, delta=delta)
+    assert_refused("delta is .*; it must lie between 0 and 0.01", queries, tmp_path, delta=delta)
+
+
+def test_a_delta_of_one_in_so_many_is_refused():
+    """340 users: to publish one of them at random is (0, 1/340)-private."""
+    mechanism = CentralNoise(1.0, 1.0, delta=0.003)
+    assert_refused("there are 340 users.*give less than 0.00294", mechanism.begin, Plan(Everyone(), 340, 1))
+    mechanism.begin(Plan(Everyone(), 333, 1))
+    local = LocalPlan({0: 50, 1: 400}, ["a", "b"], 10, lambda _: {0: 5, 1: 40})
+    asked = Plan(Everyone(), 2, 1, rounds=range(1), local=local)
+    assert_refused("there are 400 records", RecordNoise(1.0, 1.0, delta=0.003).begin, asked)
 
 
 def test_what_passes_the_budget_reads_nothing(tmp_path):

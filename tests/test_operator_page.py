@@ -50,6 +50,20 @@ def test_it_loads_nothing_from_elsewhere(path: Path) -> None:
     assert not re.search(r"(src|href)=", operator_page(path, "scans", 4, over=True))
 
 
+def test_a_run_that_goes_on_loses_no_row_if_it_is_stopped_at_its_start(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = path.read_bytes()
+
+    def refuses(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lit_epgan.carriers.contributions.csv.writer", refuses)
+    with pytest.raises(KeyboardInterrupt):
+        Contributions(path).note(3, {})
+    assert path.read_bytes() == before
+
+
 def test_a_row_that_was_cut_off_is_left_out(path: Path) -> None:
     before = read_contributions(path)
     with path.open("a") as file:

@@ -12,17 +12,19 @@ from torch import Tensor
 from lit_epgan.callbacks import FederationCallback, PersonalMetrics, RoundCheckpoint
 from lit_epgan.engine import Algorithm
 from lit_epgan.errors import UserError
-from lit_epgan.federated import APFL, Ditto, FedAvg, PersonalModels
+from lit_epgan.federated import APFL, Ditto, FedAvg, FedRep, PersonalModels
 from lit_epgan.privacy import CentralNoise, RecordNoise
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_federation import federated
+from tests.plain_loop import PlainLoop, own_batches
 from tests.quadratics import CENTRES, CURVATURES, RATE, Quadratic, clients, trained
 from tests.refusals import assert_refused
 from tests.test_client_metrics import evaluator
 from tests.test_federation import assert_same, plain_batches
 from tests.test_lightning_signals import Choosy, institutions
 from tests.test_personal_evaluation import HeldOut, held_out
+from tests.test_policies import is_head
 
 ZERO = torch.zeros(2, dtype=torch.float64)
 
@@ -80,6 +82,18 @@ def test_ditto_is_a_plain_loop_with_buffers_of_its_own() -> None:
             torch.testing.assert_close(found.models[f"client-{k}"][name], value, rtol=1e-9, atol=1e-9, msg=name)
 
 
+def test_a_late_ditto_without_a_pull_fine_tunes_the_servers_model() -> None:
+    """FedAvg for two rounds, whose model each client then trains by itself for one."""
+    theta = trained(FedAvg(), 2)
+    server, states = run(Ditto(lam=0.0, lr=0.1, first_round=2), 3)
+    assert torch.equal(server, trained(FedAvg(), 3))
+    for k in range(2):
+        own = theta
+        for _ in range(4):
+            own = own - 0.1 * CURVATURES[k] * (own - CENTRES[k])
+        torch.testing.assert_close(states[k]["personal"], own, rtol=1e-12, atol=1e-12)
+
+
 class Personals(PersonalMetrics):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         callback: Any = trainer.callbacks[0]
@@ -132,6 +146,37 @@ def test_a_share_stays_within_0_and_1() -> None:
     algorithm = APFL(share=0.9, lr=2.0)
     _, states = run(algorithm, 3, clients(local_steps=1))
     assert {algorithm.share_of(state) for state in states} <= {0.0, 1.0}
+
+
+# FedRep ---------------------------------------------------------------------------------------------------------------
+
+
+def test_fedrep_trains_the_head_and_then_the_representation() -> None:
+    """Three of four local steps are the head's, whose values stay; the representation is averaged."""
+
+    def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
+        for part, some in ((local.body[3], batches[:3]), (local.body[0], batches[3:])):
+            optimizer = torch.optim.SGD(part.parameters(), lr=local.lr, momentum=local.momentum)
+            for batch in some:
+                optimizer.zero_grad()
+                local.loss(batch).backward()
+                optimizer.step()
+
+    module = Regression()
+    loop = PlainLoop(work, kept=is_head, batches=own_batches(4))
+    reference = loop.run(module, 3)
+    kept = Layers()
+    fit(module, federation(local_steps=4), 3, algorithm=FedRep(0.75), local=["body.3.*"], callbacks=[kept])
+    assert_same(module, reference, skip=("body.3",))
+    for k, layers in loop.private.items():
+        for name, value in layers.items():
+            torch.testing.assert_close(kept.states[f"client-{k}"][name], value, rtol=1e-9, atol=1e-9)
+
+
+class Layers(Callback):
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        kept = trainer.callbacks[0].state_dict()["clients"]
+        self.states = {name: dict(state["personal"]) for name, state in kept.items()}
 
 
 # Both -----------------------------------------------------------------------------------------------------------------
@@ -252,11 +297,15 @@ def test_a_users_mistakes() -> None:
     for build, said in (
         (lambda: Ditto(lam=-1.0), "Ditto's lam is -1.0; it must be 0"),
         (lambda: Ditto(lr=0.0), "Ditto's lr is 0.0; it must be above 0"),
+        (lambda: Ditto(first_round=-1), "Ditto's first_round is -1; it must be at least 0"),
+        (lambda: FedRep(share=1.0), "FedRep's share is 1.0; it must lie in"),
         (lambda: APFL(share=1.5), "APFL's share is 1.5; it must lie in"),
     ):
         assert_refused(said, build)
     with pytest.raises(UserError, match="Ditto trains a second model by the loss that training_step returns, and"):
         fit(TwoOptimizers(), federation(), 1, algorithm=Ditto())
+    with pytest.raises(UserError, match="FedRep needs layers that clients keep"):
+        fit(Regression(), federation(), 1, algorithm=FedRep())
 
 
 def test_records_that_noise_hides_are_not_looked_at_a_second_time(tmp_path: Path) -> None:

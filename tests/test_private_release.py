@@ -11,7 +11,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lit_epgan.bayes import EmbeddingFactor, GaussianMechanism, NormalisedMoments, RandomFourierFeatures
+from lit_epgan.bayes import EmbeddingFactor, NormalisedMoments, RandomFourierFeatures
 from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Client, Message, Report, Rounds, Server, passing
@@ -19,9 +19,10 @@ from lit_epgan.engine.mechanisms import flat_norm
 from lit_epgan.engine.messages import Broadcast, tensor_of
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, MatchedEmbedding
-from lit_epgan.privacy import CentralNoise, DistributedNoise, Ledger, Releases, spent
+from lit_epgan.privacy import CentralNoise, DistributedNoise, GaussianMechanism, Releases, spent
 from lit_epgan.randomness import secure_normal
 from tests.federations import fit
+from tests.ledgers import the_ledger
 from tests.refusals import assert_refused
 from tests.test_embedding import rows, stream
 from tests.test_embedding_sites import FAST, SIZES, Cavities, Cloud, data, records
@@ -231,14 +232,15 @@ def test_one_release_is_promised_for_users_and_stands_in_the_ledger(
 ) -> None:
     with caplog.at_level("INFO"):
         fit(Cloud(), data(), 3, tmp_path, algorithm=Totals(), mechanism=CentralNoise(1.0, 2.0))
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert (account.made, account.planned, account.ended) == (1, Releases(2.0), True)
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert str(spent([Releases(2.0)], 1e-5)) in said
     assert "differential privacy for users" in said
     assert "for one record" not in said
-    budget = CentralNoise(1.0, 2.0, budget=2.5, ledger=str(tmp_path / "privacy.jsonl"))
-    assert_refused("has the budget", fit, Cloud(), data(), 3, tmp_path / "second", algorithm=Totals(), mechanism=budget)
+    budget = CentralNoise(1.0, 2.0, budget=2.5)
+    told = "allows epsilon 2.5 .* it would be 2.94"
+    assert_refused(told, fit, Cloud(), data(), 3, tmp_path / "second", algorithm=Totals(), mechanism=budget)
 
 
 def test_a_generator_is_matched_to_the_users_sum(tmp_path: Path) -> None:

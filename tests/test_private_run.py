@@ -25,10 +25,12 @@ from lit_epgan.engine import (
     Server,
     merged,
 )
+from lit_epgan.engine.rounds import Round
 from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedSeq
-from lit_epgan.privacy import CentralNoise, Ledger, RecordNoise
+from lit_epgan.privacy import CentralNoise, RecordNoise
 from tests.federations import client_sets, federation, fit
+from tests.ledgers import the_ledger
 from tests.modules import Regression
 
 
@@ -108,7 +110,7 @@ def test_expectation_propagation_counts_its_second_exchange(tmp_path: Path) -> N
         mechanism=CentralNoise(1.0, 1e-3),
         folder=tmp_path,
     )
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert (account.made, account.planned.count, account.ended) == (4, 4, True)
 
 
@@ -149,6 +151,23 @@ def test_a_client_that_diverges_for_a_round_keeps_what_it_had_and_is_heard_again
     assert torch.equal(kept[1], kept[0])
     assert torch.isfinite(kept[2]).all()
     assert not torch.equal(kept[2], kept[1])
+
+
+@pytest.mark.parametrize(("mechanism", "steps"), [(CentralNoise(1.0, 1.0), [0, 0]), (NormClipping(1.0), [1, 3])])
+def test_an_answer_tells_no_steps_where_users_are_hidden(mechanism: Mechanism, steps: list[int]) -> None:
+    """Their sum would be exact beside the noised sum, also under secure aggregation."""
+    plain = PlainFederation(
+        FedAvg(),
+        nn.Linear(3, 1),
+        lambda module, batch: module(batch[0]).square().mean(),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+        lambda client, round_: [(torch.ones(8, 3),)] * (1 + 2 * client),
+        [8.0, 24.0],
+        mechanism=mechanism,
+    )
+    mechanism.begin(Plan(plain.federation.sampler, 2, 1))
+    round_ = Round(plain.federation, 0)
+    assert [answer.steps for _, answer in plain.answers(plain._asked(round_))] == steps
 
 
 def test_training_logs_and_clients_own_metrics_are_left_out(tmp_path: Path) -> None:
@@ -226,7 +245,7 @@ class Counting(Regression):
 def test_a_counter_of_records_is_refused_before_anything_is_released(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="clients have changed 'seen'"):
         fit(Counting(), federation(), mechanism=CentralNoise(0.5, 1.0), folder=tmp_path)
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert account.made == 0
 
 
@@ -265,7 +284,7 @@ def test_a_drawn_cohort_is_not_asked_again_whatever_was_announced(tmp_path: Path
             algorithm=Again(),
             mechanism=CentralNoise(0.5, 1.0),
         )
-    (account,) = Ledger(tmp_path / "privacy.jsonl").read().accounts.values()
+    (account,) = the_ledger().read().accounts.values()
     assert account.made == 1
 
 

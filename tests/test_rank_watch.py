@@ -15,8 +15,8 @@ import torch
 
 from lit_epgan.engine import Round
 from lit_epgan.engine.wire import decode_answer, encode_task
-from lit_epgan.privacy.ledger import Ledger
 from lit_epgan.runs.checkpoints import fault
+from tests.ledgers import the_ledger
 from tests.pipe_federations import ALGORITHMS, half
 from tests.pipe_site import END, receive, send
 from tests.processes import Started, command, model, ranks_of, run
@@ -201,13 +201,16 @@ def test_two_ranks_agree_and_four_of_which_one_stands_idle(tmp_path: Path) -> No
     assert_ranks_agree(tmp_path, RUNS[0], (2, 4), 1e-6)
 
 
-def test_every_client_pays_once_for_its_steps_whichever_rank_trains_it(tmp_path: Path) -> None:
+def test_every_client_pays_once_for_its_steps_whichever_rank_trains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A round's cohort of 3 of 4 clients moves from rank to rank; the ledger is one file."""
     books = []
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
+        monkeypatch.setenv("LIT_EPGAN_LEDGERS", str(tmp_path / f"ledgers {ranks}"))
         run(folder, "--module", "regression", "--noise-seed", "1", "--unit", "record", devices=ranks)
-        accounts = Ledger(folder / "privacy.jsonl").read().accounts.values()
+        accounts = the_ledger().read().accounts.values()
         books.append({each.group: (each.made, each.planned, each.ended) for each in accounts})
     assert books[0] == books[1]
     assert len(books[0]) == 4

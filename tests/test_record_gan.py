@@ -170,7 +170,9 @@ def test_rows_of_other_sites_have_their_gradient_as_it_is() -> None:
     module = gan()
     module.trainer = None
     network, (records,) = module.discriminator, [each.tensors[0] for each in digits_like(1, 10)]
-    steps = NoisySteps(module, "FedAvg", 1e6, 0.0, 8, lambda n: torch.zeros(n, dtype=torch.float64), 64, False)
+    steps = NoisySteps(
+        module, "FedAvg", 1e6, 0.0, 8, lambda n: torch.zeros(n, dtype=torch.float64), 64, lambda: None, False
+    )
     steps.__enter__()
     replay = digits_like(1, 3)[0].tensors[0]
     batch = tilted_batch([steps.batch([records])[0]], 4, replay, 0.3)

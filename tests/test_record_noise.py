@@ -30,6 +30,7 @@ from lit_epgan.federated import (
 )
 from lit_epgan.privacy import Ledger, RecordNoise, Releases, spent
 from tests.federations import SIZES, client_sets, federation, fit
+from tests.ledgers import the_ledger
 from tests.modules import Regression, TwoOptimizers
 from tests.refusals import assert_refused
 
@@ -140,7 +141,7 @@ def test_a_layer_that_is_thawed_within_a_round_is_trained_from_then_on() -> None
 
 def plan(records: dict[int, int], batch_size: int, steps: dict[int, int], rounds: int = 5, **more: Any) -> Plan:
     local = LocalPlan(records, ["a", "b", "c"], batch_size, lambda round_: steps)
-    return Plan(Everyone(), len(records), rounds, rounds=range(rounds), local=local, **more)
+    return Plan(Everyone(), len(records), rounds, rounds=range(rounds), local=local, **({"data": "data"} | more))
 
 
 def test_the_client_who_pays_most_states_the_guarantee() -> None:
@@ -163,9 +164,9 @@ def test_the_client_who_pays_most_states_the_guarantee() -> None:
 def test_a_target_is_reached_by_every_client() -> None:
     mechanism = RecordNoise(1.0, target_epsilon=2.0, delta=1e-4)
     mechanism.begin(plan({0: 100, 1: 10}, 10, {0: 10, 1: 1}))
-    costs = [spent([each], 1e-4).epsilon for each in mechanism._planned.values()]
+    costs = [spent([each], 1e-4).epsilon for each in mechanism._payments.planned.values()]
     assert 1.97 < max(costs) <= 2.0
-    assert {each.sampling for each in mechanism._planned.values()} == {"poisson", "everyone"}
+    assert {each.sampling for each in mechanism._payments.planned.values()} == {"poisson", "everyone"}
 
 
 def test_the_accountant_agrees_with_opacus() -> None:
@@ -197,12 +198,12 @@ def test_every_client_pays_for_its_own_steps_and_a_repeated_round_twice(tmp_path
     with pytest.raises(SystemExit):
         run(callbacks=[Kill()])
     steps = dict(zip(("client-0", "client-1", "client-2", "client-3"), (3, 1, 5, 2), strict=True))
-    book = Ledger(tmp_path / "privacy.jsonl").read()
+    book = the_ledger().read()
     assert {a.group: (a.made, a.planned.count) for a in book.accounts.values()} == {
         name: (3 * n, 4 * n) for name, n in steps.items()
     }
     run(ckpt_path=str(tmp_path / "last.ckpt"))
-    book = Ledger(tmp_path / "privacy.jsonl").read()
+    book = the_ledger().read()
     assert {a.group: (a.made, a.ended) for a in book.accounts.values()} == {n: (5 * k, True) for n, k in steps.items()}
     assert book.unit == "record"
     assert book.total().unit == "record"
@@ -212,7 +213,7 @@ def test_every_client_pays_for_its_own_steps_and_a_repeated_round_twice(tmp_path
 
 def test_a_budget_without_a_ledger_is_refused() -> None:
     with pytest.raises(UserError, match="budget needs a ledger: give RecordNoise ledger=FILE"):
-        RecordNoise(1.0, 4.0, budget=8.0).begin(plan({0: 100}, 10, {0: 10}))
+        RecordNoise(1.0, 4.0, budget=8.0).begin(plan({0: 100}, 10, {0: 10}, data=None))
 
 
 def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_unit(tmp_path: Path) -> None:
@@ -254,13 +255,14 @@ def test_every_rank_pays_for_its_own_clients(tmp_path: Path, monkeypatch: pytest
     shared = []
     for rank in (0, 1):
         monkeypatch.setattr("lit_epgan.privacy.records.rank", lambda rank=rank: rank)
+        monkeypatch.setattr("lit_epgan.privacy.payments.rank", lambda rank=rank: rank)
         monkeypatch.setattr("lit_epgan.privacy.records.ranks", lambda: 2)
-        monkeypatch.setattr("lit_epgan.privacy.records.gather_objects", lambda own: shared.append(own) or shared[:1])
+        monkeypatch.setattr("lit_epgan.privacy.payments.gather_objects", lambda own: shared.append(own) or shared[:1])
         mechanism = RecordNoise(1.0, 8.0)
         mechanism.begin(asked)
         for round_ in (0, 0, 1):
             mechanism._pay(round_)
-    made = {a.group: a.made for a in Ledger(tmp_path / "privacy.jsonl").read().accounts.values()}
+    made = {a.group: a.made for a in the_ledger().read().accounts.values()}
     assert made == {"a": 20, "b": 8, "c": 200}
 
 

@@ -381,16 +381,43 @@ def test_an_institution_takes_part_in_no_sum_that_is_too_small(least: int) -> No
 def test_an_institution_takes_part_with_no_stranger() -> None:
     maskings = {**three(), "nobody": Masking("nobody", NAMES)}
     summed = ready(maskings, dict.fromkeys(maskings, answer()))
-    with pytest.raises(UserError, match="'nobody' is to be in the sum, and is none of the federation's clients"):
+    with pytest.raises(UserError, match="'nobody' is to be in the sum, and is none of the sites that this one knows"):
         maskings[NAMES[0]].masked(summed.told())
 
 
 def test_with_certificates_an_unsigned_key_is_refused() -> None:
     root = Root()
-    maskings = {name: Masking(name, NAMES, root.identity(name)) for name in NAMES[:2]}
+    identities = {name: root.identity(name) for name in NAMES[:3]}
+    maskings = {name: Masking(name, NAMES, identities[name]) for name in NAMES[:2]}
     maskings[NAMES[2]] = Masking(NAMES[2], NAMES)
     summed = ready(maskings, dict.fromkeys(maskings, answer()))
     with pytest.raises(UserError, match="the key of 'client-2' is refused: it is not signed"):
+        maskings[NAMES[0]].masked(summed.told())
+
+
+def test_a_server_with_kits_of_its_own_is_no_two_members() -> None:
+    """It tells a site that its own certificate and its operator's, of the same authority, are the other two clients."""
+    root = Root()
+    own, site = {name: root.identity(name) for name in ("server", "operator")}, root.identity("north")
+    for name in own:
+        del root.members.sites[name]  # which lists sites alone
+    told = ["north", *own]
+    maskings = {"north": Masking("north", told, site, least=3)}
+    maskings |= {name: Masking(name, told, identity) for name, identity in own.items()}
+    summed = ready(maskings, dict.fromkeys(told, answer()))
+    with pytest.raises(UserError, match="'operator' is to be in the sum, and is none of the sites that this one knows"):
+        maskings["north"].masked(summed.told())
+
+
+def test_sites_that_know_different_members_do_not_mask_for_each_other() -> None:
+    """One has a list with a member more, as somebody may have handed it out to that one alone."""
+    root = Root()
+    identities = {name: root.identity(name) for name in NAMES[:3]}
+    others = replace(root.members, sites={**root.members.sites, "another": "00"})
+    identities[NAMES[1]].members = others
+    maskings = {name: Masking(name, NAMES, identity) for name, identity in identities.items()}
+    summed = ready(maskings, dict.fromkeys(maskings, answer()))
+    with pytest.raises(UserError, match=r"the key of 'client-1' is refused: .* of another members\.json"):
         maskings[NAMES[0]].masked(summed.told())
 
 

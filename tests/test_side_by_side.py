@@ -133,7 +133,8 @@ def test_steps_that_hide_records_are_those_of_lightnings_loop(
     """Bit by bit: the same coins, the same noise, the same account."""
     ends, spent = [], []
     for kind in ("trainer", "engine"):
-        module, noise = Net(), RecordNoise(0.5, 1.0, delta=1e-3, noise_seed=0)
+        own = str(tmp_path / f"{kind}.jsonl")
+        module, noise = Net(), RecordNoise(0.5, 1.0, delta=1e-3, noise_seed=0, ledger=own)
         with caplog.at_level("INFO"):
             fit(tmp_path / kind, module, algorithm=algorithm, mechanism=noise, side_by_side=kind == "engine")
         ends.append(weights(module))
@@ -143,7 +144,7 @@ def test_steps_that_hide_records_are_those_of_lightnings_loop(
     assert (ends[0] - weights(Net())).abs().max() > 1e-2
     assert torch.equal(*ends)
     assert spent[0] == spent[1]
-    ledgers = [(tmp_path / kind / "privacy.jsonl").read_text().count("\n") for kind in ("trainer", "engine")]
+    ledgers = [(tmp_path / f"{kind}.jsonl").read_text().count("\n") for kind in ("trainer", "engine")]
     assert ledgers[0] == ledgers[1] > 1
 
 

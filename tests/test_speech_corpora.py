@@ -143,6 +143,19 @@ def test_a_mistake_in_a_manifest_is_named(tmp_path, row, said):
     assert_refused(said, read_manifest, manifest(tmp_path, ["S1,anna,two,a.wav,1.0,train", row]))
 
 
+def test_a_header_that_ends_in_a_comma_lets_no_text_be_cut(tmp_path):
+    tone(tmp_path / "a.wav")
+    header = "session,speaker,audio,seconds,text,"
+    row = "S1,anna,a.wav,1.0,two,"
+    assert read_manifest(manifest(tmp_path, [row], header))[0].text == "two"
+    rows = [row, "S1,anna,a.wav,1.0,well, I think so"]
+    assert_refused(
+        "line 3 holds 'I think so' where the first line names no column",
+        read_manifest,
+        manifest(tmp_path, rows, header),
+    )
+
+
 def test_a_comma_in_quotation_marks_belongs_to_the_text(tmp_path):
     tone(tmp_path / "a.wav")
     (read,) = read_manifest(manifest(tmp_path, ['S1,anna,"well, I think so",a.wav,1.0,train']))

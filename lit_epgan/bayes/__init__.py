@@ -4,7 +4,6 @@ from lit_epgan.bayes.codes import LowFrequencies, Points, PublicDirections, Stac
 from lit_epgan.bayes.factor import EmbeddingFactor
 from lit_epgan.bayes.feature_maps import NormalisedMoments, RandomFourierFeatures, feature_map, median_distance
 from lit_epgan.bayes.gaussian import FullGaussianFactor, GaussianFactor, ImproperFactorError, damped
-from lit_epgan.bayes.gaussian_mechanism import GaussianMechanism, Guarantee
 from lit_epgan.bayes.herding import SimplexWeights, herd, project_to_simplex
 from lit_epgan.bayes.inference import PASSES, Refinement
 from lit_epgan.bayes.mean_embeddings import Statistics
@@ -20,9 +19,7 @@ __all__ = [
     "EmbeddingFactor",
     "FullGaussianFactor",
     "GaussianFactor",
-    "GaussianMechanism",
     "GaussianMixture",
-    "Guarantee",
     "ImproperFactorError",
     "Independent",
     "LowFrequencies",

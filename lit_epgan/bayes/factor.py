@@ -3,16 +3,20 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from lit_epgan.bayes.gaussian_mechanism import GaussianMechanism
-
 # of the count beside the sums: a larger one would take noise from the count and give it to the sums
 COUNT_WEIGHT = 0.25
 SENSITIVITY = math.sqrt(1 + COUNT_WEIGHT**2)
+
+
+class Noise(Protocol):
+    """As ``lit_epgan.privacy.GaussianMechanism``."""
+
+    def release(self, vector: Tensor, sensitivity: float, *stream: int | str) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class EmbeddingFactor:
             raise ValueError("a data set without a batch has no embedding")
         return cls(total)
 
-    def released(self, mechanism: GaussianMechanism, *stream: int | str) -> "EmbeddingFactor":
+    def released(self, mechanism: Noise, *stream: int | str) -> "EmbeddingFactor":
         """The factor as it may leave its owner: with the mechanism's noise on the count and on every sum.
 
         What is noised is (COUNT_WEIGHT count, sums): one record moves it by ``SENSITIVITY``.

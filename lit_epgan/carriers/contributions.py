@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_epgan.atomic import replacing
+
 COLUMNS = ("round", "client", "asked", "counted", "seconds", "bytes", "why")
 PAGE = "federation.html"  # beside contributions.csv
 SHOWN = 40  # rounds of a site
@@ -53,10 +55,9 @@ class Contributions:
     def _begin(self, round_: int) -> None:
         """Keep the rounds before this one."""
         self._begun = True
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         rows = read_contributions(self._path)
         earlier = [[row[c] for c in COLUMNS] for row in rows if int(row["round"]) < round_]
-        with self._path.open("w", newline="", encoding="utf-8") as file:
+        with replacing(self._path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([list(COLUMNS), *earlier])
 
 

@@ -17,6 +17,7 @@ from nvflare.fuel.flare_api.api_spec import SessionClosed
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from lit_epgan.carriers.fit import SERVER, VARIABLE, FitPlan, at_institution
+from lit_epgan.carriers.flare_process import LEAVING, end_below
 from lit_epgan.carriers.kits import CONTROLLER, EXECUTOR, read, store_in, write, write_job
 from lit_epgan.carriers.protocol import Terms
 from lit_epgan.errors import UserError
@@ -28,8 +29,15 @@ RUN_FITS = "fits"  # in the run's folder: what each process is to do
 T = TypeVar("T")
 STORE = "store"  # of jobs, in the server's kit: gone with each start
 FITS = "local/fits"  # in a kit
-STARTING = 60.0  # seconds that FLARE's server may take to start
 LOOK = 1.0  # seconds between two looks
+FLARE_LOG = "flare.log"  # in a kit: what FLARE's process has printed
+REFUSED = {  # by what FLARE says of it
+    b"registration rejected": "The server does not let this site in: its list of members has another certificate of "
+    "this name, or none. Ask who keeps the authority, and compare the list's digits with the other sites.",
+    b"CERTIFICATE_VERIFY_FAILED": "What answers at the server's address has no certificate of this kit's authority: "
+    "it is another federation's, or the kit is.",
+}
+PROCESS = "lit_epgan.carriers.flare_process"
 PROGRAMS = {
     "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
     "site": ("nvflare.private.fed.app.client.client_train", "fed_client.json"),
@@ -58,13 +66,23 @@ def simulate(
         subprocess.run(command, env=os.environ | {VARIABLE: str(fits)}, check=False)
 
 
-def attend(kit: Path, plan: FitPlan) -> None:
+def attend(kit: Path, plan: FitPlan, say: Callable[[str], None]) -> None:
     """Take part as a site, training after training, until stopped; its fits go by ``plan``. UserError: it is no site's
     kit, or FLARE's client has ended."""
     plan.write(kit / FITS, plan.name)
+    log = kit / FLARE_LOG
+    begin, said = log.stat().st_size if log.is_file() else 0, set[str]()
     with running("site", kit) as client:
-        code = client.wait()
-    raise UserError(f"FLARE's client has ended with {code}: {kit / 'log.txt'} says why")
+        while (code := client.poll()) is None:
+            time.sleep(LOOK)
+            with log.open("rb") as file:
+                file.seek(begin)
+                told = file.read()
+            begin += told.rfind(b"\n") + 1
+            for why in (each for sign, each in REFUSED.items() if sign in told and each not in said):
+                say(why)
+                said.add(why)
+    raise UserError(f"FLARE's client has ended with {code}: {log} says why")
 
 
 def serve(kit: Path, operator: Path, plan: FitPlan, terms: Terms, resumes: bool, say: Callable[[str], None]) -> None:
@@ -76,7 +94,7 @@ def serve(kit: Path, operator: Path, plan: FitPlan, terms: Terms, resumes: bool,
     store = kit.resolve() / STORE
     shutil.rmtree(store, ignore_errors=True)
     store_in(kit, store)
-    with running("server", kit) as server, contextlib.closing(Operator(operator, server)) as starts:
+    with running("server", kit) as server, contextlib.closing(Operator(operator, server, terms.gather)) as starts:
         here = _gathered(starts, terms, say)
         job = write_job(store, {site: site for site in here}, terms, resumes)
         token = secrets.token_hex(16)  # the same job, however often it is sent
@@ -85,21 +103,24 @@ def serve(kit: Path, operator: Path, plan: FitPlan, terms: Terms, resumes: bool,
 
 @contextmanager
 def running(role: str, kit: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """FLARE's process of a kit, ended at the end. UserError: the kit is of another kind."""
+    """FLARE's process of a kit, ended at the end with all that it has started. UserError: the kit is of another
+    kind."""
     program, settings = PROGRAMS[role]
     read(kit, f"startup/{settings}", role)
     uid = [f"uid={site_of(kit)}"] if role == "site" else []
     options = ["secure_train=true", *uid, "org=federation", "config_folder=config"]
-    command = [sys.executable, "-m", program, "-m", str(kit.resolve()), "-s", settings, "--set", *options]
+    words = ["-m", str(kit.resolve()), "-s", settings, "--set", *options]
+    command = [sys.executable, "-m", PROCESS, str(os.getpid()), program, *words]
     environment = os.environ | {VARIABLE: str((kit / FITS).resolve())}
-    with (kit / "flare.log").open("ab") as log:
+    with (kit / FLARE_LOG).open("ab") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
         yield process
     finally:
+        end_below(process.pid)
         process.terminate()
         try:
-            process.wait(STARTING)
+            process.wait(LEAVING)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -111,18 +132,18 @@ def site_of(kit: Path) -> str:
 
 
 class Operator:
-    """Who starts trainings, as FLARE's server, started on this machine, knows them. UserError: ``kit`` is no
-    operator's, or the server does not start."""
+    """Who starts trainings, as FLARE's server, started on this machine, knows them. It may not be reached for
+    ``patience`` seconds. UserError: ``kit`` is no operator's, or the server does not start."""
 
-    def __init__(self, kit: Path, server: subprocess.Popen[bytes]) -> None:
+    def __init__(self, kit: Path, server: subprocess.Popen[bytes], patience: float) -> None:
         name = read(kit, "startup/fed_admin.json", "operator")["admin"]["username"]
-        self._name, self._kit, self._server = str(name), str(kit.resolve()), server
+        self._name, self._kit, self._server, self._patience = str(name), str(kit.resolve()), server, patience
         self._session: Session | None = None
 
     def ask(self, what: Callable[[Session], T]) -> T:
         """Ask the server, again and again where it is not reached. UserError: it has not been reached for long, or has
         ended."""
-        end = time.monotonic() + STARTING
+        end = time.monotonic() + self._patience
         while True:
             try:
                 if self._session is None:
@@ -161,6 +182,9 @@ def _gathered(operator: Operator, terms: Terms, say: Callable[[str], None]) -> l
             say(f"Waiting for {said}.")
         time.sleep(LOOK)
     if len(here) < terms.least:
-        raise UserError(f"{len(here)} sites have come of at least {terms.least}; {few(missing)} did not call")
+        raise UserError(
+            f"{len(here)} sites have come of at least {terms.least}; {few(missing)} did not call, or were refused: "
+            f"then {FLARE_LOG} in the server's kit says why"
+        )
     say(f"Begins without {few(missing)}.")
     return here

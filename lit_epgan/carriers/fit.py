@@ -17,7 +17,7 @@ from typing import TextIO
 from lit_epgan.atomic import write_text
 from lit_epgan.carriers.protocol import Endpoint
 from lit_epgan.errors import UserError
-from lit_epgan.runs.run_folder import CHECKPOINTS
+from lit_epgan.runs.run_folder import CHECKPOINTS, holds_a_run, move_aside
 
 VARIABLE = "LIT_EPGAN_FITS"  # the folder of the files
 SERVER = "server"
@@ -89,7 +89,8 @@ class Fit(Thread):
     def __init__(self, plan: FitPlan, where: Endpoint, resumes: bool) -> None:
         super().__init__(daemon=True)
         self._plan, self._where = plan, where
-        self._words = ["fit", *plan.words, *(["--ckpt_path", "last"] if resumes and plan.has_checkpoint else [])]
+        self._anew = not (resumes and plan.has_checkpoint)
+        self._words = ["fit", *plan.words, *([] if self._anew else ["--ckpt_path", "last"])]
         self.code: int | None = None
 
     def run(self) -> None:
@@ -97,7 +98,13 @@ class Fit(Thread):
         sys.argv[1:] = self._words
         logging.getLogger("lightning").propagate = False  # to FLARE's log
         try:
+            folder, aside = Path(self._plan.folder), None
+            if self._anew and holds_a_run(folder):  # with its log, before this fit's is opened
+                aside = move_aside(folder)
+                _opened.cache_clear()
             log = _opened(Path(self._plan.log))
+            if aside is not None:
+                print(f"{folder} held a run; it is now {aside}.", file=log)
             with redirect_stdout(log), redirect_stderr(log), self._where.here():
                 self.code = _exit_code()
         finally:

@@ -26,7 +26,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
 from lit_epgan.carriers.fit import SERVER, Fit, FitPlan
-from lit_epgan.carriers.keys import FILES
+from lit_epgan.carriers.keys import CERTIFICATE
 from lit_epgan.carriers.protocol import Endpoint, Frame, Kind, Terms
 
 MESSAGES, ANSWER = "messages", "answer"  # the task's name and its entry; the answer's entry
@@ -261,4 +261,4 @@ def certificates(fl_ctx: FLContext) -> str:
     """The folder of the site's certificate, its kit's ``startup``; empty under the simulator, which has none."""
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
     folder = Path(workspace.get_startup_kit_dir()).resolve() if workspace is not None else None
-    return str(folder) if folder is not None and all((folder / name).is_file() for name in FILES) else ""
+    return str(folder) if folder is not None and (folder / CERTIFICATE).is_file() else ""

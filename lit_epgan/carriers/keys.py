@@ -1,12 +1,15 @@
-"""Who an institution is, and the keys by which it agrees on a pad with each other one.
+"""Who an institution is, whom it knows, and the keys by which it agrees on a pad with each other one.
 
 Messages are carried by the server. The key is X25519 (RFC 7748) and is made anew for each exchange, so that no pad is
-used twice, whoever starts again. An institution with a certificate signs it. Without certificates a server that lies
+used twice, whoever starts again. An institution with a certificate signs it, and takes the keys of those alone whose
+certificates stand in a list of its own, which is the same at all of them. Without certificates a server that lies
 about the keys can unmask reports; one that keeps to the protocol, and looks at all that it gets, cannot.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -14,24 +17,62 @@ from typing import NamedTuple
 import numpy as np
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
 from numpy.typing import NDArray
 
 from lit_epgan.errors import UserError
 
-FILES = ("client.crt", "client.key", "rootCA.pem")  # as NVIDIA FLARE names them in a kit's folder ``startup``
+CERTIFICATE, KEY, MEMBERS = "client.crt", "client.key", "members.json"  # in a kit's folder ``startup``
 PADDING = PSS(MGF1(SHA256()), PSS.DIGEST_LENGTH)
 CHUNK = 2**20  # words of a pad that are made at a time, 8 MB
 
 Words = NDArray[np.uint64]
+
+
+def fingerprint(certificate: x509.Certificate | x509.CertificateSigningRequest) -> str:
+    """SHA-256 of a certificate or a request, in hexadecimal digits."""
+    return hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
+
+
+@dataclass
+class MemberList:
+    """The fingerprints of all certificates that may take part, by their names. Another one is a stranger's, or revoked.
+
+    Attributes:
+        authority, server, sites, operator: whose.
+    """
+
+    authority: dict[str, str] = field(default_factory=dict)
+    server: dict[str, str] = field(default_factory=dict)
+    sites: dict[str, str] = field(default_factory=dict)
+    operator: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> "MemberList":
+        """The list in a file. UserError: there is none."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{path} is no list of a federation's members: {error}") from error
+
+    def has(self, name: str, certificate: x509.Certificate) -> bool:
+        """Whether this is the certificate of the member of this name."""
+        every = {**self.server, **self.operator, **self.sites}
+        return every.get(name) == fingerprint(certificate)
+
+    @property
+    def digest(self) -> str:
+        """32 digits that differ where two lists do, in groups to be read out on the telephone."""
+        digits = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
 
 
 class Identity:
@@ -39,8 +80,8 @@ class Identity:
 
     Args:
         certificate: its own (PEM).
-        private_key: of the certificate (PEM, without a password); RSA or an elliptic curve's.
-        root: the certificate (PEM) that has issued all institutions' certificates.
+        private_key: of the certificate (PEM, without a password); RSA, as all of a federation's are.
+        members: all whom it knows. No server adds to them.
 
     Attributes:
         name: the institution's, as its certificate has it.
@@ -50,25 +91,26 @@ class Identity:
         ValueError: one of them cannot be read, or they do not belong together.
     """
 
-    def __init__(self, certificate: bytes, private_key: bytes, root: bytes) -> None:
-        self.pem, self._root = certificate, x509.load_pem_x509_certificate(root)
+    def __init__(self, certificate: bytes, private_key: bytes, members: MemberList) -> None:
+        self.pem, self.members = certificate, members
         own, key = x509.load_pem_x509_certificate(certificate), load_pem_private_key(private_key, None)
-        if not isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
-            raise ValueError("the private key is neither RSA nor an elliptic curve's")
+        if not isinstance(key, RSAPrivateKey):
+            raise ValueError("the private key is not RSA")
         if own.public_key() != key.public_key():
             raise ValueError("the private key is another certificate's")
         self._key = key
-        self.name = _name(own)
+        self.name = name_in(own)
         self.check(self.name, b"", self.signs(b""), certificate)
 
     @classmethod
     def of_folder(cls, folder: Path, name: str) -> "Identity":
-        """The identity in the files ``client.crt``, ``client.key`` and ``rootCA.pem`` of a folder. UserError: one is
+        """The identity in the files ``client.crt``, ``client.key`` and ``members.json`` of a folder. UserError: one is
         missing or cannot be read, or the certificate is another institution's."""
+        members = MemberList.read(folder / MEMBERS)
         try:
-            found = cls(*((folder / file).read_bytes() for file in FILES))
+            found = cls((folder / CERTIFICATE).read_bytes(), (folder / KEY).read_bytes(), members)
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"the certificate in {folder} ({', '.join(FILES)}) cannot be used: {error}") from error
+            raise UserError(f"the certificate in {folder} ({CERTIFICATE}, {KEY}) cannot be used: {error}") from error
         if found.name != name:
             raise UserError(
                 f"the certificate in {folder} is of {found.name!r}, and this institution is {name!r}: secure "
@@ -77,10 +119,8 @@ class Identity:
         return found
 
     def signs(self, message: bytes) -> bytes:
-        """The message's signature: RSA-PSS or ECDSA, with SHA-256."""
-        if isinstance(self._key, rsa.RSAPrivateKey):
-            return self._key.sign(message, PADDING, SHA256())
-        return self._key.sign(message, ec.ECDSA(SHA256()))
+        """The message's signature: RSA-PSS with SHA-256."""
+        return self._key.sign(message, PADDING, SHA256())
 
     def check(self, name: str, message: bytes, signature: bytes, pem: bytes) -> None:
         """Whether the institution of this name has signed a message, by the certificate that stands in ``pem``.
@@ -88,32 +128,21 @@ class Identity:
         if not pem:
             raise ValueError("it is not signed")
         certificate = x509.load_pem_x509_certificate(pem)
-        try:
-            certificate.verify_directly_issued_by(self._root)
-        except (InvalidSignature, ValueError, TypeError) as error:
-            raise ValueError("its certificate is not of this federation's root") from error
+        if self.members.sites.get(name) != fingerprint(certificate):
+            raise ValueError(f"its certificate is not the one that {MEMBERS} has for a site of this name")
         if not certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc:
             raise ValueError("its certificate is not valid today")
-        if _name(certificate) != name:
-            raise ValueError(f"its certificate is of {_name(certificate)!r}")
+        key = certificate.public_key()
+        if not isinstance(key, RSAPublicKey):
+            raise ValueError("its certificate's key is not RSA")
         try:
-            _verify(certificate, message, signature)
+            key.verify(signature, message, PADDING, SHA256())
         except InvalidSignature as error:
-            raise ValueError("its signature is wrong, or of another exchange") from error
+            raise ValueError(f"its signature is wrong, of another exchange, or of another {MEMBERS}") from error
 
 
-def _verify(certificate: x509.Certificate, message: bytes, signature: bytes) -> None:
-    key = certificate.public_key()
-    if isinstance(key, rsa.RSAPublicKey):
-        key.verify(signature, message, PADDING, SHA256())
-    elif isinstance(key, ec.EllipticCurvePublicKey):
-        key.verify(signature, message, ec.ECDSA(SHA256()))
-    else:
-        raise ValueError("its certificate's key is neither RSA nor an elliptic curve's")
-
-
-def _name(certificate: x509.Certificate) -> str:
-    """The common name (CN) of a certificate's subject."""
+def name_in(certificate: x509.Certificate | x509.CertificateSigningRequest) -> str:
+    """The common name (CN) of its subject. ValueError: it has none, or several."""
     named = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if len(named) != 1:
         raise ValueError("its certificate has no name (CN), or several")
@@ -182,8 +211,10 @@ class ExchangeKey:
         return Pad(pad_key(secret, about), self._name < name)
 
     def _message(self, name: str, key: str) -> bytes:
-        """What is signed: a key signed for another exchange, or by another institution, is of no use."""
-        return json.dumps(["lit_epgan key", name, self._round, self._exchange, key]).encode()
+        """What is signed: a key signed for another exchange, by another institution, or by one that knows others as
+        members than this one does, is of no use."""
+        sites = self._identity.members.sites if self._identity is not None else {}
+        return json.dumps(["lit_epgan key", name, self._round, self._exchange, key, sorted(sites.items())]).encode()
 
     @property
     def _about(self) -> str:

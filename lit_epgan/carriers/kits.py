@@ -5,16 +5,23 @@ import io
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from nvflare.lighter.prov_utils import prepare_builders
 from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
+from nvflare.lighter.utils import serialize_cert
 
+from lit_epgan import bounds
+from lit_epgan.carriers.authority import LONGEST, ORGANISATION, OWNERS, ROOT, Authority, own_files
+from lit_epgan.carriers.fit import SERVER
 from lit_epgan.carriers.flare import MESSAGES, FitExecutor, RoundController
+from lit_epgan.carriers.keys import MEMBERS, MemberList, fingerprint
 from lit_epgan.carriers.protocol import Terms
 from lit_epgan.errors import UserError
 from lit_epgan.listing import few
@@ -23,16 +30,17 @@ from lit_epgan.runs.yaml_files import load_yaml
 JOB = "lit_epgan"
 CONTROLLER, EXECUTOR = (f"{kind.__module__}.{kind.__qualname__}" for kind in (RoundController, FitExecutor))
 FETCH = 0.1  # seconds between two questions of a site for work
-MEMBERS = "members.json"  # in the server's kit
-AUTHORITY = "authority"  # the folder that can make further kits
+AUTHORITY = "authority"  # the folder whose key signs requests
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-ORGANISATION = "federation"
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+TAKEN = (AUTHORITY, MEMBERS)  # beside the kits
+OPERATORS = "project_admin"  # the role by FLARE's name
 HEARTBEAT = 60  # seconds without a sign of life after which a site counts as gone
 # what the operator may do at a site: start and stop jobs; no shell, no files, no code
 RIGHTS = {
     "format_version": "1.0",
     "permissions": {
-        "project_admin": {
+        OPERATORS: {
             "submit_job": "any", "manage_job": "any", "view": "any", "operate": "any",
             "clone_job": "none", "download_job": "none", "shell_commands": "none", "byoc": "none",
         }
@@ -93,18 +101,34 @@ class Members:
         strange = [name for name in (members.name, *members.sites) if not NAME.fullmatch(name)]
         if strange or not members.sites:
             raise UserError(f"{path}: {few(strange) or 'no site'} cannot be a name; use letters, digits, - and _")
-        if members.host in members.sites or len(set(members.sites)) < len(members.sites):
-            raise UserError(f"{path}: the server and all sites need names of their own")
-        if "@" not in members.operator:
+        if taken := [
+            name for name in members.owners if name.lower() in TAKEN or (name in members.sites and name == SERVER)
+        ]:
+            raise UserError(f"{path}: {taken[0]} cannot be a member's name: it stands for something else")
+        if len(set(map(str.lower, members.owners))) < len(members.owners):
+            raise UserError(f"{path}: the server, all sites and the operator need names of their own")
+        if "@" not in members.operator or not OWNERS.fullmatch(members.operator):
             raise UserError(f"{path}: the operator is {members.operator!r}; give an e-mail address")
+        if not HOST.fullmatch(members.host):
+            raise UserError(f"{path}: the server's host is {members.host!r}; give a name or an address, without a port")
+        if long := [name for name in (members.name, *members.owners) if len(name) > LONGEST]:
+            raise UserError(
+                f"{path}: {long[0]} has {len(long[0])} letters; a certificate holds names of at most {LONGEST}"
+            )
+        bounds.within("[1, 65535]", f"{path}: server", port=members.port)
         return members
+
+    @property
+    def owners(self) -> list[str]:
+        """The names of all that have a kit."""
+        return [self.host, *self.sites, self.operator]
 
     def project(self) -> dict[str, Any]:
         """The same as FLARE has it."""
-        builders = "workspace.WorkspaceBuilder", "static_file.StaticFileBuilder", "cert.CertBuilder"
+        builders = "workspace.WorkspaceBuilder", "static_file.StaticFileBuilder"  # certificates are the authority's
         who = [{"name": self.host, "type": "server", "fed_learn_port": self.port}]
         who += [{"name": site, "type": "client"} for site in self.sites]
-        who += [{"name": self.operator, "type": "admin", "role": "project_admin"}]
+        who += [{"name": self.operator, "type": "admin", "role": OPERATORS}]
         return {
             "api_version": 3,
             "name": self.name,
@@ -117,29 +141,61 @@ class Members:
         }
 
 
-def provision(members: Members, folder: Path) -> dict[str, Path]:
-    """Write the kits that are not there yet; the new kits' folders by name.
+@dataclass(frozen=True)
+class Provisioned:
+    """What ``provision`` has done.
 
-    The first call makes the authority, later ones add members under it.
+    Attributes:
+        members: all that are known now.
+        kits: the folders of those that have a certificate, by name.
+        signed: digests of the requests that have been signed just now, by name.
+        revoked: names of those that are members no more.
+        ends: the days on which certificates end, by name.
     """
-    project = members.project()
-    with contextlib.redirect_stdout(io.StringIO()):
-        provisioner = Provisioner(str(folder / AUTHORITY), prepare_builders(project))
-        context = provisioner.provision(prepare_project(project))
-    (folder / AUTHORITY).chmod(0o700)
-    made = Path(context["current_prod_dir"])
-    kits: dict[str, Path] = {}
-    for name in [members.host, *members.sites, members.operator]:
-        if not (folder / name).exists():
-            shutil.move(made / name, folder / name)
-            (folder / name).chmod(0o700)
-            kits[name] = folder / name
-    shutil.rmtree(made)
-    write(folder / members.host / "local" / MEMBERS, {"sites": members.sites})
-    for name, kit in kits.items():
-        if name != members.operator:
-            _settle(kit, name == members.host)
-    return kits
+
+    members: MemberList
+    kits: dict[str, Path]
+    signed: dict[str, str]
+    revoked: list[str]
+    ends: dict[str, datetime]
+
+
+def provision(members: Members, folder: Path, requests: Path) -> Provisioned:
+    """Sign the requests that are in a folder, and write a kit, which holds no key, for each member that has a
+    certificate. Who is not among the members any more is revoked. The first call makes the authority. UserError: a
+    request is not its member's."""
+    authority = Authority(folder / AUTHORITY, members.name)
+    revoked = [name for name in authority.certificates() if name not in members.owners]
+    for name in revoked:
+        authority.revoke(name)
+    signed = {}
+    for name in members.owners:
+        if (asked := requests / f"{name}.csr").is_file():
+            host, role = name if name == members.host else None, OPERATORS if name == members.operator else None
+            signed[name] = authority.sign(name, asked, host, role)
+    certificates = authority.certificates()
+    told = {name: fingerprint(each) for name, each in certificates.items()}
+    known = MemberList(
+        {members.name: fingerprint(authority.root)},
+        *({name: told[name] for name in whose if name in told}
+          for whose in ([members.host], members.sites, [members.operator])),
+    )  # fmt: skip
+    write(folder / MEMBERS, asdict(known))
+    with tempfile.TemporaryDirectory() as made:
+        project = members.project()
+        with contextlib.redirect_stdout(io.StringIO()):
+            context = Provisioner(made, prepare_builders(project)).provision(prepare_project(project))
+        for name, certificate in certificates.items():
+            kit, startup = folder / name, folder / name / "startup"
+            shutil.copytree(Path(context["current_prod_dir"]) / name, kit, dirs_exist_ok=True)
+            (startup / own_files(startup)[0]).write_bytes(serialize_cert(certificate))
+            (startup / ROOT).write_bytes(serialize_cert(authority.root))
+            shutil.copy(folder / MEMBERS, startup)
+            if name != members.operator:
+                _settle(kit, name == members.host)
+    ends = {name: each.not_valid_after_utc for name, each in certificates.items()}
+    kits = {name: folder / name for name in certificates}
+    return Provisioned(known, kits, {name: digest for name, digest in signed.items() if digest}, revoked, ends)
 
 
 def _settle(kit: Path, server: bool) -> None:
@@ -160,7 +216,8 @@ def _settle(kit: Path, server: bool) -> None:
 
 def sites_of(kit: Path) -> tuple[str, ...]:
     """The names of all sites, as the server's kit has them. UserError: it is no server's kit."""
-    return tuple(read(kit, f"local/{MEMBERS}", "server")["sites"])
+    read(kit, "startup/fed_server.json", "server")
+    return tuple(MemberList.read(kit / "startup" / MEMBERS).sites)
 
 
 def read(kit: Path, file: str, whose: str) -> dict[str, Any]:

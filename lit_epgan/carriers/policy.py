@@ -1,6 +1,7 @@
 """What an institution lets happen to its data, checked where they are, and the list of all that has left."""
 
 import csv
+import math
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,8 +22,10 @@ class Policy:
     Attributes:
         algorithms: names of the algorithms that may work on its data.
         mechanisms: names of the mechanisms of which one must be at work.
-        epsilon: the most that all planned steps may cost by the institution's own noise (RecordNoise). Noise that the
-            server adds is not the institution's to vouch for: such a mechanism is refused under this rule.
+        epsilon: the most that all planned steps may cost by the institution's own noise (RecordNoise), with what all
+            trainings before them have cost. Noise that the server adds is not the institution's to vouch for: such a
+            mechanism is refused under this rule.
+        delta: for which epsilon is meant, whatever delta the mechanism has.
         cohort: the fewest clients of a round, as the server says how many there are.
         entries: patterns of names (``*``) of what may leave in a report.
         secure: whether reports may leave under secure aggregation alone; ``cohort`` then is the fewest of a sum.
@@ -31,6 +34,7 @@ class Policy:
     algorithms: list[str] | None = None
     mechanisms: list[str] | None = None
     epsilon: float | None = None
+    delta: float = 1e-5
     cohort: int | None = None
     entries: list[str] | None = None
     secure: bool | None = None
@@ -48,24 +52,36 @@ class Policy:
             right = isinstance(value, OF_KIND[kind]) and isinstance(value, bool) == (OF_KIND[kind] is bool)
             if value is not None and not right:
                 raise UserError(f"the policy {where}: {name} is {value!r}; give {kind}")
-        return cls(**rules)
+        policy = cls(**{name: value for name, value in rules.items() if value is not None})
+        allowed = {"epsilon": (0, math.inf), "delta": (0, 0.01), "cohort": (0, math.inf)}
+        for name, (low, high) in allowed.items():
+            value = getattr(policy, name)
+            if value is not None and not low < value < high:
+                raise UserError(f"the policy {where}: {name} is {value}; it must lie between {low:g} and {high:g}")
+        return policy
 
-    def check_plan(self, algorithm: str, mechanism: str | None, epsilon: float | None) -> None:
+    def check_plan(self, algorithm: str, mechanism: str | None, epsilon: float | None, seeded: bool = False) -> None:
         """Refuse a training before it begins.
 
         Args:
             algorithm: its name.
             mechanism: its name; None for none.
-            epsilon: what the institution's own noise makes of all planned steps; None where it adds none.
+            epsilon: what the institution's own noise makes of all planned steps, at the policy's ``delta``; None where
+                it adds none.
+            seeded: whether the noise repeats, so that whoever knows its seed can take it off.
         """
         allowed = self.algorithms is None or algorithm in self.algorithms
         self._check("algorithms", allowed, f"{algorithm} is none of them")
         at_work = "none is at work" if mechanism is None else f"{mechanism} is none of them"
         self._check("mechanisms", self.mechanisms is None or mechanism in self.mechanisms, at_work)
+        for rule in ("mechanisms", "epsilon"):
+            given = getattr(self, rule) is not None
+            self._check(rule, not (given and seeded), "noise_seed is set: whoever knows it can take the noise off")
         if self.epsilon is not None:
             self._check("epsilon", epsilon is not None, "no noise of this institution's own is planned (RecordNoise)")
             assert epsilon is not None
-            self._check("epsilon", epsilon <= self.epsilon, f"{epsilon:.3g} is planned")
+            self._check("epsilon", epsilon > 0, "0 is planned, for which no step can be taken")
+            self._check("epsilon", epsilon <= self.epsilon, f"{epsilon:.3g} is planned at delta {self.delta:g}")
 
     def check_cohort(self, clients: int) -> None:
         """Refuse a round of too few."""

@@ -114,13 +114,15 @@ class Masking:
 
     Args:
         name: the institution's.
-        names: of all institutions that there are, as its own configuration says.
-        identity: its certificate; None where it has none.
+        names: of all institutions that there are. Where it has a certificate, those that it knows count instead, for
+            the server may have told the names.
+        identity: its certificate, and whom it knows; None where it has none.
         least: the fewest members of a sum; 3 at least.
     """
 
     def __init__(self, name: str, names: Collection[str], identity: Identity | None = None, least: int = LEAST) -> None:
-        self._name, self._names, self._identity, self._least = name, set(names), identity, max(least, LEAST)
+        self._names = set(names if identity is None else identity.members.sites)
+        self._name, self._identity, self._least = name, identity, max(least, LEAST)
         self._last = (-1, -1)
         self._ready: tuple[Task, Report, ExchangeKey] | None = None
         if identity is None:
@@ -161,8 +163,8 @@ class Masking:
             )
         if strangers := sorted(set(announced) - self._names):
             raise UserError(
-                f"round {task.round}: {strangers[0]!r} is to be in the sum, and is none of the federation's "
-                "clients. Nothing was sent"
+                f"round {task.round}: {strangers[0]!r} is to be in the sum, and is none of the sites that this one "
+                "knows. Nothing was sent"
             )
         layout: Layout = told["layout"]
         words = fixed_point(flattened(report, layout))

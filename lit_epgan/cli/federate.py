@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from lit_epgan.cli.lightning_cli import FederatedCLI
 from lit_epgan.cli.run_setup import make_room, say
 from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.errors import UserError
-from lit_epgan.fit.ends import SENT
+from lit_epgan.fit.ends import SENT, refuse_idle_policy
 from lit_epgan.listing import few
 from lit_epgan.runs.checkpoints import newest_whole
 from lit_epgan.runs.config_files import resolve_configs
@@ -23,7 +24,9 @@ from lit_epgan.runs.run_folder import CHECKPOINTS, INSTITUTIONS, SERVER_LOG, def
 WORKSPACE = "flare"  # FLARE's own files, in the run's folder
 MISSING = "federate needs NVIDIA FLARE, which is not installed: pip install -e '.[flare]'."
 USAGE = """usage: python -m lit_epgan federate --config NAME.yaml [OPTIONS] [--KEY VALUE ...]
-       python -m lit_epgan federate --sites MEMBERS.yaml [--kits FOLDER]
+       python -m lit_epgan federate --request NAME
+       python -m lit_epgan federate --sites MEMBERS.yaml [--requests FOLDER] [--kits FOLDER]
+       python -m lit_epgan federate --assemble KIT
        python -m lit_epgan federate --site KIT --config NAME.yaml [--KEY VALUE ...]
        python -m lit_epgan federate --server KIT --operator KIT --config NAME.yaml [OPTIONS] [--KEY VALUE ...]
 
@@ -33,8 +36,12 @@ nothing but messages, carried by NVIDIA FLARE.
 Without --site and --server all of them run on this machine. The run's folder holds the server's run, and
 institutions/SITE each client's log, and sent.csv: all that has left it.
 
-  --sites MEMBERS.yaml       writes a kit (certificate, key, settings) for the server, each site and the operator
-  --kits FOLDER              where to; kits by default
+  --request NAME             makes a member's private key, NAME.key, and a request for a certificate, NAME.csr
+  --sites MEMBERS.yaml       signs the requests of the server, each site and the operator, and writes a kit for each
+                             (certificate, settings, no key); who is not in MEMBERS.yaml any more is revoked
+  --requests FOLDER          which holds the requests; the current one by default
+  --kits FOLDER              where kits go; kits by default
+  --assemble KIT             moves the private key NAME.key from the current folder into the kit
   --site KIT                 takes part as a site, in every training, until stopped; the configuration says where its
                              own data are
   --server KIT               runs the server for one training; needs the kit of the --operator, who starts it
@@ -53,6 +60,7 @@ class Described(FederatedCLI):
     """Reads a configuration, and builds what it describes; nothing is trained, nothing is written."""
 
     folder: Path
+    federation: Any
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
@@ -62,7 +70,8 @@ class Described(FederatedCLI):
         config.trainer.logger = False
 
     def _run_subcommand(self, subcommand: str) -> None:
-        if self._get(self.config_init, "federation") is None:
+        self.federation = self._get(self.config_init, "federation")
+        if self.federation is None:
             raise UserError("federate needs a federation: the configuration has none.")
 
     def clients(self) -> list[str]:
@@ -78,8 +87,8 @@ def federate(args: Sequence[str]) -> int:
         print(USAGE)
         return 0
     own, rest = _own(list(args))
-    if own.sites is not None:
-        return _provision(own, rest)
+    if own.request is not None or own.sites is not None or own.assemble is not None:
+        return _certify(own, rest)
     words = resolve_configs(["fit", *rest])
     if own.site is not None:
         return _attend(own, words)
@@ -104,24 +113,29 @@ def _serve(own: argparse.Namespace, words: list[str]) -> int:
         raise UserError("--server needs --operator KIT, the kit of who starts the training.")
     deployment, kits, plans = _flare("deployment"), _flare("kits"), _flare("fit")
     kit = Path(own.server)
-    names = kits.sites_of(kit)
+    names, operator = kits.sites_of(kit), Path(own.operator)
     if not any(word.split("=")[0] == "--data" for word in words):
         words = [*words, "--data", "lit_epgan.datamodules.Elsewhere"]
-    folder = Described(words).folder
+    found = Described(words)
+    refuse_idle_policy(found.federation.policy)
+    folder = found.folder
+    for each in (operator, kit):
+        told = _flare("authority").check_kit(each)
     resumes = _room(folder, own)
     log = folder / SERVER_LOG
     words = [*words[1:], "--trainer.default_root_dir", str(folder)]
     plan = plans.FitPlan(words, str(Path.cwd()), str(folder), str(log))
     say(f"The server of {len(names)} sites ({few(names)}). All is in {folder}")
+    say(told)
     with followed(log):
-        deployment.serve(kit, Path(own.operator), plan, _terms(own, names), resumes, say)
+        deployment.serve(kit, operator, plan, _terms(own, names), resumes, say)
     return _ended(folder, own)
 
 
 def _attend(own: argparse.Namespace, words: list[str]) -> int:
     deployment, plans = _flare("deployment"), _flare("fit")
     kit = Path(own.site)
-    site = deployment.site_of(kit)
+    site, told = deployment.site_of(kit), _flare("authority").check_kit(kit)
     found = Described(words)
     found.clients()
     place(found.datamodule, [site, "elsewhere"], site)
@@ -129,21 +143,47 @@ def _attend(own: argparse.Namespace, words: list[str]) -> int:
     words = plans.at_institution([*words[1:], "--trainer.default_root_dir", str(folder)])
     plan = plans.FitPlan(words, str(Path.cwd()), str(folder), str(folder / "fit.log"), site)
     say(f"{site} takes part until it is stopped. {folder} holds fit.log, and {SENT}: all that has left. Ctrl-C stops.")
-    deployment.attend(kit, plan)
+    say(told)
+    with followed(folder / "fit.log"):
+        deployment.attend(kit, plan, say)
     return 0
 
 
-def _provision(own: argparse.Namespace, rest: list[str]) -> int:
+def _certify(own: argparse.Namespace, rest: list[str]) -> int:
+    """What has to do with certificates; nothing is trained."""
     if rest:
-        raise UserError(f"--sites writes kits and trains nothing: {' '.join(rest)} has no meaning there.")
+        raise UserError(f"--request, --sites and --assemble train nothing: {' '.join(rest)} has no meaning there.")
+    authority = _flare("authority")
+    if own.request is not None:
+        path, digest = authority.request(own.request, Path())
+        say(
+            f"{own.request}.key: stays here, where nobody else can read it. `federate --assemble KIT` will look for it."
+        )
+        say(f"{path}: to who keeps the authority. By telephone, so that nobody puts another in its place: {digest}")
+    elif own.assemble is not None:
+        name, members = authority.assemble(Path(own.assemble), Path())
+        say(f"{own.assemble} is whole: {name}'s key is in it. Nobody else is to read it.")
+        say(f"Members: {members.digest}. By telephone: all others see the same ({', '.join(members.sites)}).")
+    else:
+        _provision(own)
+    return 0
+
+
+def _provision(own: argparse.Namespace) -> None:
     kits = _flare("kits")
     members, folder = kits.Members.read(Path(own.sites)), Path(own.kits)
-    made = kits.provision(members, folder)
-    for name, kit in made.items():
-        whom = {members.host: "the server's machine", members.operator: "the operator"}.get(name, f"the site {name}")
-        say(f"{kit}: to {whom}, by a way that nobody else can read")
-    say(f"{folder / kits.AUTHORITY}: to nobody. It can make kits; keep it where no network reaches it.")
-    return 0
+    done = kits.provision(members, folder, Path(own.requests))
+    for name, digest in done.signed.items():
+        say(f"{done.kits[name]}: to {name}, for it has a new certificate. First, by telephone, ask {name}: {digest}")
+    for name in done.revoked:
+        say(f"{name} is revoked, as soon as all others have the new list.")
+    for name in members.owners:
+        if name not in done.kits:
+            say(f"{name} has no certificate: let it run `federate --request {name}` and send {name}.csr.")
+        else:
+            say(f"{name}'s certificate holds until {done.ends[name]:%Y-%m-%d}.")
+    say(f"{folder / kits.MEMBERS}: to all, into KIT/startup (a new kit has it). Members: {done.members.digest}")
+    say(f"{folder / kits.AUTHORITY}: to nobody. It can sign; keep it where no network reaches it.")
 
 
 def _flare(module: str) -> Any:
@@ -185,11 +225,12 @@ def _ended(folder: Path, own: argparse.Namespace) -> int:
 def _own(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The command's own words, and those that are left."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--sites", "--site", "--server", "--operator", "--ckpt_path"):
+    for name in ("--request", "--sites", "--assemble", "--site", "--server", "--operator", "--ckpt_path"):
         parser.add_argument(name)
     for name in ("--dry_run", "--secure_aggregation"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--kits", default="kits")
+    parser.add_argument("--requests", default=".")
     parser.add_argument("--least", type=int, default=Terms.least)
     parser.add_argument("--patience", type=float, default=Terms.patience)
     parser.add_argument("--gather", type=float, default=Terms.gather)
@@ -223,18 +264,20 @@ def _tell(folder: Path) -> None:
 
 @contextmanager
 def followed(log: Path) -> Iterator[None]:
-    """What a process writes to ``log`` meanwhile is printed, too."""
+    """What a process writes to ``log`` meanwhile is printed, too; also where another file takes its place."""
     over = Event()
+    before = log.stat() if log.is_file() else None
 
     def follow() -> None:
-        at = 0
+        which, at = (before.st_ino, before.st_size) if before is not None else (0, 0)
         while True:
             last = over.wait(0.2)
             if log.is_file():
                 with log.open(encoding="utf-8", errors="replace") as file:
-                    file.seek(at)
+                    now = os.fstat(file.fileno()).st_ino
+                    file.seek(at if now == which else 0)
                     sys.stderr.write(file.read())
-                    at = file.tell()
+                    which, at = now, file.tell()
             if last:
                 return
 

@@ -38,7 +38,7 @@ def inspect(args: list[str]) -> int:
     config.pop("base")
     inspection = Inspection(**vars(_built(parser, config)))
     with locked(folder, "--output"):
-        ask = inspection.ask(folder.name, folder)
+        ask = inspection.ask(folder.name)
         say(f"This inspection will have cost {ask.price}.")
         findings = inspection.run(ask, say)
         _keep_earlier(folder)

@@ -19,11 +19,12 @@ from lit_epgan.text import markup, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lit_epgan.privacy.ledger import Book
+    from lit_epgan.privacy.ledger import Book, Ledger
 
 HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml ... [--KEY VALUE ...]
        python -m lit_epgan federate --config NAME.yaml [--KEY VALUE ...]
        python -m lit_epgan inspect --config NAME.yaml [--KEY VALUE ...]
+       python -m lit_epgan privacy {{show,give-back}} LEDGER
        python -m lit_epgan privacy show LEDGER
 
   fit        train; everything goes to one folder, runs/NAME (or --trainer.default_root_dir DIR)
@@ -33,7 +34,7 @@ HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --confi
   study      methods x seeds in parallel: a table with t-tests, plots and one HTML page
   federate   as fit, a process for the server and one for each client, carried by NVIDIA FLARE
   inspect    look at users' data under differential privacy: groups side by side, detectors, one HTML page
-  privacy    show what runs on a private data set have spent of its budget
+  privacy    show what runs on a private data set have spent of its budget; give-back: what dead ones have reserved
 
   --config NAME.yaml         looked up in the working directory, then in configs/
     --config algorithms/NAME.yaml   another algorithm on top of it; everything goes to runs/NAME_ALGORITHM
@@ -50,7 +51,7 @@ inspections: {inspections}
 
 LIT_EPGAN_DEBUG=1 shows the traceback behind an error.
 """
-LEDGER = "python -m lit_epgan privacy show LEDGER"
+LEDGER = "python -m lit_epgan privacy {show,give-back} LEDGER"
 COMMANDS = ("fit", "validate", "test", "predict", "study", "federate", "inspect", "privacy")
 
 
@@ -126,13 +127,15 @@ def _run(args: list[str]) -> int:
 
 
 def privacy(args: list[str]) -> int:
-    """Print what every run on a private data set has paid, and for what: ``privacy show LEDGER``."""
-    if args in (["-h"], ["--help"], ["show", "-h"], ["show", "--help"]):
+    """Print what every run on a private data set has paid, and for what: ``privacy show LEDGER``; or free what was
+    reserved and never released: ``privacy give-back LEDGER``."""
+    if args and args[-1] in ("-h", "--help"):
         print(
-            f"Usage: {LEDGER}\n\nWhat every run, query and rerun on one data set has released, and what it adds up to."
+            f"Usage: {LEDGER}\n\nshow: what every run, query and rerun on one data set has released, and what it adds "
+            "up to.\ngive-back: what processes that are dead have reserved and never released is free again."
         )
         return 0
-    if len(args) != 2 or args[0] != "show":
+    if len(args) != 2 or args[0] not in ("show", "give-back"):
         raise UserError(f"Usage: {LEDGER}")
     path = Path(args[1])
     if not path.is_file():
@@ -141,8 +144,31 @@ def privacy(args: list[str]) -> int:
         from rich.console import Console
 
         from lit_epgan.privacy import Ledger
-    show(Ledger(path).read(), Console())
+    if args[0] == "give-back":
+        give_back(Ledger(path))
+    else:
+        show(Ledger(path).read(), Console())
     return 0
+
+
+def give_back(ledger: "Ledger") -> None:
+    """Free what dead processes have reserved, and print what that is."""
+    before = ledger.read().total().epsilon
+    given = ledger.give_back()
+    for account in given:
+        print(
+            printable(
+                f"{account.what}: {account.planned.count - account.made} of {account.planned.count} reserved releases "
+                f"are given back, and {account.made} stays counted. Process {account.process} is dead."
+            )
+        )
+    if not given:
+        print("Nothing is given back: all that is reserved belongs to processes that may still run.")
+        return
+    print(
+        "A release stands in the ledger before its noise is drawn, so nobody has seen anything of those. Spent or "
+        f"reserved: from epsilon {before:.3g} to {ledger.read().total().epsilon:.3g}."
+    )
 
 
 def show(book: "Book", console: "Console") -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.samplers import Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.randomness import derive_seed, isolated, seed_on_host
+
+if TYPE_CHECKING:
+    from lit_epgan.engine.mechanisms import Plan
 
 NEAR = 0.75  # how alike two names are, of 1
 OURS = "lit_epgan."
@@ -165,6 +168,16 @@ class Algorithm:
     def start(self, server: Server) -> None:
         """Before the first round (and after a resume, with ``server.state`` as it was): check settings, add state."""
 
+    def begin(self, plan: "Plan") -> None:
+        """Before a fit's first round, where clients work; for noise of the clients' own, which has a price.
+
+        Raises:
+            UserError: what is planned must not be done.
+        """
+
+    def end(self) -> None:
+        """After the fit, where clients work: also of one that has broken off."""
+
     def broadcast(self, server: Server) -> Broadcast:
         """What a client is sent: theta (d,)."""
         return {"parameters": server.parameters}
@@ -255,6 +268,14 @@ class Around(Algorithm):
     def start(self, server: Server) -> None:
         """As the inner algorithm."""
         self.inner.start(server)
+
+    def begin(self, plan: "Plan") -> None:
+        """As the inner algorithm."""
+        self.inner.begin(plan)
+
+    def end(self) -> None:
+        """As the inner algorithm."""
+        self.inner.end()
 
     def round(self, server: Server) -> Rounds:
         """The inner algorithm's round."""

@@ -1,7 +1,7 @@
 """What is done to whole reports, around any algorithm: clipping here, noise in a privacy mechanism."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +46,8 @@ class Plan:
         state: the server's tensors, by name, which checkpoints hold; a mechanism keeps what moves there.
         rounds: their numbers, from 0, that are still to come; empty where they are not told.
         local: the clients' training; None where whoever drives the steps does not say it.
+        data: what names the data set, as its ledger is found by it; None where nobody says it.
+        names: of the clients that hold data here.
     """
 
     sampler: Sampler
@@ -56,6 +58,8 @@ class Plan:
     state: dict[str, Tensor] = field(default_factory=dict)
     rounds: range = range(0)
     local: LocalPlan | None = None
+    data: str | None = None
+    names: Sequence[str] = ()
 
 
 class Mechanism:
@@ -121,8 +125,9 @@ class Mechanism:
         """What the algorithm gets in place of ``total``; ``cohort``: how many clients were asked, a public number."""
         return total
 
-    def own_epsilon(self) -> float | None:
-        """What all planned work costs the clients' records by noise of their own; None where they add none."""
+    def own_epsilon(self, delta: float | None = None) -> float | None:
+        """What all work costs the clients' records by noise of their own, other runs' included; None where they add
+        none. ``delta``: for which it is stated; by default the mechanism's."""
         return None
 
     def guarantee(self) -> str | None:

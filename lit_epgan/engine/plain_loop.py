@@ -108,12 +108,20 @@ class PlainFederation:
         """The server's parameters (d,) after so many rounds."""
         mechanism, clients = self.federation.mechanism, len(self.federation.active)
         exchanges = self.federation.algorithm.exchanges(0, rounds)
+        plan = Plan(
+            self.federation.sampler,
+            clients,
+            exchanges,
+            state=self.server.state,
+            rounds=range(rounds),
+            names=self.federation.names,
+        )
+        self.federation.algorithm.begin(plan)
         if mechanism is not None:
-            mechanism.begin(
-                Plan(self.federation.sampler, clients, exchanges, state=self.server.state, rounds=range(rounds))
-            )
+            mechanism.begin(plan)
         for number in range(rounds):
             self.round(number)
+        self.federation.algorithm.end()
         if mechanism is not None:
             mechanism.end()
         return self.server.parameters

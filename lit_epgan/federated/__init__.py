@@ -10,6 +10,7 @@ from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
 from lit_epgan.federated.drift.feddyn import FedDyn
 from lit_epgan.federated.drift.fednova import FedNova
 from lit_epgan.federated.drift.fedprox import FedProx
+from lit_epgan.federated.drift.fedrep import FedRep
 from lit_epgan.federated.drift.fedseq import FedSeq
 from lit_epgan.federated.drift.moon import MOON
 from lit_epgan.federated.drift.personal import APFL, Ditto, PersonalModels
@@ -50,6 +51,7 @@ __all__ = [
     "FedNova",
     "FedPA",
     "FedProx",
+    "FedRep",
     "FedSeq",
     "FedYogi",
     "GeneratorSites",

@@ -62,6 +62,7 @@ def this_end(
     """
     where = endpoint()
     if where is None:
+        refuse_idle_policy(policy)
         return Alone()
     if where.terms.names:
         take_place(datamodule, where.terms.names, where.name or None)
@@ -261,7 +262,7 @@ class AtInstitution(Alone):
     ) -> None:
         if where.name not in names:
             raise UserError(f"the institution {where.name!r} is none of the federation's clients: {', '.join(names)}")
-        report_filter = ReportFilter(_policy(policy), folder / SENT, where.terms.dry)
+        report_filter = ReportFilter(read_policy(policy), folder / SENT, where.terms.dry)
         client, masking = list(names).index(where.name), _masking(where, names, report_filter.policy)
         self._shared = SharedClient() if ranks() > 1 else None
         link = where.called(STARTING) if rank() == 0 else None
@@ -313,8 +314,9 @@ class AtInstitution(Alone):
                 "institution: set it to 1"
             )
         name = None if mechanism is None else type(mechanism).__name__
-        own = None if mechanism is None else mechanism.own_epsilon()
-        self._server.report_filter.policy.check_plan(algorithm, name, own)
+        policy = self._server.report_filter.policy
+        own = None if mechanism is None else mechanism.own_epsilon(policy.delta)
+        policy.check_plan(algorithm, name, own, mechanism is not None and mechanism.noise_seed is not None)
 
     @property
     def ended(self) -> bool:
@@ -326,8 +328,17 @@ class AtInstitution(Alone):
         self._server.close()
 
 
-def _policy(path: str | None) -> Policy:
-    """The policy in a file; without one everything is allowed."""
+def refuse_idle_policy(path: str | None) -> None:
+    """Refuse a policy that nobody would keep to: it is an institution's, for what leaves it."""
+    if path is not None:
+        raise UserError(
+            f"federation.policy {path} is an institution's, in a federation of processes (`federate`), and nothing "
+            "leaves one here: leave it out"
+        )
+
+
+def read_policy(path: str | None) -> Policy:
+    """The policy in a file; without one everything is allowed. UserError: the file is missing, or holds no policy."""
     if path is None:
         return Policy()
     try:

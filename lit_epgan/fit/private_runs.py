@@ -16,6 +16,7 @@ from lit_epgan.engine import Algorithm, Mechanism, Plan, Sampler
 from lit_epgan.engine.mechanisms import LocalPlan
 from lit_epgan.engine.module_state import ModuleState
 from lit_epgan.errors import UserError
+from lit_epgan.fit.driver import Alone
 from lit_epgan.fit.loop import RoundLoop
 from lit_epgan.listing import few
 from lit_epgan.networks.modes import LOGGING as LOGGING
@@ -151,6 +152,7 @@ class MechanismInFit:
     def __init__(self, mechanism: Mechanism | None) -> None:
         self.mechanism = mechanism
         self._local: LocalPlan | None = None
+        self._begun: list[Algorithm | Mechanism] = []
 
     @property
     def by_record(self) -> bool:
@@ -198,14 +200,14 @@ class MechanismInFit:
         sampler: Sampler,
         datamodule: FederatedDataModule,
         state: dict[str, Any],
+        end: Alone,
     ) -> None:
-        """Tell the mechanism what is planned, and print what it guarantees; which round comes next is known by now.
+        """Tell what adds noise at this end of the federation what is planned, and print what it guarantees; which round
+        comes next is known by now.
 
         Raises:
             UserError: what is planned must not be done, or nobody knows how long it goes on.
         """
-        if self.mechanism is None:
-            return
         if (self.by_user or self.by_record) and (trainer.max_epochs is None or trainer.max_epochs < 0):
             raise UserError(
                 f"{type(self.mechanism).__name__} has to know how many rounds there will be, for each of them costs "
@@ -214,12 +216,20 @@ class MechanismInFit:
         rounds = range(trainer.current_epoch, trainer.max_epochs or 0)
         exchanges = algorithm.exchanges(rounds.start, rounds.stop)
         folder, resumed = Path(trainer.default_root_dir), trainer.current_epoch > 0
-        clients = len(datamodule.active)
-        self.mechanism.begin(Plan(sampler, clients, exchanges, folder, resumed, state, rounds, self._local))
-        if (promised := self.mechanism.guarantee()) is not None:
-            rank_zero_info(f"{type(self.mechanism).__name__}: {promised}")
+        named = zip(datamodule.client_names, datamodule.clients, strict=True)
+        here = [name for name, client in named if client.has_batches and not isinstance(client, Away)]
+        clients, data = len(datamodule.active), datamodule.origin
+        plan = Plan(sampler, clients, exchanges, folder, resumed, state, rounds, self._local, data, here)
+        at_work: list[Algorithm | Mechanism] = [algorithm] if end.holds_clients else []
+        if self.mechanism is not None and (end.holds_clients if self.by_record else end.holds_server):
+            at_work.append(self.mechanism)
+        for each in at_work:
+            each.begin(plan)
+            self._begun.append(each)
+            if (promised := each.guarantee()) is not None:
+                rank_zero_info(f"{type(each).__name__}: {promised}")
 
     def end(self) -> None:
-        """Nothing more is released."""
-        if self.mechanism is not None:
-            self.mechanism.end()
+        """Nothing more is released: also where a run breaks off, so that what it has reserved is free again."""
+        while self._begun:
+            self._begun.pop().end()

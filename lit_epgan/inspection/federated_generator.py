@@ -24,7 +24,7 @@ from lit_epgan.inspection.user_records import Records
 from lit_epgan.inspection.view import Findings, Panel, Users
 from lit_epgan.privacy.accountant import Relation, Releases, noise_multiplier_for
 from lit_epgan.privacy.central import CentralNoise, SecretCohorts
-from lit_epgan.privacy.settings import check_settings
+from lit_epgan.privacy.payments import check_settings
 from lit_epgan.randomness import derive_seed, generator_for, isolated
 
 LARGE = 20.0  # epsilons that protect nobody
@@ -74,7 +74,7 @@ class FederatedGenerator(ABC):
         batch_size: int,
         samples: int,
     ) -> None:
-        check_settings("generator", bound, noise_multiplier, target_epsilon, 0.5, "zero_out", None)
+        check_settings("generator", bound, noise_multiplier, target_epsilon, 1e-5, "zero_out", None)
         at_least(1, "generator", rounds=rounds, local_steps=local_steps, batch_size=batch_size, samples=samples)
         if users_per_round is not None and not 1 <= users_per_round <= (users or 0):
             raise UserError(

@@ -5,7 +5,6 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -20,7 +19,8 @@ from lit_epgan.inspection.selections import AllExamples, Selection
 from lit_epgan.inspection.user_records import Primary, Records, loaded, trained
 from lit_epgan.inspection.view import Check, Findings, Users, View
 from lit_epgan.privacy.accountant import MOVES, RELATIONS, Relation, Releases, Spent, noise_multiplier_for
-from lit_epgan.privacy.ledger import EVERYONE, Ledger
+from lit_epgan.privacy.ledger import EVERYONE, Ledger, default_path
+from lit_epgan.privacy.payments import check_units
 from lit_epgan.privacy.queries import Queries
 
 WIDTH = 100.0  # of an interval's picture
@@ -35,7 +35,8 @@ class Price:
             keeps it.
         delta: for which epsilon is stated; below one over the number of users.
         relation: which data sets are neighbours, ``zero_out`` or ``replace_one``.
-        ledger: the data set's, which everybody who looks at it shares; by default ``privacy.jsonl`` beside the page.
+        ledger: the data set's, which everybody who looks at it shares; by default one for each data set and user of the
+            machine (``$LIT_EPGAN_LEDGERS``).
         budget: the largest epsilon that the ledger allows; null for no limit.
         group: the users, as the ledger names them.
         noise_seed: repeats the noise, for studies: then there is no guarantee in real use.
@@ -85,14 +86,13 @@ class Inspection:
         """The selection, or the one of everything."""
         return self.selection or AllExamples()
 
-    def ask(self, name: str, folder: Path) -> Ask:
-        """The question that the inspection may ask, by its name in the ledger, which lies in ``folder`` where it has no
-        path; the noise follows from its price. UserError: the price is none, or would pass the budget, or a model is
-        missing: before any data are read."""
+    def ask(self, name: str) -> Ask:
+        """The question that the inspection may ask, by its name in the ledger; the noise follows from its price.
+        UserError: the price is none, or would pass the budget, or a model is missing: before any data are read."""
         if self.rule.asks_primary and self.primary is None:
             raise UserError(f"{self.rule.task} asks what a model gets right: give it, as primary")
         price = self.price
-        ledger = Ledger(price.ledger or folder / "privacy.jsonl")
+        ledger = Ledger(price.ledger or default_path(self.data.origin, "user"))
         queries = Queries(ledger, price.delta, price.relation, price.budget, price.noise_seed)
         own = self.view.delta_share * price.delta / MOVES[price.relation]
         z = noise_multiplier_for(price.epsilon, price.delta, lambda z: [Releases(z, delta=own)], price.relation)
@@ -108,6 +108,7 @@ class Inspection:
         data = self.data.data
         public = ConcatDataset(list(data.val.values())) if isinstance(data.val, Mapping) else data.val
         users = Users(data.train, public, self.rule, self._primary(public, say))
+        check_units("price", self.price.delta, len(data.train), "user")
         if self.generator is not None:
             self.generator.check_users(users.private)
         say(f"Asking {len(data.train)} users: {self.rule}.")

@@ -5,6 +5,7 @@ from lit_epgan.privacy.adaptive import AdaptiveNoise
 from lit_epgan.privacy.central import CentralNoise
 from lit_epgan.privacy.correlated import CorrelatedNoise
 from lit_epgan.privacy.distributed import DistributedNoise
+from lit_epgan.privacy.gaussian_mechanism import GaussianMechanism, Guarantee
 from lit_epgan.privacy.heavy_hitters import HeavyHitters
 from lit_epgan.privacy.ledger import Budget, Ledger
 from lit_epgan.privacy.queries import Queries
@@ -16,6 +17,8 @@ __all__ = [
     "CentralNoise",
     "CorrelatedNoise",
     "DistributedNoise",
+    "GaussianMechanism",
+    "Guarantee",
     "HeavyHitters",
     "Ledger",
     "Queries",

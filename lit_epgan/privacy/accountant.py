@@ -110,6 +110,10 @@ class Releases:
 MOVES: dict[Relation, float] = {"zero_out": 1.0, "replace_one": 2.0}  # how far one user moves the sum, in S
 ORDERS = [1.25, 1.5, 1.75, *map(float, range(2, 21)), 24.0, 28.0, 32.0, 40.0, 48.0, 64.0, 128.0]  # of Renyi divergences
 LARGEST = 1e4  # noise multipliers that are tried
+LARGE = 100.0  # epsilons, which guarantee nothing
+MOST_OF_ONE, MOST_OF_ALL = 100.0, 2e4  # privacy losses that are computed
+SMALLEST = 1e-3  # noise multiplier that is tried
+TINY, HUGE = 1e-100, 1e8  # noise multipliers below count as none, above as that much
 GRID = 1e-3  # of privacy losses, rounded up; ten times as fast as the library's 1e-4, and within 1e-4 of its epsilons
 
 
@@ -142,7 +146,11 @@ def spent(releases: Sequence[Releases], delta: float, relation: Relation = "zero
     units: set[Unit] = {each.unit for each in releases}
     if len(units) > 1:
         raise UserError("releases about users and about records do not add up: keep a ledger for each")
-    return _spent(tuple(each for each in releases if each.count), delta, relation, min(units, default="user"))
+    counts: dict[Releases, int] = {}
+    for each in releases:
+        counts[each.times(0)] = counts.get(each.times(0), 0) + each.count
+    made = tuple(kind.times(count) for kind, count in counts.items() if count)
+    return _spent(made, delta, relation, min(units, default="user"))
 
 
 @lru_cache(maxsize=4096)
@@ -150,18 +158,43 @@ def _spent(made: tuple[Releases, ...], delta: float, relation: Relation, unit: U
     if any(each.epsilon or each.delta for each in made):
         return _with_own(made, delta, relation, unit)
     made = tuple(each for each in made if each.is_noised)
-    fixed, others = [r for r in made if r.sampling == "fixed"], [r for r in made if r.sampling != "fixed"]
     if not made:
         return Spent(0.0, delta, relation, "nothing was released", unit)
+    if any(each.noise_multiplier < TINY for each in made):
+        return Spent(math.inf, delta, relation, "noise too small to count", unit)
+    made = tuple(replace(each, noise_multiplier=min(each.noise_multiplier, HUGE)) for each in made)
+    fixed, others = [r for r in made if r.sampling == "fixed"], [r for r in made if r.sampling != "fixed"]
     if all(each.sampling == "everyone" for each in made):
         return Spent(_gaussian(made, delta, relation), delta, relation, "Gaussian mechanism, exactly", unit)
     if not fixed:
-        return Spent(_by_losses(made, delta, relation), delta, relation, "privacy loss distributions", unit)
+        found = _by_losses(made, delta, relation) if _is_small(made, relation) else math.inf
+        return _at_most(found, "privacy loss distributions", made, delta, relation, unit)
     if relation == "zero_out" or not others:
-        return Spent(_by_renyi(fixed, others, delta, relation), delta, relation, "Renyi divergences", unit)
+        found = _by_renyi(fixed, others, delta, relation)
+        return _at_most(found, "Renyi divergences", made, delta, relation, unit)
     parts = [spent(each, delta / 2, relation).epsilon for each in (fixed, others)]
     by = "Renyi divergences and privacy loss distributions, half of delta each"
     return Spent(sum(parts), delta, relation, by, unit)
+
+
+def _at_most(epsilon: float, by: str, made: Sequence[Releases], delta: float, relation: Relation, unit: Unit) -> Spent:
+    """What an accountant found, or what the same releases cost where everybody takes part in each: sampling makes
+    nothing dearer, and of tiny noise and tiny deltas the accountants know less than that."""
+    most = _gaussian(made, delta, relation) if not epsilon < LARGE else math.inf
+    if most < epsilon or math.isnan(epsilon):
+        epsilon, by = most, "at most: the Gaussian mechanism as if all took part"
+    return Spent(epsilon, delta, relation, by, unit)
+
+
+def _is_small(made: Sequence[Releases], relation: Relation) -> bool:
+    """Whether the distributions of the privacy loss fit into memory: the losses of one release, and those of all."""
+    single = whole = 0.0
+    for each in made:
+        move = MOVES[relation] / each.noise_multiplier
+        taken = each.count * each.rate
+        single = max(single, move * (move / 2 + 8))
+        whole += taken * move * move / 2 + 8 * move * math.sqrt(taken)
+    return single < MOST_OF_ONE and whole < MOST_OF_ALL
 
 
 def _with_own(made: Sequence[Releases], delta: float, relation: Relation, unit: Unit) -> Spent:
@@ -179,10 +212,10 @@ def _with_own(made: Sequence[Releases], delta: float, relation: Relation, unit: 
 def noise_multiplier_for(
     epsilon: float, delta: float, releases: Callable[[float], Sequence[Releases]], relation: Relation = "zero_out"
 ) -> float:
-    """The smallest z, to 0.1 %, at which ``releases(z)`` cost at most ``epsilon``. UserError: no noise is enough, or
-    ``epsilon`` is not above 0."""
-    if not epsilon > 0:
-        raise UserError(f"target_epsilon is {epsilon}; it must be above 0")
+    """The smallest z, to 0.1 % and no smaller than 0.001, at which ``releases(z)`` cost at most ``epsilon``. UserError:
+    no noise is enough, or ``epsilon`` is no number above 0."""
+    if not 0 < epsilon < math.inf:
+        raise UserError(f"target_epsilon is {epsilon}; it must be a number above 0")
 
     def cost(z: float) -> float:
         return spent(releases(z), delta, relation).epsilon
@@ -193,7 +226,7 @@ def noise_multiplier_for(
         if high > LARGEST:
             raise UserError(f"no noise multiplier below {LARGEST:g} reaches epsilon {epsilon} at delta {delta:g}")
     low = high / 2
-    while cost(low) <= epsilon:
+    while cost(low) <= epsilon and low > SMALLEST:
         low, high = low / 2, low
     while high / low > 1.001:
         middle = (low * high) ** 0.5

@@ -19,12 +19,14 @@ BOUND, BELOW = "privacy.bound", "privacy/below"
 class AdaptiveNoise(CentralNoise):
     """``CentralNoise`` whose bound S moves to a quantile of the reports' norms.
 
-        b_k = 1[||report_k|| <= S] - 1/2,   b = (sum_k b_k + N(0, s_b^2)) / cohort + 1/2,
+        b_k = 1[||report_k|| <= S] - 1/2, and 0 of a report of zeros,   b = (sum_k b_k + N(0, s_b^2)) / cohort + 1/2,
         S <- S exp(-rate (b - quantile)),   z_sum = (z^-2 - (2 s_b)^-2)^(-1/2)
 
-    A client moves the sum of b_k by 1/2, so that both noises together are one release with noise multiplier z: the
+    A client whose data are emptied sends zeros, and counts neither as below S nor as above. So one client moves the sum
+    of b_k by 1/2, and that of reports by S, against its own data emptied; against any others by 1 and 2 S.
+    Either way (change / S z_sum)^2 + (count / s_b)^2 is at most that of one release with noise multiplier z: the
     report's part takes a little more noise, z_sum S. Andrew, Thakkar, McMahan and Ramaswamy 2021, algorithm 1 and
-    theorem 1.
+    theorem 1; there a client that is taken out counts for nothing, and here one that sends zeros.
 
     Args:
         bound: S before the first round.
@@ -56,19 +58,26 @@ class AdaptiveNoise(CentralNoise):
     def begin(self, plan: Plan) -> None:
         """As for ``CentralNoise``; S goes on where a checkpoint has it. UserError: also where the count's noise is too
         small."""
+        cohort = plan.sampler.rate(plan.clients) * plan.clients
+        self._of_count = self.count_noise if self.count_noise is not None else cohort / 20
         super().begin(plan)
         self._state = plan.state
         self._state.setdefault(BOUND, torch.tensor([self.bound], dtype=torch.float64))
-        cohort = plan.sampler.rate(plan.clients) * plan.clients
-        self._of_count = self.count_noise if self.count_noise is not None else cohort / 20
         assert self._planned is not None
-        left = self._planned.noise_multiplier**-2 - (2 * self._of_count) ** -2
+        self._of_sum = self._left(self._planned.noise_multiplier) ** -0.5
+
+    def _check_noise(self, noise_multiplier: float) -> None:
+        self._left(noise_multiplier)
+
+    def _left(self, noise_multiplier: float) -> float:
+        """z_sum^-2. UserError: the count alone tells more than z allows."""
+        left = noise_multiplier**-2 - (2 * self._of_count) ** -2
         if left <= 0:
             raise UserError(
-                f"AdaptiveNoise's count_noise is {self._of_count:g}: with noise multiplier "
-                f"{self._planned.noise_multiplier:g} it must be above half of that"
+                f"AdaptiveNoise's count_noise is {self._of_count:g}: with noise multiplier {noise_multiplier:g} it "
+                "must be above half of that"
             )
-        self._of_sum = left**-0.5
+        return left
 
     def broadcast(self) -> Broadcast:
         return {BOUND: self._state[BOUND]}
@@ -76,8 +85,8 @@ class AdaptiveNoise(CentralNoise):
     def at_client(self, report: Report, received: Broadcast) -> Report:
         """The report, clipped to the bound that was sent, and whether it was below it."""
         size, bound = flat_norm(report), float(received[BOUND])
-        below = math.isfinite(size) and size <= bound
-        return {**self._clipped(report, size, bound), BELOW: torch.full((1,), below - 0.5, dtype=torch.float64)}
+        counts = 0.0 if size == 0 else (math.isfinite(size) and size <= bound) - 0.5
+        return {**self._clipped(report, size, bound), BELOW: torch.full((1,), counts, dtype=torch.float64)}
 
     def at_server(self, total: Total, cohort: int) -> Total:
         total.sums.setdefault(BELOW, torch.zeros(1, dtype=torch.float64))  # nobody has answered

@@ -1,6 +1,5 @@
 """Differential privacy for users around any algorithm, by a server that is trusted to add the noise."""
 
-import os
 import secrets
 from collections.abc import Sequence
 
@@ -16,8 +15,8 @@ from lit_epgan.engine.runner import WEIGHT
 from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Relation, Releases, Spent, noise_multiplier_for, spent
-from lit_epgan.privacy.ledger import EVERYONE, Account, Budget, Ledger
-from lit_epgan.privacy.settings import check_settings, ledger_of, warn_beyond_target
+from lit_epgan.privacy.ledger import EVERYONE, Account, Budget
+from lit_epgan.privacy.payments import Payments, check_settings, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
 
 
@@ -74,7 +73,8 @@ class CentralNoise(Mechanism):
         target_epsilon: the smallest z is taken at which all planned rounds cost at most this.
         delta: for which epsilon is stated; below one over the number of clients.
         relation: which data sets are neighbours: ``zero_out`` empties one client's, ``replace_one`` replaces it.
-        ledger: the data set's own file, which all runs on it share; by default one in the run's folder.
+        ledger: the data set's own file, which all runs on it share; by default one for each data set and user of the
+            machine (``$LIT_EPGAN_LEDGERS``).
         budget: the largest epsilon that the ledger allows; None for no limit.
         group: the users that this run looks at; what is spent on disjoint groups does not add up.
         noise_seed: makes a study repeatable, and the noise predictable to whoever knows it, as the cohorts are to
@@ -98,11 +98,8 @@ class CentralNoise(Mechanism):
         check_settings("CentralNoise", bound, noise_multiplier, target_epsilon, delta, relation, budget)
         self.bound, self.target_epsilon, self.delta, self.relation = bound, target_epsilon, delta, relation
         self.noise_multiplier, self.budget, self.group, self.noise_seed = noise_multiplier, budget, group, noise_seed
-        self._path = ledger
-        self._ledger: Ledger | None = None
-        self._account = ""
+        self._payments = Payments(type(self).__name__, ledger, Budget(budget, delta, relation), "user")
         self._planned: Releases | None = None
-        self._earlier: list[Releases] = []  # of other kinds, before the run was resumed
         self._expected: float | None = None
         self._made = self._round = self._drawn = 0
 
@@ -153,15 +150,13 @@ class CentralNoise(Mechanism):
         _refuse_empty_cohorts(kind, plan, self.delta)
         if kind.rate < 1 and plan.rounds and plan.exchanges > len(plan.rounds):
             raise UserError(ASKED_AGAIN)
-        ledger = ledger_of(type(self).__name__, self._path, plan.folder, self.budget)
+        before = self._payments.meet(plan)
         if rank() == 0:
-            self._ledger = ledger
-            self._planned = self._settled(kind, plan)
-        self._planned, self._earlier = gather_objects((self._planned, self._earlier))[0]  # one reads, all know
+            self._settle(kind, plan, before.get(self.group))
+        self._payments.share()
+        self._planned = self._payments.planned[self.group]
 
-    def _settled(self, kind: Releases, plan: Plan) -> Releases:
-        what = str(plan.folder.resolve()) if plan.folder is not None else f"a run of process {os.getpid()}"
-        before = self._ledger.resumed(what) if self._ledger is not None and plan.resumed else None
+    def _settle(self, kind: Releases, plan: Plan, before: Account | None) -> None:
         z = self.noise_multiplier
         if before is not None and z is None:
             z = before.planned.noise_multiplier  # as it was settled for the whole run
@@ -172,22 +167,17 @@ class CentralNoise(Mechanism):
             assert self.target_epsilon is not None
             asked = self.target_epsilon
             z = noise_multiplier_for(asked, self.delta, lambda z: [kind.with_noise(z, count)], self.relation)
-        self._earlier, planned = [], kind.with_noise(z, count)
-        if self._ledger is not None:
-            budget = Budget(self.budget, self.delta, self.relation)
-            self._account = self._ledger.begin(what, planned, self.group, budget, before)
-            planned = self._with_what_was_released(what, plan.resumed)
-        price = spent([*self._earlier, planned], self.delta, self.relation)
+        self._check_noise(z)
+        self._payments.announce({self.group: kind.with_noise(z, count)}, {} if before is None else {self.group: before})
+        price = spent(self._released(), self.delta, self.relation)
         warn_beyond_target(type(self).__name__, price.epsilon, self.target_epsilon)
-        return planned
 
-    def _with_what_was_released(self, what: str, resumed: bool) -> Releases:
-        """A resumed run's model is made of what was released before, too: of the planned kind, and of others."""
-        assert self._ledger is not None
-        book = self._ledger.read()
-        if resumed:
-            self._earlier = [account.releases for account in book.earlier(what, [self._account])]
-        return book.accounts[self._account].planned
+    def _check_noise(self, noise_multiplier: float) -> None:
+        """Before anything is booked. UserError: this z cannot be kept."""
+
+    def _released(self) -> tuple[Releases, ...]:
+        """What the model is made of when all is done; a resumed run's of what was released before, too."""
+        return (*self._payments.earlier.get(self.group, ()), self._payments.planned[self.group])
 
     def _kind(self, plan: Plan) -> Releases:
         """One release under the plan's sampler, with a noise multiplier of 1."""
@@ -213,8 +203,7 @@ class CentralNoise(Mechanism):
         if self._drawn and self._planned.rate < 1:  # the algorithm's exchanges() has not said so
             raise UserError(ASKED_AGAIN)
         price = self._price()
-        if rank() == 0 and self._ledger is not None:
-            self._ledger.release(self._account, price)
+        self._payments.pay({self.group: price}, [self.group] if rank() == 0 else [])
         self._made, self._drawn = self._made + price, self._drawn + 1
         learnt = sorted(name for name in total.sums if name not in total.counts)
         deviation = self.deviations(learnt)
@@ -249,8 +238,7 @@ class CentralNoise(Mechanism):
             total.sums[name] = torch.full_like(total[name], self._expected or 0.0)
 
     def end(self) -> None:
-        if rank() == 0 and self._ledger is not None:
-            self._ledger.end(self._account)
+        self._payments.end()
 
     def spent(self) -> Spent:
         """What this run has released since it began or was resumed."""
@@ -261,10 +249,10 @@ class CentralNoise(Mechanism):
         """What all planned releases guarantee together, for the model and for nothing beside it."""
         if self._planned is None:
             return None
-        made = [*self._earlier, self._planned]
+        made = self._released()
         price = spent(made, self.delta, self.relation)
         seeded = "" if self.noise_seed is None else " The noise is a study's: whoever knows noise_seed can take it off."
-        where = f" The ledger is {self._ledger.path}." if self._ledger is not None else ""
+        where = self._payments.told(self.delta, self.relation)
         what = f"{' and '.join(map(str, made))}, {self._how()}"
         return f"the server's model after all rounds has {price}: {what}.{where}{seeded}"
 

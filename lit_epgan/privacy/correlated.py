@@ -179,7 +179,7 @@ class CorrelatedNoise(CentralNoise):
         self._coefficients = banded(self.bands if self.bands is not None else separation)
         self._last, self._streams = -1, {}
         super().begin(plan)
-        self._number = int(self._account or "0", 16)
+        self._number = int(self._payments.accounts.get(self.group, "0"), 16)
         self._number, self._written, self._paid = gather_objects((self._number, self._written, self._paid))[0]
 
     def _kind(self, plan: Plan) -> Releases:

@@ -2,11 +2,20 @@
 
 A line is one JSON object. ``budget`` says what may be spent; ``begin`` what a run plans; ``release`` that it is about
 to make one; ``end`` that it makes no more. A run's price is that of its plan until it ends, and never less than that of
-its releases: a run that was killed, and repeats a round, pays twice for it."""
+its releases: a run that was killed, and repeats a round, pays twice for it.
+
+Every line ends in a digest of itself and of the line before: SHA-256, or HMAC-SHA-256 where the data's owner has a
+key. So a changed or missing line is found, but for lines that are cut off at the end: those a run finds that has
+written them, in its memory or in its checkpoint."""
 
 import contextlib
+import hashlib
+import hmac
 import json
+import math
 import os
+import platform
+import secrets
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,6 +27,58 @@ from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Relation, Releases, Spent, Unit, spent
 
 EVERYONE = "all users"
+FOLDER, KEY = "LIT_EPGAN_LEDGERS", "LIT_EPGAN_LEDGER_KEY"  # environment variables
+
+
+def default_path(data: str, unit: Unit) -> Path:
+    """The ledger of the data set that ``data`` describes, which begins with a word.
+
+    There is one place for each user of the machine: what is spent on data does not depend on the folder of a run. Users
+    and records do not add up, and have a file each. UserError: nothing can be kept there.
+    """
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    folder = Path(os.environ.get(FOLDER) or f"{state}/lit_epgan/ledgers").expanduser().absolute()
+    digest = hmac.new(_secret(folder), data.encode(), "sha256").hexdigest()[:16]
+    return folder / f"{data.split()[0]}-{digest}.{unit}s.jsonl"
+
+
+def _secret(folder: Path) -> bytes:
+    """This user's random bytes: without them a ledger's name, which is printed, tells nothing of the data."""
+    path, own = folder / "secret", folder / f".secret.{uuid.uuid4().hex}"
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            own.touch(0o600)
+            own.write_bytes(secrets.token_bytes(32))
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                os.link(own, path)
+            own.unlink()
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"no ledger can be kept in {folder} ({error.strerror or error}): name a folder by {FOLDER}, or a file by "
+            "the mechanism's ledger"
+        ) from error
+
+
+def _key() -> bytes:
+    """The owner's key, in the file that the environment names; empty where there is none. UserError: it cannot be
+    read, or is empty."""
+    path = os.environ.get(KEY)
+    if not path:
+        return b""
+    try:
+        key = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise UserError(f"{KEY} names {path}, which cannot be read: {error.strerror or error}") from error
+    if not key:
+        raise UserError(f"{KEY} names {path}, which is empty: a key is some 32 random bytes")
+    return key
+
+
+def _digest(key: bytes, before: str, body: bytes) -> str:
+    message = before.encode() + body
+    return hmac.new(key, message, "sha256").hexdigest() if key else hashlib.sha256(message).hexdigest()
 
 
 @dataclass
@@ -33,6 +94,7 @@ class Account:
         written: how often it has said that it is about to release, what is paid for already included.
         ended: whether it makes no more.
         since: when it began, in local time.
+        process: which process began it, and on which machine.
     """
 
     name: str
@@ -43,6 +105,7 @@ class Account:
     ended: bool = False
     since: str = ""
     written: int = 0
+    process: str = ""
 
     def goes_on_with(self, planned: Releases, group: str) -> bool:
         """Whether these are releases of the same kind, from the same users."""
@@ -67,46 +130,65 @@ class Budget:
         return f"{limit} at delta {self.delta:g}, {self.relation}"
 
 
+DIGEST = b', "digest": '
+
+
 @dataclass
 class Book:
-    """A ledger as it was read."""
+    """A ledger as it was read.
+
+    Attributes:
+        budget: what may be spent.
+        accounts: by their names, in the order in which they were begun.
+        last, digests: the last line's digest, and all lines'.
+    """
 
     budget: Budget = field(default_factory=Budget)
     accounts: dict[str, Account] = field(default_factory=dict)
+    last: str = ""
+    digests: set[str] = field(default_factory=set)
 
     @property
     def unit(self) -> Unit | None:
         """Whom the releases are about: users or records; None before any."""
         return next((account.planned.unit for account in self.accounts.values()), None)
 
-    def earlier(self, what: str, present: Collection[str]) -> list[Account]:
-        """A run's accounts that have released something, without those that it is using at ``present``, by name."""
-        return [a for a in self.accounts.values() if a.what == what and a.name not in present and a.releases.count]
+    def of_run(self, what: str, names: Collection[str] = ()) -> list[Account]:
+        """The accounts of the run at ``what``, from the first of these names on, and those of these names, wherever
+        they were begun."""
+        every = list(self.accounts.values())
+        first = next((number for number, account in enumerate(every) if account.name in names), 0)
+        return [account for account in every[first:] if account.what == what or account.name in names]
 
     def groups(self) -> list[str]:
         """Groups of users that somebody has looked at."""
         named = sorted({a.group for a in self.accounts.values()} - {EVERYONE})
         return named or [EVERYONE]
 
+    def releases(self, group: str = EVERYONE) -> tuple[Releases, ...]:
+        """What a user of ``group`` has to pay for: by runs on the group, and by runs on all users."""
+        return tuple(a.releases for a in self.accounts.values() if a.group in (group, EVERYONE))
+
     def spent(self, group: str = EVERYONE) -> Spent:
-        """What was spent on a user of ``group``: by runs on the group, and by runs on all users."""
-        own = [a.releases for a in self.accounts.values() if a.group in (group, EVERYONE)]
-        return spent(own, self.budget.delta, self.budget.relation)
+        """What was spent on a user of ``group``."""
+        return spent(self.releases(group), self.budget.delta, self.budget.relation)
 
     def total(self) -> Spent:
         """What was spent on the user who has paid most; groups are disjoint, and so do not add up."""
         return max((self.spent(group) for group in self.groups()), key=lambda each: each.epsilon)
 
-    def take(self, raw: bytes) -> None:
-        """Read one more line; one that is torn, as its process was killed while it wrote, is passed over. UserError: it
-        is not one of a ledger."""
-        if not raw.strip():
-            return
+    def take(self, raw: bytes, key: bytes) -> None:
+        """Read one more line. UserError: it is none of a ledger's, or does not follow the one before."""
+        body, found, told = raw.rpartition(DIGEST)
+        if not found or told != f'"{_digest(key, self.last, body)}"}}'.encode():
+            why = f", or it was written with another key than {KEY} names" if not self.digests else ""
+            raise UserError(f"is not as it was written, or a line before it is missing{why}")
         try:
-            self._take(json.loads(raw))
+            self._take(json.loads(body + b"}"))
         except (ValueError, KeyError, TypeError, UserError) as error:
-            if raw.rstrip().endswith(b"}") and raw.count(b"{") == raw.count(b"}"):
-                raise UserError(f"is not one of a ledger ({error})") from error
+            raise UserError(f"is not one of a ledger ({error})") from error
+        self.last = told[1:-2].decode()
+        self.digests.add(self.last)
 
     def _take(self, line: dict[str, Any]) -> None:
         kind = line.pop("kind")
@@ -138,21 +220,14 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._seen = ""  # the digest of the last line that was written here
 
     def read(self) -> Book:
-        """All that stands in it. UserError: it cannot be read, or a line is not one of a ledger."""
-        if not self.path.exists():
+        """All that stands in it. UserError: it cannot be read, or is not as it was written."""
+        if not self.path.exists() and not self._seen:
             return Book()
         with self._open("rb") as file:
             return self._book(file)
-
-    def resumed(self, what: str) -> Account | None:
-        """The newest account of a run that goes on; None if it has none."""
-        return next((a for a in reversed(self.read().accounts.values()) if a.what == what), None)
-
-    def resumed_groups(self, what: str) -> dict[str, Account]:
-        """By group, the newest account of a run that goes on."""
-        return {a.group: a for a in self.read().accounts.values() if a.what == what}
 
     def begin(
         self,
@@ -170,11 +245,11 @@ class Ledger:
             what: where the run is.
             planned: all that it will release.
             group: the users that it looks at.
-            budget: what may be spent, where the ledger has none yet.
+            budget: what may be spent, where the ledger has no limit yet.
             before: the account that a resumed run goes on with, if its releases are of the same kind.
 
         Raises:
-            UserError: the budget would be passed, or is another than the ledger's.
+            UserError: the budget would be passed, or is another than the ledger's, or no epsilon would be finite.
         """
         accounts = {} if before is None else {before.group: before}
         return self.begin_groups(what, {group: planned}, budget, accounts)[group]
@@ -191,7 +266,7 @@ class Ledger:
         Args:
             what: where the run is.
             planned: by group, all that it will release about it.
-            budget: what may be spent, where the ledger has none yet.
+            budget: what may be spent, where the ledger has no limit yet.
             before: by group, the account that a resumed run goes on with, if its releases are of the same kind.
 
         Returns:
@@ -211,8 +286,9 @@ class Ledger:
                 )
             if self._takes(book, budget):
                 lines.append({"kind": "budget", **vars(book.budget)})
-            for account in book.accounts.values():
-                if account.what == what and not account.ended:
+            ids = [account.name for account in (before or {}).values()]
+            for account in book.of_run(what, ids):
+                if not account.ended:
                     account.ended = True
                     lines.append({"kind": "end", "run": account.name})
             since, names = time.strftime("%Y-%m-%d %H:%M:%S"), {}
@@ -221,12 +297,12 @@ class Ledger:
                 goes_on = old is not None and old.goes_on_with(asked, group)
                 name = names[group] = old.name if old is not None and goes_on else uuid.uuid4().hex[:12]
                 made = book.accounts[name].made if name in book.accounts else 0
-                book.accounts[name] = Account(name, what, group, asked.times(made + asked.count), made, since=since)
-                begin = {"kind": "begin", "run": name, "what": what, "group": group, "since": since}
-                lines.append({**begin, "planned": book.accounts[name].planned.as_dict()})
+                whole = asked.times(made + asked.count)
+                book.accounts[name] = Account(name, what, group, whole, made, since=since, process=_this_process())
+                lines.append(_begin(book.accounts[name]))
             for group, name in names.items():
                 self._refuse_more_than_the_budget(book, book.accounts[name].planned, group)
-            self._append(file, lines)
+            self._append(file, book, lines)
         return names
 
     def refuse_beyond_budget(
@@ -249,73 +325,171 @@ class Ledger:
         self.release_groups({name: count})
 
     def release_groups(self, counts: Mapping[str, int]) -> None:
-        """As ``release``, of a number of its own for each account. UserError: more was made than planned, and the
-        budget would be passed."""
+        """As ``release``, of a number of its own for each account. UserError: the budget would be passed, as more was
+        made than planned, or somebody has given back what was reserved; the ledger is not the one that has the
+        accounts."""
         with self._open("a+b") as file:
             book = self._book(file)
             for name, count in counts.items():
-                account = book.accounts[name]
+                if (account := book.accounts.get(name)) is None:
+                    raise UserError(self._lost())
                 account.made += count
-                if account.made > account.planned.count:
+                if account.ended or account.made > account.planned.count:
                     self._refuse_more_than_the_budget(book, account.planned.times(count), account.group)
             several = [{} if count == 1 else {"count": count} for count in counts.values()]
-            self._append(file, [{"kind": "release", "run": n, **c} for n, c in zip(counts, several, strict=True)])
+            lines = [{"kind": "release", "run": n, **c} for n, c in zip(counts, several, strict=True)]
+            self._append(file, book, lines)
+
+    def recover(self, known: Sequence[Account]) -> list[Account]:
+        """Write what a checkpoint knows of accounts and the ledger does not: which has lost it, or is another one.
+
+        Returns:
+            The accounts that were behind, as they are now; a line was written for each.
+        """
+        with self._open("a+b") as file:
+            book = self._book(file)
+            behind = [a for a in known if a.name not in book.accounts or book.accounts[a.name].made < a.made]
+            lines: list[dict[str, Any]] = []
+            for account in behind:
+                made = 0
+                if account.name in book.accounts:
+                    made = book.accounts[account.name].made
+                else:
+                    lines += [_begin(account), {"kind": "end", "run": account.name}]
+                lines.append({"kind": "release", "run": account.name, "count": account.made - made})
+            self._append(file, book, lines)
+        return behind
 
     def end(self, *names: str) -> None:
         """The accounts make no more releases: what they planned and did not make is free again."""
         with self._open("a+b") as file:
             book = self._book(file)
-            self._append(file, [{"kind": "end", "run": name} for name in names if not book.accounts[name].ended])
+            going = [name for name in names if name in book.accounts and not book.accounts[name].ended]
+            self._append(file, book, [{"kind": "end", "run": name} for name in going])
+
+    def give_back(self) -> list[Account]:
+        """Free what was reserved by processes that are dead, and never released. Nobody has seen anything of it.
+
+        A process on another machine may be alive, and keeps what it has reserved. Were one alive all the same, each of
+        its releases would have to be within the budget by itself.
+
+        Returns:
+            The accounts as they were.
+        """
+        with self._open("a+b") as file:
+            book = self._book(file)
+            idle = [a for a in book.accounts.values() if not a.ended and a.made < a.planned.count and _is_dead(a)]
+            self._append(file, book, [{"kind": "end", "run": account.name} for account in idle])
+        return idle
 
     def _refuse_more_than_the_budget(self, book: Book, planned: Releases | str, group: str) -> None:
-        if book.budget.epsilon is None:
+        limit, delta = book.budget.epsilon, book.budget.delta
+        if limit is None and not any(each.delta for each in book.releases(group)):
             return
         with_it = book.spent(group) if group != EVERYONE else book.total()
-        if with_it.epsilon > book.budget.epsilon:
+        if with_it.epsilon == math.inf:
             raise UserError(
-                f"the ledger {self.path} allows epsilon {book.budget.epsilon:g} at delta {book.budget.delta:g}, and "
+                f"the ledger {self.path} is kept at delta {delta:g}, and with {planned} no epsilon would be finite: "
+                f"{with_it.accountant}. Nothing was read; give this one a smaller delta, so that all together stay "
+                "below the ledger's"
+            )
+        if limit is not None and with_it.epsilon > limit:
+            raise UserError(
+                f"the ledger {self.path} allows epsilon {limit:g} at delta {delta:g}, and "
                 f"with {planned} it would be {with_it.epsilon:.3g}: nothing was read; take more noise or fewer rounds, "
                 f"or see what was spent: python -m lit_epgan privacy show {self.path}"
             )
 
     def _takes(self, book: Book, budget: Budget | None) -> bool:
-        """Whether ``budget`` becomes the ledger's, which has none yet."""
-        if budget is None:
+        """Whether ``budget`` becomes the ledger's, which has no limit yet."""
+        limited = book.budget.epsilon is not None
+        if budget is None or (budget.epsilon is None and (limited or book.accounts)):
             return False
-        new = not book.accounts and book.budget == Budget()
-        if new:
-            book.budget = budget
-        elif budget != book.budget:
+        if limited and budget != book.budget:
             raise UserError(f"the ledger {self.path} has the budget {book.budget}, not {budget}: give that one")
+        new, book.budget = budget != book.budget, budget
         return new
 
     @contextlib.contextmanager
     def _open(self, mode: str) -> Iterator[IO[bytes]]:
         try:
+            if not self.path.exists() and self._seen:
+                raise UserError(self._lost())
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open(mode) as file:
                 if fcntl is not None:
                     fcntl.lockf(file, fcntl.LOCK_EX if mode != "rb" else fcntl.LOCK_SH)
-                file.seek(0)
                 yield file
         except OSError as error:
             raise UserError(f"the ledger {self.path} cannot be used: {error.strerror or error}") from error
 
-    def _append(self, file: IO[bytes], lines: Sequence[Mapping[str, Any]]) -> None:
+    def _append(self, file: IO[bytes], book: Book, lines: Sequence[Mapping[str, Any]]) -> None:
+        if not lines:
+            return
         file.seek(0)
-        torn = b"" if file.read()[-1:] in (b"", b"\n") else b"\n"  # a line whose process was killed as it wrote
-        file.write(torn + b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        data = file.read()
+        torn = _lines(data)[1]
+        file.truncate(len(data) - len(torn))  # a line whose process was killed as it wrote
+        key, written = _key(), b"" if torn or data[-1:] in (b"", b"\n") else b"\n"
+        for line in lines:
+            body = json.dumps(line).encode()[:-1]
+            book.last = _digest(key, book.last, body)
+            written += body + DIGEST + f'"{book.last}"}}\n'.encode()
+        file.write(written)
         file.flush()
         os.fsync(file.fileno())
+        self._seen = book.last
 
     def _book(self, file: IO[bytes]) -> Book:
-        book = Book()
-        for number, raw in enumerate(file.read().split(b"\n"), start=1):
+        file.seek(0)
+        book, key = Book(), _key()
+        for number, raw in enumerate(_lines(file.read())[0], start=1):
             try:
-                book.take(raw)
+                book.take(raw, key)
             except UserError as error:
                 raise UserError(
                     f"line {number} of {self.path} {error}: what was spent cannot be told, so nothing more is "
                     "released; restore the file"
                 ) from error
+        if self._seen and self._seen not in book.digests:
+            raise UserError(self._lost())
         return book
+
+    def _lost(self) -> str:
+        return (
+            f"the ledger {self.path} has lost lines that this run has written: it was emptied, cut off, replaced or "
+            "put away. What was spent cannot be told, so nothing more is released; restore the file"
+        )
+
+
+def _lines(data: bytes) -> tuple[list[bytes], bytes]:
+    """The whole lines of a file, and one at its end that is cut off."""
+    *lines, last = data.split(b"\n")
+    try:
+        json.JSONDecoder().raw_decode(last.decode(errors="replace"))
+    except ValueError:
+        return lines, last
+    return [*lines, last], b""
+
+
+def _begin(account: Account) -> dict[str, Any]:
+    told = {"what": account.what, "group": account.group, "since": account.since, "process": account.process}
+    return {"kind": "begin", "run": account.name, **told, "planned": account.planned.as_dict()}
+
+
+def _this_process() -> str:
+    return f"{os.getpid()} on {platform.node()}"
+
+
+def _is_dead(account: Account) -> bool:
+    """Whether the process that began it is known to be dead."""
+    number, _, machine = account.process.partition(" on ")
+    if fcntl is None or machine != platform.node() or not number.isdigit():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # somebody else's
+        return False
+    return False

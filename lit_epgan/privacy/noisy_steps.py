@@ -223,6 +223,7 @@ class NoisySteps:
         expected: b.
         normal: gives n standard normal numbers (n,) in float64.
         at_once: of so many records gradients are in memory at the same time.
+        pay: called before noise is drawn, when all that can be refused has been looked at.
         check: whether the first step is to find out if the loss is a mean over records.
     """
 
@@ -235,11 +236,12 @@ class NoisySteps:
         expected: int,
         normal: Normal,
         at_once: int,
+        pay: Callable[[], None],
         check: bool,
     ) -> None:
         self.module, self.algorithm = module, algorithm
         self.bound, self.deviation, self.expected, self.at_once = bound, deviation, expected, at_once
-        self.normal, self.check = normal, check
+        self.normal, self.pay, self.check = normal, pay, check
         self._automatic: bool = getattr(module, "automatic_optimization", True)
         self._own = module.__dict__.get("training_step")
         self._asked = False
@@ -305,6 +307,7 @@ class NoisySteps:
         self._held.note()
         total = clipped.sum(self._records)
         self._held.refuse_more()
+        self.pay()
         noise = self.normal(len(total)).to(total.device)
         noised = torch.add(total, noise, alpha=self.deviation).div_(self.expected).to(total.dtype)
         for part in clipped.still:

@@ -10,6 +10,7 @@ from torch import Tensor
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Relation, Releases, Spent, spent
 from lit_epgan.privacy.ledger import EVERYONE, Budget, Ledger
+from lit_epgan.privacy.payments import check_budget, check_delta
 from lit_epgan.randomness import generator_for, secure_normal
 
 
@@ -38,7 +39,9 @@ class Queries:
         budget: float | None = None,
         noise_seed: int | None = None,
     ) -> None:
-        spent([], delta, relation)
+        check_delta("a query", delta)
+        check_budget("a query", budget)
+        spent([], delta, relation)  # refuses an unknown relation
         self.ledger, self.delta, self.relation, self.noise_seed = ledger, delta, relation, noise_seed
         self._budget = Budget(budget, delta, relation)
         self._answered = 0

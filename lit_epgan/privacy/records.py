@@ -1,8 +1,8 @@
 """Differential privacy for single records around any algorithm: every client's local steps are DP-SGD's."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -10,13 +10,13 @@ import torch
 from lit_epgan.bounds import at_least
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client, StepHooks
-from lit_epgan.engine.collectives import gather_objects, rank, ranks
+from lit_epgan.engine.collectives import rank, ranks
 from lit_epgan.engine.mechanisms import LocalPlan, Mechanism, Plan
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Relation, Releases, Spent, noise_multiplier_for, spent
-from lit_epgan.privacy.ledger import Budget, Ledger
+from lit_epgan.privacy.ledger import Account, Budget
 from lit_epgan.privacy.noisy_steps import NoisySteps
-from lit_epgan.privacy.settings import check_settings, ledger_of, warn_beyond_target
+from lit_epgan.privacy.payments import Payments, check_settings, dearest, undominated, warn_beyond_target
 from lit_epgan.randomness import generator_for, secure_normal
 
 
@@ -43,7 +43,8 @@ class RecordNoise(Mechanism):
         delta: for which epsilon is stated; below one over the number of records.
         relation: which data sets are neighbours: ``zero_out`` sets one record's gradients to zero, ``replace_one``
             replaces the record.
-        ledger: the data set's own file, which all runs on it share; by default one in the run's folder.
+        ledger: the data set's own file, which all runs on it share; by default one for each data set and user of the
+            machine (``$LIT_EPGAN_LEDGERS``).
         budget: the largest epsilon that the ledger allows; None for no limit.
         at_once: of so many records gradients are in memory at the same time.
         noise_seed: makes a study repeatable, and coins and noise predictable to whoever knows it: then there is no
@@ -69,11 +70,7 @@ class RecordNoise(Mechanism):
         self.bound, self.noise_multiplier, self.target_epsilon = bound, noise_multiplier, target_epsilon
         self.delta, self.relation, self.budget = delta, relation, budget
         self.at_once, self.noise_seed = at_once, noise_seed
-        self._path = ledger
-        self._ledger: Ledger | None = None
-        self._accounts: dict[str, str] = {}  # by client
-        self._planned: dict[str, Releases] = {}
-        self._earlier: dict[str, list[Releases]] = {}  # of other kinds, before the run was resumed
+        self._payments = Payments("RecordNoise", ledger, Budget(budget, delta, relation), "record")
         self._made: dict[str, int] = {}
         self._local: LocalPlan | None = None
         self._round = -1
@@ -89,44 +86,29 @@ class RecordNoise(Mechanism):
             raise UserError("RecordNoise has to know each client's records and steps: train by the FederationCallback")
         self._local, self._made, self._round, self._checked = plan.local, {}, -1, False
         kinds = _kinds(plan.local, plan.rounds)
-        ledger = ledger_of("RecordNoise", self._path, plan.folder, self.budget)
+        before = self._payments.meet(plan)
         if rank() == 0:
-            self._ledger = ledger
-            self._announce(kinds, plan)
-        known = (self._ledger, self._planned, self._earlier, self._accounts)
-        self._ledger, self._planned, self._earlier, self._accounts = gather_objects(known)[0]
+            self._announce(kinds, before)
+        self._payments.share()
 
-    def _announce(self, kinds: dict[str, Releases], plan: Plan) -> None:
-        what = str(plan.folder.resolve()) if plan.folder is not None else f"a run of process {os.getpid()}"
-        before = self._ledger.resumed_groups(what) if self._ledger is not None and plan.resumed else {}
+    def _announce(self, kinds: dict[str, Releases], before: Mapping[str, Account]) -> None:
         z = self.noise_multiplier
         if z is None and before:
             z = next(iter(before.values())).planned.noise_multiplier  # as it was settled for the whole run
         if z is None:
             z = self._calibrated(list(kinds.values()))
-        self._planned = {name: kind.with_noise(z, kind.count) for name, kind in kinds.items()}
-        self._earlier = {}
-        if self._ledger is not None:
-            budget = Budget(self.budget, self.delta, self.relation)
-            self._accounts = self._ledger.begin_groups(what, self._planned, budget, before)
-            self._count_what_was_released(what, plan.resumed)
-        warn_beyond_target("RecordNoise", self.own_epsilon() or 0.0, self.target_epsilon)
-
-    def _count_what_was_released(self, what: str, resumed: bool) -> None:
-        """A resumed run's clients have sent what they sent before, too: of the planned kind, and of others."""
-        assert self._ledger is not None
-        book = self._ledger.read()
-        self._planned = {client: book.accounts[name].planned for client, name in self._accounts.items()}
-        for account in book.earlier(what, self._accounts.values()) if resumed else []:
-            self._earlier.setdefault(account.group, []).append(account.releases)
+        self._payments.announce({name: kind.with_noise(z, kind.count) for name, kind in kinds.items()}, before)
+        if self._payments.planned:
+            price = dearest(self._released(), self.delta, self.relation)[1]
+            warn_beyond_target("RecordNoise", price.epsilon, self.target_epsilon)
 
     def _calibrated(self, kinds: list[Releases]) -> float:
         """The smallest z at which no client pays more than ``target_epsilon``."""
         asked, delta, relation = self.target_epsilon, self.delta, self.relation
         assert asked is not None
         found = 0.0
-        undominated = [kind for (kind,) in _undominated([(kind,) for kind in kinds])]
-        for kind in sorted(undominated, key=lambda each: -each.rate * each.count**0.5):  # the dearest first
+        dear = [kind for (kind,) in undominated([(kind,) for kind in kinds])]
+        for kind in sorted(dear, key=lambda each: -each.rate * each.count**0.5):  # the dearest first
 
             def all_steps(z: float, kind: Releases = kind) -> list[Releases]:
                 return [kind.with_noise(z, kind.count)]
@@ -152,12 +134,19 @@ class RecordNoise(Mechanism):
         if not training:
             return client
         assert self._local is not None, "begin comes first"
-        self._pay(client.round)
         expected = min(self._local.batch_size, self._local.records[client.index])
-        deviation = self._planned[client.name].noise_multiplier * self.bound
+        deviation = self._payments.planned[client.name].noise_multiplier * self.bound
         check, self._checked = not self._checked, True
         steps = NoisySteps(
-            client.module, name, self.bound, deviation, expected, self._normal(client), self.at_once, check
+            client.module,
+            name,
+            self.bound,
+            deviation,
+            expected,
+            self._normal(client),
+            self.at_once,
+            partial(self._pay, client.round),
+            check,
         )
         return client.told(batch=steps.batch, within=lambda: steps)
 
@@ -170,16 +159,17 @@ class RecordNoise(Mechanism):
             )
 
     def _pay(self, round_: int) -> None:
-        """Write this rank's steps of a round to the ledger, before the first of them."""
+        """Write this rank's steps of a round to the ledger, before the first of them is noised."""
         if round_ == self._round:
             return
         assert self._local is not None
         self._round = round_
-        steps = {self._local.names[k]: n for k, n in self._local.steps(round_).items() if k % ranks() == rank()}
-        if self._ledger is not None and steps:
-            self._ledger.release_groups({self._accounts[name]: n for name, n in steps.items()})
+        steps = {self._local.names[k]: n for k, n in self._local.steps(round_).items()}
+        own = {self._local.names[k] for k in self._local.records if k % ranks() == rank()}
+        self._payments.pay(steps, own)
         for name, n in steps.items():
-            self._made[name] = self._made.get(name, 0) + n
+            if name in own:
+                self._made[name] = self._made.get(name, 0) + n
 
     def _normal(self, client: Client) -> Any:
         if self.noise_seed is None:
@@ -190,42 +180,36 @@ class RecordNoise(Mechanism):
     # After it ---------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        if rank() == 0 and self._ledger is not None:
-            self._ledger.end(*self._accounts.values())
+        self._payments.end()
 
     def spent(self) -> Spent:
         """What this rank's clients have released since the run began or was resumed: of who has paid most."""
-        made = {name: (self._planned[name].times(count),) for name, count in self._made.items()}
-        return self._dearest(made)[1] if made else spent([], self.delta, self.relation)
+        made = {name: (self._payments.planned[name].times(count),) for name, count in self._made.items()}
+        return dearest(made, self.delta, self.relation)[1] if made else spent([], self.delta, self.relation)
 
-    def _dearest(self, releases: Mapping[str, tuple[Releases, ...]]) -> tuple[str, Spent]:
-        """The client who pays most, and what."""
-        kinds = _undominated(list(releases.values()))
-        prices = {kind: spent(kind, self.delta, self.relation) for kind in kinds}
-        most = max(prices, key=lambda kind: prices[kind].epsilon)
-        return next(name for name, kind in releases.items() if kind == most), prices[most]
-
-    def _all(self) -> dict[str, tuple[Releases, ...]]:
+    def _released(self) -> dict[str, tuple[Releases, ...]]:
         """By client, what it has released and is going to release; one who takes part no more is among them."""
-        every = {name: tuple(releases) for name, releases in self._earlier.items()}
-        return every | {name: (*every.get(name, ()), planned) for name, planned in self._planned.items()}
+        planned, earlier = self._payments.planned, self._payments.earlier
+        return earlier | {name: (*earlier.get(name, ()), releases) for name, releases in planned.items()}
 
-    def own_epsilon(self) -> float | None:
-        return self._dearest(self._all())[1].epsilon if self._planned else None
+    def own_epsilon(self, delta: float | None = None) -> float | None:
+        """What the clients' records pay at ``delta``, by default the mechanism's, to all runs in the ledger."""
+        every = {name: self._payments.everything(name) for name in self._released()}
+        return dearest(every, delta or self.delta, self.relation)[1].epsilon if every else None
 
     def guarantee(self) -> str | None:
         """What all planned steps guarantee together, for all that a client sends."""
-        if not self._planned:
+        if not self._payments.planned:
             return None
-        every = self._all()
-        name, price = self._dearest(every)
+        every = self._released()
+        name, price = dearest(every, self.delta, self.relation)
         seeded = (
             " Coins and noise are a study's: whoever knows noise_seed can take them off."
             if self.noise_seed is not None
             else ""
         )
-        where = f" The ledger is {self._ledger.path}." if self._ledger is not None else ""
-        z = next(iter(self._planned.values())).noise_multiplier
+        where = self._payments.told(self.delta, self.relation)
+        z = next(iter(self._payments.planned.values())).noise_multiplier
         return (
             f"all that the clients send, and so the model after all rounds, has {price}: client {name!r} pays most, "
             f"{' and '.join(map(str, every[name]))}, each record's gradient clipped to {self.bound:g}, noise of "
@@ -246,20 +230,3 @@ def _kinds(local: LocalPlan, rounds: range) -> dict[str, Releases]:
         sampling: Any = "poisson" if rate < 1 else "everyone"
         kinds[local.names[client]] = Releases(1.0, count[client], sampling, rate, unit="record")
     return kinds
-
-
-def _undominated(kinds: list[tuple[Releases, ...]]) -> list[tuple[Releases, ...]]:
-    """What clients release, without those that another client surpasses in both rate and number."""
-    found: list[tuple[Releases, ...]] = []
-    for kind in sorted(set(kinds), key=lambda each: [(-part.rate, -part.count) for part in each]):
-        if not any(_surpasses(other, kind) for other in found):
-            found.append(kind)
-    return found
-
-
-def _surpasses(dear: tuple[Releases, ...], cheap: tuple[Releases, ...]) -> bool:
-    """Whether, one by one, the same noise is on as many releases or more, at a rate as high or higher."""
-    return len(dear) == len(cheap) and all(
-        a.noise_multiplier == b.noise_multiplier and a.rate >= b.rate and a.count >= b.count
-        for a, b in zip(dear, cheap, strict=True)
-    )

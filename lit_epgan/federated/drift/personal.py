@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.bounds import above, within
+from lit_epgan.bounds import above, at_least, within
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.networks.modes import silent
@@ -143,16 +143,27 @@ class Ditto(PersonalModels):
     FedAvg's, as if nobody had a personal model. Here v_k begins at the client's first round, in the paper at the first
     of all.
 
+    With lam = 0 and a late ``first_round`` v_k is the server's model, fine-tuned by the client in the rounds left.
+
     Args:
         lam: strength of the pull to the server's model.
         lr: step size of v_k. lr (curvature + lam) must stay below 2.
+        first_round: the round, from 0, before which nobody has a personal model.
     """
 
-    def __init__(self, lam: float = 1.0, lr: float = 0.1) -> None:
+    def __init__(self, lam: float = 1.0, lr: float = 0.1, first_round: int = 0) -> None:
         super().__init__(lr)
         if not lam >= 0:
             raise UserError(f"Ditto's lam is {lam}; it must be 0 (every client for itself) or more")
-        self.lam = lam
+        at_least(0, self, first_round=first_round)
+        self.lam, self.first_round = lam, first_round
+
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        """FedAvg's steps; from ``first_round`` on each is followed by one of the personal model on the same batch."""
+        client.data()  # refused at once, not when the personal models begin
+        if client.round < self.first_round:
+            return Algorithm.train(self, client, sent)
+        return super().train(client, sent)
 
     def model_of(self, client: Client, theta: Tensor) -> PersonalModel:
         return _Pulled(client, theta, self)

@@ -6,7 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, check_server_training
+from lit_epgan.engine import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Exchange,
+    Message,
+    Plan,
+    Rounds,
+    Server,
+    check_server_training,
+)
 from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.embedding_release import EmbeddingRelease, Release
 from lit_epgan.networks.average import ParameterAverage
@@ -36,7 +46,7 @@ class EmbeddingOnServer(Algorithm):
         inner: must be left out: nothing but the release leaves a client.
         release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``stacked``, ``bound``, ``points``,
             ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta``, ``noise_seed``,
-            ``unit`` and ``embedding`` of EmbeddingRelease.
+            ``ledger``, ``budget``, ``unit`` and ``embedding`` of EmbeddingRelease.
 
     Raises:
         UserError: if an argument is out of its range, an inner algorithm is asked for, or the module cannot be sampled.
@@ -66,6 +76,12 @@ class EmbeddingOnServer(Algorithm):
 
     def exchanges(self, start: int, stop: int) -> int:
         return int(start == 0 < stop)
+
+    def begin(self, plan: Plan) -> None:
+        self.release.mechanism.begin(plan)
+
+    def end(self) -> None:
+        self.release.mechanism.end()
 
     def build(self, module: nn.Module, seed: int) -> None:
         self.release.build(module, seed)

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from lit_epgan.bayes import (
     EmbeddingFactor,
-    GaussianMechanism,
-    Guarantee,
     LowFrequencies,
     NormalisedMoments,
     Points,
@@ -27,6 +25,7 @@ from lit_epgan.engine import Broadcast, Client, Message, Server, merged, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.networks.average import frozen_copy
 from lit_epgan.networks.modes import evaluating
+from lit_epgan.privacy import GaussianMechanism, Guarantee
 from lit_epgan.randomness import generator_for
 
 CODES, NETWORK, VERSION = "embedding.codes", "embedding.network", "embedding.version"
@@ -51,6 +50,7 @@ class RecordUnit:
     def of(self, client: Client, factor: Callable[[], EmbeddingFactor]) -> Tensor:
         """The release (1 + D,) of the client's factor: noised once; whoever asks again gets the same numbers."""
         if OWN not in client.released:
+            self.mechanism.pay(client.name)
             client.released[OWN] = factor().released(self.mechanism, client.seed, client.index).statistics
         return client.released[OWN]
 
@@ -189,6 +189,7 @@ class EmbeddingRelease:
         noise_multiplier: z, the noise of a release in units of its sensitivity; 0 is no privacy.
         delta: of the release's (epsilon, delta).
         noise_seed: makes the noise repeatable, for studies only; by default it comes from the operating system.
+        ledger, budget: of the release, as for ``lit_epgan.privacy.GaussianMechanism``.
         unit: what a release protects: a ``record``, by ``noise_multiplier``, or a ``user``, by the federation's
             mechanism (``UserUnit``).
         embedding: of what the features see: ``fourier``, random Fourier features of it, whose means tell any two
@@ -211,6 +212,8 @@ class EmbeddingRelease:
         noise_multiplier: float = 0.0,
         delta: float = 1e-5,
         noise_seed: int | None = None,
+        ledger: str | None = None,
+        budget: float | None = None,
         unit: Unit = "record",
         embedding: Literal["fourier", "moments"] = "fourier",
     ) -> None:
@@ -228,7 +231,7 @@ class EmbeddingRelease:
         self.dimensions, self.stacked, self.bound = dimensions, stacked, bound
         self.points, self.herding_steps = points, herding_steps
         self.herding_rate, self.smoothing = herding_rate, smoothing
-        self.mechanism = GaussianMechanism(noise_multiplier, delta, noise_seed)
+        self.mechanism = GaussianMechanism(noise_multiplier, delta, noise_seed, ledger, budget)
         self.unit = unit_of(unit, self.mechanism)
         self._network: Tensor | None = None
 

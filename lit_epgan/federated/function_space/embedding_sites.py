@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_epgan.bayes import EmbeddingFactor, SimplexWeights
 from lit_epgan.bounds import at_least
-from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, passing
+from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Plan, Rounds, Server, passing
 from lit_epgan.federated.function_space.embedding_release import TOTAL, VERSION, EmbeddingRelease, Release
 from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
 
@@ -48,7 +48,7 @@ class EmbeddingSites(Around):
             are taken as the round's clients receive them.
         release: ``features``, ``frequencies``, ``bandwidths``, ``dimensions``, ``stacked``, ``bound``, ``points``,
             ``herding_steps``, ``herding_rate``, ``smoothing``, ``noise_multiplier``, ``delta``, ``noise_seed``,
-            ``unit`` and ``embedding`` of EmbeddingRelease.
+            ``ledger``, ``budget``, ``unit`` and ``embedding`` of EmbeddingRelease.
 
     Raises:
         UserError: if an argument is out of its range, the module cannot be sampled, or does not say by
@@ -73,6 +73,14 @@ class EmbeddingSites(Around):
         """What the release of a client guarantees; None without noise. It does not cover the rounds' reports."""
         release = self.release.guarantee
         return super().guarantee() if release is None else f"each client's release: {release}"
+
+    def begin(self, plan: Plan) -> None:
+        super().begin(plan)
+        self.release.mechanism.begin(plan)
+
+    def end(self) -> None:
+        super().end()
+        self.release.mechanism.end()
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
         check_tilted(module, type(self).__name__)

@@ -6,15 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.bayes import EmbeddingFactor, GaussianMechanism
+from lit_epgan.bayes import EmbeddingFactor
 from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.bayes.inference import FOUND
 from lit_epgan.bayes.mean_embeddings import answered
 from lit_epgan.bounds import at_least
-from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, scalar
+from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Plan, Rounds, Server, scalar
 from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.embedding_release import TOTAL, RecordUnit, Release
 from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
+from lit_epgan.privacy import GaussianMechanism
 
 CLIENTS = "embedding.clients"
 
@@ -37,6 +38,7 @@ class SearchOnRelease(GradientFree):
         noise_multiplier: z, the noise of a release in units of its sensitivity; 0 is no privacy.
         delta: of the release's (epsilon, delta).
         noise_seed: makes the noise repeatable, for studies only; by default it comes from the operating system.
+        ledger, budget: of the release, as for ``lit_epgan.privacy.GaussianMechanism``.
         generations: of the search, in a round.
         inner, from_round: must be left out: nothing but the release leaves a client.
         inference: ``frequencies``, ``moves``, ``even``, ``surplus`` and ``most_records`` of Inference.
@@ -50,6 +52,8 @@ class SearchOnRelease(GradientFree):
         noise_multiplier: float = 0.0,
         delta: float = 1e-5,
         noise_seed: int | None = None,
+        ledger: str | None = None,
+        budget: float | None = None,
         generations: int = 1,
         inner: Algorithm | None = None,
         from_round: int = 0,
@@ -62,7 +66,7 @@ class SearchOnRelease(GradientFree):
             )
         at_least(1, self, generations=generations)
         super().__init__(**inference)
-        self.unit = RecordUnit(GaussianMechanism(noise_multiplier, delta, noise_seed))
+        self.unit = RecordUnit(GaussianMechanism(noise_multiplier, delta, noise_seed, ledger, budget))
         self.generations = generations
 
     def exchanges(self, start: int, stop: int) -> int:
@@ -72,6 +76,12 @@ class SearchOnRelease(GradientFree):
         """What holds for each client's release, and so for all that is found; None without noise."""
         made = self.unit.mechanism.guarantee(SENSITIVITY)
         return None if made is None else f"each client's release: {made}"
+
+    def begin(self, plan: Plan) -> None:
+        self.unit.mechanism.begin(plan)
+
+    def end(self) -> None:
+        self.unit.mechanism.end()
 
     def generation(self, server: Server) -> Rounds:
         if server.round == 0:
