@@ -44,16 +44,32 @@ def seeds():
 
 
 @pytest.fixture(scope="session")
-def classifier_cache(tmp_path_factory):
-    """Where the classifiers that judge samples are kept, so that all processes together train each of them once."""
+def shared(tmp_path_factory):
+    """A folder of all the processes that run the tests."""
     own = tmp_path_factory.getbasetemp()
-    return (own.parent if own.name.startswith("popen-") else own) / "classifiers"
+    return own.parent if own.name.startswith("popen-") else own
 
 
 @pytest.fixture(scope="session")
-def speech_cache(tmp_path_factory):
-    """Where the miniature speech corpus is kept, so that a process speaks it once."""
-    return tmp_path_factory.mktemp("speech")
+def classifier_cache(shared):
+    """Where the classifiers that judge samples are kept, so that all processes together train each of them once."""
+    return shared / "classifiers"
+
+
+@pytest.fixture(scope="session")
+def speech_cache(shared):
+    """Where the miniature speech corpus is kept, so that all processes together speak it once."""
+    return shared / "speech"
+
+
+@pytest.fixture
+def only_fit(monkeypatch):
+    """The parser of one command is made in a quarter of the time."""
+    from lit_epgan.cli import lightning_cli
+
+    fit = {"fit": lightning_cli.FederatedCLI.subcommands()["fit"]}
+    monkeypatch.setattr(lightning_cli, "SUBCOMMANDS", ("fit",))
+    monkeypatch.setattr(lightning_cli.FederatedCLI, "subcommands", staticmethod(lambda: fit))
 
 
 @pytest.fixture

@@ -84,18 +84,20 @@ def run_words(words: Sequence[str]) -> str:
     return process.printed()
 
 
-def run(folder: Path, *options: str, devices: int = 1) -> str:
-    """Run to the end; returns what was printed, rank by rank.
-
-    The ranks are started one by one, as a cluster's launcher does it, so that no new interpreter is needed.
-    """
-    if devices == 1:
-        return run_words(command(folder, *options))
+def ranks_of(folder: Path, devices: int, *options: str) -> list[Started]:
+    """The ranks, started one by one, as a cluster's launcher does it, so that no new interpreter is needed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "NODE_RANK": "0"}
     words = command(folder, "--devices", str(devices), *options)
-    ranks = [Started(words, LOCAL_RANK=str(k), WORLD_SIZE=str(devices), **common) for k in range(devices)]
+    return [Started(words, LOCAL_RANK=str(k), WORLD_SIZE=str(devices), **common) for k in range(devices)]
+
+
+def run(folder: Path, *options: str, devices: int = 1) -> str:
+    """Run to the end; returns what was printed, rank by rank."""
+    if devices == 1:
+        return run_words(command(folder, *options))
+    ranks = ranks_of(folder, devices, *options)
     codes = [rank.wait() for rank in ranks]
     printed = "".join(rank.printed() for rank in ranks)
     assert not any(codes), printed

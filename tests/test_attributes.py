@@ -19,7 +19,7 @@ from torchmetrics import MeanMetric
 
 from lit_epgan.engine.local_state import Attributes
 from lit_epgan.engine.own import same
-from lit_epgan.errors import UserError
+from tests.refusals import assert_refused
 
 
 def loaded(state: Any) -> Any:
@@ -378,8 +378,7 @@ def test_what_does_not_fit_any_more_is_named() -> None:
     own = loaded(attributes.collect()[0])
     net.buffer_ = None  # type: ignore[assignment]
     attributes.round_begins()
-    with pytest.raises(UserError, match=r"keeps in buffer_ of Net does not fit it any more: a kept object"):
-        attributes.begin(own)
+    assert_refused(r"keeps in buffer_ of Net does not fit it any more: a kept object", attributes.begin, own)
 
 
 # What all have gathered -----------------------------------------------------------------------------------------------

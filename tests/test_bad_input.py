@@ -17,6 +17,7 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from tests.federations import client_sets
 from tests.modules import Regression
+from tests.refusals import assert_refused
 from tests.test_cli import TINY, refusal
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -134,8 +135,7 @@ def test_at_most_five_differences_are_named_and_a_class_stands_for_its_arguments
     with pytest.raises(UserError, match=r"model\.x5 was 5 and is -5 and 2 more\. Set them back"):
         refuse_changes(path, hyperparameters(other))
     another = {"model": {"class_path": "B", "init_args": {"y": 1}}, "seed_everything": 0}
-    with pytest.raises(UserError, match=r'settings: model was "A" and is "B"\. Set'):
-        refuse_changes(path, hyperparameters(another))
+    assert_refused(r'settings: model was "A" and is "B"\. Set', refuse_changes, path, hyperparameters(another))
     tensor_file.save({"epoch": 3}, path)  # from before settings were kept
     refuse_changes(path, hyperparameters(another))
 

@@ -7,25 +7,17 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_epgan.cli import lightning_cli
 from lit_epgan.cli.main import main
 from lit_epgan.errors import UserError
 from lit_epgan.modules import Classifier
 from tests.test_cli import refusal
-from tests.values import FIT, SMALL_IMAGES, words_of
+from tests.values import SMALL_IMAGES, words_of
 
-pytestmark = pytest.mark.usefixtures("folder")
+pytestmark = pytest.mark.usefixtures("folder", "only_fit")
 
 CLASSIFIER = ["--config", "digits_classifier.yaml", *SMALL_IMAGES]
 TOY = words_of("sites")[1:]
 OURS = str(inspect.getsourcefile(Classifier))
-
-
-@pytest.fixture(autouse=True)
-def only_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parser of one command is made in a quarter of the time."""
-    monkeypatch.setattr(lightning_cli, "SUBCOMMANDS", ("fit",))
-    monkeypatch.setattr(lightning_cli.FederatedCLI, "subcommands", staticmethod(lambda: FIT))
 
 
 @pytest.mark.parametrize(

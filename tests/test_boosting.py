@@ -11,7 +11,7 @@ from sklearn.metrics import f1_score, roc_auc_score, roc_curve
 
 from lit_epgan.bayes import boosting
 from lit_epgan.bayes.boosting import METHODS, Logistic, Site, area, averaged, balanced, cutoff, fitted, lacking, scores
-from lit_epgan.errors import UserError
+from tests.refusals import assert_refused
 
 MEANS = np.array([[0.0, 0.0, 0.0], [1.5, 1.0, 0.0], [-1.0, 2.0, 1.0]])
 
@@ -60,8 +60,7 @@ def test_classes_without_samples_stay_as_they_are() -> None:
     [({1: np.zeros((2, 3))}, "class 1 lacks 3 records, and there are 2"), ({1: np.zeros((9, 4))}, "shape .4,., the")],
 )
 def test_samples_that_do_not_do_are_refused(samples: dict[int, np.ndarray], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        balanced(*drawn([5, 2]), samples)
+    assert_refused(message, balanced, *drawn([5, 2]), samples)
 
 
 # ---------------------------------------------------------------- the classifier and its scores
@@ -169,8 +168,7 @@ def test_smote_of_few_records_has_fewer_neighbours_and_of_one_none() -> None:
 
 def test_smote_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imblearn", None)
-    with pytest.raises(UserError, match=r"pip install lit_epgan\[graffl\]"):
-        METHODS["smote"](site([40, 9]))
+    assert_refused(r"pip install lit_epgan\[graffl\]", METHODS["smote"], site([40, 9]))
 
 
 def test_oversampling_repeats_the_sites_own_records() -> None:

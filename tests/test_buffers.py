@@ -13,6 +13,7 @@ from lit_epgan.engine import Median, PlainFederation
 from lit_epgan.engine.module_state import choose_merges, kind
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
+from tests.refusals import assert_refused
 
 RECORDS = (16, 8, 24)
 
@@ -291,5 +292,4 @@ def test_a_median_of_changes_takes_counters_as_sums() -> None:
 
 @pytest.mark.parametrize("policy", ["average", {"*": "median"}])
 def test_merges_that_do_not_exist(policy: Any) -> None:
-    with pytest.raises(UserError, match="choose"):
-        choose_merges(nn.Identity(), {"x": torch.zeros(1)}, policy)
+    assert_refused("choose", choose_merges, nn.Identity(), {"x": torch.zeros(1)}, policy)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.batches import mapped, rows, stand_in, stands_in
 from lit_epgan.privacy.noisy_steps import ClippedGradients, refuse_layers_that_mix
+from tests.refusals import assert_refused
 from tests.test_linear_layers import of_each
 
 
@@ -163,8 +164,7 @@ def test_batches_are_taken_apart_whatever_holds_them() -> None:
     assert mapped(batch, len) == {"x": 3, "y": [3, (3,)]}
     mixed = torch.cat([nothing["x"], torch.tensor([[float("nan"), 1.0]])])
     assert stands_in([mixed]).tolist() == [*[True] * 5, False]
-    with pytest.raises(UserError, match="holds a str"):
-        rows(["name"])
+    assert_refused("holds a str", rows, ["name"])
 
 
 def clipped_by_autograd(network: nn.Module, loss: Any, x: Tensor, bound: float) -> Tensor:
@@ -215,8 +215,7 @@ def test_recurrent_layers_are_opacuss(kind: str) -> None:
         return net, lambda batch: net["out"](net["recurrent"](batch[0])[0][:, -1]).square().mean()
 
     net, loss = network(getattr(nn, kind)(3, 4, batch_first=True))
-    with pytest.raises(UserError, match=rf"take opacus\.layers\.DP{kind}"):
-        ClippedGradients(net, loss, 1.0).sum([x])
+    assert_refused(rf"take opacus\.layers\.DP{kind}", ClippedGradients(net, loss, 1.0).sum, [x])
     names = set(dict(net.named_parameters()))
     net, loss = network(getattr(opacus.layers, f"DP{kind}")(3, 4, batch_first=True))
     assert set(dict(net.named_parameters())) == names

@@ -6,6 +6,7 @@ a GPU: pytest tests/test_configs.py --accelerator gpu
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -139,13 +140,14 @@ evaluate = GenerativeMetrics.evaluate
 
 
 @pytest.fixture(autouse=True)
-def no_network(tmp_path, classifier_cache, monkeypatch):
+def no_network(tmp_path, classifier_cache, monkeypatch, only_fit):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setattr("lit_epgan.datamodules.images.read_split", miniature)
     monkeypatch.setattr("lit_epgan.callbacks.generative_metrics.feature_extractor", lambda name, data_dir="": StandIn())
     monkeypatch.setattr("lit_epgan.callbacks.sample_grid.feature_extractor", by_class)
     monkeypatch.setattr(GenerativeMetrics, "evaluate", few_samples)
+    monkeypatch.setattr("lit_epgan.callbacks.toy_metrics.draw", lambda *_: np.zeros((8, 8, 3), np.uint8))
     monkeypatch.setenv("XDG_CACHE_HOME", str(classifier_cache))
     seal(monkeypatch)  # a client's work that reads the server raises, in every configuration
 

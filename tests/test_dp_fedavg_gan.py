@@ -15,6 +15,7 @@ from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator, MNISTDiscriminator, MNISTGenerator
 from lit_epgan.privacy import CentralNoise
 from tests.federations import federation, fit
+from tests.refusals import assert_refused
 from tests.test_discriminators_federated import RATE, TwoParameters, discriminators, two_clients
 
 NOTHING = 1e-12  # noise that a test does not see
@@ -136,8 +137,7 @@ def test_the_papers_networks() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(build: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        build()
+    assert_refused(words, build)
 
 
 # Others under the mechanism -------------------------------------------------------------------------------------------

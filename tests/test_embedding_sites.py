@@ -21,6 +21,7 @@ from lit_epgan.networks.average import frozen_copy
 from lit_epgan.randomness import generator_for
 from tests.federations import fit
 from tests.notes import Notes
+from tests.refusals import assert_refused
 
 M = torch.tensor([[-3.0, -3.0], [3.0, -3.0], [0.0, 3.0]], dtype=torch.float64)
 
@@ -372,7 +373,6 @@ def test_the_copy_gives_what_the_submodule_gives_and_stays(tmp_path: Path) -> No
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(UserError, match="release_round is -1"):
-        EmbeddingSites(release_round=-1)
+    assert_refused("release_round is -1", EmbeddingSites, release_round=-1)
     with pytest.raises(UserError, match=r"features 'critic\.7' do not exist: choose .*, a submodule of the model"):
         fit(Critical(), data(), rounds=1, algorithm=EmbeddingSites(features="critic.7", **FAST))

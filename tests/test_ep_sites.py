@@ -13,10 +13,10 @@ from evidence.fednp_sites import Sites
 from lit_epgan.bayes import SGHMC, GaussianFactor
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.cli.main import main
-from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, LaplaceSites, SampleMoments, SiteRule
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
+from tests.refusals import assert_refused
 from tests.test_algorithms import Invariant, Quadratic, quadratics
 from tests.test_federation import assert_same
 from tests.tied_sites import TiedSites
@@ -34,8 +34,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     (SampleMoments, {"share": 0.0}), (SampleMoments, {"share": 1.1}),
 ])  # fmt: skip
 def test_arguments_out_of_range(kind: type[SiteRule], argument: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"{kind.__name__}.*{next(iter(argument))}"):
-        kind(**argument)
+    assert_refused(f"{kind.__name__}.*{next(iter(argument))}", kind, **argument)
 
 
 def test_the_command_line_takes_a_kind_of_site(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedAvgM, FedSeq
 from tests.federations import fit
 from tests.quadratics import CENTRES, CURVATURES, RATE, Quadratic, clients, trained
+from tests.refusals import assert_refused
 
 FIVE = torch.tensor([[1.0, -2.0], [3.0, 1.0], [0.0, 4.0], [-2.0, 0.5], [2.0, 2.0]], dtype=torch.float64)
 
@@ -110,8 +111,7 @@ def test_a_run_resumed_after_its_first_round_ends_with_the_same_bits(tmp_path: P
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(UserError, match="length is 0"):
-        FedSeq(length=0)
+    assert_refused("length is 0", FedSeq, length=0)
 
 
 def test_each_client_is_sent_one_model_and_sends_one() -> None:

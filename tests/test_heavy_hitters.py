@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from scipy.stats import binom, norm
 
-from lit_epgan.errors import UserError
 from lit_epgan.privacy import HeavyHitters, Ledger, Queries, spent
+from tests.refusals import assert_refused
 
 
 def queries(folder: Path, **settings: Any) -> Queries:
@@ -94,14 +94,11 @@ def test_the_ledger_has_the_delta_of_the_selection_and_refuses_before_anything_i
         raise AssertionError("data were read")
         yield
 
-    with pytest.raises(UserError, match="nothing was read"):
-        hitters.find(asked, read(), "second")
-    with pytest.raises(UserError, match="there is no user to ask"):
-        HeavyHitters(1, 50.0, 1e-9).find(asked, [], "nobody")
+    assert_refused("nothing was read", hitters.find, asked, read(), "second")
+    assert_refused("there is no user to ask", HeavyHitters(1, 50.0, 1e-9).find, asked, [], "nobody")
     assert asked.ledger.read().total() == total
 
 
 @pytest.mark.parametrize("settings", [(0, 1.0, 0.1), (1, 0.0, 0.1), (1, math.inf, 0.1), (1, 1.0, 0.0), (1, 1.0, 1.0)])
 def test_what_cannot_be_is_refused(settings: tuple[int, float, float]) -> None:
-    with pytest.raises(UserError, match="heavy hitters"):
-        HeavyHitters(*settings)
+    assert_refused("heavy hitters", HeavyHitters, *settings)

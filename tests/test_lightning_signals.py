@@ -32,6 +32,7 @@ from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
 from tests.notes import Notes
 from tests.plain_loop import PlainLoop
+from tests.refusals import assert_refused
 from tests.test_federation import assert_same
 
 LIMITS = {0: 10, 1: 0, 2: 99, 3: 5}  # from which of its rows on a client has had enough
@@ -390,8 +391,7 @@ def test_lbfgs_where_several_ranks_train_one_client_blames_no_algorithm() -> Non
         [2.0],
     )
     plain.runner.around = StepHooks.of(gradient=lambda part: None)
-    with pytest.raises(UserError, match=r"^the ranks that train one client together take the mean .* LBFGS"):
-        plain.run(1)
+    assert_refused(r"^the ranks that train one client together take the mean .* LBFGS", plain.run, 1)
 
 
 # What would tune itself on one client ---------------------------------------------------------------------------------
@@ -410,5 +410,4 @@ def test_finders_are_refused(finder: Any, sentence: str, first: bool) -> None:
     callbacks = [finder(), FederationCallback()] if first else [FederationCallback(), finder()]
     off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
     trainer = Trainer(max_epochs=1, accelerator="cpu", precision="64-true", callbacks=callbacks, **off)
-    with pytest.raises(UserError, match=sentence):
-        trainer.fit(Regression(), datamodule=federation())
+    assert_refused(sentence, trainer.fit, Regression(), datamodule=federation())

@@ -17,6 +17,7 @@ from lit_epgan.bayes.search import Search
 from lit_epgan.errors import UserError
 from lit_epgan.federated.features import Features
 from lit_epgan.randomness import generator_for
+from tests.refusals import assert_refused
 
 
 class Scaled(Independent):
@@ -340,5 +341,4 @@ def test_a_sequence_of_as_many_frames_as_features_is_averaged_over_time() -> Non
 
 
 def test_a_network_without_a_width_is_an_error() -> None:
-    with pytest.raises(UserError, match="no layer up to 'body' says how many features"):
-        Features(nn.ModuleDict({"body": nn.Tanh()}), "body")
+    assert_refused("no layer up to 'body' says how many features", Features, nn.ModuleDict({"body": nn.Tanh()}), "body")

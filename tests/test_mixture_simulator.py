@@ -117,16 +117,16 @@ def ward_outbreaks():
 
 @pytest.mark.slow
 def test_an_epidemics_parameters_are_found_from_three_hospitals_discrepancies() -> None:
-    """60 wards at each; the posterior of the first two is at most half as wide as the prior, and holds the truth."""
+    """20 wards at each; the posterior of the first two is at most half as wide as the prior, and holds the truth."""
     simulator, generator = ward_outbreaks(), generator_for("wards")
     theta = torch.tensor([[1.6, 0.35, 0.8]], dtype=torch.float64)
     theta = torch.cat([theta[:, :1].log(), theta[:, 1:].logit()], 1)
-    hospitals = simulator.simulate(theta.expand(3, -1), 60, generator)
-    inference = Inference.of(simulator, 0, particles=100, frequencies=32)
+    hospitals = simulator.simulate(theta.expand(3, -1), 20, generator)
+    inference = Inference.of(simulator, 0, particles=60, frequencies=32)
     means = [inference.phi(x).double().mean(0) for x in hospitals]
 
     def answer(question: Question) -> SummedAnswer:
-        return SummedAnswer(sum(60 * question.discrepancies(mean) for mean in means) / 180, 180.0)
+        return SummedAnswer(sum(20 * question.discrepancies(mean) for mean in means) / 60, 60.0)
 
     asking = inference.run(generator)
     question = next(asking)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from lit_epgan.errors import UserError
 from lit_epgan.federated.bayesian.fednp import GaussianLinear, GaussianSigmoid, NaturalParameterNetwork
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.average import ParameterAverage, frozen_copy, recompute_batch_norm
@@ -20,6 +19,7 @@ from lit_epgan.networks.ensembles import (
     disjoint_names,
     with_batch_statistics,
 )
+from tests.refusals import assert_refused
 
 
 def count(module: nn.Module) -> int:
@@ -131,8 +131,7 @@ def test_dcgan_initialisation() -> None:
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(build, words: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(UserError, match=words):
-        build()
+    assert_refused(words, build)
 
 
 MEMBERS = 3

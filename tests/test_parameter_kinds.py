@@ -16,7 +16,7 @@ from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop
 from tests.refusals import assert_refused
-from tests.test_federation import assert_same, plain_batches
+from tests.test_federation import assert_same, plain_batches, sgd_steps
 from tests.test_policies import Kept
 
 # Sparse gradients -----------------------------------------------------------------------------------------------------
@@ -134,23 +134,15 @@ def test_complex_parameters_are_refused_and_the_advice_works() -> None:
     sentence = r"the parameter 'filter' is complex.*torch\.view_as_complex.*local=\['filter'\]"
     assert_refused(sentence, fit, Spectral(), federation(), rounds=1)
     module = Spectral(real=True)
-    reference = PlainLoop(lambda local, batches, client, round_: regression_steps(local, batches)).run(module, 2)
+    reference = PlainLoop(lambda local, batches, client, round_: sgd_steps(local, batches)).run(module, 2)
     fit(module, federation(), rounds=2)
     assert_same(module, reference)
-
-
-def regression_steps(local: Any, batches: list[Any]) -> None:
-    optimizer = local.configure_optimizers()
-    for batch in batches:
-        optimizer.zero_grad()
-        local.loss(batch).backward()
-        optimizer.step()
 
 
 def test_complex_parameters_may_stay_local() -> None:
     module = Spectral()
     loop = PlainLoop(
-        lambda local, batches, client, round_: regression_steps(local, batches),
+        lambda local, batches, client, round_: sgd_steps(local, batches),
         averaged=lambda name: name != "filter",
         kept=lambda name: name == "filter",
     )

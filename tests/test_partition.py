@@ -21,6 +21,7 @@ from lit_epgan.datamodules import TableDataModule
 from lit_epgan.datamodules.partition import hold_out, partition, partition_table, refuse_empty
 from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.errors import UserError
+from tests.refusals import assert_refused
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -155,8 +156,7 @@ def test_hold_out_is_disjoint_and_keeps_at_least_one_record() -> None:
     assert len(held) == 15
     assert torch.cat([kept, held]).sort().values.tolist() == part.tolist()
     assert [len(side) for side in hold_out(torch.tensor([4]), 0.9, generator())] == [1, 0]
-    with pytest.raises(UserError, match="val_fraction"):
-        hold_out(part, 1.0, generator())
+    assert_refused("val_fraction", hold_out, part, 1.0, generator())
 
 
 def test_the_table_counts_clients_by_classes() -> None:

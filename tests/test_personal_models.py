@@ -19,6 +19,7 @@ from tests.modules import Regression, TwoOptimizers
 from tests.plain_federation import federated
 from tests.plain_loop import PlainLoop, own_batches
 from tests.quadratics import CENTRES, CURVATURES, RATE, Quadratic, clients, trained
+from tests.refusals import assert_refused
 from tests.test_client_metrics import evaluator
 from tests.test_federation import assert_same, plain_batches
 from tests.test_lightning_signals import Choosy, institutions
@@ -300,8 +301,7 @@ def test_a_users_mistakes() -> None:
         (lambda: FedRep(share=1.0), "FedRep's share is 1.0; it must lie in"),
         (lambda: APFL(share=1.5), "APFL's share is 1.5; it must lie in"),
     ):
-        with pytest.raises(UserError, match=said):
-            build()
+        assert_refused(said, build)
     with pytest.raises(UserError, match="Ditto trains a second model by the loss that training_step returns, and"):
         fit(TwoOptimizers(), federation(), 1, algorithm=Ditto())
     with pytest.raises(UserError, match="FedRep needs layers that clients keep"):

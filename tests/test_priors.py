@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lit_epgan.errors import UserError
 from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Prior, Snapshots, UniformPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.objectives import OBJECTIVES, objective
+from tests.refusals import assert_refused
 
 MEMBERS = 3
 
@@ -284,5 +284,4 @@ def test_mixture_approximation_has_a_gradient_at_its_own_samples() -> None:
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(build: Any, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        build()
+    assert_refused(words, build)

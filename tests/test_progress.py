@@ -20,9 +20,9 @@ from rich.text import Text
 from lit_epgan.callbacks import FederationCallback, progress
 from lit_epgan.callbacks.progress import FederatedProgressBar, Position, describe
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.runs.loggers import MetricsFile
 from tests.modules import Regression
+from tests.refusals import assert_refused
 
 
 def clients(n: int = 3, validated: bool = False) -> FederatedDataModule:
@@ -292,5 +292,4 @@ def test_a_table_removed_under_a_run_begins_with_its_columns_again(tmp_path):
 
 def test_a_table_without_columns_is_refused_in_a_sentence(tmp_path):
     (tmp_path / "metrics.csv").write_text("4,1299,8.5\n4,1299,8.6\n")
-    with pytest.raises(UserError, match="no column epoch; put the file away"):
-        MetricsFile(tmp_path).rewind(5)
+    assert_refused("no column epoch; put the file away", MetricsFile(tmp_path).rewind, 5)

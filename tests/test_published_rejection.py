@@ -14,13 +14,13 @@ from lit_epgan.callbacks.posterior_report import mixture_errors
 from lit_epgan.datamodules import ToyDataModule
 from lit_epgan.datamodules.clients import index_batches
 from lit_epgan.engine import Exchange, Rounds, Server, passing
-from lit_epgan.errors import UserError
 from lit_epgan.federated import PublishedRejection
 from lit_epgan.federated.likelihood_free.published_rejection import Accepted, distances, proposals
 from lit_epgan.modules import Posterior
 from lit_epgan.randomness import generator_for
 from tests.federations import fit
 from tests.plain_federation import federated
+from tests.refusals import assert_refused
 from tests.test_discrepancy_search import MIXTURE, SIZES, data, records
 
 KEPT = 40
@@ -117,8 +117,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
 
 
 def test_without_an_iteration_it_is_refused() -> None:
-    with pytest.raises(UserError, match="iterations is 0; it must be at least 1"):
-        PublishedRejection(iterations=0)
+    assert_refused("iterations is 0; it must be at least 1", PublishedRejection, iterations=0)
 
 
 def test_on_the_papers_toy_it_is_as_wrong_as_the_prior() -> None:

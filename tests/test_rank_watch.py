@@ -19,7 +19,7 @@ from lit_epgan.runs.checkpoints import fault
 from tests.ledgers import the_ledger
 from tests.pipe_federations import ALGORITHMS, half
 from tests.pipe_site import END, receive, send
-from tests.processes import Started, command, model, run
+from tests.processes import Started, command, model, ranks_of, run
 
 pytestmark = pytest.mark.slow
 
@@ -28,13 +28,16 @@ DEADLINE = 60.0  # seconds from one rank's end to the other's
 
 
 class Ranks:
-    def __init__(self, folder: Path, *options: str) -> None:
+    """Two, of which rank 0 has launched the other, or a cluster both: then neither ends with its parent."""
+
+    def __init__(self, folder: Path, *options: str, launched: bool) -> None:
         self.folder = folder
-        self.process = Started(command(folder, "--devices", "2", *options))
+        launch = [*options, "--devices", "2"]
+        self.processes = [Started(command(folder, *launch))] if launched else ranks_of(folder, 2, *options)
 
     @property
     def printed(self) -> str:
-        return self.process.printed()
+        return "".join(process.printed() for process in self.processes)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -47,7 +50,8 @@ class Ranks:
         os.kill(self.pids[rank], number)
 
     def ended(self, rank: int) -> bool:
-        self.process.poll()
+        for process in self.processes:
+            process.poll()
         try:
             state = Path(f"/proc/{self.pids[rank]}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -60,7 +64,7 @@ class Ranks:
     def code(self) -> int:
         """Rank 0's exit code, when both have ended."""
         self.await_end(0, 1)
-        return self.process.wait(DEADLINE)
+        return self.processes[0].wait(DEADLINE)
 
     def sentence(self, rank: int) -> str:
         said = re.findall(rf"^rank {rank} ends: (.*)$", self.printed, re.M)
@@ -80,13 +84,14 @@ def begin(tmp_path: Path) -> Iterator[Any]:
     """Begins a run of two ranks; nothing of it is left when the test is over."""
     begun: list[Ranks] = []
 
-    def one(*options: str) -> Ranks:
-        begun.append(Ranks(tmp_path / "run", *options))
+    def one(*options: str, launched: bool = False) -> Ranks:
+        begun.append(Ranks(tmp_path / "run", *options, launched=launched))
         return begun[-1]
 
     yield one
     for ranks in begun:
-        ranks.process.kill()
+        for process in ranks.processes:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +135,7 @@ def test_sigterm_ends_a_rank_that_waits_for_the_others(begin: Any) -> None:
 @pytest.mark.parametrize(("killed", "said"), [(0, "has ended without a word"), (1, "was ended by SIGKILL")])
 def test_a_killed_rank_ends_the_other(begin: Any, killed: int, said: str) -> None:
     """Rank 0 is killed at its batch, rank 1 while it waits for rank 0 at the round's end."""
-    ranks = begin("--trouble", "0=stuck")
+    ranks = begin("--trouble", "0=stuck", launched=True)
     ranks.await_line("rank 0 is stuck")
     ranks.signal(killed, signal.SIGKILL)
     assert ranks.code() == (-signal.SIGKILL if killed == 0 else 1)
@@ -139,7 +144,7 @@ def test_a_killed_rank_ends_the_other(begin: Any, killed: int, said: str) -> Non
 
 
 def test_a_rank_killed_before_they_meet_leaves_no_orphan(begin: Any) -> None:
-    ranks = begin()
+    ranks = begin(launched=True)
     ranks.await_line("rank 1 is process")
     ranks.signal(0, signal.SIGKILL)
     assert ranks.code() == -signal.SIGKILL
@@ -155,7 +160,7 @@ def test_a_mistake_in_one_ranks_data_is_told_by_the_other(begin: Any) -> None:
 
 
 def test_a_rank_that_hangs_is_ended(begin: Any) -> None:
-    ranks = begin("--trouble", "0=stuck", "--patience", "3")
+    ranks = begin("--trouble", "0=stuck", "--patience", "3", launched=True)
     ranks.await_line("rank 0 is stuck")
     ranks.signal(1, signal.SIGSTOP)
     assert ranks.code() == 1
@@ -173,20 +178,27 @@ RUNS = [
 ]
 
 
+def assert_ranks_agree(folder: Path, options: tuple[str, ...], counts: tuple[int, ...], tolerance: float) -> None:
+    run(folder / "1", *options)
+    expected = model(folder / "1")
+    for ranks in counts:
+        run(folder / str(ranks), *options, devices=ranks)
+        for name, value in model(folder / str(ranks)).items():
+            near = tolerance * float(expected[name].abs().max())
+            torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=near, msg=f"{ranks}: {name}")
+
+
 @pytest.mark.parametrize("options", RUNS, ids=" ".join)
 def test_ranks_agree(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Float64, five rounds, cohorts of 3 of 4 clients, dropout, and a GAN with its own noise.
 
-    On 4 ranks one always stands idle, on 3 ranks clients are shared 2-1-1, so a cohort may leave one idle as well.
+    On 3 ranks clients are shared 2-1-1, so a cohort may leave one idle.
     """
-    run(tmp_path / "1", *options)
-    expected = model(tmp_path / "1")
-    for ranks in (2, 3, 4):
-        run(tmp_path / str(ranks), *options, devices=ranks)
-        for name, value in model(tmp_path / str(ranks)).items():
-            torch.testing.assert_close(
-                value, expected[name], rtol=1e-6, atol=1e-6 * float(expected[name].abs().max()), msg=f"{ranks}: {name}"
-            )
+    assert_ranks_agree(tmp_path, options, (3,), 1e-6)
+
+
+def test_two_ranks_agree_and_four_of_which_one_stands_idle(tmp_path: Path) -> None:
+    assert_ranks_agree(tmp_path, RUNS[0], (2, 4), 1e-6)
 
 
 def test_every_client_pays_once_for_its_steps_whichever_rank_trains_it(
@@ -205,15 +217,9 @@ def test_every_client_pays_once_for_its_steps_whichever_rank_trains_it(
     assert all(made > 0 and ended for made, _, ended in books[0].values())
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_chain_of_clients_runs_over_ranks(tmp_path: Path, ranks: int) -> None:
+def test_a_chain_of_clients_runs_over_ranks(tmp_path: Path) -> None:
     """A model that another rank's client has trained comes by the server."""
-    options = ("--module", "regression", "--algorithm", "fedseq")
-    run(tmp_path / "1", *options)
-    run(tmp_path / "several", *options, devices=ranks)
-    expected = model(tmp_path / "1")
-    for name, value in model(tmp_path / "several").items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-9, msg=name)
+    assert_ranks_agree(tmp_path, ("--module", "regression", "--algorithm", "fedseq"), (3,), 1e-9)
 
 
 ROUNDS = 3

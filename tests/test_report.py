@@ -18,9 +18,9 @@ from lit_epgan.engine.mechanisms import flat_norm
 from lit_epgan.engine.messages import GROUP, Combination, is_finite
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import LENGTH, decode_answer, encode_answer
-from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, FedNP
 from tests.pipe_federations import half
+from tests.refusals import assert_refused
 from tests.test_sealed_server import federation
 
 
@@ -284,8 +284,7 @@ def test_clipping_by_hand() -> None:
 
 @pytest.mark.parametrize("arguments", [(0.0,), (-1.0,), (1.0, 0.0), (math.nan,)])
 def test_bounds_out_of_range(arguments: tuple[float, ...]) -> None:
-    with pytest.raises(UserError, match="bound and max_weight"):
-        NormClipping(*arguments)
+    assert_refused("bound and max_weight", NormClipping, *arguments)
 
 
 def test_a_mechanism_at_the_server_sees_every_total() -> None:

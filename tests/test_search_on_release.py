@@ -10,19 +10,19 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.bayes import EmbeddingFactor, GaussianMixture
 from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
-from lit_epgan.bayes.inference import FOUND, Stage
+from lit_epgan.bayes.inference import FOUND
 from lit_epgan.bayes.mean_embeddings import answered
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Exchange, PlainFederation, Rounds, Server, passing
-from lit_epgan.errors import UserError
+from lit_epgan.engine import Exchange, Rounds, Server, passing
 from lit_epgan.federated import FedAvg, SearchOnRelease
 from lit_epgan.federated.likelihood_free.search_on_release import noise_of
 from lit_epgan.modules import Posterior
 from lit_epgan.randomness import generator_for
 from tests.federations import fit
 from tests.plain_federation import federated
-from tests.test_discrepancy_search import FAST, MIXTURE, SIZES, assert_same_stage, data, posterior, records
+from tests.refusals import assert_refused
+from tests.test_discrepancy_search import FAST, MIXTURE, SIZES, assert_same_stage, data, posterior, records, stage_of
 
 ONE = GaussianMixture(1, 1, mean_precision=0.1)
 
@@ -41,13 +41,6 @@ class Watched(SearchOnRelease):
             return exchange
 
         yield from passing(super().round(server), out, lambda _, report: self.totals.append(report.embedding.clone()))
-
-
-def stage_of(plain: PlainFederation) -> Stage:
-    algorithm: Any = plain.federation.algorithm
-    stage = algorithm.stage(plain.server)
-    assert stage is not None
-    return stage
 
 
 def exact(algorithm: SearchOnRelease) -> Tensor:
@@ -169,8 +162,7 @@ def test_a_site_without_a_record_of_the_class_releases_that_too() -> None:
     ],
 )
 def test_what_cannot_be_is_named(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        SearchOnRelease(**options)
+    assert_refused(sentence, SearchOnRelease, **options)
 
 
 def test_inference_under_much_noise_comes_to_an_end() -> None:

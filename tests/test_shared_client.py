@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from lit_epgan.carriers.fit import at_institution
 from lit_epgan.carriers.protocol import Endpoint
 from lit_epgan.cli.main import main
 from lit_epgan.fit.ends import SharedClient, rows_of
-from tests.processes import ROOT, environment
+from tests.processes import Started
 from tests.same_weights import assert_same, last_checkpoint
 
 # batches of 7 rows, so that two ranks have 4 and 3; FedProx adds a loss of its own
@@ -65,17 +64,14 @@ def test_two_ranks_of_an_institution_train_the_model_of_one(tmp_path: Path) -> N
             at_institution([*WORDS, "--trainer.devices", devices]),
         )
     processes = {name: started(tmp_path / name, *fit) for name, fit in fits.items()}
-    for name, process in processes.items():
-        assert process.wait(200) == 0, (tmp_path / name / "log").read_text()
+    for process in processes.values():
+        assert process.wait(200) == 0, process.printed()
     assert main(["fit", *WORDS, "--trainer.default_root_dir", str(tmp_path / "alone")]) == 0
     assert_same(last_checkpoint(tmp_path / "server" / "run"), last_checkpoint(tmp_path / "alone"))
     sent = (tmp_path / "client-1" / "run" / "sent.csv").read_text().splitlines()
     assert len(sent) == 1 + len((tmp_path / "client-0" / "run" / "sent.csv").read_text().splitlines()[1:])
 
 
-def started(folder: Path, where: Endpoint, words: list[str]) -> subprocess.Popen[bytes]:
-    folder.mkdir()
+def started(folder: Path, where: Endpoint, words: list[str]) -> Started:
     command = [sys.executable, "-m", "lit_epgan", "fit", *words, "--trainer.default_root_dir", str(folder / "run")]
-    with (folder / "log").open("wb") as log:
-        more = {**where.environment(), "MASTER_PORT": str(20_000 + os.getpid() % 20_000)}
-        return subprocess.Popen(command, cwd=ROOT, env=environment() | more, stdout=log, stderr=log)
+    return Started(command, **where.environment(), MASTER_PORT=str(20_000 + os.getpid() % 20_000))

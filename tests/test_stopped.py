@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from lit_epgan.cli.main import main
 from lit_epgan.runs.loggers import MetricsFile
 from lit_epgan.runs.run_folder import read_end
 from lit_epgan.signals import Stopped, stoppable
-from tests.processes import environment
+from tests.processes import Started
 from tests.test_cli import TINY, refusal
 from tests.test_lock import held_by_another
 
@@ -144,23 +143,16 @@ def test_an_ignored_signal_stays_ignored() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="a process's libraries are listed on Linux alone")
 @pytest.mark.parametrize(("number", "code", "moment"), [(*SIGNALS[0], "rounds"), (*SIGNALS[1], "imports")])
 def test_a_process_that_is_stopped(tmp_path: Path, number: signal.Signals, code: int, moment: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lit_epgan", "fit", *ENDLESS],
-        cwd=tmp_path,
-        env=environment() | {"WANDB_MODE": "disabled"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    fresh = ["-P"] if moment == "imports" else []  # else the interpreter is a fork that has imported all
+    process = Started([sys.executable, *fresh, "-m", "lit_epgan", "fit", *ENDLESS])
     maps, table = Path(f"/proc/{process.pid}/maps"), tmp_path / "runs" / "toy" / "metrics.csv"
     deadline = time.monotonic() + 240
     while not (table.exists() if moment == "rounds" else "libtorch_cpu" in maps.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(number)
-    said = process.communicate(timeout=120)[1]
-    assert process.returncode == code
+    os.kill(process.pid, number)
+    assert process.wait(120) == code
+    said = process.printed()
     assert "Traceback" not in said
     assert "Stopped" in said.splitlines()[-1]
     assert said.count("Stopped") == 1

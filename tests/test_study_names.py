@@ -24,6 +24,7 @@ from lit_epgan.cli.table import tabulate
 from lit_epgan.errors import UserError
 from lit_epgan.text import csv_cell, markdown, markup, mathtext, printable
 from tests.names import names
+from tests.refusals import assert_refused
 from tests.studies import run_quietly, write_plan, write_stand_in
 
 BAD = {
@@ -89,8 +90,7 @@ def test_so_is_a_picture_from_elsewhere(plan: Path, key: str) -> None:
             content = content[word]
         content[last] = "../../../x"
 
-    with pytest.raises(UserError, match=f"{key}: '../../../x' has a slash"):
-        read_studies(changed(plan, change))
+    assert_refused(f"{key}: '../../../x' has a slash", read_studies, changed(plan, change))
 
 
 @pytest.mark.parametrize("key", ["metrics", "methods", "variants"])

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
 from lit_epgan.modules import SuffiAE
 from lit_epgan.modules.posterior import divergence, objective
 from lit_epgan.privacy import RecordNoise
 from tests.federations import fit
+from tests.refusals import assert_refused
 
 D, CODE = 6, 2
 
@@ -166,8 +166,7 @@ def test_a_summary_is_the_encoders_output_without_noise_in_evaluation_mode() -> 
     ],
 )
 def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        suffiae(**options)
+    assert_refused(message, suffiae, **options)
 
 
 # ---------------------------------------------------------------- training

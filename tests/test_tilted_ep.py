@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lit_epgan.bayes import GaussianFactor
 from lit_epgan.bayes.gaussian import factor_of, own_site
-from lit_epgan.callbacks import FederationCallback
 from lit_epgan.cli.main import main
 from lit_epgan.engine import Broadcast, Client
 from lit_epgan.errors import UserError
@@ -21,6 +20,7 @@ from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
+from tests.test_ep_sites import state_of
 from tests.test_federation import assert_same
 from tests.tilted_loop import Remembering, plain_tilt
 
@@ -28,11 +28,6 @@ FEATURES = "discriminator.1"  # LeakyReLU after the first layer, 6 wide
 
 
 NOISE = ("generator.0.bias", "running_mean", "num_batches_tracked")  # a bias before BatchNorm has no gradient
-
-
-def state_of(trainer: Trainer) -> dict[str, Any]:
-    callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
-    return callback.state_dict()
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

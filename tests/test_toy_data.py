@@ -13,6 +13,7 @@ from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.datamodules.toy import GaussianMixture2d, ToyDataModule
 from lit_epgan.datamodules.writers import by_hand
 from lit_epgan.errors import UserError
+from tests.refusals import assert_refused
 
 
 def loaded(**options: Any) -> ToyDataModule:
@@ -188,8 +189,7 @@ def test_a_hand_shifts_thickens_and_slants() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        WritersDataModule(**{"batch_size": 5, **settings})
+    assert_refused(named, WritersDataModule, **{"batch_size": 5, **settings})
 
 
 MEANS = torch.tensor([[-3.0, 3.0], [3.0, 3.0], [-3.0, -3.0], [3.0, -3.0]])

@@ -1,7 +1,7 @@
 """Clients side by side end where they end one after another; where they cannot, the reason is said."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from lit_epgan.engine import Algorithm, NormClipping, PlainFederation
 from lit_epgan.engine.side_by_side import ELEMENTWISE, QUICK
 from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, SCAFFOLD, FedAdam, FedAvg, FedDyn, FedNova, FedPA, FedProx
+from tests.test_client_data import Pair
 
 CLIENTS, ROUNDS = 5, 3
 Batch = tuple[Tensor, Tensor]
@@ -24,11 +25,6 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "FedAdam": FedAdam,
     "FedPA": lambda: FedPA(burn_in=1, every=1, burn_in_rounds=0),
 }
-
-
-class Pair(NamedTuple):
-    x: Tensor
-    y: Tensor
 
 
 class Net(nn.Module):

@@ -180,7 +180,7 @@ def attempt(draw: Draw, folder: Path, seconds: int = 10, bytes_: int = 12 * 2**3
     if draw.configuration == "folder":
         write_images(folder / "images")
     (folder / "override.yaml").write_text(draw.override)
-    seconds = min(seconds, 8) if draw.name in WORK else seconds
+    seconds = min(seconds, 4) if draw.name in WORK else seconds
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     process = context.Process(target=_limited, args=(list(draw.words), os.fspath(folder), seconds, bytes_))
