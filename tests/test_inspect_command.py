@@ -34,7 +34,7 @@ def test_an_inspection_from_the_command_to_the_page(folder, capsys):
     assert main([*INSPECT, "--price.epsilon", "8", "--selection.below", "0.4", "--selection.above", "0.5"]) == 0
     assert torch.equal(torch.get_rng_state(), before)
     out = capsys.readouterr().out
-    assert "light and dark have changed places" in " ".join(out.split())
+    assert "how pixels are encoded" in " ".join(out.split())
     assert "cost: (8, 1e-05)-differential privacy for users (one user's whole data set emptied" in out
     html = (folder / "index.html").read_text()
     assert html.count("data:image/png;base64,") == 2  # those of few users are not shown

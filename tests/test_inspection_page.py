@@ -12,17 +12,35 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lit_epgan.datamodules import WritersDataModule
-from lit_epgan.inspection import Ask, Check, Findings, ImageView, Inspection, Panel
-from lit_epgan.inspection.image_view import PUBLIC, Detection, compare, enough, look_next, rate_of_each
+from lit_epgan.inspection import AllExamples, Ask, Check, Findings, ImageView, Inspection, Panel
+from lit_epgan.inspection.image_view import (
+    BRIGHTNESS,
+    INVERSION,
+    PLACE,
+    PUBLIC,
+    SPOTS,
+    Detection,
+    ImageRelease,
+    any_direction,
+    causes,
+    compare,
+    enough,
+    look_next,
+    rate_of_each,
+    unlike_next,
+)
 from lit_epgan.inspection.inspection import drawn, page, uri, verdict
 from lit_epgan.inspection.release import (
+    LIKENESS,
     Group,
     ImageFeatures,
     Interval,
     Layout,
+    Likeness,
     bright_border,
     critical,
     difference,
+    distance,
     image_statistics,
     joint,
     mean_pixel,
@@ -108,32 +126,43 @@ def test_the_odd_group_is_named_and_not_those_that_differ_from_it():
     ]
     sentences = look_next(found, [])
     assert len(sentences) == 2
-    assert "“low” light and dark have changed places against “high” and “public data”" in sentences[0]
-    assert "is bright" in sentences[0]
+    assert "“low” differs from “high” and “public data”: its mean pixel is higher by 0.70" in sentences[0]
+    assert "that are bright is higher by 0.60. Look at how pixels are encoded" in sentences[0]
     assert "Once the fault is mended" in sentences[1]
 
 
 def test_where_the_first_of_two_is_odd_by_the_other_alone_it_is_said_of_the_odd_one():
     found = [compared(MEAN, "high", "low", -0.4, 0.3), compared(MEAN, "low", PUBLIC, 0.3, -0.4)]
+    found += [compared(BORDER, "high", "low", 0.1, 0.1), compared(BORDER, "low", PUBLIC, 0.1, 0.1)]
     sentences = look_next(found, [])
     assert len(sentences) == 2
-    assert sentences[0].startswith("The group “low” is brighter than “public data”")
+    assert sentences[0].startswith("The group “low” differs from “public data”: its mean pixel is higher by 0.70. Look")
 
 
 @pytest.mark.parametrize(
-    ("pairs", "expected"),
+    ("pixel", "border", "expected"),
     [
-        ([(MEAN, 0.3, -0.4), (BORDER, 0.1, 0.7)], "have changed places against “b”: the mean pixel has the other sign, "
-         "and the border, which is background, is dark"),
-        ([(MEAN, -0.1, -0.4), (BORDER, 0.7, 0.1)], "is brighter than “b”. Look at scaling"),
-        ([(MEAN, -0.4, -0.1)], "is darker than “b”. Look at scaling"),
-        ([(MEAN, 0.3, -0.4)], "is brighter than “b”. Look at scaling"),
-        ([(BORDER, 0.7, 0.1)], "the border is brighter than in “b”, and the images as a whole are not"),
-        ([(BORDER, 0.1, 0.7)], "the border is darker"),
+        ((0.3, -0.4), (0.7, 0.1), INVERSION),
+        ((0.0, -0.4), (0.5, 0.1), INVERSION),  # of half of the images: neither sign has changed
+        ((0.02, -0.4), (0.37, 0.1), SPOTS),  # three pixels in ten made bright
+        ((-0.1, -0.4), (0.1, 0.1), BRIGHTNESS),
+        ((-0.7, -0.4), (0.0, 0.1), BRIGHTNESS),
+        ((-0.4, -0.4), (0.7, 0.1), PLACE),
     ],
-)  # fmt: skip
-def test_what_is_said_of_a_group(pairs, expected):
-    assert expected in look_next([compared(statistic, "a", "b", a, b) for statistic, a, b in pairs], [])[0]
+)
+def test_a_cause_is_named_where_the_noise_leaves_no_other(pixel, border, expected):
+    found = [compared(MEAN, "a", "b", *pixel, 0.01), compared(BORDER, "a", "b", *border, 0.01)]
+    assert causes(found) == [expected]
+    assert expected[5:40] in look_next(found, [])[0]
+    assert "more than one cause" not in look_next(found, [])[0]
+
+
+def test_causes_that_the_noise_does_not_tell_apart_are_all_listed():
+    found = [compared(MEAN, "a", "b", 0.0, -0.4, 0.1), compared(BORDER, "a", "b", 0.46, 0.1, 0.1)]
+    assert set(causes(found)) == {INVERSION, SPOTS}
+    (sentence, _) = look_next(found, [])
+    assert "more than one cause, the likeliest first: look at how pixels are encoded" in sentence
+    assert "; or look for bright noise" in sentence
 
 
 def test_no_alarm_is_told_with_what_would_have_raised_one():
@@ -274,7 +303,7 @@ def test_without_noise_counts_and_means_are_exact():
     phi = FEATURES(images).double()
     torch.testing.assert_close(first.embedding, phi[0] + (phi[1] + 0.5 * phi[2]) / 1.5 + phi[3])
     assert first.sd_count == pytest.approx(math.sqrt(2 / 0.2))
-    assert first.sd_totals == pytest.approx(math.sqrt(2 / 0.3))
+    assert first.sd_totals == pytest.approx(math.sqrt(2 * 2 / 0.35))
 
 
 def test_statistics_of_images_by_hand():
@@ -284,7 +313,7 @@ def test_statistics_of_images_by_hand():
     assert bright_border(image).item() == pytest.approx(3 / 12)
     torch.testing.assert_close(joint(STATISTICS, image), torch.tensor([[-0.625, -0.5]]))
     blank = joint(STATISTICS, torch.ones(1, 1, 4, 4))
-    torch.testing.assert_close(blank, torch.full((1, 2), 0.5**0.5))
+    torch.testing.assert_close(blank, torch.ones(1, 2))
 
 
 def group(name, users, mean, sd=1.0):
@@ -322,3 +351,107 @@ def test_a_gap_within_the_tolerance_raises_no_more_alarms_than_stated():
         (found,) = compare([noised], one, torch.tensor([0.2]), rate, 10)
         alarms += found.alarm
     assert alarms / draws == pytest.approx(rate / 2, abs=4 * math.sqrt(rate / 2 / draws))
+
+
+@pytest.mark.parametrize("dark", [0.5, 1.0])
+def test_intervals_cover_the_true_means_of_dark_images(dark):
+    """Half of the brightness, for half of the users or all: both statistics of such an image lie near their least."""
+    data = WritersDataModule(clients=60, split_seed=3).load()
+    own = [users.tensors for users in data.train.values()]
+    own = [((x + 1) / 2 - 1, y) if k < dark * len(own) else (x, y) for k, (x, y) in enumerate(own)]
+    records = Records(tuple(map(torch.cat, zip(*own, strict=True))), torch.arange(60).repeat_interleave(20), 60)
+    release = ImageRelease(AllExamples(), ImageFeatures.of((1, 8, 8), 1), STATISTICS, None)
+    total = torch.stack(list(release.given([records]))).sum(0)
+    truth = [float(each.of(records.x).mean()) for each in STATISTICS]
+    generator, rate, draws, z, missed = torch.Generator().manual_seed(0), 0.02, 2000, 1.0, 0
+    for _ in range(draws):
+        noised = total + z * torch.randn(total.shape, generator=generator, dtype=torch.float64)
+        (found,) = release.layout.read(noised, z, ["all"])
+        for k, each in enumerate(STATISTICS):
+            mean = found.mean(k, critical(rate)).scaled(each.half, each.centre)
+            missed += not mean.low <= truth[k] <= mean.high
+    assert missed / (2 * draws) == pytest.approx(rate, abs=4 * math.sqrt(rate / draws))
+
+
+@pytest.mark.parametrize("length", [0.0, 0.05, 1.0])
+def test_the_length_of_a_difference_is_covered_at_the_stated_rate(length):
+    generator, rate, draws, sd = torch.Generator().manual_seed(0), 0.2, 200, 0.1
+    missed = 0
+    for _ in range(draws):
+        vector = sd * torch.randn(15, generator=generator, dtype=torch.float64)
+        vector[3] += length
+        found = distance(vector, sd, rate)
+        assert found.low <= found.estimate <= found.high
+        missed += not found.low <= length <= found.high
+    expected = rate if length else rate / 2  # 0 is below no interval
+    assert missed / draws == pytest.approx(expected, abs=4 * math.sqrt(expected / draws))
+
+
+def written(users, seed, change=None):
+    data = WritersDataModule(clients=users, split_seed=seed).load()
+    x, y = map(torch.cat, zip(*(each.tensors for each in data.train.values()), strict=True))
+    x, y = (x, y) if change is None else change(x, y)
+    return Records((x, y), torch.arange(users).repeat_interleave(20), users), Records.of([data.val])
+
+
+CHANGES = {
+    "shift": lambda x, y: (torch.nn.functional.pad(x, (3, 0), value=-1.0)[..., :8], y),
+    "mirror": lambda x, y: (x.flip(3), y),
+    "rotation": lambda x, y: (x.rot90(1, (2, 3)), y),
+    "half": lambda x, y: ((x + 1) / 2 - 1, y),
+    "labels": lambda x, y: (x, 9 - y),
+    "repeats": lambda x, y: (x[torch.arange(len(x)) // 20 * 20], y[torch.arange(len(y)) // 20 * 20]),
+}
+
+
+def test_a_fault_that_nobody_thought_of_sets_users_apart():
+    """The likeness knows of no fault; each doubles at least what natural hands show, at all of the users."""
+    clean, public = written(100, 7)
+    like = Likeness.of(public, (1, 8, 8))
+    apart = {name: (like(written(100, 7, change)[0]).mean(0) - like.centre).norm() for name, change in CHANGES.items()}
+    own = (like(clean).mean(0) - like.centre).norm()
+    assert own < 0.2
+    assert all(each > 2 * own for each in apart.values()), (own, apart)
+    assert all(each > 0.5 for each in apart.values()), (own, apart)
+
+
+@settings(max_examples=40)
+@given(pixels=st.lists(NUMBERS, min_size=0, max_size=6), labels=st.lists(st.integers(-3, 20), min_size=6, max_size=6))
+def test_what_a_user_gives_for_the_likeness_has_a_norm_of_at_most_one(pixels, labels):
+    images = torch.tensor(pixels)[:, None, None, None].expand(-1, 1, 8, 8)
+    owner = torch.zeros(len(pixels)).long()
+    images = torch.cat([images, torch.zeros(1, 1, 8, 8)])  # of another user
+    records = Records((images, torch.tensor([*labels[: len(pixels)], 0])), torch.cat([owner, torch.tensor([1])]), 2)
+    row = LIKE(records)[0]
+    assert row.isfinite().all()
+    assert float(row.norm()) <= 1 + 1e-9
+    assert pixels or not row.any()
+
+
+LIKE = Likeness.of(written(2, 5)[1], (1, 8, 8))
+
+
+def test_a_likeness_needs_public_examples_that_differ():
+    public = written(2, 5)[1]
+    few = Records(tuple(entry[:399] for entry in public.entries), torch.zeros(399).long(), 1)
+    assert Likeness.of(few, (1, 8, 8)) is None
+    blank = Records((torch.zeros(400, 1, 8, 8),), torch.zeros(400).long(), 1)
+    assert Likeness.of(blank, (1, 8, 8)) is None
+    unlabelled = Likeness.of(Records(public.entries[:1], public.user, 1), (1, 8, 8))
+    assert unlabelled is not None
+    assert len(unlabelled.means) == 1
+
+
+def test_the_gap_is_read_off_the_noised_sum_and_told():
+    centre = torch.zeros(15, dtype=torch.float64)
+    own = replace(LIKE, centre=centre)
+    total = torch.zeros(15, dtype=torch.float64)
+    total[0] = 0.5 * 200 * LIKENESS**0.5
+    gap = own.gap(total, 200, 1.0, 0.01)
+    assert gap.estimate == pytest.approx(0.5, abs=0.01)
+    check = any_direction(gap, 0.2, 0.01)
+    assert check.alarm
+    assert not any_direction(gap, 0.5, 0.01).alarm
+    assert "neither brightness nor the border" in unlike_next(check, [False])[0]
+    assert "may be all of it" in unlike_next(check, [False, True])[0]
+    assert unlike_next(any_direction(gap, 0.5, 0.01), []) == []

@@ -1,13 +1,19 @@
 """The metric at which a search ends, and when a refinement takes over: matrices and particles made by hand."""
 
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
 import pytest
 import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from lit_epgan.bayes import Independent, RandomFourierFeatures, Statistics
-from lit_epgan.bayes.inference import SEEN, Correction, Refinement
+from lit_epgan.bayes import Independent, RandomFourierFeatures, Statistics, inference
+from lit_epgan.bayes.inference import SEEN, Correction, Inference, Refinement
+from lit_epgan.bayes.mean_embeddings import answered, mean_embedding
+from lit_epgan.bayes.moves import effective_size
 from lit_epgan.bayes.search import Particles, Search
+from lit_epgan.errors import UserError
 from lit_epgan.randomness import generator_for
 
 N = 1000.0  # the data's records
@@ -128,3 +134,99 @@ def test_so_many_directions_as_an_answer_can_be_solved_for(width: int, n: int, m
     covariance = torch.eye(width, dtype=torch.float64)
     at = particles(normal(n, 2, "theta"), normal(n, width, "means"), 3000, 1.0, covariance, covariance)
     assert Correction(search(2, width))._directions(at, covariance).shape == (most, width)
+
+
+class Level(Independent):
+    """x ~ N(level, 1), or what ``records`` is told to give."""
+
+    def __init__(self, kind: str = "sound") -> None:
+        super().__init__({"level": Normal(0.0, 1.0)}, 1)
+        self.kind = kind
+
+    def records(self, values: dict[str, Tensor], records: int, generator: torch.Generator) -> Tensor:
+        level = values["level"][:, None, None].float().expand(-1, records, 1)
+        if self.kind == "constant":
+            return torch.zeros_like(level)
+        if self.kind == "deterministic":
+            return level
+        found = level + torch.randn(level.shape, generator=generator)
+        return torch.where(level > 1.5, torch.nan, found) if self.kind == "not a number" else found
+
+
+@dataclass
+class Known:
+    """A log likelihood N(m; theta, s^2), and how often it was asked for."""
+
+    middle: float = 1.5
+    width: float = 0.02
+    asked: int = 0
+
+    def log(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+        self.asked += 1
+        return -0.5 * ((theta[:, 0] - self.middle) / self.width).square()
+
+
+def test_a_likelihood_that_leaves_one_particle_is_approached_by_its_powers() -> None:
+    """Of 400 draws of the prior about two are within two widths; the posterior is N(m / (1 + s^2), s^2 / (1 + s^2))."""
+    known: Any = Known()
+    correction = Correction(Inference.of(Level(), 0, 400, 8).search)
+    prior = correction.search.statistics.simulator.prior(400, generator_for("prior"))
+    assert effective_size(known.log(prior, generator_for("unused"))) < 0.1 * 400
+    theta = correction._tempered(known, generator_for("tempered"))
+    assert float(theta.mean()) == pytest.approx(1.5, abs=0.005)
+    assert float(theta.std()) == pytest.approx(0.02, rel=0.15)
+    assert len(theta.unique()) > 380
+    with pytest.raises(
+        UserError, match=r"400 particles do not reach the posterior: the likelihood's power came to 0 of 1"
+    ):
+        correction._tempered(cast(Any, Nowhere()), generator_for("nowhere"))
+
+
+class Nowhere:
+    def log(self, theta: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.full((len(theta),), -torch.inf, dtype=theta.dtype)
+
+
+@pytest.mark.parametrize("least", [0.0, 1.1])
+def test_few_effective_particles_are_no_start(least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways lead to the posterior of 60 records about 1.5 under noise: from the search, and from the prior."""
+    tempered: list[int] = []
+    original = Correction._tempered
+
+    def watched(self: Correction, *given: Any) -> Tensor:
+        tempered.append(1)
+        return original(self, *given)
+
+    monkeypatch.setattr(inference, "LEAST_EFFECTIVE", least)
+    monkeypatch.setattr(Correction, "_tempered", watched)
+    own = Inference.of(Level(), 0, 200, 8)
+    x = 1.5 + torch.randn(60, 1, generator=generator_for("data"))
+    noise = torch.eye(16, dtype=torch.float64) * 3 / 60
+    found = answered(own.run(generator_for("run")), mean_embedding(own.phi, x), 60.0, noise)
+    assert len(tempered) == (least > 1)
+    assert float(found.particles.theta.mean()) == pytest.approx(float(x.mean()) * 60 / 61, abs=0.25)
+    assert 0.1 < float(found.particles.theta.std()) < 0.35
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("constant", "Level simulates records whose median distance is 0"),
+        ("deterministic", "Level is deterministic: the records of a data set do not differ"),
+        ("not a number", "Level simulates records whose median distance is nan"),
+    ],
+)
+def test_a_simulator_that_cannot_be_is_one_sentence(kind: str, sentence: str) -> None:
+    def start() -> None:
+        own = Inference.of(Level(kind), 0, 100, 8)
+        answered(own.run(generator_for("run")), torch.zeros(16, dtype=torch.float64), 60.0)
+
+    with pytest.raises(UserError, match=sentence):
+        start()
+
+
+def test_a_simulator_that_is_rarely_no_number_is_named_when_it_is_met() -> None:
+    own = Inference.of(Level(), 0, 100, 8)
+    statistics = replace(own.search.statistics, simulator=Level("not a number"))
+    with pytest.raises(UserError, match=r"Level simulates records that are no numbers \(NaN\)"):
+        statistics.covariance(torch.full((10, 1), 2.0, dtype=torch.float64), generator_for("met"))

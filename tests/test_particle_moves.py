@@ -176,7 +176,7 @@ def test_chains_draw_from_a_target_that_is_no_gaussian() -> None:
         x, y = theta.T
         return 2 * x - x.exp() - 2 * (y - x * x).square()
 
-    theta = chains(3 * normal(3000, 2), log_target, 600, 0.3, generator_for("target"))
+    theta, _ = chains(3 * normal(3000, 2), log_target, 600, 0.3, generator_for("target"))
     mean, variance = float(digamma(2)), float(polygamma(1, 2))
     third, fourth = float(polygamma(2, 2)), float(polygamma(3, 2)) + 3 * variance**2  # central
     x, y = theta.T
@@ -195,7 +195,7 @@ def test_chains_draw_from_a_narrow_gaussian() -> None:
     def log_target(theta: Tensor) -> Tensor:
         return -0.5 * ((theta - MEAN) @ inverse * (theta - MEAN)).sum(1)
 
-    theta = chains(MEAN + normal(4000, 2), log_target, 200, 0.3, generator_for("narrow"))
+    theta, _ = chains(MEAN + normal(4000, 2), log_target, 200, 0.3, generator_for("narrow"))
     assert torch.allclose(theta.mean(0), MEAN, atol=0.015)
     assert torch.allclose(torch.cov(theta.T), covariance, atol=0.004)
 

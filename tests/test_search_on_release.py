@@ -158,7 +158,7 @@ def test_a_site_without_a_record_of_the_class_releases_that_too() -> None:
         ({"from_round": 2}, "leave inner and from_round out, and give the module a summary that is public"),
         ({"generations": 0}, "generations is 0; it must be at least 1"),
         ({"noise_multiplier": -1.0}, "noise_multiplier is -1.0"),
-        ({"delta": 0.0}, "delta is 0;"),
+        ({"delta": 0.0}, "the release's delta is 0; it must lie between 0 and"),
     ],
 )
 def test_what_cannot_be_is_named(options: dict[str, Any], sentence: str) -> None:

@@ -14,11 +14,14 @@ from lit_epgan.bayes.mean_embeddings import (
     statistic,
     sufficient_directions,
 )
-from lit_epgan.bayes.moves import aligned, chains, consistent, resampled
+from lit_epgan.bayes.moves import aligned, chains, consistent, effective_size, largest_step, resampled
 from lit_epgan.bayes.search import FEWEST_RECORDS, Particles, Search
 from lit_epgan.bayes.simulator import Simulator
 from lit_epgan.errors import UserError
 
+LEAST_EFFECTIVE = 0.1  # of the particles: where the likelihood leaves fewer, it is approached by its powers
+MOST_POWERS = 60
+TEMPERED_MOVES = 8  # of each particle, at each power
 CORRECTION_MOVES = 20  # of each particle, on the server alone
 SEEN = 64  # directions of a noised release that the likelihood looks at, at most
 PASSES = 2  # with all of the data's records
@@ -81,7 +84,8 @@ class Correction:
     A search's metric is one for all particles, as its sums over sites need it. Where little data leave the posterior
     wide, a record's covariance is another at its edges. One last question about all particles gives the statistic
     s = V mu away; then each particle is weighed by the likelihood against the metric, and moved on, which is the
-    server's own work.
+    server's own work. Where fewer than a tenth of the particles stay effective, as with few records and much noise, the
+    search's particles are no start: the likelihood is approached from the prior by its powers.
 
     V are the sufficient directions. Where the data were released with noise, the particles stay so wide that no p
     directions are sufficient for all of them: V are the ``SEEN`` in which they differ most then, or all there are.
@@ -105,15 +109,48 @@ class Correction:
         seen, noise = statistic(question, answer), v @ at.noise @ v.T
         likelihood = SyntheticLikelihood(statistics, v, seen, noise, answer.scaled, n, records)
         own = likelihood.log(at.theta, generator)
-        drawn = resampled(own + 0.5 * at.discrepancy, generator)
+        weights = own + 0.5 * at.discrepancy
+        if effective_size(weights) < LEAST_EFFECTIVE * len(weights):
+            return replace(at, theta=self._tempered(likelihood, generator), data=n)
+        drawn = resampled(weights, generator)
         theta = consistent(at.theta[drawn], simulator.symmetries())
 
         def log_target(theta: Tensor) -> Tensor:
             return simulator.log_prior(theta) + likelihood.log(theta, generator)
 
         log_density = simulator.log_prior(theta) + own[drawn]
-        theta = chains(theta, log_target, CORRECTION_MOVES, 0.5, generator, log_density)
+        theta, _ = chains(theta, log_target, CORRECTION_MOVES, 0.5, generator, log_density)
         return replace(at, theta=theta, data=n)
+
+    def _tempered(self, likelihood: SyntheticLikelihood, generator: torch.Generator) -> Tensor:
+        """Draws (n, p) by powers of the likelihood, from the prior (power 0) to the posterior (1): each as far as
+        ``even`` of the particles stay effective (Del Moral et al. 2012), so that none stands for all. UserError: the
+        likelihood has no value anywhere, or the power stands still."""
+        simulator = self.search.statistics.simulator
+        theta, power = simulator.prior(self.search.particles, generator), 0.0
+        own = likelihood.log(theta, generator)
+        for _ in range(MOST_POWERS):
+            left, alive = 1 - power, own > -torch.inf
+            if not alive.any():
+                break
+            step = left * largest_step(lambda b, own=own[alive], left=left: b * left * own, self.search.even)  # type: ignore[misc]
+            power = 1.0 if step == left else power + step
+            drawn = resampled(step * own, generator)
+            theta = consistent(theta[drawn], simulator.symmetries())
+            log_density = simulator.log_prior(theta) + power * own[drawn]
+
+            def log_target(theta: Tensor, power: float = power) -> Tensor:
+                return simulator.log_prior(theta) + power * likelihood.log(theta, generator)
+
+            moves = CORRECTION_MOVES if power == 1 else TEMPERED_MOVES
+            theta, log_density = chains(theta, log_target, moves, 0.5, generator, log_density)
+            if power == 1:
+                return theta
+            own = (log_density - simulator.log_prior(theta)) / power
+        raise UserError(
+            f"the {self.search.particles} particles do not reach the posterior: the likelihood's power came to "
+            f"{power:.2g} of 1; take more particles, a narrower prior, or less noise"
+        )
 
     def _directions(self, at: Particles, covariance: Tensor) -> Tensor:
         """V (r, D), of unit variance."""
@@ -170,7 +207,7 @@ class Refinement:
         def log_target(theta: Tensor) -> Tensor:
             return simulator.log_prior(theta) - 0.5 * n * (seen - line(theta)).square().sum(1)
 
-        theta = chains(at.theta, log_target, CHAIN_STEPS, 0.3, generator)
+        theta, _ = chains(at.theta, log_target, CHAIN_STEPS, 0.3, generator)
         theta = aligned(theta, theta.mean(0), simulator.symmetries())
         return replace(
             at, theta=theta, metric=n * b.T @ b, data=answer.records, finished=at.finished + int(n == at.data)
@@ -279,7 +316,12 @@ class Inference:
         generator = torch.Generator().manual_seed(seed)
         frequencies = max(FEWEST, EACH * simulator.size) if frequencies is None else frequencies
         predictive = simulator.simulate(simulator.prior(PREDICTIVE, generator), 1, generator)[:, 0]
-        unit = median_distance(predictive)
+        unit = float("nan") if predictive.isnan().any() else median_distance(predictive)
+        if not 0 < unit < float("inf"):
+            raise UserError(
+                f"{type(simulator).__name__} simulates records whose median distance is {unit:g}: it must give "
+                "numbers, and records that differ"
+            )
         phi = RandomFourierFeatures(simulator.dimensions, frequencies, [unit * b for b in BANDWIDTHS], generator)
         search = Search(Statistics(simulator, phi.float()), particles, moves, even, surplus)
         return cls(search, Refinement(search), most_records)

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from lit_epgan.bayes import RandomFourierFeatures
 from lit_epgan.bayes.simulator import Simulator
+from lit_epgan.errors import UserError
 
 T = TypeVar("T")
 ROWS = 8_192  # simulated and embedded at a time: they fit a processor's cache
 FINE = 1e-5  # ridge of the directions: it costs about two thousandths of the information
 COARSE = 1e-4  # ridge where particles are wide apart: what is rare near some of them is common near others
+DETERMINISTIC = 1e-12  # variance of features, whose squared norm is one
 PAIRS = 50_000  # of records, from which the covariance is estimated
 
 
@@ -133,10 +135,20 @@ class Statistics:
         """Cov phi(x) within a data set, on average over theta (n, p): (D, D), float64.
 
         By differences of two records of one data set each: E (phi(x) - phi(x')) (phi(x) - phi(x'))^T / 2. Directions
-        that are sufficient under it keep all but D / pairs of the information.
+        that are sufficient under it keep all but D / pairs of the information. UserError: the simulator has made
+        something that is no number, or a data set's records do not differ.
         """
         rows = theta[torch.randint(len(theta), (pairs,), generator=generator)]
-        return torch.stack([self._scatter(part, generator) for part in rows.split(ROWS)]).sum(0) / (2 * pairs)
+        found = torch.stack([self._scatter(part, generator) for part in rows.split(ROWS)]).sum(0) / (2 * pairs)
+        name, whole = type(self.simulator).__name__, float(found.diagonal().sum())
+        if math.isnan(whole):
+            raise UserError(f"{name} simulates records that are no numbers (NaN) at some parameters of its prior")
+        if whole < DETERMINISTIC:
+            raise UserError(
+                f"{name} is deterministic: the records of a data set do not differ, so a likelihood has no width; let "
+                "it draw each record from the generator that it is given"
+            )
+        return found
 
     def _scatter(self, theta: Tensor, generator: torch.Generator) -> Tensor:
         features = self.phi(self.simulator.simulate(theta, 2, generator).flatten(0, 1)).unflatten(0, (len(theta), 2))

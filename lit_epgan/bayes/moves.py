@@ -152,10 +152,10 @@ def chains(
     step: float,
     generator: torch.Generator,
     log_density: Tensor | None = None,
-) -> Tensor:
-    """Particles (n, p) after ``steps`` moves of each under a log target (n, p) -> (n,), maybe by simulations of its
-    own. ``step`` is the first one's length; ``log_density`` the target's at theta (n,), where it is known. The
-    reference is fitted anew to the particles every 20 steps in the first half of them."""
+) -> tuple[Tensor, Tensor]:
+    """Particles (n, p), and the target at them (n,), after ``steps`` moves of each under a log target (n, p) -> (n,),
+    maybe by simulations of its own. ``step`` is the first one's length; ``log_density`` the target's at theta (n,),
+    where it is known. The reference is fitted anew to the particles every 20 steps in the first half of them."""
     log_density = log_target(theta) if log_density is None else log_density
     kernel = CrankNicolson.fitted(theta, step)
     for i in range(steps):
@@ -166,4 +166,4 @@ def chains(
         accepted = kernel.accepts(theta, proposal, proposed - log_density, generator)
         theta = torch.where(accepted[:, None], proposal, theta)
         log_density = torch.where(accepted, proposed, log_density)
-    return theta
+    return theta, log_density
