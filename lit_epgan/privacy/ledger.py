@@ -282,12 +282,7 @@ class Ledger:
         """
         with self._open("a+b") as file:
             book = self._book(file)
-            if self._last.exists() and self._last.read_text() not in book.digests:
-                raise UserError(
-                    f"the ledger {self.path} has lost its last lines, or all: {self._last.name} beside it knows of "
-                    "more. What was spent cannot be told, so nothing more is released: restore the file; or, if no one "
-                    f"has seen anything of these data, remove {self._last.name}"
-                )
+            self._refuse_lost_lines(book)
             lines: list[dict[str, Any]] = []
             unit = next((each.unit for each in planned.values()), None)
             if book.unit not in (None, unit):
@@ -357,9 +352,13 @@ class Ledger:
 
         Returns:
             The accounts that were behind, as they are now; a line was written for each.
+
+        Raises:
+            UserError: the ledger is known to have lost its last lines.
         """
         with self._open("a+b") as file:
             book = self._book(file)
+            self._refuse_lost_lines(book)  # others' among them, of which ``known`` has nothing
             behind, lines = [], list[dict[str, Any]]()
             for account in known:
                 if (old := book.accounts.get(account.name)) is None:
@@ -467,6 +466,14 @@ class Ledger:
         if self._seen and self._seen not in book.digests:
             raise UserError(self._lost())
         return book
+
+    def _refuse_lost_lines(self, book: Book) -> None:
+        if self._last.exists() and self._last.read_text() not in book.digests:
+            raise UserError(
+                f"the ledger {self.path} has lost its last lines, or all: {self._last.name} beside it knows of more. "
+                "What was spent cannot be told, so nothing more is released: restore the file; or, if nothing else was "
+                f"released of these data, remove {self._last.name}: a run that goes on still counts its own releases"
+            )
 
     def _lost(self) -> str:
         return (
