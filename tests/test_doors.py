@@ -115,8 +115,10 @@ def told(
         if path.suffix == ".ckpt":
             checkpoint = torch.load(path, weights_only=False)
             found[name] = {k: plain(v, folder) if isinstance(v, str) else v for k, v in leaves(checkpoint).items()}
-        elif path.name == "privacy.jsonl":
-            found[name] = re.sub(r'"(run|since)": "[^"]*"', "", plain(path.read_text(), folder))
+        elif path.suffix == ".jsonl":
+            found[name] = re.sub(r'"(run|since|process|digest)": "[^"]*"', "", plain(path.read_text(), folder))
+        elif path.suffix == ".last":
+            found[name] = path.stat().st_size  # a digest of random names
         elif path.name == "progress.json":
             found[name] = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("time", "seconds")}
         else:

@@ -57,6 +57,20 @@ def test_a_resumed_run_goes_on_with_its_account(tmp_path: Path) -> None:
     assert ledger.read().accounts[name].ended
 
 
+@pytest.mark.parametrize("lines", [0, 1])
+def test_nobody_begins_on_a_ledger_that_has_lost_its_last_lines(tmp_path: Path, lines: int) -> None:
+    """A run that knows nothing of it began a ledger of its own, and stated the cost of its own releases."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.release(ledger.begin("run", ONE))
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
+    if not lines:
+        path.unlink()
+    assert_refused("has lost its last lines, or all: ledger.jsonl.last beside it", Ledger(path).begin, "next", ONE)
+    (tmp_path / "ledger.jsonl.last").unlink()
+    Ledger(path).begin("next", ONE)
+
+
 def test_the_budget_is_kept_before_anything_is_released(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     budget = Budget(spent([ONE.times(5)], 1e-5).epsilon, 1e-5)

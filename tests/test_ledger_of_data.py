@@ -56,6 +56,12 @@ def test_one_release_of_records_is_booked_and_the_next_run_states_both(tmp_path:
     assert the_ledger().read().total() == both
 
 
+def lose(path: Path) -> None:
+    """A ledger, with the file beside it that knows of its last line."""
+    path.unlink()
+    path.with_name(f"{path.name}.last").unlink()
+
+
 def unread(*_: Any) -> Any:
     raise AssertionError("data are read")
 
@@ -83,7 +89,7 @@ def test_a_resumed_run_releases_nothing_again_and_its_checkpoint_knows_what_it_h
     checkpoint = tmp_path / "last.ckpt"
     fit(Cloud(), data(), 2, tmp_path, algorithm=on_server(), callbacks=[Save(checkpoint)])
     if lost:
-        the_ledger().path.unlink()
+        lose(the_ledger().path)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         fit(Cloud(), data(), 3, tmp_path, algorithm=on_server(), ckpt_path=str(checkpoint))
@@ -148,8 +154,9 @@ def test_four_rounds_cost_four_rounds_whatever_is_lost(tmp_path: Path, kind: Any
     whole = ledger.read_bytes()
     cost = Ledger(ledger).read().total().epsilon
     if lost in ("ledger", "all"):
-        ledger.unlink()
+        lose(ledger)
     if lost == "lines":
+        lose(ledger)
         ledger.write_bytes(b"".join(whole.splitlines(keepends=True)[:-5]))
     folder = tmp_path / "moved" if lost in ("folder", "all") else first
     if first.exists() and folder != first:
@@ -157,7 +164,7 @@ def test_four_rounds_cost_four_rounds_whatever_is_lost(tmp_path: Path, kind: Any
     with warnings.catch_warnings(record=True) as warned, caplog.at_level("INFO"):
         warnings.simplefilter("always")
         fit(Regression(), federation(), 4, folder, mechanism=kind(1.0, 2.0), ckpt_path=str(checkpoint))
-    named = [str(w.message) for w in warned if "the checkpoint knows of" in str(w.message)]
+    named = [str(w.message) for w in warned if "knows of" in str(w.message)]
     assert len(named) == (lost in ("ledger", "lines", "all"))
     if named:
         assert re.search(r"knows of \d+ releases of this run, and the ledger .* of \d+ of them", named[0])
@@ -172,6 +179,25 @@ def test_four_rounds_cost_four_rounds_whatever_is_lost(tmp_path: Path, kind: Any
     assert after.total().epsilon > cost
     stated = after.total()
     assert str(stated) in said(caplog)
+
+
+@pytest.mark.parametrize("kind", [CentralNoise, CorrelatedNoise, RecordNoise])
+def test_what_was_released_after_the_checkpoint_is_paid_for_with_a_lost_ledger(tmp_path: Path, kind: Any) -> None:
+    """Three rounds were released, and the checkpoint is of two: four rounds in all are five with the one repeated."""
+    checkpoint = tmp_path / "last.ckpt"
+    fit(Regression(), federation(), 3, tmp_path, mechanism=kind(1.0, 2.0), callbacks=[Save(checkpoint)])
+    path = the_ledger().path
+    path.unlink()
+    with pytest.raises(UserError, match="has lost its last lines"):
+        fit(Regression(), federation(), 4, tmp_path, mechanism=kind(1.0, 2.0), ckpt_path=str(checkpoint))
+    path.touch()
+    lose(path)
+    with pytest.warns(UserWarning, match="the run's folder, knows of"):
+        fit(Regression(), federation(), 4, tmp_path, mechanism=kind(1.0, 2.0), ckpt_path=str(checkpoint))
+    made = dict.fromkeys((a.group for a in the_ledger().read().accounts.values()), 0)
+    for account in the_ledger().read().accounts.values():
+        made[account.group] += account.made
+    assert list(made.values()) == ([5 * n for n in (3, 1, 5, 2)] if kind is RecordNoise else [5])
 
 
 def test_a_layer_that_is_refused_in_the_first_round_costs_nothing(tmp_path: Path) -> None:

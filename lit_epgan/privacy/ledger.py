@@ -5,8 +5,9 @@ to make one; ``end`` that it makes no more. A run's price is that of its plan un
 its releases: a run that was killed, and repeats a round, pays twice for it.
 
 Every line ends in a digest of itself and of the line before: SHA-256, or HMAC-SHA-256 where the data's owner has a
-key. So a changed or missing line is found, but for lines that are cut off at the end: those a run finds that has
-written them, in its memory or in its checkpoint."""
+key. So a changed or missing line is found. Of lines that are cut off at the end, or of the whole file, knows a second
+file beside it, which holds the last line's digest; and the run that has written them, by its memory or its checkpoint.
+"""
 
 import contextlib
 import hashlib
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from lit_epgan.atomic import write_text
 from lit_epgan.errors import UserError
 from lit_epgan.privacy.accountant import Relation, Releases, Spent, Unit, spent
 
@@ -201,7 +203,8 @@ class Book:
             self.accounts[name] = Account(name, planned=planned, made=old.made, written=old.written, **line)
         elif kind == "release":
             account = self.accounts[line["run"]]
-            account.made, account.written = account.made + line.get("count", 1), account.written + 1
+            account.made += line.get("count", 1)
+            account.written += line.get("written", 1)
         elif kind == "end":
             self.accounts[line["run"]].ended = True
         else:
@@ -220,6 +223,7 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._last = self.path.with_name(f"{self.path.name}.last")  # the last line's digest
         self._seen = ""  # the digest of the last line that was written here
 
     def read(self) -> Book:
@@ -273,10 +277,12 @@ class Ledger:
             The accounts' ids, by group.
 
         Raises:
-            UserError: the budget would be passed, or is another than the ledger's, or the ledger counts other units.
+            UserError: the budget would be passed, or is another than the ledger's, or the ledger counts other units, or
+                has lost its last lines.
         """
         with self._open("a+b") as file:
             book = self._book(file)
+            self._refuse_lost_lines(book)
             lines: list[dict[str, Any]] = []
             unit = next((each.unit for each in planned.values()), None)
             if book.unit not in (None, unit):
@@ -324,39 +330,44 @@ class Ledger:
         passed."""
         self.release_groups({name: count})
 
-    def release_groups(self, counts: Mapping[str, int]) -> None:
-        """As ``release``, of a number of its own for each account. UserError: the budget would be passed, as more was
-        made than planned, or somebody has given back what was reserved; the ledger is not the one that has the
-        accounts."""
+    def release_groups(self, counts: Mapping[str, int]) -> list[Account]:
+        """As ``release``, of a number of its own for each account; returns them. UserError: the budget would be passed,
+        as more was made than planned, or somebody has given back what was reserved; the ledger is not the one that has
+        the accounts."""
         with self._open("a+b") as file:
             book = self._book(file)
             for name, count in counts.items():
                 if (account := book.accounts.get(name)) is None:
                     raise UserError(self._lost())
-                account.made += count
+                account.made, account.written = account.made + count, account.written + 1
                 if account.ended or account.made > account.planned.count:
                     self._refuse_more_than_the_budget(book, account.planned.times(count), account.group)
             several = [{} if count == 1 else {"count": count} for count in counts.values()]
             lines = [{"kind": "release", "run": n, **c} for n, c in zip(counts, several, strict=True)]
             self._append(file, book, lines)
+        return [book.accounts[name] for name in counts]
 
     def recover(self, known: Sequence[Account]) -> list[Account]:
-        """Write what a checkpoint knows of accounts and the ledger does not: which has lost it, or is another one.
+        """Write what somebody else knows of accounts and the ledger does not: which has lost it, or is another one.
 
         Returns:
             The accounts that were behind, as they are now; a line was written for each.
+
+        Raises:
+            UserError: the ledger is known to have lost its last lines.
         """
         with self._open("a+b") as file:
             book = self._book(file)
-            behind = [a for a in known if a.name not in book.accounts or book.accounts[a.name].made < a.made]
-            lines: list[dict[str, Any]] = []
-            for account in behind:
-                made = 0
-                if account.name in book.accounts:
-                    made = book.accounts[account.name].made
-                else:
+            self._refuse_lost_lines(book)  # others' among them, of which ``known`` has nothing
+            behind, lines = [], list[dict[str, Any]]()
+            for account in known:
+                if (old := book.accounts.get(account.name)) is None:
                     lines += [_begin(account), {"kind": "end", "run": account.name}]
-                lines.append({"kind": "release", "run": account.name, "count": account.made - made})
+                made, written = (0, 0) if old is None else (old.made, old.written)
+                if old is None or made < account.made or written < account.written:
+                    more = {"count": max(0, account.made - made), "written": max(0, account.written - written)}
+                    lines.append({"kind": "release", "run": account.name, **more})
+                    behind.append(account)
             self._append(file, book, lines)
         return behind
 
@@ -438,6 +449,7 @@ class Ledger:
         file.write(written)
         file.flush()
         os.fsync(file.fileno())
+        write_text(self._last, book.last, durable=True)
         self._seen = book.last
 
     def _book(self, file: IO[bytes]) -> Book:
@@ -454,6 +466,14 @@ class Ledger:
         if self._seen and self._seen not in book.digests:
             raise UserError(self._lost())
         return book
+
+    def _refuse_lost_lines(self, book: Book) -> None:
+        if self._last.exists() and self._last.read_text() not in book.digests:
+            raise UserError(
+                f"the ledger {self.path} has lost its last lines, or all: {self._last.name} beside it knows of more. "
+                "What was spent cannot be told, so nothing more is released: restore the file; or, if nothing else was "
+                f"released of these data, remove {self._last.name}: a run that goes on still counts its own releases"
+            )
 
     def _lost(self) -> str:
         return (

@@ -5,6 +5,7 @@ import math
 import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from lit_epgan.privacy.accountant import Relation, Releases, Spent, Unit, spent
 from lit_epgan.privacy.ledger import EVERYONE, Account, Budget, Ledger, default_path
 
 HISTORY = "privacy.history.{unit}s"  # in the server's state
+COPY = "releases.{unit}s.jsonl"  # in the run's folder
 SLACK = 1.001  # of the noise multiplier that is found for a target
 LARGEST_DELTA = 0.01
 
@@ -99,6 +101,7 @@ class Payments:
     def __init__(self, owner: str, path: str | None, budget: Budget, unit: Unit) -> None:
         self._owner, self._path, self._budget, self._unit = owner, path, budget, unit
         self.ledger: Ledger | None = None
+        self._copy: Ledger | None = None  # of this run's releases
         self.accounts: dict[str, str] = {}  # their ids
         self.planned: dict[str, Releases] = {}
         self.earlier: dict[str, tuple[Releases, ...]] = {}
@@ -110,8 +113,9 @@ class Payments:
     def meet(self, plan: Plan) -> dict[str, Account]:
         """Find the ledger, and in it, by group, the accounts that a resumed run goes on with.
 
-        The checkpoint's own history of releases is held against it, and the larger counts. UserError: there is a
-        budget, and no ledger to keep it; or the delta is no guarantee for so many users.
+        The histories of releases in the checkpoint and in the run's folder are held against it, and the largest counts:
+        the folder's knows of those that came after the checkpoint, too. UserError: there is a budget, and no ledger to
+        keep it; or the delta is no guarantee for so many users.
         """
         numbers = [plan.clients] if self._unit == "user" else plan.local.records.values() if plan.local else []
         check_units(self._owner, self._budget.delta, max(numbers, default=0), self._unit)
@@ -122,6 +126,10 @@ class Payments:
         self._what = str(plan.folder.resolve()) if plan.folder is not None else f"a run of process {os.getpid()}"
         self._state, self._resumed = plan.state, plan.resumed
         history = self._state.get(self._history)
+        if self.ledger is not None and plan.folder is not None:
+            self._copy = Ledger(plan.folder / COPY.format(unit=self._unit))
+            if not plan.resumed and rank() == 0:
+                self._copy.path.unlink(missing_ok=True)  # of a run before this one
         if self.ledger is None or not plan.resumed:
             self._made = {}
             return {}
@@ -131,15 +139,19 @@ class Payments:
         return {a.group: a for a in self.ledger.read().of_run(self._what, self._made)}
 
     def _recover(self, ledger: Ledger) -> None:
-        known = [_account(name, self._what, entry) for name, entry in self._made.items()]
+        known = {name: _account(name, self._what, entry) for name, entry in self._made.items()}
+        for account in [] if self._copy is None else self._copy.read().accounts.values():
+            if account.made >= known.get(account.name, account).made:
+                known[account.name] = replace(account, what=self._what)
+        self._made = {name: _entry(account) for name, account in known.items()}
         before = {name: account.made for name, account in ledger.read().accounts.items()}
-        behind = ledger.recover(known) if known else []
+        behind = ledger.recover(list(known.values())) if known else []
         if behind:
             lost = sum(before.get(account.name, 0) for account in behind)
             warnings.warn(
-                f"the checkpoint knows of {sum(a.made for a in behind)} releases of this run, and the ledger "
-                f"{ledger.path} of {lost} of them: it was lost, moved or cut off. The larger counts: the ledger is "
-                "written anew from the checkpoint",
+                f"the checkpoint, or the run's folder, knows of {sum(a.made for a in behind)} releases of this run, "
+                f"and the ledger {ledger.path} of {lost} of them: it was lost, moved or cut off. The larger counts: "
+                "the ledger is written anew from what they know",
                 stacklevel=2,
             )
 
@@ -185,7 +197,9 @@ class Payments:
             return
         written = {self.accounts[group]: n for group, n in counts.items() if group in own}
         if written:
-            self.ledger.release_groups(written)
+            made = self.ledger.release_groups(written)
+            if self._copy is not None:
+                self._copy.recover(made)
         for group, n in counts.items():
             name, planned = self.accounts[group], self.planned[group]
             entry = self._made.setdefault(name, {"group": group, "planned": planned.times(0).as_dict()})
