@@ -467,6 +467,11 @@ class Ledger:
             raise UserError(self._lost())
         return book
 
+    def remove(self) -> None:
+        """Let there be none, and nothing that knows of one."""
+        for path in (self._last, self.path):
+            path.unlink(missing_ok=True)
+
     def _refuse_lost_lines(self, book: Book) -> None:
         if self._last.exists() and self._last.read_text() not in book.digests:
             raise UserError(

@@ -129,7 +129,7 @@ class Payments:
         if self.ledger is not None and plan.folder is not None:
             self._copy = Ledger(plan.folder / COPY.format(unit=self._unit))
             if not plan.resumed and rank() == 0:
-                self._copy.path.unlink(missing_ok=True)  # of a run before this one
+                self._copy.remove()  # of a run before this one
         if self.ledger is None or not plan.resumed:
             self._made = {}
             return {}
