@@ -315,5 +315,6 @@ def test_many_small_clients_do_not_make_a_long_warning() -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         data.setup("fit")
+        data.train_dataloader()
     (said,) = [str(w.message) for w in seen if "fewer records" in str(w.message)]
     assert said.endswith("client-00000, client-00001, client-00002, client-00003, client-00004 and 9995 more")
