@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,15 +88,25 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def live(words: list[str], folder: Path, moments: list[float], draw: random.Random, ranks: int = 1) -> Life:
+def live(
+    words: list[str],
+    folder: Path,
+    moments: list[float],
+    draw: random.Random,
+    ranks: int = 1,
+    command: list[str] = CLI,
+    between: Callable[[Path], Path] = lambda folder: folder,
+) -> Life:
     """Run to the end, and kill one process after another on the way.
 
     Args:
-        words: of the command ``fit``, without the folder.
+        words: of the command ``fit``, or ``inspect``, without the folder.
         folder: the run's own.
         moments: seconds after its start at which each process is killed; one that has ended before is not.
         draw: says which rank is killed first where there are several.
         ranks: how many processes train.
+        command: ``python -m MODULE``.
+        between: what befalls the run's folder before it goes on; where it is then.
     """
     life, log = Life(), folder.with_name(f"{folder.name}.log")
     pending = list(moments)
@@ -103,7 +114,7 @@ def live(words: list[str], folder: Path, moments: list[float], draw: random.Rand
         resumes = any((folder / CHECKPOINTS).glob("*.ckpt"))
         life.resumes += resumes
         began = time.time()
-        process = _start([*words, *(["--ckpt_path", "last"] if resumes else [])], folder, log, ranks)
+        process = _start([*words, *(["--ckpt_path", "last"] if resumes else [])], folder, log, ranks, command)
         moment = pending.pop(0) if pending else None
         try:
             code = process.wait(LONGEST if moment is None else moment)
@@ -113,22 +124,23 @@ def live(words: list[str], folder: Path, moments: list[float], draw: random.Rand
                 life.failure = f"did not end within {LONGEST:.0f} s, see {log}"
                 return life
             life.kills[_moment(folder, began)] += 1
+            folder = between(folder)
             continue
         life.seconds = time.time() - began
         if code != 0:
             life.failure = f"ended with exit code {code}, see {log}"
-        else:
+        elif (folder / CONFIG).exists():
             life.start = (folder / CONFIG).stat().st_mtime - began
         return life
 
 
-def _start(words: list[str], folder: Path, log: Path, ranks: int) -> Process:
-    words = [*words, "--trainer.default_root_dir", str(folder)]
+def _start(words: list[str], folder: Path, log: Path, ranks: int, command: list[str]) -> Process:
+    words = [*words, "--output" if words[0] == "inspect" else "--trainer.default_root_dir", str(folder)]
     if ranks == 1:
-        return start([*CLI, *words], log, append=True)
+        return start([*command, *words], log, append=True)
     # with an option of the interpreter nothing is forked: ranks start each other by the words of their command
     several = ["--trainer.devices", str(ranks), "--trainer.accelerator", "cpu"]
-    return start([sys.executable, "-P", *CLI[1:], *words, *several], log, append=True)
+    return start([sys.executable, "-P", *command[1:], *words, *several], log, append=True)
 
 
 def _moment(folder: Path, began: float) -> str:
