@@ -24,7 +24,7 @@ from lit_epgan.engine.runner import StepHook
 from lit_epgan.errors import UserError
 from lit_epgan.fit.client_states import PrivateStatesPlace, check_place, private_states
 from lit_epgan.fit.driver import Alone, RoundDriver, ServerTraining
-from lit_epgan.fit.ends import read_policy, refuse_idle_policy, this_end
+from lit_epgan.fit.ends import read_policy, this_end
 from lit_epgan.fit.loop import RoundLoop, RoundStart
 from lit_epgan.fit.model import FederatedParts, Merging, federation_of, model_of, write_server
 from lit_epgan.fit.options import (
@@ -131,7 +131,6 @@ class FederationCallback(FederationView):
         # first, so that whoever looks at the module between rounds sees the server's
         trainer.callbacks = [self, *metrics, *(c for c in others if c not in metrics)]  # type: ignore[attr-defined]
         if stage != "fit":
-            refuse_idle_policy(self.policy)
             return
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(datamodule, FederatedDataModule):

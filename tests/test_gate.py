@@ -61,7 +61,7 @@ def test_a_training_is_refused_before_it_begins(policy: Policy, why: str) -> Non
 
 
 def test_a_training_that_keeps_the_rules_passes() -> None:
-    policy = Policy(["FedAvg", "FedProx"], ["RecordNoise"], 2.0, 3, ["parameters"])
+    policy = Policy(["FedAvg", "FedProx"], ["RecordNoise"], 2.0, cohort=3, entries=["parameters"])
     policy.check_plan("FedProx", "RecordNoise", 2.0)
     assert_refused(r"epsilon is 2\.0, and 2\.01 is planned", policy.check_plan, "FedProx", "RecordNoise", 2.01)
     assert_refused("CentralNoise is none of them", policy.check_plan, "FedProx", "CentralNoise", None)
@@ -75,7 +75,7 @@ def test_the_institutions_own_epsilon_is_that_of_all_planned_steps() -> None:
     mechanism = RecordNoise(1.0, 1.5)
     assert mechanism.own_epsilon() is None
     mechanism.begin(plan({0: 100, 1: 40}, 10, {0: 10, 1: 4}))
-    expected = max(spent([kind], 1e-5).epsilon for kind in mechanism._planned.values())
+    expected = max(spent([kind], 1e-5).epsilon for kind in mechanism._payments.planned.values())
     assert mechanism.own_epsilon() == expected > 0
     assert CentralNoise(1.0, 1.0).own_epsilon() is None  # the server's noise: nothing the institution can vouch for
     assert spent([Releases(1.0)], 1e-5).epsilon > 0
@@ -86,7 +86,7 @@ def test_the_institutions_own_epsilon_is_that_of_all_planned_steps() -> None:
     [
         (None, "None is no rule"),
         (["algorithms"], "is no rule"),
-        ({"algoritms": []}, "algoritms is no rule; there are algorithms, cohort, entries, epsilon, mechanisms"),
+        ({"algoritms": []}, "algoritms is no rule; there are algorithms, cohort, delta, entries, epsilon, mechanisms"),
         ({"algorithms": "FedAvg"}, "algorithms is 'FedAvg'; give a list"),
         ({"epsilon": "2"}, "epsilon is '2'; give a number"),
         ({"cohort": True}, "cohort is True; give a number"),
