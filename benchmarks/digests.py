@@ -84,7 +84,7 @@ def process(run: tuple[str, list[str]], folder: Path, cache: Path, log: Path, va
     folder.mkdir()
     patch = pytest.MonkeyPatch()
     patch.setattr(test_configs, "seal", lambda _: None)  # it is about how an engine works, not about what it gives
-    test_configs.no_network.__wrapped__(folder, cache / "classifiers", patch)
+    test_configs.no_network.__wrapped__(folder, cache / "classifiers", patch, None)
     try:
         code = command_line(words(*run, cache))
     except Exception:
