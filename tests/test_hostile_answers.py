@@ -1,15 +1,21 @@
 """An answer that is not as its message declares is left out, whoever sends it; the others' training goes on."""
 
+import csv
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from lit_epgan.carriers.protocol import Endpoint
 from lit_epgan.engine import Answer, Count, Message, PlainFederation, Weighted, merged
+from lit_epgan.engine.private import Private
 from lit_epgan.engine.rounds import Round, run_round
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
+from lit_epgan.fit.ends import AtServer
 
 
 def federation(algorithm: Any = None) -> PlainFederation:
@@ -108,8 +114,58 @@ def test_a_round_without_an_answer_of_use_is_refused(training: bool) -> None:
 
     before = plain.server.parameters.clone()
     with (
-        pytest.raises(UserError, match=r"round 0: no client.s answer is as it was asked for \(left out: client-0"),
+        pytest.raises(
+            UserError, match=r"round 0: no client.s answer counts, .*\(client-0: its answer is not as it was as"
+        ),
         pytest.warns(UserWarning, match="nothing asks for 'extra'"),
     ):
         run_round(Round(plain.federation, 0), answers)
     assert torch.equal(plain.server.parameters, before)
+
+
+# Over a carrier -------------------------------------------------------------------------------------------------------
+
+
+class Clients:
+    """In the place of ``RemoteClients``: clients that are all there, some of which answer otherwise."""
+
+    def __init__(self, plain: PlainFederation, hostile: Mapping[int, Callable[[Answer], Answer]]) -> None:
+        self._plain, self._hostile, self.present = plain, hostile, set(range(3))
+        self.heard: dict[int, Any] = {}
+        self.begin = self.meet = self.over = lambda *_: ()
+
+    def ask(self, tasks: Any) -> Any:
+        for k, task in tasks.items():
+            yield k, self._hostile.get(k, lambda a: a)(self._plain.answer(task, Private()))
+
+
+@torch.no_grad()
+def after_a_carried_round(
+    folder: Path, hostile: Mapping[int, Callable[[Answer], Answer]], algorithm: Any = None
+) -> tuple[Tensor, list[str]]:
+    """The server's parameters, and why each client has not counted, as ``contributions.csv`` says it."""
+    plain = federation(algorithm)
+    server = AtServer(Endpoint("server", carrier=object()), folder, {})
+    server._federation, server._clients = plain.federation, Clients(plain, hostile)  # type: ignore[assignment]
+    server.run(Round(plain.federation, 0), lambda _: (), lambda _: None)
+    rows = list(csv.DictReader((folder / "contributions.csv").open()))
+    assert all((row["counted"] == "1") == (not row["why"]) for row in rows)
+    return plain.server.parameters, [row["why"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("weight of 1e300", "its answer is not as it was asked for: 'change' has the number 1e+300"),
+        ("unknown", "its answer is not as it was asked for: nothing asks for 'extra'"),
+        ("missing", "its answer is not as it was asked for: it lacks 'change'"),
+        ("not finite", "its update is not finite"),
+    ],
+)
+def test_the_list_of_contributions_says_why_an_answer_is_left_out(tmp_path: Path, name: str, why: str) -> None:
+    nan: Any = lambda a: changed(a, change=Weighted(change(a) * float("nan"), 8.0))  # noqa: E731
+    with pytest.warns(UserWarning, match="'client-1'"):
+        found, whys = after_a_carried_round(tmp_path, {1: HOSTILE[name][0] if name in HOSTILE else nan})
+    assert whys[1].startswith(why)
+    assert (whys[0], whys[2]) == ("", "")
+    assert torch.equal(found, after_a_round(dropped=True))

@@ -32,6 +32,7 @@ from safetensors.torch import load, save
 from lit_epgan.carriers.keys import Announced, ExchangeKey, Identity, Words, add_pad
 from lit_epgan.carriers.protocol import LEAST
 from lit_epgan.engine.messages import Count, Report, Task, Term, Weighted, is_finite, tensor_of
+from lit_epgan.engine.rounds import NOT_FINITE
 from lit_epgan.engine.runner import Answer
 from lit_epgan.errors import UserError
 
@@ -42,7 +43,6 @@ Layout = Mapping[str, list[int] | None]
 """The shape of each entry by its name; None of a number. The entries stand in the order of their names."""
 STEPS = "federation/steps"  # the local steps, which must not be told one by one either
 MASKED = "masked"
-NOT_FINITE = "its update is not finite"
 WITHOUT_CERTIFICATES = (
     "secure aggregation without certificates: a server that keeps to the protocol learns sums alone, and one that "
     "hands out keys of its own is not found out; give each institution a certificate against that"

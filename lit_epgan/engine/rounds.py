@@ -40,6 +40,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.randomness import derive_seed, seed_streams
 
+NOT_FINITE = "its update is not finite"
 BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
 HIDDEN = "whose update it was is hidden: lower the learning rate, or bound updates by a mechanism such as NormClipping"
 CLIPPED = "whose update it was is hidden, and each is clipped: lower the noise, or the server's learning rate"
@@ -182,7 +183,7 @@ class Round:
     Attributes:
         exchange: the question that is being asked; None when the round is over.
         asked: this rank's clients that are to answer it.
-        dropped: this rank's clients whose update was left out.
+        why: this rank's clients whose update was left out, and the cause.
         budget: when the round is over: local steps, bytes sent up and down, each the mean over the round's clients.
     """
 
@@ -197,9 +198,7 @@ class Round:
             federation.mechanism.round_begins(number)
         server.chains = federation.sampler.draw(federation.active, server.seed, number)
         self._budget, self._worked = Counter[str](), set[int]()
-        self.dropped: list[int] = []
-        self._silent: list[int] = []
-        self._wrong: list[int] = []
+        self.why: dict[int, str] = {}
         self._causes = Causes(federation.names, number, server.flat, federation.tensors)
         self._norms = ReportNorms(federation.names, number)
         self._exchanges = 0
@@ -210,6 +209,11 @@ class Round:
         self._generator = federation.algorithm.round(server)
         self.exchange: Exchange | None = next(self._generator, None)
         self._ask()
+
+    @property
+    def dropped(self) -> list[int]:
+        """This rank's clients whose update was left out."""
+        return list(self.why)
 
     def _ask(self) -> None:
         """Get ready for the present exchange; a round without anybody to ask is over."""
@@ -227,7 +231,7 @@ class Round:
                 f"{type(federation.algorithm).__name__} asks clients beside the round's cohort, which its mechanism's "
                 "guarantee does not cover: leave the private mechanism out"
             )
-        self.asked = [k for k in to if k % ranks() == rank() and k not in self.dropped]
+        self.asked = [k for k in to if k % ranks() == rank() and k not in self.why]
         self._answers = (exchange.answer or federation.algorithm.Report, *exchange.beside)
         self._shapes = self._known_shapes(exchange.training)
         named: dict[str, Aggregator] = {name: Stack() for kind in self._answers for name in kind.stacked()}
@@ -316,8 +320,7 @@ class Round:
         federation, name = self._federation, self._federation.names[client]
         if (wrong := self._fault(answer)) is not None:
             federation.private.forget(name, answer.private)
-            self.dropped.append(client)
-            self._wrong.append(client)
+            self.why[client] = f"its answer is not as it was asked for: {wrong}"
             warnings.warn(f"round {self.number}: the answer of client {name!r} is left out: {wrong}", stacklevel=2)
             return
         self._worked.add(client)
@@ -333,7 +336,7 @@ class Round:
                 self._norms.add(client, size)
         else:
             federation.private.forget(name, answer.private)
-            self.dropped.append(client)
+            self.why[client] = NOT_FINITE
             cause = self._causes.find(client, answer.report, federation.server.parameters, look)
             # not on rank 0 alone: only the rank that trained the client knows
             warnings.warn(
@@ -366,7 +369,7 @@ class Round:
         """
         warnings.warn(f"round {self.number} is void: {why}; the server's model stays as it was", stacklevel=2)
         self.abandon()
-        self.dropped += [k for k in self._federation.server.cohort if k not in self.dropped]
+        self.why = dict.fromkeys(self._federation.server.cohort, "the round is void") | self.why
         self.exchange, self.asked = None, []
         self._finish()
 
@@ -379,8 +382,7 @@ class Round:
         """
         name = self._federation.names[client]
         self._federation.private.forget(name)
-        self.dropped.append(client)
-        self._silent.append(client)
+        self.why[client] = why
         warnings.warn(f"round {self.number}: client {name!r} is left out: {why}", stacklevel=2)
 
     @torch.no_grad()
@@ -410,8 +412,8 @@ class Round:
         self._norms.close()
         last = exchange.training and exchange.merge and not self._merging.waits
         if not total.sums and not total.each:
-            everywhere = gather_objects((self.dropped, self.asked))
-            dropped = sorted(k for here, _ in everywhere for k in here)
+            everywhere = gather_objects((self.why, self.asked))
+            dropped = {k: why for here, _ in everywhere for k, why in here.items()}
             asked = {k for _, here in everywhere for k in here}
             if dropped and (last or (not exchange.training and asked <= set(dropped))):
                 raise UserError(self._nothing(dropped))
@@ -456,15 +458,17 @@ class Round:
     def _safe(self) -> str:
         return ". The last checkpoint holds the round before" if self.number else ""
 
-    def _nothing(self, dropped: list[int]) -> str:
-        names = few([self._federation.names[k] for k in dropped])
-        if set(dropped) == set(self._silent):
-            return f"round {self.number}: no client has answered, so there is nothing to merge ({names}){self._safe}"
-        if set(dropped) == set(self._wrong):
-            return f"round {self.number}: no client's answer is as it was asked for (left out: {names}){self._safe}"
+    def _nothing(self, dropped: Mapping[int, str]) -> str:
+        names = self._federation.names
+        if set(dropped.values()) != {NOT_FINITE}:
+            left_out = few([f"{names[k]}: {why}" for k, why in sorted(dropped.items())], between="; ")
+            return (
+                f"round {self.number}: no client's answer counts, so there is nothing to merge ({left_out}){self._safe}"
+            )
+        left_out = few([names[k] for k in sorted(dropped)])
         return (
-            f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {names}); "
-            f"{self._causes.advice(dropped)}{self._safe}"
+            f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {left_out}); "
+            f"{self._causes.advice(sorted(dropped))}{self._safe}"
         )
 
     def _seed(self, *words: int | str) -> None:

@@ -119,7 +119,8 @@ class AtServer(Alone):
                 round_.close()
         clients.over(number, round_.dropped)
         for k, part in enumerate(self._parts):
-            part.counted = part.asked and k not in round_.dropped
+            part.counted = part.asked and k not in round_.why
+            part.why = round_.why.get(k, "") if part.asked else ""
         self._contributions.note(number, dict(zip(federation.names, self._parts, strict=True)))
         self._show()
 
@@ -142,22 +143,16 @@ class AtServer(Alone):
                 clients.lose(k, misfit)
                 answer = None
             if answer is None:
-                self._leave_out(round_, k, clients.why(k))
+                round_.leave_out(k, clients.why(k))
                 continue
             self._heard(clients, k)
             answer.private.delivered = delivered[k]
             round_.receive(k, answer)
-            if k in round_.dropped:
-                self._parts[k].why = "its update is not finite"
 
     def _heard(self, clients: RemoteClients, k: int) -> None:
         heard, part = clients.heard.pop(k, None), self._parts[k]
         if heard is not None:
             part.seconds, part.bytes = part.seconds + heard.seconds, part.bytes + heard.bytes
-
-    def _leave_out(self, round_: Round, k: int, why: str) -> None:
-        self._parts[k].why = why
-        round_.leave_out(k, why)
 
     def _check(self, number: int, clients: RemoteClients) -> None:
         here = len(clients.present)
@@ -221,14 +216,14 @@ class AtSecureServer(AtServer):
         ):
             self._heard(clients, k)
             if trouble != "":
-                self._leave_out(round_, k, clients.why(k) if trouble is None else trouble)
+                round_.leave_out(k, clients.why(k) if trouble is None else trouble)
         members = [k for k in tasks if names[k] in summed.members]
         if not members:
             return  # the round, when it is closed, says so
         if len(members) < LEAST:
-            left_out = few([f"{names[k]}: {part.why}" for k, part in enumerate(self._parts) if part.why], between="; ")
+            left_out = few([f"{names[k]}: {why}" for k, why in sorted(round_.why.items())], between="; ")
             missing = f"; {left_out}" if left_out else ""
-            self._void(round_, f"{len(members)} institutions are ready, of at least {LEAST}{missing}")
+            round_.void(f"{len(members)} institutions are ready, of at least {LEAST}{missing}")
             return
         told, lost = Frame(Kind.SET, summed.told()), []
         for k, words in clients.gather(
@@ -236,20 +231,14 @@ class AtSecureServer(AtServer):
         ):
             self._heard(clients, k)
             if words is None:
-                self._leave_out(round_, k, clients.why(k))
+                round_.leave_out(k, clients.why(k))
                 lost.append(names[k])
             else:
                 summed.add(words)
         if lost:
-            self._void(round_, f"{few(lost)} got lost when the others had masked for it")
+            round_.void(f"{few(lost)} got lost when the others had masked for it")
         else:
             round_.receive_sum({k: Private(delivered=delivered[k]) for k in members}, *summed.total())
-
-    def _void(self, round_: Round, why: str) -> None:
-        round_.void(why)
-        for part in self._parts:
-            if part.asked and not part.why:
-                part.why = "the round is void"
 
 
 class AtInstitution(Alone):
