@@ -68,14 +68,6 @@ def layout_of(report: Report) -> Layout:
     return {n: None if isinstance(term, Count) else list(tensor_of(term).shape) for n, term in report.items()}
 
 
-def misfit(layout: Layout, before: Layout) -> str | None:
-    """In what a layout differs from that of reports before it; None where it fits. Either may have further entries."""
-    for name, shape in layout.items():
-        if name in before and before[name] != shape:
-            return f"its {name!r} has the shape {shape}, and that of those before it {before[name]}"
-    return None
-
-
 def flattened(report: Report, layout: Layout) -> Numbers:
     """A report's entries as they sum, weight times change, in one row (n,); zeros where it has none."""
     row, at = np.zeros(numbers_in(layout)), 0
@@ -191,19 +183,21 @@ class MaskedSum:
         largest: bytes of a masked answer.
 
     Attributes:
-        members: the names of those who are ready.
+        members: by the names of those who are ready, their reports as far as they are known: shapes without numbers.
     """
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
+        self.members: dict[str, Report] = {}
         self._announced: dict[str, Announced] = {}
-        self._layout: dict[str, list[int] | None] = {}
         self._sum: Words | None = None
 
     @property
-    def members(self) -> list[str]:
-        """The names of those who are ready."""
-        return list(self._announced)
+    def _layout(self) -> Layout:
+        found: dict[str, list[int] | None] = {STEPS: None}
+        for report in self.members.values():
+            found |= layout_of(report)
+        return found
 
     def take(self, name: str, ready: bytes) -> str:
         """Take in what an institution's READY message says.
@@ -217,20 +211,21 @@ class MaskedSum:
         told = json.loads(ready)
         if "trouble" in told:
             return str(told["trouble"])
-        layout: Layout = {str(entry): _shape(shape) for entry, shape in told["layout"].items()}
-        announced = Announced(*map(str, told["announced"]))
-        together = {**self._layout, **layout}
-        if (wrong := misfit(layout, self._layout)) is not None:
-            return wrong
-        if 8 * numbers_in(together) > self._largest:
+        layout = {str(entry): _shape(shape) for entry, shape in told["layout"].items()}
+        if layout.pop(STEPS) is not None:
+            raise ValueError("its steps are no number")
+        if 8 * numbers_in(layout) > self._largest:
             return f"it wants to send more than {self._largest:,} bytes"
-        self._layout = together
-        self._announced[name] = announced
+        self._announced[name] = Announced(*map(str, told["announced"]))
+        self.members[name] = {
+            entry: Count(0.0, True) if shape is None else torch.empty(shape, device="meta")
+            for entry, shape in layout.items()
+        }
         return ""
 
     def told(self) -> bytes:
         """What the SET message says to all members."""
-        return json.dumps({"announced": self._announced, "layout": self._layout}).encode()
+        return json.dumps({"announced": {n: self._announced[n] for n in self.members}, "layout": self._layout}).encode()
 
     def words(self, masked: bytes) -> Words:
         """One member's masked numbers (n,). ValueError, KeyError: they are none, or too few or too many."""

@@ -17,20 +17,22 @@ from lit_epgan.engine.collectives import all_reduce, gather_objects, rank, ranks
 from lit_epgan.engine.divergence import Causes, ReportNorms, largest_norm, overflowing
 from lit_epgan.engine.mechanisms import MASKS, NOISE, Mechanism, refuse_buffers, refuse_single_reports
 from lit_epgan.engine.messages import (
-    AS,
     MOST,
     Aggregator,
     Combination,
     Report,
+    Shape,
     Stack,
     Task,
     Total,
+    common_shapes,
+    declared,
     fault,
     is_finite,
     nbytes,
     norm,
     scalar,
-    tensor_of,
+    shape_of,
 )
 from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.private import Private, PrivateStates
@@ -40,6 +42,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.randomness import derive_seed, seed_streams
 
+NOT_ASKED = "its answer is not as it was asked for"
 NOT_FINITE = "its update is not finite"
 BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
 HIDDEN = "whose update it was is hidden: lower the learning rate, or bound updates by a mechanism such as NormClipping"
@@ -243,31 +246,38 @@ class Round:
         aggregator = copy.deepcopy(federation.aggregator)
         self._combination = Combination(named, aggregator, federation.server.parameters.device)
 
-    def _known_shapes(self, training: bool) -> dict[str, torch.Size]:
+    def _known_shapes(self, training: bool) -> dict[str, Shape]:
         """Of the entries that no message declares, and of the change of all parameters."""
-        federation, shapes = self._federation, dict[str, torch.Size]()
+        federation, shapes = self._federation, dict[str, Shape]()
+        if federation.mechanism is not None:
+            shapes |= federation.mechanism.adds
         if self._answers[0] is Algorithm.Report:
             shapes["change"] = federation.server.parameters.shape
         if training:
-            shapes[WEIGHT] = torch.Size([1])
+            shapes[WEIGHT] = None
             for name, tensor in federation.tensors.server.items():
                 shapes[PREFIX + name] = torch.Size([*tensor.shape, 2]) if tensor.is_complex() else tensor.shape
             if federation.networks.server is not None:
                 shapes[NETWORKS] = federation.networks.server.shape
         return shapes
 
-    def _fault(self, answer: Answer) -> str | None:
-        """What of an answer is not as it was asked for; nobody knows where a mechanism has changed it."""
-        if self._federation.mechanism is not None:
-            return None
-        if not 0 <= answer.steps <= MOST:
-            return f"it counts {answer.steps} steps"
-        report = {name: term for name, term in answer.report.items() if AS not in name}  # of a shape of their own
-        found = fault(report, self._answers, self._shapes)
+    def settle(self, reports: Iterable[Report]) -> None:
+        """Where messages leave a shape open, that of most of the exchange's reports is right; comes before ``receive``.
+
+        Without it the first report decides, as in one process, whose clients run the same code.
+        """
+        known, _ = declared(self._answers)
+        found = common_shapes(reports)
+        self._shapes = {name: shape for name, shape in found.items() if name in known} | self._shapes
+
+    def fault(self, report: Report) -> str | None:
+        """What of a report is not as it was asked for, in a clause."""
+        mechanism = self._federation.mechanism
+        found = fault(report, self._answers, self._shapes, MOST if mechanism is None else mechanism.max_weight)
         if found is None:
             stacked = {name for kind in self._answers for name in kind.stacked()}
             for name in report.keys() - self._shapes.keys() - stacked:
-                self._shapes[name] = tensor_of(report[name]).shape  # which the others' must have, too
+                self._shapes[name] = shape_of(report[name])  # which the others' must have, too
         return found
 
     def _end(self) -> None:
@@ -310,7 +320,7 @@ class Round:
     def receive(self, client: int, answer: Answer, look: Callable[[], str | None] = lambda: None) -> None:
         """Take in a client's answer; one that is not finite, or not as its message declares, is left out.
 
-        A warning names the client.
+        A warning names the client; under a private mechanism it does not, and says nothing of what was sent.
 
         Args:
             client: its index.
@@ -318,10 +328,13 @@ class Round:
             look: looks for the cause in the client's data, where they are at hand.
         """
         federation, name = self._federation, self._federation.names[client]
-        if (wrong := self._fault(answer)) is not None:
+        whose = "a client" if self._private else f"client {name!r}"
+        wrong = self.fault(answer.report) if 0 <= answer.steps <= MOST else f"it counts {answer.steps} steps"
+        if wrong is not None:
             federation.private.forget(name, answer.private)
-            self.why[client] = f"its answer is not as it was asked for: {wrong}"
-            warnings.warn(f"round {self.number}: the answer of client {name!r} is left out: {wrong}", stacklevel=2)
+            self.why[client] = NOT_ASKED if self._private else f"{NOT_ASKED}: {wrong}"
+            told = "it is not as it was asked for" if self._private else wrong
+            warnings.warn(f"round {self.number}: the answer of {whose} is left out: {told}", stacklevel=2)
             return
         self._worked.add(client)
         self._budget["steps"] += answer.steps
@@ -337,10 +350,11 @@ class Round:
         else:
             federation.private.forget(name, answer.private)
             self.why[client] = NOT_FINITE
-            cause = self._causes.find(client, answer.report, federation.server.parameters, look)
+            find, parameters = self._causes.find, federation.server.parameters
+            cause = None if self._private else find(client, answer.report, parameters, look)
             # not on rank 0 alone: only the rank that trained the client knows
             warnings.warn(
-                f"round {self.number}: the update of client {name!r} is not finite and is left out"
+                f"round {self.number}: the update of {whose} is not finite and is left out"
                 + (f"; {cause}" if cause else ""),
                 stacklevel=2,
             )

@@ -14,7 +14,7 @@ from lit_epgan.atomic import write_text
 from lit_epgan.carriers.contributions import PAGE, Contribution, Contributions, operator_page
 from lit_epgan.carriers.policy import Policy, ReportFilter
 from lit_epgan.carriers.protocol import LEAST, Endpoint, Frame, Kind, answer_to, endpoint
-from lit_epgan.carriers.remote_clients import RemoteClients, Shapes, agreed
+from lit_epgan.carriers.remote_clients import RemoteClients, agreed
 from lit_epgan.carriers.remote_server import RemoteRound, RemoteServer
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.elsewhere import place as take_place
@@ -136,12 +136,8 @@ class AtServer(Alone):
     ) -> None:
         """Ask everybody who is to be asked, and take in what they answer."""
         answers = list(clients.ask(tasks))  # all of them, for most of them say which shapes are right
-        sent = next(iter(tasks.values())).received if tasks else {}
-        shapes = Shapes([answer.report for _, answer in answers if answer is not None], sent)
+        round_.settle(answer.report for _, answer in answers if answer is not None)
         for k, answer in answers:
-            if answer is not None and (misfit := shapes.misfit(answer.report)):
-                clients.lose(k, misfit)
-                answer = None
             if answer is None:
                 round_.leave_out(k, clients.why(k))
                 continue
@@ -217,7 +213,13 @@ class AtSecureServer(AtServer):
             self._heard(clients, k)
             if trouble != "":
                 round_.leave_out(k, clients.why(k) if trouble is None else trouble)
+        round_.settle(summed.members.values())
         members = [k for k in tasks if names[k] in summed.members]
+        for k in members:
+            if (wrong := round_.fault(summed.members[names[k]])) is not None:
+                round_.leave_out(k, wrong)
+                del summed.members[names[k]]
+        members = [k for k in members if names[k] in summed.members]
         if not members:
             return  # the round, when it is closed, says so
         if len(members) < LEAST:
