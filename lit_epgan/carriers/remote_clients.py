@@ -66,6 +66,7 @@ class RemoteClients:
         patience: seconds that an answer may take.
         largest: bytes of an answer.
         settings: what institutions must have alike, as ``agreed`` gives it.
+        half: whether large tensors travel as bfloat16.
 
     Attributes:
         lost: why a client's link was closed, by its index; of those who have none.
@@ -79,7 +80,9 @@ class RemoteClients:
         patience: float,
         largest: int,
         settings: Mapping[str, str] | None = None,
+        half: bool = False,
     ) -> None:
+        self._half = half
         self._listener, self._patience, self._largest, self._settings = listener, patience, largest, settings or {}
         self._index = {name: k for k, name in enumerate(names)}
         self._links: dict[int, Connection] = {}
@@ -121,7 +124,7 @@ class RemoteClients:
         """
         return self.gather(
             tasks,
-            lambda k: Frame(Kind.TASK, encode_task(tasks[k])),
+            lambda k: Frame(Kind.TASK, encode_task(tasks[k], self._half)),
             lambda k, message: decode_answer(answer_to(tasks[k], message)),
         )
 

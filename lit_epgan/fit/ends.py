@@ -89,11 +89,14 @@ class AtServer(Alone):
         self._parts: list[Contribution] = []  # each client's, in the round
 
     def begin(self, federation: Federation, runner: ClientRunner, trainer: Trainer) -> None:
-        """Wait until all clients are there, or have been waited for."""
+        """Wait until all clients are there, or have been waited for. UserError: messages of half size are no place for
+        what is promised."""
         terms = self._terms
+        if terms.half:
+            refuse_rounding(terms.secure, federation.mechanism)
         self._federation, self._rounds = federation, trainer.max_epochs
         self._clients = clients = RemoteClients(
-            self._listener, federation.names, terms.patience, terms.largest, self._settings
+            self._listener, federation.names, terms.patience, terms.largest, self._settings, terms.half
         )
         clients.meet(federation.active, terms.gather)
         missing = [federation.names[k] for k in federation.active if k not in clients.present]
@@ -257,7 +260,9 @@ class AtInstitution(Alone):
         client, masking = list(names).index(where.name), _masking(where, names, report_filter.policy)
         self._shared = SharedClient() if ranks() > 1 else None
         link = where.called(STARTING) if rank() == 0 else None
-        self._server = RemoteServer(link, where.name, client, report_filter, agreed(settings), masking)
+        self._server = RemoteServer(
+            link, where.name, client, report_filter, agreed(settings), masking, where.terms.half
+        )
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """Whoever draws the cohorts, this process has one client."""
@@ -317,6 +322,19 @@ class AtInstitution(Alone):
     def end(self) -> None:
         """The server knows: it has counted the rounds, or will miss this institution."""
         self._server.close()
+
+
+def refuse_rounding(secure: bool, mechanism: Mechanism | None) -> None:
+    """Refuse messages of half size where numbers must arrive as they were sent.
+
+    Raises:
+        UserError: naming what would break.
+    """
+    why = "masks cancel in whole numbers alone, so nothing of a masked sum may be rounded" if secure else ""
+    if mechanism is not None and not mechanism.by_record:
+        why = f"{type(mechanism).__name__} bounds each report, and rounding may put one above the bound"
+    if why:
+        raise UserError(f"messages of half size are refused: {why}. Leave --half_messages out")
 
 
 def refuse_idle_policy(path: str | None) -> None:
