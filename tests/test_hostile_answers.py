@@ -126,6 +126,18 @@ def test_answers_are_checked_under_noise_of_the_clients_own(mechanism: Mechanism
     assert round_.fault(report | {"weight": Count(1e13, True)}) is not None
 
 
+def test_one_clients_buffers_end_no_private_round() -> None:
+    """Of all they are the configuration's, and refused with advice."""
+    round_ = Round(federation(mechanism=CentralNoise(1.0, 1.0, noise_seed=0)).federation, 0)
+    report: Any = {"change": Weighted(torch.ones(8)), "weight": Count(1.0, True), "federation/weight": Count(1.0, True)}
+    hostile = report | {"module/new/as/3": torch.ones(3), "module/new/as/3/weight": Count(1.0, True)}
+    for reports, left_out in (([report, hostile, report], True), ([hostile, hostile, report], False)):
+        round_._shapes = round_._known_shapes(True)
+        round_.settle(reports)
+        assert (round_.fault(hostile) is not None) == left_out
+        assert round_.fault(report) is None
+
+
 def test_a_private_mechanism_lets_no_client_count_for_more_than_one() -> None:
     heavy: Any = lambda a: changed(a, weight=Count(2.0, True))  # noqa: E731
     with pytest.warns(UserWarning, match="the answer of a client is left out"):

@@ -243,7 +243,8 @@ def fault(
         most = MOST if what == "count" else largest
         if not 0 <= number <= most:
             return f"{name!r} has the number {number:g}, and there are from 0 to {most:g} records"
-        own, right = shape_of(term), _named_shape(name) if AS in name else shapes.get(name, shape_of(term))
+        own = shape_of(term)
+        right = shapes.get(name, _named_shape(name) if AS in name else own)
         if right == TIED:
             return f"as many answers give {name!r} another shape as give it its own, and nobody knows which is right"
         if own != right:

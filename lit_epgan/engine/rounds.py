@@ -18,6 +18,7 @@ from lit_epgan.engine.divergence import Causes, ReportNorms, largest_norm, overf
 from lit_epgan.engine.mechanisms import MASKS, NOISE, Mechanism, refuse_buffers, refuse_single_reports
 from lit_epgan.engine.messages import (
     MOST,
+    TIED,
     Aggregator,
     Combination,
     Report,
@@ -264,11 +265,14 @@ class Round:
     def settle(self, reports: Iterable[Report]) -> None:
         """Where messages leave a shape open, that of most of the exchange's reports is right; comes before ``receive``.
 
-        Without it the first report decides, as in one process, whose clients run the same code.
+        Without it the first report decides, as in one process, whose clients run the same code. Under a private
+        mechanism who sends buffers that at most half of the clients send is left out, and the round is not refused.
         """
-        known, _ = declared(self._answers)
-        found = common_shapes(reports)
-        self._shapes = {name: shape for name, shape in found.items() if name in known} | self._shapes
+        known, reports = declared(self._answers)[0], list(reports)
+        self._shapes = {name: shape for name, shape in common_shapes(reports).items() if name in known} | self._shapes
+        if self._private:
+            sent = Counter(name for report in reports for name in report if name.startswith(PREFIX))
+            self._shapes |= {name: TIED for name, times in sent.items() if 2 * times <= len(reports)}
 
     def fault(self, report: Report) -> str | None:
         """What of a report is not as it was asked for, in a clause."""
