@@ -311,7 +311,6 @@ def test_three_clients_learn_the_mixtures_of_one(utterances, monkeypatch):
 
 ORDER = 3
 
-
 SENTENCES = [
     *("turn it on", "turn it off", "two cats turn", "to turn it on", "to turn it off", "turn two cats on"),
     *("it turn on", "two cats on it", "cats on it turn", "turn it on it", "two turn to two", "off it to it"),

@@ -1,7 +1,6 @@
 """Networks that an algorithm brings along, against a plain loop that trains them beside the module."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,24 +95,24 @@ def plain_critic(module: Regression, initial: nn.ModuleDict, rounds: int) -> tup
     return server, networks
 
 
-def test_networks_of_the_algorithm_are_trained_and_merged() -> None:
+def test_networks_of_the_algorithm_are_trained_and_merged():
     module, algorithm = Regression(dropout=0.2), Critic()
     initial = copy.deepcopy(module)
     trainer = fit(module, federation(clients_per_round=3), rounds=4, algorithm=algorithm)
     server, networks = plain_critic(initial, algorithm.initial, 4)
     assert_same(module, server)
-    merged = trainer.callbacks[0].state_dict()["networks"]  # type: ignore[attr-defined]
+    merged = trainer.callbacks[0].state_dict()["networks"]
     torch.testing.assert_close(merged, nn.utils.parameters_to_vector(networks.parameters()))
 
 
 @pytest.mark.parametrize("algorithm", [Critic(), WaitingCritic()], ids=["at once", "waiting"])
-def test_networks_of_the_algorithm_without_a_trainer(algorithm: Critic) -> None:
+def test_networks_of_the_algorithm_without_a_trainer(algorithm):
     module = Regression(dropout=0.2).double()
     initial = copy.deepcopy(module)
     driven = PlainFederation(
         algorithm,
         module,
-        lambda trained, batch: trained.loss(batch),  # type: ignore[operator]
+        lambda trained, batch: trained.loss(batch),
         lambda _: module.configure_optimizers(),
         own_batches(),
         SIZES,
@@ -125,10 +124,10 @@ def test_networks_of_the_algorithm_without_a_trainer(algorithm: Critic) -> None:
     torch.testing.assert_close(driven.federation.networks.server, nn.utils.parameters_to_vector(networks.parameters()))
 
 
-def test_networks_of_the_algorithm_are_resumed(tmp_path: Path) -> None:
+def test_networks_of_the_algorithm_are_resumed(tmp_path):
     def states(rounds: int, module: Regression, **options: Any) -> tuple[Trainer, dict[str, Any]]:
         trainer = fit(module, federation(), rounds=rounds, algorithm=Critic(), **options)
-        return trainer, trainer.callbacks[0].state_dict()  # type: ignore[attr-defined]
+        return trainer, trainer.callbacks[0].state_dict()
 
     module = Regression()
     halfway, whole = copy.deepcopy(module), copy.deepcopy(module)

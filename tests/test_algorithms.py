@@ -44,12 +44,12 @@ class ProximalLoss(Algorithm):
 
 
 @pytest.mark.parametrize("module", [Regression(dropout=0.2), TwoOptimizers()], ids=["automatic", "manual"])
-def test_fedprox_of_zero_is_fedavg_bit_by_bit(module: LightningModule) -> None:
+def test_fedprox_of_zero_is_fedavg_bit_by_bit(module):
     assert_same(fitted(FedProx(0.0), module), fitted(FedAvg(), module), tolerance=0.0)
 
 
 @pytest.mark.parametrize("module", [Regression(dropout=0.2), TwoOptimizers()], ids=["automatic", "manual"])
-def test_fedprox_is_the_gradient_of_its_loss(module: LightningModule) -> None:
+def test_fedprox_is_the_gradient_of_its_loss(module):
     ours = fitted(FedProx(0.7), module)
     # a bias before BatchNorm has no gradient but rounding, which Adam makes large
     noise = ("generator.0.bias", "running_mean")
@@ -60,7 +60,7 @@ def test_fedprox_is_the_gradient_of_its_loss(module: LightningModule) -> None:
 
 @pytest.mark.parametrize("argument", [{"prior_scale": -1.0}, {"prior_precision": float("nan")}, {"damping": 0.0},
                                       {"damping": 1.5}])  # fmt: skip
-def test_arguments_out_of_range(argument: dict[str, Any]) -> None:
+def test_arguments_out_of_range(argument):
     assert_refused(next(iter(argument)), ExpectationPropagation, **argument)
     assert_refused(r"mu is -1\.0", FedProx, -1.0)
 
@@ -88,7 +88,7 @@ def quadratics(targets: list[tuple[float, float]], sizes: list[int], **options: 
     return FederatedDataModule.from_datasets([TensorDataset(r) for r in rows], batch_size=8, **options)
 
 
-def test_expectation_propagation_by_hand() -> None:
+def test_expectation_propagation_by_hand():
     """Two clients, one step a round, lr 1/2, fisher_decay 1/2, prior_scale 1, uniform p0, theta = 0.
 
     Round 0, no sites, so no pull. A has m = (2, 4), n = 1; B has m = (-4, -2), n = 3:
@@ -156,7 +156,7 @@ def ep_reference(
 
 @pytest.mark.parametrize("p0", [0.0, 0.7])
 @pytest.mark.parametrize("cohort", [None, 2])
-def test_expectation_propagation_equals_the_plain_equations(cohort: int | None, p0: float) -> None:
+def test_expectation_propagation_equals_the_plain_equations(cohort, p0):
     """Under a cohort of 2 of 3 an absent client's factor stays in the product."""
     targets, sizes = [(1.0, 0.2), (-3.0, 2.0), (0.5, -4.0)], [2, 5, 3]
     data = quadratics(targets, sizes, local_steps=3, clients_per_round=cohort)
@@ -180,7 +180,7 @@ class Invariant(Callback):
         self.initial = nn.utils.parameters_to_vector(pl_module.parameters()).detach().clone()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+        callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
         state = callback.state_dict()
         sites = [c["algorithm"] for c in state["clients"].values()]
         precision = self.p0 + sum(site["precision"] for site in sites)
@@ -194,10 +194,10 @@ class Invariant(Callback):
 
 
 @pytest.mark.parametrize("module", [Regression(), TwoOptimizers()], ids=["automatic", "manual"])
-def test_q_is_the_prior_times_the_sites_after_every_round(module: LightningModule) -> None:
+def test_q_is_the_prior_times_the_sites_after_every_round(module):
     module = copy.deepcopy(module)
     if isinstance(module, TwoOptimizers):
-        module.validation_step = lambda batch, batch_idx: None  # type: ignore[method-assign]
+        module.validation_step = lambda batch, batch_idx: None
     check = Invariant(p0=0.3)
     data = federation(clients_per_round=2, val_dataset=client_sets((3,))[0])
     algorithm = ExpectationPropagation(prior_scale=5.0, prior_precision=0.3)
@@ -205,7 +205,7 @@ def test_q_is_the_prior_times_the_sites_after_every_round(module: LightningModul
     assert check.rounds == 6
 
 
-def test_a_single_client_feels_no_prior() -> None:
+def test_a_single_client_feels_no_prior():
     """With one client the cavity is p0: EP is local training, round after round, and q's mean the client's optimum."""
     module, alone = Quadratic(lr=0.25), Quadratic(lr=0.25)
     data = {"targets": [(1.0, -2.0)], "sizes": [4], "local_steps": 3}
@@ -214,7 +214,7 @@ def test_a_single_client_feels_no_prior() -> None:
     assert module.theta.tolist() == pytest.approx(alone.theta.tolist(), rel=1e-12)
 
 
-def test_what_start_puts_into_the_server_is_there_in_every_round() -> None:
+def test_what_start_puts_into_the_server_is_there_in_every_round():
     seen = []
 
     class Counting(Algorithm):

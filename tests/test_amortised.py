@@ -2,7 +2,6 @@
 
 import math
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -58,7 +57,7 @@ def trained(simulator: Simulator, summary: Summary = noisy_mean, steps: int = 2)
 
 
 @pytest.mark.slow
-def test_a_gaussian_mean_has_its_closed_posterior_noise_included() -> None:
+def test_a_gaussian_mean_has_its_closed_posterior_noise_included():
     """s | theta ~ N(theta, v), v = 1 / records + noise^2; so theta | s ~ N(s / (1 + v), v / (1 + v))."""
     simulator, v = TwoMeans(), VARIANCE
     posterior = trained(simulator, steps=400)
@@ -76,7 +75,7 @@ def test_a_gaussian_mean_has_its_closed_posterior_noise_included() -> None:
 
 
 @pytest.mark.slow
-def test_of_exchangeable_means_one_order_is_learnt() -> None:
+def test_of_exchangeable_means_one_order_is_learnt():
     """The summary is sorted, so both orders fit it alike; that which ascends is the closed posterior, folded."""
     posterior, v = trained(TwoMeans(exchangeable=True), lambda x, g: noisy_mean(x, g).sort(1).values, 300), VARIANCE
     s, sd = torch.tensor([-1.0, 1.5]), math.sqrt(v / (1 + v))
@@ -88,7 +87,7 @@ def test_of_exchangeable_means_one_order_is_learnt() -> None:
     torch.testing.assert_close(draws.mean(0), folded.sort(1).values.mean(0), atol=0.2 * sd, rtol=0)
 
 
-def test_it_is_the_same_as_a_file(tmp_path: Path) -> None:
+def test_it_is_the_same_as_a_file(tmp_path):
     posterior = trained(TwoMeans(exchangeable=True))
     posterior.save(tmp_path / "posterior.pt")
     read = AmortisedPosterior.load(tmp_path / "posterior.pt")
@@ -98,7 +97,7 @@ def test_it_is_the_same_as_a_file(tmp_path: Path) -> None:
     torch.load(tmp_path / "posterior.pt", weights_only=True)
 
 
-def test_all_randomness_comes_from_its_generators() -> None:
+def test_all_randomness_comes_from_its_generators():
     s, first = torch.zeros(2), trained(TwoMeans())
     torch.rand(1)  # the global stream is elsewhere now
     before = torch.get_rng_state()
@@ -108,7 +107,7 @@ def test_all_randomness_comes_from_its_generators() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_it_cannot_answer_is_refused(tmp_path: Path) -> None:
+def test_what_it_cannot_answer_is_refused(tmp_path):
     posterior = trained(TwoMeans())
     assert_refused(r"has shape \(3,\).*summaries of 2 numbers", posterior, torch.zeros(3), 5, generator())
     assert_refused("not finite", posterior, torch.tensor([0.0, math.nan]), 5, generator())
@@ -128,14 +127,14 @@ def test_what_it_cannot_answer_is_refused(tmp_path: Path) -> None:
     assert_refused("train it again", AmortisedPosterior.load, tmp_path / "foreign.pt")
 
 
-def test_without_sbi_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sbi_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sbi", None)
     monkeypatch.delitem(sys.modules, "sbi.neural_nets", raising=False)
     with pytest.raises(UserError, match=r"pip install 'lit_epgan\[sbi\]'"):
         AmortisedPosterior.trained(TwoMeans(), noisy_mean, RECORDS, generator())
 
 
-def test_components_are_ordered_by_one_of_their_coordinates() -> None:
+def test_components_are_ordered_by_one_of_their_coordinates():
     """Three components of two coordinates, by the second of each: 5 < 7 < 9."""
     theta = torch.tensor([[1.0, 9.0, 2.0, 5.0, 3.0, 7.0], [4.0, 5.0, 5.0, 7.0, 6.0, 9.0]], dtype=torch.float64)
     blocks = [[0, 1], [2, 3], [4, 5]]

@@ -1,7 +1,6 @@
 """What a module keeps in ordinary attributes, through rounds of a federation."""
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ def federated(module: Regression, **options: Any) -> Regression:
     return module
 
 
-def test_a_replay_pool_is_each_clients_own() -> None:
+def test_a_replay_pool_is_each_clients_own():
     """The oracle gives every client a module of its own, whose pool it keeps from round to round."""
     torch.manual_seed(0)
     start = Pool()
@@ -79,19 +78,19 @@ class Gathering(Regression):
         self.total, self.seen = torch.zeros(()), 0
 
 
-def test_the_epochs_end_finds_what_all_clients_gathered_and_clears_it() -> None:
+def test_the_epochs_end_finds_what_all_clients_gathered_and_clears_it():
     module = federated(Gathering())
     steps = sum(-(-n // 8) for n in SIZES)
-    assert module.epochs == [(steps, steps, sum(SIZES))] * 3  # type: ignore[attr-defined]
+    assert module.epochs == [(steps, steps, sum(SIZES))] * 3
 
 
-def test_a_resumed_run_gathers_as_one_that_was_never_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_gathers_as_one_that_was_never_stopped(tmp_path):
     whole = federated(Gathering())
     saved = RoundCheckpoint(dirpath=str(tmp_path))
     fit(Gathering(), federation(), rounds=2, callbacks=[saved], enable_checkpointing=True)
     resumed = Gathering()
     fit(resumed, federation(), rounds=3, ckpt_path=str(tmp_path / "last.ckpt"))
-    assert resumed.epochs == whole.epochs[2:]  # type: ignore[attr-defined]
+    assert resumed.epochs == whole.epochs[2:]
 
 
 class Cleared(Gathering):
@@ -103,10 +102,10 @@ class Cleared(Gathering):
         self.total, self.seen = torch.zeros(()), 0
 
 
-def test_clearing_at_the_epochs_start_counts_as_well(tmp_path: Path) -> None:
+def test_clearing_at_the_epochs_start_counts_as_well(tmp_path):
     steps = sum(-(-n // 8) for n in SIZES)
     module = federated(Cleared())
-    assert module.epochs == [(steps, steps, sum(SIZES))] * 3  # type: ignore[attr-defined]
+    assert module.epochs == [(steps, steps, sum(SIZES))] * 3
     saved = RoundCheckpoint(dirpath=str(tmp_path))
     fit(Cleared(), federation(), rounds=1, callbacks=[saved], enable_checkpointing=True)
     resumed = Cleared()
@@ -124,7 +123,7 @@ class Iterating(Regression):
         return super().training_step(batch, batch_idx)
 
 
-def test_what_cannot_be_kept_apart_is_named_once() -> None:
+def test_what_cannot_be_kept_apart_is_named_once():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         federated(Iterating())
@@ -134,7 +133,7 @@ def test_what_cannot_be_kept_apart_is_named_once() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(20, 7, 34), (34, 7, 20)])
-def test_the_order_of_clients_does_not_matter(sizes: tuple[int, ...]) -> None:
+def test_the_order_of_clients_does_not_matter(sizes):
     """Each client's steps are counted from its own last round."""
     seen: list[int] = []
 
@@ -160,7 +159,7 @@ class TrainsAtTheServer(FedAvg):
         server.train(iter([[torch.ones(8, 3, dtype=torch.float64), torch.ones(8, 1, dtype=torch.float64)]]))
 
 
-def test_what_training_at_the_server_gathers_is_not_the_clients() -> None:
+def test_what_training_at_the_server_gathers_is_not_the_clients():
     steps = sum(-(-n // 8) for n in SIZES)
     module = Gathering()
     fit(module, federation(), rounds=3, algorithm=TrainsAtTheServer())

@@ -22,7 +22,6 @@ from tests.test_cli import TINY, refusal
 
 pytestmark = pytest.mark.usefixtures("folder")
 
-
 DIGITS = [
     *("--config", "digits.yaml", "--trainer.max_epochs", "2", "--data.warmup_steps", "2", "--data.local_steps", "2"),
     *("--data.clients", "2", "--model.lr_decay", "null"),
@@ -43,7 +42,7 @@ DIGITS = [
         ([*TINY, "--federation.local", '["nothing.*"]'], "nothing.*"),
     ],
 )
-def test_refused_in_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+def test_refused_in_one_sentence(capsys, arguments, sentence):
     assert sentence in refusal(capsys, "fit", *arguments)
 
 
@@ -57,16 +56,12 @@ def test_refused_in_one_sentence(capsys: pytest.CaptureFixture[str], arguments: 
         ),
     ],
 )
-def test_what_a_class_refuses_is_told_in_its_own_words(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-) -> None:
+def test_what_a_class_refuses_is_told_in_its_own_words(capsys, arguments, sentence):
     """The parser wraps it in a list of all types that the key might have had."""
     assert refusal(capsys, "fit", *DIGITS, *arguments) == sentence
 
 
-def test_wrong_inception_weights(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_wrong_inception_weights(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     weights = tmp_path / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
     weights.parent.mkdir()
@@ -77,9 +72,7 @@ def test_wrong_inception_weights(
     assert "6726825d" in told
 
 
-def test_a_run_is_not_resumed_under_another_algorithm_or_with_other_clients(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_not_resumed_under_another_algorithm_or_with_other_clients(folder, capsys):
     """Not even where changes are accepted: what the checkpoint holds of the clients is of no use to others."""
     assert main(["fit", *TINY]) == 0
     run = folder / "runs" / "toy"
@@ -98,7 +91,7 @@ RESUME = ["--ckpt_path", "last", "--trainer.max_epochs", "3"]
 
 
 @pytest.mark.slow
-def test_what_differs_is_named_and_can_be_accepted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_differs_is_named_and_can_be_accepted(folder, capsys):
     assert main(["fit", *TINY, "--trainer.precision", "64-true"]) == 0
     run = folder / "runs" / "toy"
     last = run / "checkpoints" / "last.ckpt"
@@ -126,7 +119,7 @@ def test_what_differs_is_named_and_can_be_accepted(folder: Path, capsys: pytest.
     assert "seed_everything was 7 and is 0" in refusal(capsys, "fit", *resume)
 
 
-def test_at_most_five_differences_are_named_and_a_class_stands_for_its_arguments(tmp_path: Path) -> None:
+def test_at_most_five_differences_are_named_and_a_class_stands_for_its_arguments(tmp_path):
     old = {"model": {"class_path": "A", "init_args": {f"x{i}": i for i in range(8)}}, "seed_everything": 0}
     path = tmp_path / "x.ckpt"
     tensor_file.save({ENTRY: hyperparameters(old)}, path)
@@ -140,7 +133,7 @@ def test_at_most_five_differences_are_named_and_a_class_stands_for_its_arguments
     refuse_changes(path, hyperparameters(another))
 
 
-def test_places_and_speed_decide_nothing() -> None:
+def test_places_and_speed_decide_nothing():
     data = {"class_path": "D", "init_args": {"data_dir": "x", "path": "y", "num_workers": 3, "batch_size": 4}}
     trainer = {"max_epochs": 3, "devices": 2, "logger": True, "callbacks": [], "precision": "32-true"}
     found = hyperparameters({"data": data, "trainer": trainer, "ckpt_path": "z"})
@@ -162,10 +155,10 @@ def fitted(folder: Path, rounds: int, sizes: tuple[int, ...] = (9, 5), seed: int
         enable_model_summary=False,
     )
     data = FederatedDataModule.from_datasets(datasets, batch_size=4, seed=seed)
-    trainer.fit(Regression(), datamodule=data, **options)  # type: ignore[arg-type]
+    trainer.fit(Regression(), datamodule=data, **options)
 
 
-def test_from_python_the_seed_and_the_clients_data_are_compared(tmp_path: Path) -> None:
+def test_from_python_the_seed_and_the_clients_data_are_compared(tmp_path):
     torch.manual_seed(0)
     fitted(tmp_path, 1)
     with pytest.raises(UserError, match="has the seed 0, this one's data module 3: resume with the seed"):

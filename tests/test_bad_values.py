@@ -1,7 +1,6 @@
 """A value that cannot be is refused in one sentence that names its key; other people's faults stay tracebacks."""
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,11 +42,11 @@ OURS = str(inspect.getsourcefile(Classifier))
         (["--model.backbone.data_shape", "[1, 8, 9]"], "model.backbone.data_shape is [1, 8, 9]: mat1 and mat2 shapes"),
     ],
 )
-def test_the_sentence_names_the_key(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
+def test_the_sentence_names_the_key(capsys, words, sentence):
     assert sentence in refusal(capsys, "fit", *CLASSIFIER, *words)
 
 
-def test_more_points_than_memory_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_points_than_memory_holds(capsys):
     told = refusal(capsys, "fit", *TOY, "--data.points", str(10**12))
     assert told == "data.points is 1000000000000: that needs 14,901 GiB of memory"
 
@@ -60,9 +59,7 @@ def test_more_points_than_memory_holds(capsys: pytest.CaptureFixture[str]) -> No
         ("data: {init_args: {batch_size: null}}", "data.batch_size is null, but a whole number is expected."),
     ],
 )
-def test_a_config_file_s_values_are_looked_at_as_well(
-    folder: Path, capsys: pytest.CaptureFixture[str], text: str, sentence: str
-) -> None:
+def test_a_config_file_s_values_are_looked_at_as_well(folder, capsys, text, sentence):
     (folder / "own.yaml").write_text(text)
     assert sentence in refusal(capsys, "fit", *CLASSIFIER, "--config", "own.yaml")
 
@@ -76,7 +73,7 @@ class Own(Classifier):
 """
 
 
-def test_a_fault_in_the_user_s_own_code_stays_a_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_the_user_s_own_code_stays_a_traceback(folder, monkeypatch):
     (folder / "own_module.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(folder))
     (folder / "own.yaml").write_text("model: {class_path: own_module.Own}")
@@ -89,13 +86,13 @@ class OutOfOrder(Callback):
         raise UserError("The reader is out of order.")
 
 
-def test_a_key_that_has_nothing_to_do_with_it_is_not_blamed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_has_nothing_to_do_with_it_is_not_blamed(capsys):
     """null is what a network has of much that it was not given."""
     words = ["--model.lr_decay", "null", "--trainer.callbacks+", "tests.test_bad_values.OutOfOrder"]
     assert refusal(capsys, "fit", *TOY, *words) == "The reader is out of order."
 
 
-def test_a_fault_of_the_package_stays_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_package_stays_a_traceback(monkeypatch):
     source = compile("def loss(self, outputs, targets):\n raise RuntimeError('a fault of the program')", OURS, "exec")
     names: dict[str, Any] = {}
     exec(source, names)  # as if it stood in the package's own file
@@ -104,7 +101,7 @@ def test_a_fault_of_the_package_stays_a_traceback(monkeypatch: pytest.MonkeyPatc
         main(["fit", *CLASSIFIER])
 
 
-def test_the_traceback_is_shown_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traceback_is_shown_where_it_is_asked_for(monkeypatch):
     monkeypatch.setenv("LIT_EPGAN_DEBUG", "1")
     with pytest.raises(Exception, match="Invalid learning rate"):
         main(["fit", *CLASSIFIER, "--model.optimizer.lr", "-1"])

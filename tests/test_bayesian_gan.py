@@ -1,7 +1,6 @@
 """GANs of several generators and discriminators: a training step written out, samples, checkpoints."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,7 +63,7 @@ def plain_steps(module: GAN, batches: list[Tensor], rows: int, prior: str) -> li
 
 
 @pytest.mark.parametrize("prior", ["uniform", "gaussian", "psa"])
-def test_steps_equal_loops_over_generators_and_discriminators(prior: str, tmp_path: Path) -> None:
+def test_steps_equal_loops_over_generators_and_discriminators(prior, tmp_path):
     """10 real rows; ceil(10 / 4) = 3 rows of each generator."""
     module = bayesian_gan(norm="layer", objective="lsgan", prior=PRIORS[prior]).double()
     batches = list(torch.randn(6, 10, 3, dtype=torch.double))
@@ -77,7 +76,7 @@ def test_steps_equal_loops_over_generators_and_discriminators(prior: str, tmp_pa
 @pytest.mark.parametrize(
     ("batch", "generated", "rows"), [(10, None, 3), (12, None, 3), (3, None, 2), (10, 5, 5), (10, 1, 1)]
 )
-def test_generated_rows_of_each_generator(batch: int, generated: int | None, rows: int, tmp_path: Path) -> None:
+def test_generated_rows_of_each_generator(batch, generated, rows, tmp_path):
     seen: list[int] = []
     module = bayesian_gan(norm="layer", objective="wgan-gp", generated=generated)
     module.generator.register_forward_hook(lambda net, args, out: seen.append(len(args[0])))
@@ -85,7 +84,7 @@ def test_generated_rows_of_each_generator(batch: int, generated: int | None, row
     assert seen[seen.index(0) - 2 :] == [MEMBERS * rows] * 2 + [0]
 
 
-def test_noise_is_on_every_gradient_after_callbacks_have_seen_it(tmp_path: Path) -> None:
+def test_noise_is_on_every_gradient_after_callbacks_have_seen_it(tmp_path):
     clean: dict[int, list[Tensor]] = {}
     noisy: list[Tensor] = []
 
@@ -115,7 +114,7 @@ def test_noise_is_on_every_gradient_after_callbacks_have_seen_it(tmp_path: Path)
     assert all(part.std().item() == pytest.approx(0.05, rel=0.5) for part in noisy if len(part) > 30)
 
 
-def test_sghmc_trains_as_the_optimizer_by_itself(tmp_path: Path) -> None:
+def test_sghmc_trains_as_the_optimizer_by_itself(tmp_path):
     module, batches = bayesian_gan(optimizer="sghmc", friction=0.2, temperature=1e-4, lr=0.01), [torch.randn(8, 3)] * 3
     copied = copy.deepcopy(module)
     torch.manual_seed(7)
@@ -139,7 +138,7 @@ def test_sghmc_trains_as_the_optimizer_by_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_dcgans_train_under_every_prior(prior: str, name: Any, tmp_path: Path) -> None:
+def test_dcgans_train_under_every_prior(prior, name, tmp_path):
     torch.manual_seed(0)
     networks = DCGANGenerator(28, 1, 8, 4, 2, members=2), DCGANDiscriminator(28, 1, 4, 2, heads=2)
     options: dict[str, Any] = {"prior": PRIORS[prior], "r1": 0.1, "noise": 0.00424, "average": 0.9}
@@ -159,22 +158,22 @@ def labelled(n: int = MEMBERS) -> GAN:
     """Generator i gives samples around 10 i: what its own first layer adds, passed on."""
     module = bayesian_gan(norm="none")
     with torch.no_grad():
-        for layer in module.generator.layers[2::2]:  # type: ignore[union-attr]
+        for layer in module.generator.layers[2::2]:
             torch.nn.init.eye_(layer.weight)
             layer.bias.zero_()
-        first = module.generator.layers[0]  # type: ignore[index]
+        first = module.generator.layers[0]
         first.weight.mul_(0.01)
         first.bias.copy_(10 * torch.arange(n, dtype=torch.float)[:, None, None].expand_as(first.bias))
     return module
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 10, 1201])
-def test_samples_are_the_generators_in_turn(n: int) -> None:
+def test_samples_are_the_generators_in_turn(n):
     whose = (labelled().sample(n, torch.Generator().manual_seed(1)).mean(1) / 10).round()
     assert torch.equal(whose, torch.arange(n, dtype=torch.float) % MEMBERS)
 
 
-def test_samples_of_each_generator() -> None:
+def test_samples_of_each_generator():
     module = labelled()
     each = module.sample_each(300, torch.Generator().manual_seed(1))
     assert each.shape == (MEMBERS, 300, 3)
@@ -183,7 +182,7 @@ def test_samples_of_each_generator() -> None:
     torch.testing.assert_close(mixture, each.transpose(0, 1).flatten(0, 1))  # the same noise
 
 
-def test_memory_divides_the_work_without_a_trace() -> None:
+def test_memory_divides_the_work_without_a_trace():
     module, sizes = bayesian_gan(average=0.9), []
     assert module.average is not None
     handle = module.average.register_forward_hook(lambda net, args, out: sizes.append(len(args[0])))
@@ -196,9 +195,7 @@ def test_memory_divides_the_work_without_a_trace() -> None:
     torch.testing.assert_close(samples, whole.transpose(0, 1).flatten(0, 1))
 
 
-def test_a_grid_has_a_row_for_each_generator_only_if_there_are_several(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_has_a_row_for_each_generator_only_if_there_are_several(tmp_path, monkeypatch):
     shown: list[Tensor] = []
     monkeypatch.setattr("lit_epgan.callbacks.sample_grid.publish", lambda trainer, name, sheet: None)
     monkeypatch.setattr("lit_epgan.callbacks.sample_grid.tile", lambda images, columns: shown.append(images))
@@ -214,7 +211,7 @@ def test_a_grid_has_a_row_for_each_generator_only_if_there_are_several(
 
 
 @pytest.mark.parametrize("prior", PRIORS)
-def test_a_resumed_fit_is_the_uninterrupted_one(prior: str, tmp_path: Path) -> None:
+def test_a_resumed_fit_is_the_uninterrupted_one(prior, tmp_path):
     """Two epochs of three steps, or one and then another from its checkpoint: the same bits, history included."""
     batches, options = list(torch.randn(3, 8, 3)), {"prior": PRIORS[prior], "average": 0.9, "noise": 0.01}
     whole = bayesian_gan(**options)
@@ -235,7 +232,7 @@ def test_a_resumed_fit_is_the_uninterrupted_one(prior: str, tmp_path: Path) -> N
         assert whole.state_dict()["prior.snapshots.filled"].tolist() == [1, 1]
 
 
-def test_checkpoint_round_trip(tmp_path: Path) -> None:
+def test_checkpoint_round_trip(tmp_path):
     module = bayesian_gan(prior=HistoryPrior(every=1, size=2), noise=0.01, generated=3)
     fit(module, list(torch.randn(3, 8, 3)), tmp_path).save_checkpoint(tmp_path / "gan.ckpt")
     networks = {"generator": module.generator, "discriminator": module.discriminator}
@@ -249,7 +246,7 @@ def test_checkpoint_round_trip(tmp_path: Path) -> None:
     assert not hasattr(prior, "snapshots")  # the module has a copy
 
 
-def test_a_command_lines_checkpoint_rebuilds_the_prior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_lines_checkpoint_rebuilds_the_prior(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["fit"])
     networks: dict[str, Any] = {
         "generator": {"class_path": "lit_epgan.networks.MLPGenerator", "init_args": {"hidden": [8], "members": 3}},
@@ -263,7 +260,7 @@ def test_a_command_lines_checkpoint_rebuilds_the_prior(tmp_path: Path, monkeypat
     command_line.trainer.fit(command_line.model, Batches([torch.randn(8, 1, 8, 8)] * 2))
     command_line.trainer.save_checkpoint(tmp_path / "gan.ckpt")
     loaded = GAN.load_from_checkpoint(tmp_path / "gan.ckpt")
-    assert loaded.prior.snapshots.filled.tolist() == [1, 1]  # type: ignore[union-attr]
+    assert loaded.prior.snapshots.filled.tolist() == [1, 1]
     assert torch.equal(*(m.prior.snapshots.vectors for m in (command_line.model, loaded)))
 
 
@@ -279,5 +276,5 @@ def test_a_command_lines_checkpoint_rebuilds_the_prior(tmp_path: Path, monkeypat
         ({"temperature": -1.0}, "temperature is -1"),
     ],
 )
-def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], words: str) -> None:
+def test_nonsense_is_refused_in_a_sentence(options, words):
     assert_refused(words, bayesian_gan, **options)

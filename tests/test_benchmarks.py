@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import runpy
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -43,7 +41,7 @@ SMALL = {
 SHORT = {"private_task": {"EPOCHS": 1, "ROUNDS": 2, "WRITERS": 68, "COHORT": 34}}  # what no option says
 
 
-def test_time_in_which_kernels_ran_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_in_which_kernels_ran_is_counted_once(monkeypatch):
     """Of two streams, one within the other's kernel, one across its end, and one apart."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     covered = importlib.import_module("gpu").covered
@@ -51,14 +49,14 @@ def test_time_in_which_kernels_ran_is_counted_once(monkeypatch: pytest.MonkeyPat
     assert covered([]) == 0
 
 
-def test_every_script_is_tried() -> None:
+def test_every_script_is_tried():
     scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
     # what test_configs.py runs; what private_kills.py starts; what takes minutes, as a federation of test_kits.py does
     assert scripts - {"digests.py", "observed.py", "institution_faults.py"} == set(SMALL)
 
 
 @pytest.fixture
-def undisturbed() -> Iterator[None]:
+def undisturbed():
     """What a script sets for a process of its own is put back."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "pfl")]
     levels, environment, threads, modules = (
@@ -81,9 +79,7 @@ def undisturbed() -> Iterator[None]:
 
 @pytest.mark.usefixtures("undisturbed")
 @pytest.mark.parametrize("name", SMALL)
-def test_a_benchmark_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_a_benchmark_runs(tmp_path, monkeypatch, capsys, name):
     table = tmp_path / "table.md"
     monkeypatch.chdir(tmp_path)
     script = ROOT / "benchmarks" / name

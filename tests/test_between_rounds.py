@@ -65,18 +65,16 @@ MOMENTS = {
 
 
 @pytest.fixture(scope="module", params=["step", "epoch"])
-def whole(request: pytest.FixtureRequest) -> tuple[Personal, Personal, dict[str, Any]]:
+def whole(request):
     torch.manual_seed(1)
     module = Personal(request.param)
     initial = copy.deepcopy(module)
     trainer = run(module, 4)
-    return initial, module, trainer.callbacks[0].state_dict()  # type: ignore[attr-defined]
+    return initial, module, trainer.callbacks[0].state_dict()
 
 
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
-def test_resuming_from_any_moment_changes_nothing(
-    tmp_path: Path, whole: tuple[Personal, Personal, dict[str, Any]], moment: tuple[str, int, int]
-) -> None:
+def test_resuming_from_any_moment_changes_nothing(tmp_path, whole, moment):
     initial, expected, state = whole
     path = tmp_path / "moment.ckpt"
     saving = copy.deepcopy(initial)
@@ -85,7 +83,7 @@ def test_resuming_from_any_moment_changes_nothing(
     module = Personal(initial.interval)
     trainer = run(module, 4, ckpt_path=path)
     assert_same(module, expected, tolerance=0.0)
-    assert_equal(trainer.callbacks[0].state_dict(), state)  # type: ignore[attr-defined]
+    assert_equal(trainer.callbacks[0].state_dict(), state)
 
 
 def assert_equal(ours: Any, theirs: Any) -> None:
@@ -104,9 +102,7 @@ def assert_equal(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("moment", list(MOMENTS.values())[:3], ids=list(MOMENTS)[:3])
-def test_a_checkpoint_within_a_round_holds_the_server_and_loads_into_the_plain_module(
-    tmp_path: Path, moment: tuple[str, int, int]
-) -> None:
+def test_a_checkpoint_within_a_round_holds_the_server_and_loads_into_the_plain_module(tmp_path, moment):
     path, module = tmp_path / "moment.ckpt", Personal()
     before = copy.deepcopy(module)
     run(before, moment[1]) if moment[1] else before.double()
@@ -120,7 +116,7 @@ def test_a_checkpoint_within_a_round_holds_the_server_and_loads_into_the_plain_m
     assert all(not state["state"] for state in checkpoint["optimizer_states"])
 
 
-def test_lightnings_own_checkpoint_after_validation_resumes(tmp_path: Path) -> None:
+def test_lightnings_own_checkpoint_after_validation_resumes(tmp_path):
     """ModelCheckpoint(monitor=...) saves right after validation by itself, when the round is not quite over."""
     held_out = dict(zip(["client-0", "client-2"], client_sets((5, 11)), strict=True))
 
@@ -154,7 +150,7 @@ class SteppedAtTheEnd(TwoOptimizers):
         return list(optimizers), [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in optimizers]
 
 
-def test_lightnings_own_checkpoint_waits_for_the_modules_end_of_the_round(tmp_path: Path) -> None:
+def test_lightnings_own_checkpoint_waits_for_the_modules_end_of_the_round(tmp_path):
     def fitted(module: SteppedAtTheEnd, **options: Any) -> None:
         options |= {"enable_checkpointing": True}
         best = ModelCheckpoint(
@@ -169,7 +165,7 @@ def test_lightnings_own_checkpoint_waits_for_the_modules_end_of_the_round(tmp_pa
     assert_same(again, whole, tolerance=0.0)
 
 
-def test_checkpoints_every_few_steps_hold_the_round_before(tmp_path: Path) -> None:
+def test_checkpoints_every_few_steps_hold_the_round_before(tmp_path):
     saving = ModelCheckpoint(tmp_path, every_n_train_steps=7, save_top_k=-1, filename="{step}")
     module = Regression()
     servers = [copy.deepcopy(module).double()]
@@ -184,7 +180,7 @@ def test_checkpoints_every_few_steps_hold_the_round_before(tmp_path: Path) -> No
         assert_same(plain, servers[(step - 1) // STEPS_OF_A_ROUND], tolerance=0.0)
 
 
-def test_saving_after_the_fit_and_training_on(tmp_path: Path) -> None:
+def test_saving_after_the_fit_and_training_on(tmp_path):
     module = Personal()
     whole, half = copy.deepcopy(module), copy.deepcopy(module)
     run(whole, 4)
@@ -199,11 +195,11 @@ class Spinning(Regression):
         self.register_buffer("speed", torch.zeros(2))
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.speed[0] += 0.5 / len(batch[0]) if self.trainer.current_epoch < 2 else len(batch[0])  # type: ignore[index, operator]
+        self.speed[0] += 0.5 / len(batch[0]) if self.trainer.current_epoch < 2 else len(batch[0])
         return super().training_step(batch, batch_idx)
 
 
-def test_a_resumed_run_merges_buffers_as_it_did_before(tmp_path: Path) -> None:
+def test_a_resumed_run_merges_buffers_as_it_did_before(tmp_path):
     def fitted(rounds: int, **options: Any) -> Spinning:
         module = Spinning()
         fit(module, federation(sizes=(8, 8), local_steps=8), rounds=rounds, **options)
@@ -211,12 +207,12 @@ def test_a_resumed_run_merges_buffers_as_it_did_before(tmp_path: Path) -> None:
 
     whole = fitted(3)
     half = fitted(2, callbacks=[SaveAt(tmp_path / "x.ckpt", "on_train_end", 2)])
-    assert float(half.speed.norm()) == pytest.approx(1)  # type: ignore[operator]
-    assert float(whole.speed[0]) == pytest.approx(1 + 64)  # type: ignore[index]
-    assert torch.equal(fitted(3, ckpt_path=tmp_path / "x.ckpt").speed, whole.speed)  # type: ignore[arg-type]
+    assert float(half.speed.norm()) == pytest.approx(1)
+    assert float(whole.speed[0]) == pytest.approx(1 + 64)
+    assert torch.equal(fitted(3, ckpt_path=tmp_path / "x.ckpt").speed, whole.speed)
 
 
-def test_generator_sites_resume(tmp_path: Path) -> None:
+def test_generator_sites_resume(tmp_path):
     def fitted(rounds: int, **options: Any) -> Known:
         module = Known(lr=0.3)
         algorithm = GeneratorSites("generator", own_rows=3, pool=20, refine=0.3)
@@ -254,23 +250,23 @@ def finished_rounds(count: Count, **options: Any) -> tuple[Regression, int]:
     return module, trainer.current_epoch
 
 
-def test_a_stop_in_the_middle_of_a_round_waits_for_its_end() -> None:
+def test_a_stop_in_the_middle_of_a_round_waits_for_its_end():
     count = Count(stop_at=STEPS_OF_A_ROUND + 4)
     assert finished_rounds(count, callbacks=[count])[1] == 2
 
 
-def test_early_stopping_ends_after_a_round() -> None:
+def test_early_stopping_ends_after_a_round():
     count = Count()
     stopping = EarlyStopping("val_loss", min_delta=1e9, patience=2)  # no round improves so much
     assert finished_rounds(count, callbacks=[count, stopping])[1] == 3
 
 
-def test_max_time_ends_after_a_round() -> None:
+def test_max_time_ends_after_a_round():
     count = Count(sleep=0.02)
     assert finished_rounds(count, callbacks=[count], max_time={"seconds": 0.3})[1] in (1, 2, 3)
 
 
-def test_an_interrupted_round_is_dropped() -> None:
+def test_an_interrupted_round_is_dropped():
     """Ctrl-C, or an error in the module: the module goes back to the last round's server, in storage of its own."""
 
     class Broken(Regression):
@@ -292,7 +288,7 @@ def test_an_interrupted_round_is_dropped() -> None:
     fit(module, federation(), rounds=2, algorithm=FedAvg())  # and can be trained again
 
 
-def test_a_second_fit_goes_on_from_the_first() -> None:
+def test_a_second_fit_goes_on_from_the_first():
     module, reference = Regression(momentum=0.0), Regression(momentum=0.0)
     reference.load_state_dict(module.state_dict())
     fit(module, federation(), rounds=2)

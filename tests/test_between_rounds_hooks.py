@@ -1,6 +1,5 @@
 """What a module's own hooks do between rounds counts, as it would in plain Lightning."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ class Target(Regression):
         with torch.no_grad():
             self.temperature *= 0.5
             self.target.weight.copy_(self.body[0].weight[:1])
-            self.body[0].bias.add_(1.0)  # type: ignore[operator, union-attr]
+            self.body[0].bias.add_(1.0)
 
 
 def with_hook(hook: str) -> Target:
@@ -38,18 +37,18 @@ def with_hook(hook: str) -> Target:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_that_anneals_changes_the_servers_model(hook: str) -> None:
+def test_a_hook_that_anneals_changes_the_servers_model(hook):
     """One client: then the federation is plain training, and the temperature is halved as often as the hook runs."""
     rounds = 3
     module = with_hook(hook)
     held_out = client_sets((3,))[0]
     fit(module, federation(sizes=(20,), val_dataset=held_out), rounds=rounds)
     calls = 1 if hook in ("on_fit_start", "on_train_start") else rounds
-    assert float(module.temperature) == 0.5**calls  # type: ignore[arg-type]
+    assert float(module.temperature) == 0.5**calls
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_one_client_under_a_hook_is_plain_lightning(hook: str) -> None:
+def test_one_client_under_a_hook_is_plain_lightning(hook):
     module, plain = with_hook(hook).double(), with_hook(hook).double()
     module.momentum = plain.momentum = 0.0
     held_out = client_sets((3,))[0]
@@ -68,7 +67,7 @@ def test_one_client_under_a_hook_is_plain_lightning(hook: str) -> None:
 
 
 @pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_epoch_end"])
-def test_a_resumed_run_anneals_no_more_than_one_that_was_never_stopped(hook: str, tmp_path: Path) -> None:
+def test_a_resumed_run_anneals_no_more_than_one_that_was_never_stopped(hook, tmp_path):
     whole = with_hook(hook)
     fit(whole, federation(), rounds=4, folder=tmp_path / "whole")
     saved = RoundCheckpoint(dirpath=str(tmp_path / "checkpoints"))

@@ -89,7 +89,7 @@ def by_hand(module: Fitted, name: str, repeat: int, seed: int = 0) -> Site:
     return Site(*own, *held, samples, all_, seed + repeat)
 
 
-def test_the_table_is_what_the_methods_give_by_hand(tmp_path: Path) -> None:
+def test_the_table_is_what_the_methods_give_by_hand(tmp_path):
     trainer, module = boost(tmp_path, BoostedClassifiers(repeats=3))
     table = pd.read_csv(tmp_path / "boost.csv")
     assert table["site"].unique().tolist() == ["'=north", "south", "west"]  # no formula for a spreadsheet
@@ -108,7 +108,7 @@ def test_the_table_is_what_the_methods_give_by_hand(tmp_path: Path) -> None:
         assert picture.width > 400
 
 
-def test_samples_help_the_site_that_lacks_a_class(tmp_path: Path) -> None:
+def test_samples_help_the_site_that_lacks_a_class(tmp_path):
     trainer, module = boost(tmp_path, BoostedClassifiers(repeats=2))
     rows = pd.read_csv(tmp_path / "boost.csv").set_index(["site", "method"])
     assert tuple(rows.loc[("west", "raw"), ["auc", "f1"]]) == (0.5, 0.0)
@@ -117,7 +117,7 @@ def test_samples_help_the_site_that_lacks_a_class(tmp_path: Path) -> None:
     assert trainer.callback_metrics["boost/auc/boosted"] > trainer.callback_metrics["boost/auc/raw"]
 
 
-def test_other_seeds_draw_other_samples_and_the_same_one_the_same(tmp_path: Path) -> None:
+def test_other_seeds_draw_other_samples_and_the_same_one_the_same(tmp_path):
     tables = []
     for k, seed in enumerate((0, 0, 1)):
         boost(tmp_path / str(k), BoostedClassifiers(["boosted"], repeats=1, seed=seed))
@@ -126,9 +126,7 @@ def test_other_seeds_draw_other_samples_and_the_same_one_the_same(tmp_path: Path
 
 
 @pytest.mark.parametrize("validated", [True, False])
-def test_it_looks_once_after_the_last_round_at_the_servers_model(
-    tmp_path: Path, validated: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_looks_once_after_the_last_round_at_the_servers_model(tmp_path, validated, monkeypatch):
     seen = []
     original = BoostedClassifiers.evaluate
 
@@ -144,18 +142,18 @@ def test_it_looks_once_after_the_last_round_at_the_servers_model(
     assert seen == [(2, module.scale.item())]
 
 
-def test_testing_writes_the_table_too(tmp_path: Path) -> None:
+def test_testing_writes_the_table_too(tmp_path):
     trainer = Trainer(
         accelerator="cpu", logger=False, callbacks=[BoostedClassifiers(["raw"])], default_root_dir=tmp_path,
         enable_progress_bar=False, precision="64-true",
     )  # fmt: skip
     module = Fitted()
-    module.test_step = module.validation_step  # type: ignore[method-assign]
+    module.test_step = module.validation_step
     trainer.test(module, datamodule=data(), verbose=False)
     assert len(pd.read_csv(tmp_path / "boost.csv")) == 3
 
 
-def test_a_site_with_an_encoder_of_its_own_is_summarised_by_it(tmp_path: Path) -> None:
+def test_a_site_with_an_encoder_of_its_own_is_summarised_by_it(tmp_path):
     """Training records, then test records of each site in batches of 16; the shared parameter is another."""
     _, module = boost(tmp_path, BoostedClassifiers(["raw", "boosted"], repeats=1), local=["scale"])
     batches = [-(-sum(counts) // 16) + 5 for counts in COUNTS.values()]
@@ -168,7 +166,7 @@ def test_a_site_with_an_encoder_of_its_own_is_summarised_by_it(tmp_path: Path) -
 # ---------------------------------------------------------------- data
 
 
-def test_one_test_set_for_all_or_the_validation_data_in_its_place(tmp_path: Path) -> None:
+def test_one_test_set_for_all_or_the_validation_data_in_its_place(tmp_path):
     common = records((40, 40), 10)
     for k, options in enumerate(({"held": common}, {"held": {}, "val_dataset": common})):
         datamodule = data(**options)
@@ -181,7 +179,7 @@ def test_one_test_set_for_all_or_the_validation_data_in_its_place(tmp_path: Path
     assert pooled["auc"].nunique() == 1
 
 
-def test_sites_without_test_records_help_the_others_and_have_no_row(tmp_path: Path) -> None:
+def test_sites_without_test_records_help_the_others_and_have_no_row(tmp_path):
     boost(tmp_path, BoostedClassifiers(["pooled"]), data({"south": records((40, 40), 11)}))
     table = pd.read_csv(tmp_path / "boost.csv")
     assert table["site"].tolist() == ["south"]
@@ -201,7 +199,7 @@ def unlabelled() -> dict[str, Dataset]:
         (lambda: data({}), "nothing to test on"),
     ],
 )
-def test_data_that_do_not_do_are_refused(tmp_path: Path, datamodule: Any, message: str) -> None:
+def test_data_that_do_not_do_are_refused(tmp_path, datamodule, message):
     assert_refused(message, boost, tmp_path, BoostedClassifiers(["raw"]), datamodule())
 
 
@@ -213,14 +211,12 @@ class Plain(Summarising):
         raise AssertionError("nothing must be trained")
 
 
-def test_a_module_that_samples_no_classes_is_refused_before_it_trains(tmp_path: Path) -> None:
+def test_a_module_that_samples_no_classes_is_refused_before_it_trains(tmp_path):
     with pytest.raises(UserError, match=r"Plain has no sample_class: .* sample_class\(label, n, generator\)"):
         fit(Plain(), data(), folder=tmp_path, callbacks=[BoostedClassifiers()])
 
 
-def test_smote_without_its_package_is_refused_before_anything_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smote_without_its_package_is_refused_before_anything_trains(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "imblearn", None)
     assert_refused(r"lit_epgan\[graffl\], or leave smote out", boost, tmp_path, BoostedClassifiers())
     boost(tmp_path, BoostedClassifiers(["raw"]))
@@ -231,11 +227,11 @@ def test_smote_without_its_package_is_refused_before_anything_trains(
     ("options", "message"),
     [({"methods": ["raw", "bagged"]}, "no method bagged: choose of raw,"), ({"repeats": 0}, "repeats is 0")],
 )
-def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(options, message):
     assert_refused(message, BoostedClassifiers, **options)
 
 
-def test_a_private_run_leaves_it_out(tmp_path: Path) -> None:
+def test_a_private_run_leaves_it_out(tmp_path):
     trainer, _ = boost(tmp_path, BoostedClassifiers(), mechanism=CentralNoise(0.5, 1.0))
     assert not [name for name in trainer.callback_metrics if name.startswith("boost")]
     assert not list(tmp_path.rglob("boost*"))

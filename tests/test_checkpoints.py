@@ -33,13 +33,13 @@ def checkpoint(epoch: int, **entries: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     tensor_file.save(checkpoint(11), tmp_path / PREVIOUS)
     tensor_file.save(checkpoint(12), tmp_path / LAST)
     return tmp_path
 
 
-def test_a_whole_last_checkpoint_is_taken(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_whole_last_checkpoint_is_taken(folder, caplog):
     assert newest_whole(folder) == folder / LAST
     assert not caplog.records
 
@@ -102,9 +102,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_faulty_one_is_named_and_the_one_before_is_taken(
-    folder: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_faulty_one_is_named_and_the_one_before_is_taken(folder, kind, caplog):
     damage, said = DAMAGE[kind]
     damage(folder / LAST)
     with caplog.at_level(logging.WARNING):
@@ -116,7 +114,7 @@ def test_a_faulty_one_is_named_and_the_one_before_is_taken(
     assert sorted(path.name for path in folder.iterdir()) == [LAST, PREVIOUS]  # nothing happens to it
 
 
-def test_a_single_changed_byte_is_found_or_changes_nothing(folder: Path) -> None:
+def test_a_single_changed_byte_is_found_or_changes_nothing(folder):
     path = folder / LAST
     for damaged in flipped(path.read_bytes()):
         path.write_bytes(damaged)
@@ -124,13 +122,13 @@ def test_a_single_changed_byte_is_found_or_changes_nothing(folder: Path) -> None
             assert torch.equal(torch.load(path)["state_dict"]["w"], checkpoint(12)["state_dict"]["w"])
 
 
-def test_an_evaluation_needs_the_model_only(folder: Path) -> None:
+def test_an_evaluation_needs_the_model_only(folder):
     tensor_file.save(without("loops", "callbacks", "optimizer_states", "lr_schedulers"), folder / LAST)
     assert newest_whole(folder, to_train=False) == folder / LAST
     assert newest_whole(folder) == folder / PREVIOUS
 
 
-def test_code_is_run_by_none_and_passed_over_unless_trusted(folder: Path, tmp_path: Path) -> None:
+def test_code_is_run_by_none_and_passed_over_unless_trusted(folder, tmp_path):
     marker = tmp_path / "code-was-run"
     tensor_file.save(checkpoint(12, hyper_parameters=Trap(marker)), folder / LAST)
     assert newest_whole(folder) == folder / PREVIOUS
@@ -139,18 +137,18 @@ def test_code_is_run_by_none_and_passed_over_unless_trusted(folder: Path, tmp_pa
     assert not marker.exists()
 
 
-def test_none_left_is_an_error_that_names_them(folder: Path) -> None:
+def test_none_left_is_an_error_that_names_them(folder):
     for name in (LAST, PREVIOUS):
         (folder / name).write_bytes(b"")
     assert_refused(r"last\.ckpt is torn.*previous\.ckpt is torn", newest_whole, folder)
 
 
-def test_an_empty_or_missing_folder_is_an_error(tmp_path: Path) -> None:
+def test_an_empty_or_missing_folder_is_an_error(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
         assert_refused("no checkpoint in", newest_whole, folder)
 
 
-def test_other_names_are_taken_newest_first(tmp_path: Path) -> None:
+def test_other_names_are_taken_newest_first(tmp_path):
     for epoch in (0, 1):
         tensor_file.save(checkpoint(epoch), tmp_path / f"epoch={epoch}.ckpt")
         os.utime(tmp_path / f"epoch={epoch}.ckpt", (epoch, epoch))
@@ -159,7 +157,7 @@ def test_other_names_are_taken_newest_first(tmp_path: Path) -> None:
     assert newest_whole(tmp_path) == tmp_path / "epoch=1.ckpt"
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_said(tmp_path):
     assert_refused("does not exist", require_whole, tmp_path / "no.ckpt")
 
 
@@ -175,13 +173,11 @@ def fitted(folder: Path, rounds: int, **options: object) -> Regression:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, datamodule=federation(), **options)  # type: ignore[arg-type]
+    trainer.fit(module, datamodule=federation(), **options)
     return module
 
 
-def test_every_checkpoint_has_a_digest_and_is_written_beside_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_checkpoint_has_a_digest_and_is_written_beside_its_place(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
     torch.manual_seed(0)
     fitted(tmp_path, 2)
@@ -193,7 +189,7 @@ def test_every_checkpoint_has_a_digest_and_is_written_beside_its_place(
         assert torch.load(path, weights_only=True).keys() >= {"state_dict", "loops"}
 
 
-def test_the_last_one_is_there_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_one_is_there_at_any_moment(tmp_path, monkeypatch):
     """Also between the two renames, by which it becomes the one before."""
     there = []
 
@@ -210,7 +206,7 @@ def test_the_last_one_is_there_at_any_moment(tmp_path: Path, monkeypatch: pytest
     assert epochs == [2, 3]
 
 
-def test_one_that_is_damaged_after_it_was_chosen_is_not_read(tmp_path: Path) -> None:
+def test_one_that_is_damaged_after_it_was_chosen_is_not_read(tmp_path):
     fitted(tmp_path, 1)
     last = tmp_path / "checkpoints" / "last.ckpt"
     last.write_bytes(last.read_bytes().replace(b"state_dict", b"state_dicx"))
@@ -218,7 +214,7 @@ def test_one_that_is_damaged_after_it_was_chosen_is_not_read(tmp_path: Path) -> 
         fitted(tmp_path, 2, ckpt_path=last)
 
 
-def test_no_code_is_run_unless_asked_for(tmp_path: Path) -> None:
+def test_no_code_is_run_unless_asked_for(tmp_path):
     fitted(tmp_path, 1)
     last, marker = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "code-was-run"
     tensor_file.save(tensor_file.load(last) | {"hyper_parameters": Trap(marker)}, last)
@@ -240,7 +236,7 @@ KILLS = {
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def untouched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("untouched")
     run(folder, *OPTIONS)
     return folder
@@ -257,7 +253,7 @@ def assert_same_run(folder: Path, expected: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", KILLS.values(), ids=KILLS.keys())
-def test_killed_and_resumed(tmp_path: Path, untouched: Path, line: str) -> None:
+def test_killed_and_resumed(tmp_path, untouched, line):
     run_until(tmp_path, line, *OPTIONS)
     run(tmp_path, *OPTIONS, *(["--resume"] if "round 0" not in line else []))
     assert_same_run(tmp_path, untouched)
@@ -265,7 +261,7 @@ def test_killed_and_resumed(tmp_path: Path, untouched: Path, line: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", KILLS.values(), ids=KILLS.keys())
-def test_killed_and_resumed_with_the_clients_states_on_disk(tmp_path: Path, untouched: Path, line: str) -> None:
+def test_killed_and_resumed_with_the_clients_states_on_disk(tmp_path, untouched, line):
     """The run that was never killed holds them in memory: where they are makes no difference either."""
     options = (*OPTIONS, "--private-states", "disk")
     run_until(tmp_path, line, *options)
@@ -274,7 +270,7 @@ def test_killed_and_resumed_with_the_clients_states_on_disk(tmp_path: Path, unto
 
 
 @pytest.mark.slow
-def test_killed_twice(tmp_path: Path, untouched: Path) -> None:
+def test_killed_twice(tmp_path, untouched):
     run_until(tmp_path, "rank 0 round 2 batch 1", *OPTIONS)
     run_until(tmp_path, "rank 0 round 3 batch 4", *OPTIONS, "--resume")
     run(tmp_path, *OPTIONS, "--resume")
@@ -282,7 +278,7 @@ def test_killed_twice(tmp_path: Path, untouched: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, untouched: Path) -> None:
+def test_a_torn_checkpoint_is_passed_over(tmp_path, untouched):
     run_until(tmp_path, "rank 0 round 3 batch 1", *OPTIONS)
     last = tmp_path / "checkpoints" / "last.ckpt"
     last.write_bytes(last.read_bytes()[:-500])
@@ -293,7 +289,7 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, untouched: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_private_run_pays_for_the_round_that_it_repeats(tmp_path: Path) -> None:
+def test_a_private_run_pays_for_the_round_that_it_repeats(tmp_path):
     """Killed after round 3's noise was drawn, before its checkpoint: the round is released again, and counts twice."""
     options = ("--noise-seed", "1")
     run_until(tmp_path, "rank 0 round 3 ended", *options)
@@ -306,7 +302,7 @@ def test_a_private_run_pays_for_the_round_that_it_repeats(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_two_ranks(tmp_path: Path) -> None:
+def test_two_ranks(tmp_path):
     run(tmp_path / "whole", *OPTIONS, devices=2)
     run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *OPTIONS, "--devices", "2")
     run(tmp_path / "killed", *OPTIONS, "--resume", devices=2)
@@ -314,7 +310,7 @@ def test_two_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_with_the_clients_states_on_disk(tmp_path: Path) -> None:
+def test_two_ranks_with_the_clients_states_on_disk(tmp_path):
     options = (*OPTIONS, "--private-states", "disk")
     run(tmp_path / "whole", *OPTIONS, devices=2)
     run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *options, "--devices", "2")
@@ -323,7 +319,7 @@ def test_two_ranks_with_the_clients_states_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_torn_checkpoint_is_passed_over_where_states_are_on_disk(tmp_path: Path, untouched: Path) -> None:
+def test_a_torn_checkpoint_is_passed_over_where_states_are_on_disk(tmp_path, untouched):
     """The files that the checkpoint before refers to are still there."""
     options = (*OPTIONS, "--private-states", "disk")
     run_until(tmp_path, "rank 0 round 4 batch 1", *options)
@@ -344,7 +340,7 @@ def test_a_torn_checkpoint_is_passed_over_where_states_are_on_disk(tmp_path: Pat
         "every client's own model and share",
     ],
 )
-def test_what_stands_beside_the_model_comes_back(tmp_path: Path, module: str, algorithm: str) -> None:
+def test_what_stands_beside_the_model_comes_back(tmp_path, module, algorithm):
     """What algorithms keep at the server and at clients, around a classifier, a GAN and a recogniser."""
     options = ("--module", module, "--algorithm", algorithm, "--optimizer-state", "keep")
     run(tmp_path / "whole", *options)
@@ -362,7 +358,7 @@ class Rewound(CSVLogger):
         self.to.append(epoch)
 
 
-def test_the_loggers_are_rewound_once(tmp_path: Path) -> None:
+def test_the_loggers_are_rewound_once(tmp_path):
     found = []
     for again in (False, True):
         logger = Rewound(tmp_path)

@@ -75,7 +75,7 @@ def assert_equal_batches(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES.keys())
-def test_a_batch_is_exactly_what_the_data_set_gives(structure: Any) -> None:
+def test_a_batch_is_exactly_what_the_data_set_gives(structure):
     module, sets = Witness(), [Rows(k, structure) for k in range(4)]
     fit(module, FederatedDataModule.from_datasets(sets, batch_size=8), rounds=1)
     index = [Rows(k, lambda x, y: (x, y)) for k in range(4)]
@@ -88,7 +88,7 @@ def test_a_batch_is_exactly_what_the_data_set_gives(structure: Any) -> None:
     assert module.indices == [0, 1, 2, 0, 0, 1, 2, 3, 4, 0, 1]  # each client counts its own
 
 
-def test_a_tensor_data_set_gives_what_its_slow_way_would() -> None:
+def test_a_tensor_data_set_gives_what_its_slow_way_would():
     """It is read a whole batch at a time; a subclass, which may do anything, is not."""
 
     class Own(TensorDataset):
@@ -101,7 +101,7 @@ def test_a_tensor_data_set_gives_what_its_slow_way_would() -> None:
     assert_equal_batches(fast.batches, slow.batches)
 
 
-def test_fetch_reads_a_whole_batch() -> None:
+def test_fetch_reads_a_whole_batch():
     class Fetching(Rows, BatchDataset):
         fetched = 0
 
@@ -118,14 +118,14 @@ def test_fetch_reads_a_whole_batch() -> None:
     assert_equal_batches(module.batches, plain.batches)
 
 
-def test_a_collate_function_is_used() -> None:
+def test_a_collate_function_is_used():
     module = Witness()
     data = FederatedDataModule.from_datasets(client_sets(), batch_size=8, collate_fn=len)
     fit(module, data, rounds=1)
     assert module.batches == [8, 8, 4, 7, 8, 8, 8, 8, 2, 8, 4]
 
 
-def test_workers_give_the_same_batches() -> None:
+def test_workers_give_the_same_batches():
     alone, helped = Witness(), Witness()
     fit(alone, federation(local_steps=2), rounds=2)
     fit(helped, federation(local_steps=2, num_workers=1), rounds=2)
@@ -137,7 +137,7 @@ class Noisy(Rows):
         super().__init__(k, lambda x, y: (x + 0.1 * torch.randn(3, dtype=torch.float64), y))
 
 
-def test_augmentation_depends_on_seed_round_and_client_alone() -> None:
+def test_augmentation_depends_on_seed_round_and_client_alone():
     """The same client in the same round sees the same rows, whoever was there before; and dropout is not disturbed."""
 
     def rows(sets: list[Dataset[Any]], seed: int) -> list[Any]:
@@ -167,7 +167,7 @@ class Hooked(Regression):
                 parameter.mul_(0.9)
 
 
-def test_the_modules_own_hooks_are_honoured() -> None:
+def test_the_modules_own_hooks_are_honoured():
     """Also on the last batch of a client: what it does there belongs to the client's report."""
 
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
@@ -184,7 +184,7 @@ def test_the_modules_own_hooks_are_honoured() -> None:
     assert_same(module, reference)
 
 
-def test_held_out_batches_pass_the_modules_hook_too() -> None:
+def test_held_out_batches_pass_the_modules_hook_too():
     module = Hooked()
     held_out = client_sets((6,))[0]
     trainer = fit(module, federation(val_dataset=held_out), rounds=1)
@@ -202,7 +202,7 @@ class Stream(IterableDataset[Any]):
         return zip(self.x[: self.rows], self.y[: self.rows], strict=True)
 
 
-def test_iterable_clients_weigh_as_many_rows_as_they_gave() -> None:
+def test_iterable_clients_weigh_as_many_rows_as_they_gave():
     def eights(client: int, round_: int) -> list[Any]:
         return list(zip(*(tensor.split(8) for tensor in client_sets()[client].tensors), strict=True))
 
@@ -212,7 +212,7 @@ def test_iterable_clients_weigh_as_many_rows_as_they_gave() -> None:
     assert_same(module, reference)
 
 
-def test_an_iterable_client_that_runs_dry_sits_out() -> None:
+def test_an_iterable_client_that_runs_dry_sits_out():
     def eights(client: int, round_: int) -> list[Any]:
         return list(zip(*(tensor.split(8) for tensor in client_sets()[client].tensors), strict=True))
 
@@ -223,10 +223,10 @@ def test_an_iterable_client_that_runs_dry_sits_out() -> None:
     assert_same(module, reference)
 
 
-def test_bad_input_is_named() -> None:
+def test_bad_input_is_named():
     assert_refused(r"data\.local_steps is 0; it must be at least 1", federation, local_steps=0)
     with pytest.raises(UserError, match="client 'client-1' holds a int, which is no data set"):
-        FederatedDataModule.from_datasets([client_sets()[0], 3], batch_size=8).setup("fit")  # type: ignore[list-item]
+        FederatedDataModule.from_datasets([client_sets()[0], 3], batch_size=8).setup("fit")
     assert_refused("4 data sets need as many different client names", federation, client_names=["a", "b", "a", "c"])
     with pytest.raises(UserError, match="held-out data of clients that do not exist: nobody"):
         federation(val_dataset={"nobody": client_sets()[0]})
@@ -235,7 +235,7 @@ def test_bad_input_is_named() -> None:
     assert_refused("has no data of its own", FederatedDataModule().setup, "fit")
 
 
-def test_names_and_warm_up() -> None:
+def test_names_and_warm_up():
     module = Witness()
     data = FederatedDataModule.from_datasets(
         dict(zip("abcd", client_sets(), strict=True)), batch_size=8, local_steps=2, warmup_steps=5
@@ -246,7 +246,7 @@ def test_names_and_warm_up() -> None:
     assert own_batches(5)(0, 0)[4][0].tolist() == module.batches[4][0].tolist()
 
 
-def test_training_without_the_callback_sees_every_client_in_one_epoch() -> None:
+def test_training_without_the_callback_sees_every_client_in_one_epoch():
     """The same data module, centrally: what a federation is compared with."""
     module = Regression()
     central = copy.deepcopy(module).double()
@@ -289,7 +289,7 @@ def torn(bad: int | None = BAD, **options: Any) -> FederatedDataModule:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_record_that_cannot_be_read_is_named_with_its_client(workers: int) -> None:
+def test_a_record_that_cannot_be_read_is_named_with_its_client(workers):
     with pytest.raises(UserError) as told:
         fit(Regression(), torn(num_workers=workers, local_steps=6))
     assert str(told.value) == (
@@ -298,7 +298,7 @@ def test_a_record_that_cannot_be_read_is_named_with_its_client(workers: int) -> 
     assert isinstance(told.value.__cause__, ValueError)
 
 
-def test_records_that_do_not_fit_together_are_named() -> None:
+def test_records_that_do_not_fit_together_are_named():
     def refuses(records: list[Any]) -> list[Tensor]:
         raise TypeError("no batch")
 
@@ -309,7 +309,7 @@ def test_records_that_do_not_fit_together_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_many_small_clients_do_not_make_a_long_warning() -> None:
+def test_many_small_clients_do_not_make_a_long_warning():
     one = client_sets((1,))[0]
     data = FederatedDataModule.from_datasets({f"client-{k:05d}": one for k in range(10_000)}, batch_size=8)
     with warnings.catch_warnings(record=True) as seen:

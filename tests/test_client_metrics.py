@@ -75,7 +75,7 @@ def metrics(module: LightningModule, *callbacks: Any, **options: Any) -> dict[st
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def test_the_mean_of_each_client_and_the_worst() -> None:
+def test_the_mean_of_each_client_and_the_worst():
     logged = metrics(Logger(), ClientMetrics(higher_is_better=["val_acc*"], lower_is_better=["val_loss"]))
     values = {n: dataset.tensors[0] for n, dataset in held_out().items()}
     for name, x in values.items():
@@ -87,7 +87,7 @@ def test_the_mean_of_each_client_and_the_worst() -> None:
     assert not any("without" in name or name.startswith("last/") for name in logged)
 
 
-def test_the_mean_over_clients_weighted_or_not_the_spread_and_whose_the_worst_is() -> None:
+def test_the_mean_over_clients_weighted_or_not_the_spread_and_whose_the_worst_is():
     logged = metrics(Logger(), ClientMetrics(lower_is_better=["val_loss"]))
     means = [float(dataset.tensors[0].mean()) for dataset in held_out().values()]
     n = list(SIZES.values())
@@ -98,7 +98,7 @@ def test_the_mean_over_clients_weighted_or_not_the_spread_and_whose_the_worst_is
     assert logged["val_loss/worst_client_index"] == np.argmax(means)
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     """Values 1, 4, 4 on 1, 2, 1 records: mean 3, weighted 13 / 4, variance (4 + 1 + 1) / 3."""
     values, records = {0: 1.0, 2: 4.0, 5: 4.0}, {0: 1, 2: 2, 5: 1}
     found = over_clients(values, records, False)
@@ -117,7 +117,7 @@ def test_by_hand() -> None:
     assert diverged["std_over_clients"] == pytest.approx(1e300)
 
 
-def test_without_a_direction_there_is_no_worst_client(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_direction_there_is_no_worst_client(caplog):
     """A tensor's name says nothing, not even ``accuracy`` or ``loss``; the sentence that says so comes once."""
     with caplog.at_level(logging.INFO):
         logged = metrics(Logger())
@@ -127,7 +127,7 @@ def test_without_a_direction_there_is_no_worst_client(caplog: pytest.LogCaptureF
     assert "ClientMetrics(lower_is_better=['val_accuracy']), or higher_is_better" in told[0]
 
 
-def test_the_module_may_say_which_way_its_tensors_are_better() -> None:
+def test_the_module_may_say_which_way_its_tensors_are_better():
     class Directed(Logger):
         higher_is_better: ClassVar = {"val_accuracy": True, "val_loss": False, "val_metric_acc": False}
 
@@ -146,7 +146,7 @@ OURS: dict[str, Callable[[], Supervised]] = {
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_own_modules_say_it_of_every_score(name: str) -> None:
+def test_our_own_modules_say_it_of_every_score(name):
     torch.manual_seed(5)
     x, module = torch.randn(60, 2, dtype=torch.float64), OURS[name]()
     y = x.sum(1, keepdim=True) if name == "Regression" else (x.sum(1) + torch.randn(60) > 0).long()
@@ -161,7 +161,7 @@ def test_our_own_modules_say_it_of_every_score(name: str) -> None:
         assert len({float(value) for value in of_clients.values()}) > 1, score
 
 
-def test_a_name_in_both_directions_is_refused() -> None:
+def test_a_name_in_both_directions_is_refused():
     with pytest.raises(UserError, match="val_loss is in higher_is_better and in lower_is_better: leave it in one"):
         metrics(Logger(), ClientMetrics(["val_*"], ["*_loss"]))
 
@@ -228,7 +228,7 @@ def scored(sizes: dict[str, int]) -> dict[str, TensorDataset]:
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate", "test"])
-def test_torchmetrics_objects_are_computed_from_each_clients_own_records(stage: str) -> None:
+def test_torchmetrics_objects_are_computed_from_each_clients_own_records(stage):
     """Batches of 4 of 40, 30 and 20 records: a mean of batches would be another number."""
     held, module = scored({"a": 40, "b": 30, "c": 20}), Scores()
     train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in held}
@@ -256,7 +256,7 @@ def test_torchmetrics_objects_are_computed_from_each_clients_own_records(stage: 
     assert module.auc.update.__name__ == "update"
 
 
-def test_the_worst_of_three_hospitals_is_not_the_best() -> None:
+def test_the_worst_of_three_hospitals_is_not_the_best():
     """Of nine pairs of a sick and a well one each, a ranks 8 rightly, b 1, c all: AUROC 8 / 9, 1 / 9, 1."""
     ill = torch.tensor([0, 0, 0, 1, 1, 1])
     well, sick = [0.0, 1.0, 2.0], {"a": [1.5, 3.0, 4.0], "b": [-1.0, -2.0, 0.5], "c": [3.0, 4.0, 5.0]}
@@ -268,7 +268,7 @@ def test_the_worst_of_three_hospitals_is_not_the_best() -> None:
     assert float(logged["val_auc/mean_over_clients"]) == pytest.approx(2 / 3)
 
 
-def test_a_metric_that_is_not_defined_at_a_client_counts_for_nothing() -> None:
+def test_a_metric_that_is_not_defined_at_a_client_counts_for_nothing():
     """AUROC of one class: torchmetrics says 0, which would make the client the worst."""
     held = scored({"a": 40, "b": 30})
     held["c"] = TensorDataset(torch.randn(5, dtype=torch.float64), torch.ones(5).long())
@@ -281,7 +281,7 @@ def test_a_metric_that_is_not_defined_at_a_client_counts_for_nothing() -> None:
     assert "val_f1/client/c" in logged
 
 
-def test_a_sanity_check_says_nothing_of_a_client_whose_first_batch_has_one_class() -> None:
+def test_a_sanity_check_says_nothing_of_a_client_whose_first_batch_has_one_class():
     held = {"a": TensorDataset(torch.randn(8, dtype=torch.float64), torch.arange(8) // 4)}
     data = FederatedDataModule.from_datasets({"a": TensorDataset(torch.ones(8, 1).double())}, 4, val_dataset=held)
     with warnings.catch_warnings(record=True) as told:
@@ -291,7 +291,7 @@ def test_a_sanity_check_says_nothing_of_a_client_whose_first_batch_has_one_class
     assert not [warning for warning in told if "not defined on the data" in str(warning.message)]
 
 
-def test_a_client_is_not_summed_over_ranks() -> None:
+def test_a_client_is_not_summed_over_ranks():
     """Every rank evaluates all of its records."""
 
     def others(*args: Any, **options: Any) -> Any:
@@ -300,10 +300,10 @@ def test_a_client_is_not_summed_over_ranks() -> None:
     module = torch.nn.ModuleDict({"mean": MeanMetric(distributed_available_fn=lambda: True, dist_sync_fn=others)})
     copies = ClientCopies(module)
     module["mean"].update(torch.tensor([1.0, 4.0]))
-    assert copies.value(module["mean"]) == 2.5  # type: ignore[arg-type]
+    assert copies.value(module["mean"]) == 2.5
 
 
-def test_what_is_no_single_number_is_not_defined() -> None:
+def test_what_is_no_single_number_is_not_defined():
     """R2 of one record raises an error; recall of each class is a vector; of nothing a mean would be NaN."""
     metrics = {"r2": R2Score(), "recall": MulticlassRecall(3, average=None), "unused": MeanMetric()}
     copies = ClientCopies(nn.ModuleDict(metrics))
@@ -312,7 +312,7 @@ def test_what_is_no_single_number_is_not_defined() -> None:
     assert [copies.value(metric) for metric in metrics.values()] == [None, None, None]
 
 
-def test_an_error_leaves_the_modules_metrics_as_they_were() -> None:
+def test_an_error_leaves_the_modules_metrics_as_they_were():
     class Failing(Scores):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             raise ArithmeticError
@@ -335,7 +335,7 @@ class Batchwise(Logger):
         self.log("val_acc", self.accuracy((values > 0).int(), targets))
 
 
-def test_means_of_batches_that_are_no_metric_are_left_out_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_means_of_batches_that_are_no_metric_are_left_out_and_that_is_said(caplog):
     with caplog.at_level(logging.INFO):
         logged = metrics(Batchwise())
     split = {name.split("/")[0] for name in logged if "/client/" in name}
@@ -351,7 +351,7 @@ def test_means_of_batches_that_are_no_metric_are_left_out_and_that_is_said(caplo
     assert all("log the torchmetrics object itself" in sentence for sentence in told)
 
 
-def test_what_is_logged_of_the_clients_is_not_taken_for_the_modules_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_logged_of_the_clients_is_not_taken_for_the_modules_own(caplog):
     held = scored({"a": 40, "b": 30})
     train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in held}
     with caplog.at_level(logging.INFO):
@@ -359,7 +359,7 @@ def test_what_is_logged_of_the_clients_is_not_taken_for_the_modules_own(caplog: 
     assert not [record.message for record in caplog.records if "is not given for each client" in record.message]
 
 
-def test_a_given_batch_size_weighs_the_batches() -> None:
+def test_a_given_batch_size_weighs_the_batches():
     """log(..., batch_size=1): every batch counts the same, in Lightning's mean and so in each client's."""
     logged = metrics(Logger(batch_size=1))
     for name, dataset in held_out().items():
@@ -367,7 +367,7 @@ def test_a_given_batch_size_weighs_the_batches() -> None:
         assert logged[f"val_loss/client/{name}"] == pytest.approx(float(batches.mean()), abs=1e-6)
 
 
-def test_what_the_user_says_comes_before_what_the_metric_says() -> None:
+def test_what_the_user_says_comes_before_what_the_metric_says():
     logged = metrics(Logger(), ClientMetrics(higher_is_better=["*loss*"], lower_is_better=["val_metric_acc"]))
     assert logged["val_loss/worst_client"] == min(logged[f"val_loss/client/{n}"] for n in SIZES)
     assert logged["val_metric_acc/worst_client"] == max(logged[f"val_metric_acc/client/{n}"] for n in SIZES)
@@ -379,20 +379,20 @@ def evaluator(*callbacks: Any, **options: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("options", [{"num_sanity_val_steps": 2}, {"num_sanity_val_steps": 0}])
-def test_neither_a_sanity_check_nor_an_earlier_round_is_counted_in(options: dict[str, Any]) -> None:
+def test_neither_a_sanity_check_nor_an_earlier_round_is_counted_in(options):
     logged = metrics(Logger(), **options)
     for name, dataset in held_out().items():
         assert logged[f"val_loss/client/{name}"] == pytest.approx(float(dataset.tensors[0].mean()), abs=1e-6)
 
 
-def test_a_limited_validation_is_split_as_far_as_it_goes() -> None:
+def test_a_limited_validation_is_split_as_far_as_it_goes():
     logged = metrics(Logger(), limit_val_batches=1)
     first = held_out()["a"].tensors[0][:4].mean()
     assert logged["val_loss/client/a"] == pytest.approx(float(first), abs=1e-6)
     assert "val_loss/client/b" not in logged
 
 
-def test_one_common_held_out_set_is_not_split() -> None:
+def test_one_common_held_out_set_is_not_split():
     train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in SIZES}
     data = FederatedDataModule.from_datasets(train, batch_size=4, val_dataset=held_out()["a"])
     trainer = fit(Logger(), data, rounds=1)
@@ -400,7 +400,7 @@ def test_one_common_held_out_set_is_not_split() -> None:
     assert "val_loss" in trainer.callback_metrics
 
 
-def test_validation_alone_is_split_too() -> None:
+def test_validation_alone_is_split_too():
     data = federation()
     trainer = evaluator(FederationCallback())
     trainer.validate(Logger(), datamodule=data, verbose=False)

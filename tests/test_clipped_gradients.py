@@ -45,7 +45,7 @@ def one_by_one(network: nn.Module, batch: Any, bound: float) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("at_once", [256, 3])
-def test_it_is_what_a_loop_over_records_gives(at_once: int) -> None:
+def test_it_is_what_a_loop_over_records_gives(at_once):
     network, batch = convolutional(), images(10)
     *expected, clipped = one_by_one(network, batch, 6.0)
     assert 0 < clipped < 10
@@ -55,7 +55,7 @@ def test_it_is_what_a_loop_over_records_gives(at_once: int) -> None:
     assert all(not p.grad for p in network.parameters() if p.grad is not None)
 
 
-def test_it_is_what_opacus_gives() -> None:
+def test_it_is_what_opacus_gives():
     """Its own clipping, on the same model and batch, before its noise."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -80,7 +80,7 @@ NUMBERS = st.one_of(
 
 @given(st.lists(NUMBERS, min_size=4, max_size=4), NUMBERS, st.sampled_from([1e-3, 1.0, 1e3]))
 @settings(max_examples=40)
-def test_no_record_moves_the_sum_by_more_than_the_bound(x: list[float], y: float, bound: float) -> None:
+def test_no_record_moves_the_sum_by_more_than_the_bound(x, y, bound):
     """Huge, sparse or not finite, beside an honest record: whatever one record is, it moves the sum by C at most."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 3), nn.Softplus(), nn.Linear(3, 1))
@@ -95,7 +95,7 @@ def test_no_record_moves_the_sum_by_more_than_the_bound(x: list[float], y: float
     assert float(moved) <= bound * (1 + 1e-5)
 
 
-def test_many_small_entries_beside_large_ones_count_in_the_norm() -> None:
+def test_many_small_entries_beside_large_ones_count_in_the_norm():
     """A record's gradient is the record itself: in one running sum of single precision the small ones would be lost."""
     x = torch.full((1, 2**20 + 1), 0.02)
     x[:, :128] = 100.0
@@ -104,7 +104,7 @@ def test_many_small_entries_beside_large_ones_count_in_the_norm() -> None:
     torch.testing.assert_close(found.double(), x[0].double() / x.double().norm(), rtol=1e-5, atol=0.0)
 
 
-def test_a_loss_that_compares_records_has_each_by_itself() -> None:
+def test_a_loss_that_compares_records_has_each_by_itself():
     """Whatever the loss does with a batch, it is asked for one record at a time."""
     network = nn.Linear(4, 2).double()
     x = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -113,7 +113,7 @@ def test_a_loss_that_compares_records_has_each_by_itself() -> None:
     torch.testing.assert_close(gradients.sum([x]), torch.stack(alone).sum(0))
 
 
-def test_no_records_have_no_gradient_and_buffers_stay() -> None:
+def test_no_records_have_no_gradient_and_buffers_stay():
     class Counting(nn.Linear):
         def __init__(self) -> None:
             super().__init__(4, 2)
@@ -130,7 +130,7 @@ def test_no_records_have_no_gradient_and_buffers_stay() -> None:
     assert float(network.seen) == 0
 
 
-def test_every_record_has_a_dropout_of_its_own_and_frozen_parameters_have_none() -> None:
+def test_every_record_has_a_dropout_of_its_own_and_frozen_parameters_have_none():
     network = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 1))
     network[0].bias.requires_grad_(False)
     gradients = ClippedGradients(network, lambda batch: network(batch).mean(), 1.0)
@@ -139,7 +139,7 @@ def test_every_record_has_a_dropout_of_its_own_and_frozen_parameters_have_none()
     assert not torch.equal(first[1][0], first[1][1])
 
 
-def test_a_loss_that_looks_at_numbers_is_refused() -> None:
+def test_a_loss_that_looks_at_numbers_is_refused():
     network = nn.Linear(4, 1)
     with pytest.raises(UserError, match=r"the loss of Linear cannot be taken record by record .*leave out what looks"):
         ClippedGradients(network, lambda batch: network(batch).mean() * network(batch).mean().item(), 1.0).sum(
@@ -147,7 +147,7 @@ def test_a_loss_that_looks_at_numbers_is_refused() -> None:
         )
 
 
-def test_layers_that_mix_records_are_named() -> None:
+def test_layers_that_mix_records_are_named():
     network = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4)))
     with pytest.raises(UserError, match=r"the layer discriminator\.1\.0 \(BatchNorm1d\) .*use GroupNorm"):
         refuse_layers_that_mix(network, "discriminator")
@@ -155,7 +155,7 @@ def test_layers_that_mix_records_are_named() -> None:
     refuse_layers_that_mix(convolutional(), "")
 
 
-def test_batches_are_taken_apart_whatever_holds_them() -> None:
+def test_batches_are_taken_apart_whatever_holds_them():
     batch = {"x": torch.ones(3, 2), "y": [torch.arange(3), (torch.ones(3, 1),)]}
     assert rows(batch) == 3
     nothing = stand_in(batch, 5)
@@ -189,7 +189,7 @@ class Words(nn.Module):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_row_that_stands_for_nothing_gets_no_noise(tied: bool) -> None:
+def test_a_row_that_stands_for_nothing_gets_no_noise(tied):
     """Unless another layer uses it, too, where its gradient is not 0."""
     torch.manual_seed(0)
     network = Words(tied)
@@ -203,7 +203,7 @@ def test_a_row_that_stands_for_nothing_gets_no_noise(tied: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_recurrent_layers_are_opacuss(kind: str) -> None:
+def test_recurrent_layers_are_opacuss(kind):
     """torch's are refused, and the remedy that is named gives the gradients of records one by one."""
     import opacus.layers
 

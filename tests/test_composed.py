@@ -35,7 +35,7 @@ def driven(algorithm: Algorithm) -> PlainFederation:
     federation = PlainFederation(
         algorithm,
         module,
-        lambda trained_around, batch: trained_around.loss(batch),  # type: ignore[operator]
+        lambda trained_around, batch: trained_around.loss(batch),
         lambda _: module.configure_optimizers(),
         own_batches(),
         SIZES,
@@ -57,7 +57,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 @pytest.mark.parametrize(
     "inner", [FedAvg(), FedProx(0.3), ExpectationPropagation(), Critic()], ids=lambda a: type(a).__name__
 )
-def test_an_empty_shell_changes_nothing(inner: Algorithm) -> None:
+def test_an_empty_shell_changes_nothing(inner):
     plain, shell = driven(copy.deepcopy(inner)), driven(Around(Around(copy.deepcopy(inner))))
     assert_same(plain.module.state_dict(), shell.module.state_dict())
     ours, theirs = shell.federation.networks.server, plain.federation.networks.server
@@ -66,7 +66,7 @@ def test_an_empty_shell_changes_nothing(inner: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("refine", [0.0, 0.5])
-def test_generator_sites_around_ep_keep_eps_invariant(refine: float) -> None:
+def test_generator_sites_around_ep_keep_eps_invariant(refine):
     """q = p0 x product of sites, and the server's model is its mean."""
     inner = ExpectationPropagation(prior_scale=2.0)
     seen: list[tuple[torch.Tensor, ...]] = []
@@ -85,7 +85,7 @@ def test_generator_sites_around_ep_keep_eps_invariant(refine: float) -> None:
         torch.testing.assert_close(mean, parameters)
 
 
-def test_a_site_is_refined_without_the_prior_of_the_others() -> None:
+def test_a_site_is_refined_without_the_prior_of_the_others():
     """Parameter-space EP around a refining client would pull its own site towards the others."""
     pulled: list[tuple[int, int]] = []
 
@@ -107,7 +107,7 @@ def test_a_site_is_refined_without_the_prior_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("refine", [0.0, 0.5])
-def test_generator_sites_show_inner_every_batch_but_those_of_refinement(refine: float) -> None:
+def test_generator_sites_show_inner_every_batch_but_those_of_refinement(refine):
     """EP's sites look at the steps there, the tilt and FedNP at the features to come."""
     shown: list[tuple[int, int]] = []
 
@@ -127,7 +127,7 @@ def test_generator_sites_show_inner_every_batch_but_those_of_refinement(refine: 
     assert [step for round_, step in shown if round_ == 1] == later * 2
 
 
-def test_a_client_sees_its_own_records_once() -> None:
+def test_a_client_sees_its_own_records_once():
     rows: dict[str, list[int]] = {}
 
     class Counting(FedAvg):
@@ -142,7 +142,7 @@ def test_a_client_sees_its_own_records_once() -> None:
     }  # fmt: skip
 
 
-def test_three_rounds_of_server_optimizers_by_hand() -> None:
+def test_three_rounds_of_server_optimizers_by_hand():
     def fedavg_from(theta: Tensor) -> Tensor:
         ends = []
         for a, h in zip(CENTRES, CURVATURES, strict=True):
@@ -172,7 +172,7 @@ def test_three_rounds_of_server_optimizers_by_hand() -> None:
         torch.testing.assert_close(trained(algorithm, 3), theta, rtol=1e-10, atol=1e-10, msg=name)
 
 
-def test_a_server_optimizer_goes_around_any_algorithm() -> None:
+def test_a_server_optimizer_goes_around_any_algorithm():
     torch.testing.assert_close(trained(FedAvgM(momentum=0.0), 3), trained(FedAvg(), 3))
     torch.testing.assert_close(trained(FedAvgM(momentum=0.0, inner=SCAFFOLD()), 3), trained(SCAFFOLD(), 3))
 

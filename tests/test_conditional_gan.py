@@ -1,6 +1,5 @@
 """The conditional GAN: each row is judged by its own label's score, and labels keep their shares in a federation."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,7 +58,7 @@ def federation(sizes: tuple[int, ...] = (8, 16, 24), **options: Any) -> Federate
 
 
 @pytest.mark.parametrize("objective", ["wgan-gp", "lsgan", "non-saturating"])
-def test_rows_of_one_label_meet_a_plain_discriminator_of_that_label(objective: Any) -> None:
+def test_rows_of_one_label_meet_a_plain_discriminator_of_that_label(objective):
     """With every row of label 1 the loss and its gradient are those of a GAN that has head 1 alone."""
     module = conditional(objective=objective, r1=0.5)
     plain = GAN(networks()[0], networks(1)[1], objective=objective, r1=0.5)
@@ -81,7 +80,7 @@ def test_rows_of_one_label_meet_a_plain_discriminator_of_that_label(objective: A
         assert not ours.grad[[0, 2]].any()
 
 
-def test_a_steps_samples_have_the_batchs_labels_by_weight() -> None:
+def test_a_steps_samples_have_the_batchs_labels_by_weight():
     module = ConditionalGAN(Told(), networks()[1], labels=LABELS, generated=4000)
     weight = torch.tensor([0.1, 0.2, 0.7])
     fake = module._generated(Batch(torch.zeros(3, 1), torch.tensor([0, 2, 2]), weight))
@@ -90,7 +89,7 @@ def test_a_steps_samples_have_the_batchs_labels_by_weight() -> None:
     torch.testing.assert_close(shares, torch.tensor([0.1, 0.0, 0.9]), atol=0.02, rtol=0)
 
 
-def test_shares_are_the_mean_over_batches_and_begin_anew_with_the_optimizer(tmp_path: Path) -> None:
+def test_shares_are_the_mean_over_batches_and_begin_anew_with_the_optimizer(tmp_path):
     module = conditional()
     module.label_shares.copy_(torch.tensor([9.0, 9.0, 9.0]))  # of before
     batches = [
@@ -101,7 +100,7 @@ def test_shares_are_the_mean_over_batches_and_begin_anew_with_the_optimizer(tmp_
     torch.testing.assert_close(module.label_shares, torch.tensor([0.25, 0.3, 0.45]))
 
 
-def test_samples_have_labels_in_proportion_and_say_them() -> None:
+def test_samples_have_labels_in_proportion_and_say_them():
     module = ConditionalGAN(Told(), networks()[1], labels=LABELS)
     assert module.sample_labelled(3000, torch.Generator().manual_seed(1))[1].bincount().min() > 900  # untrained
     module.label_shares.copy_(torch.tensor([0.5, 0.0, 0.5]))
@@ -113,7 +112,7 @@ def test_samples_have_labels_in_proportion_and_say_them() -> None:
     assert abs(int(counts[0]) - 1500) < 4 * 750**0.5
 
 
-def test_every_label_learns_its_own_data(tmp_path: Path) -> None:
+def test_every_label_learns_its_own_data(tmp_path):
     module = conditional(lr=1e-2, objective="lsgan", r1=0.5)
     centres = torch.tensor([-0.8, 0.0, 0.8])
     torch.manual_seed(1)
@@ -125,7 +124,7 @@ def test_every_label_learns_its_own_data(tmp_path: Path) -> None:
         assert abs(float(samples[drawn == label].mean() - centre)) < 0.15
 
 
-def test_the_servers_samples_have_the_labels_of_all_records() -> None:
+def test_the_servers_samples_have_the_labels_of_all_records():
     """One label a client: under local epochs a client of twice the records takes twice the steps, too."""
     module = conditional().double()
     federations.fit(module, federation(), rounds=2, algorithm=FedAvg())
@@ -142,7 +141,7 @@ class Seeing(ConditionalGAN):
 
 
 @pytest.mark.parametrize("refine", [0.0, 0.5])
-def test_samples_of_the_others_sites_keep_their_labels(refine: float) -> None:
+def test_samples_of_the_others_sites_keep_their_labels(refine):
     module = Seeing(Told(), networks()[1], labels=LABELS, lr=1e-6).double()
     sites = GeneratorSites(own_rows=3, pool=40, refine=refine)
     federations.fit(module, federation(local_steps=20), rounds=3, algorithm=sites)
@@ -157,7 +156,7 @@ def test_samples_of_the_others_sites_keep_their_labels(refine: float) -> None:
     )
 
 
-def test_the_union_has_each_sites_own_label() -> None:
+def test_the_union_has_each_sites_own_label():
     """Drawing it leaves the module's own shares as they were, which ``Draw`` looks at."""
     module, draw = ConditionalGAN(Told(), networks()[1], labels=LABELS, lr=1e-6).double(), Draw(60)
     sites = GeneratorSites(own_rows=3, pool=40)
@@ -166,7 +165,7 @@ def test_the_union_has_each_sites_own_label() -> None:
         assert union.round().flatten().long().bincount().tolist() == [10, 20, 30]
 
 
-def test_distilled_sites_train_the_server_by_label() -> None:
+def test_distilled_sites_train_the_server_by_label():
     module = Seeing(Told(), networks()[1], labels=LABELS, lr=1e-6).double()
     sites = DistilledSites(pool=40, server_steps=10, batch_size=32)
     federations.fit(module, federation(local_steps=5), rounds=2, algorithm=sites)
@@ -185,7 +184,7 @@ def test_distilled_sites_train_the_server_by_label() -> None:
         ({"labels": LABELS, "prior": HistoryPrior()}, "HistoryPrior asks the discriminator"),
     ],
 )
-def test_what_cannot_be_conditional(options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_conditional(options, message):
     assert_refused(message, ConditionalGAN, *networks(), **options)
     ConditionalGAN(*networks(), labels=LABELS, prior=GaussianPrior())
 
@@ -199,22 +198,22 @@ def test_what_cannot_be_conditional(options: dict[str, Any], message: str) -> No
         ((torch.zeros(4, 1), torch.tensor([0, 1, 2, -100])), "have none"),
     ],
 )
-def test_data_without_the_models_labels(batch: Any, message: str, tmp_path: Path) -> None:
+def test_data_without_the_models_labels(batch, message, tmp_path):
     assert_refused(message, fit_gan, conditional(), Batches([batch]).batches, tmp_path)
 
 
-def test_labels_of_a_later_client_are_looked_at() -> None:
+def test_labels_of_a_later_client_are_looked_at():
     sets = [TensorDataset(torch.zeros(20, 1).double(), torch.full((20,), k)) for k in (0, LABELS)]
     module = FederatedDataModule.from_datasets(sets, batch_size=16, local_steps=2)
     assert_refused(f"between {LABELS} and {LABELS}", federations.fit, conditional(), module, rounds=1)
 
 
-def test_a_discriminator_with_another_number_of_scores(tmp_path: Path) -> None:
+def test_a_discriminator_with_another_number_of_scores(tmp_path):
     module = ConditionalGAN(*networks(2), labels=LABELS)
     assert_refused("heads 3", fit_gan, module, [(torch.zeros(4, 1), torch.tensor([0, 1, 2, 0]))], tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvgGAN(), EmbeddingSites(points=20, herding_steps=2)])
-def test_algorithms_whose_rows_have_no_labels_say_so(algorithm: Any) -> None:
+def test_algorithms_whose_rows_have_no_labels_say_so(algorithm):
     with pytest.raises(UserError, match="labels"):
         federations.fit(conditional().double(), federation(local_steps=2), rounds=2, algorithm=algorithm)

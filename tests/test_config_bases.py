@@ -26,7 +26,7 @@ from tests.test_cli import refusal
 
 
 @pytest.fixture
-def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bases(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "top.yaml").write_text("base: middle.yaml\nmodel: {init_args: {lr: 3e-3}}\n")
     (tmp_path / "middle.yaml").write_text("base: toy.yaml\nmodel: {init_args: {lr: 2e-4, r1: 0.25}}\n")
@@ -39,7 +39,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return yaml.safe_load(capsys.readouterr().out)
 
 
-def test_bases_come_first(bases: Path) -> None:
+def test_bases_come_first(bases):
     assert [path.name for path in with_bases(Path("top.yaml"))] == ["toy.yaml", "middle.yaml", "top.yaml"]
     words = resolve_configs(["fit", "--config", "top.yaml", "--model.lr", "1", "-c=middle.yaml"])
     assert [Path(word).name for word in words] == [
@@ -48,7 +48,7 @@ def test_bases_come_first(bases: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_later_file_wins(bases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_later_file_wins(bases, capsys):
     config = printed(capsys, "--config", "top.yaml")
     model = config["model"]["init_args"]
     assert (model["lr"], model["r1"], model["objective"]) == (3e-3, 0.25, "lsgan")
@@ -56,7 +56,7 @@ def test_the_later_file_wins(bases: Path, capsys: pytest.CaptureFixture[str]) ->
     assert printed(capsys, "--config", "top.yaml", "--model.lr", "5")["model"]["init_args"]["lr"] == 5
 
 
-def test_another_algorithm_takes_none_of_the_bases_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_algorithm_takes_none_of_the_bases_arguments(capsys):
     config = printed(capsys, "--config", "cifar_f2a.yaml", "--config", "algorithms/fedprox.yaml")
     federation = config["federation"]["init_args"]
     assert federation["algorithm"] == {"class_path": "lit_epgan.federated.FedProx", "init_args": {"mu": 0.01}}
@@ -64,14 +64,14 @@ def test_another_algorithm_takes_none_of_the_bases_arguments(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("order", [("scaffold", "median", "norm_clipping"), ("norm_clipping", "median", "scaffold")])
-def test_what_is_done_to_reports_goes_with_any_algorithm(order: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_done_to_reports_goes_with_any_algorithm(order, capsys):
     on_top = [word for name in order for word in ("--config", f"algorithms/{name}.yaml")]
     federation = printed(capsys, "--config", "digits.yaml", *on_top)["federation"]["init_args"]
     names = [federation[key]["class_path"].split(".")[-1] for key in ("algorithm", "aggregator", "mechanism")]
     assert names == ["SCAFFOLD", "Median", "NormClipping"]
 
 
-def test_a_base_may_be_several(bases: Path) -> None:
+def test_a_base_may_be_several(bases):
     (bases / "both.yaml").write_text("base: [middle.yaml, algorithms/scaffold.yaml]\n")
     assert [path.name for path in with_bases(Path("both.yaml"))] == [
         *("toy.yaml", "middle.yaml", "scaffold.yaml", "both.yaml")
@@ -89,11 +89,11 @@ def test_a_base_may_be_several(bases: Path) -> None:
         ([], "run"),
     ],
 )
-def test_the_run_has_the_name_of_what_was_asked_for(files: list[str], name: str) -> None:
+def test_the_run_has_the_name_of_what_was_asked_for(files, name):
     assert default_folder(files) == Path("runs") / name
 
 
-def test_a_circle_and_a_missing_base_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_circle_and_a_missing_base_are_one_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text("base: b.yaml\n")
     Path("b.yaml").write_text("base: a.yaml\n")
@@ -126,41 +126,35 @@ LOGGER = "base: toy.yaml\ntrainer:\n  logger:\n  - class_path: lit_epgan.runs.Wa
         (LOGGER.encode() + b"dict_kwargs: {grup: x}\n", "mine.yaml: trainer.logger.grup: Weights & Biases has no such"),
     ],
 )
-def test_a_mistake_in_a_file_has_the_files_name(
-    folder: Path, capsys: pytest.CaptureFixture[str], content: bytes, sentence: str
-) -> None:
+def test_a_mistake_in_a_file_has_the_files_name(folder, capsys, content, sentence):
     (folder / "mine.yaml").write_bytes(content)
     assert refusal(capsys, "fit", "--config", "mine.yaml").startswith(sentence)
     (folder / "on_top.yaml").write_text("base: mine.yaml\n")
     assert refusal(capsys, "fit", "--config", "on_top.yaml").startswith(sentence)
 
 
-def test_what_the_command_line_overrides_is_not_the_files_mistake(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_command_line_overrides_is_not_the_files_mistake(folder, capsys):
     (folder / "mine.yaml").write_text("base: toy.yaml\ntrainer: {max_epochs: 1}\n")
     told = refusal(capsys, "fit", "--config", "mine.yaml", "--trainer.max_epochs", "soon")
     assert told.startswith("trainer.max_epochs is 'soon'")
 
 
 @pytest.mark.usefixtures("folder")
-def test_an_alias_within_a_mapping_is_no_second_key(tmp_path: Path) -> None:
+def test_an_alias_within_a_mapping_is_no_second_key(tmp_path):
     (tmp_path / "a.yaml").write_text("a: &a {x: 1}\nb: [*a, *a, {x: 1}]\n")
     assert load_yaml(tmp_path / "a.yaml") == {"a": {"x": 1}, "b": [{"x": 1}] * 3}
     (tmp_path / "b.yaml").write_text("a: [{x: 1}, {x: 1, 'x': 2}]\n")
     assert_refused(r"b\.yaml, line 1: the key 'x'", load_yaml, tmp_path / "b.yaml")
 
 
-def test_a_mode_of_wandb_that_the_environment_misspells_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mode_of_wandb_that_the_environment_misspells_is_named(folder, capsys, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "foo")
     told = refusal(capsys, "fit", "--config", "digits.yaml")
     assert told.startswith("WANDB_MODE is 'foo' in the environment; it must be one of online, offline")
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_wandb_refuses_is_a_sentence() -> None:
+def test_what_wandb_refuses_is_a_sentence():
     sentence = explain(AuthenticationError("WANDB_API_KEY invalid: API key must have 40+ characters, has 3."))
     assert sentence is not None
     assert sentence.startswith(
@@ -180,7 +174,7 @@ def resolved(config: str | list[str], capsys: pytest.CaptureFixture[str]) -> dic
 
 
 @pytest.mark.parametrize("config", SPEECH)
-def test_what_all_recognisers_share(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_all_recognisers_share(config, capsys):
     settings = resolved(config, capsys)
     data, trainer = settings["data"]["init_args"], settings["trainer"]
     assert (data["batch_size"], data["local_epochs"], data["local_steps"]) == (128, 1, None)
@@ -193,7 +187,7 @@ def test_what_all_recognisers_share(config: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("config", SPEECH[1:])
-def test_the_gan_of_three_of_the_recognisers_losses(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gan_of_three_of_the_recognisers_losses(config, capsys):
     model = resolved(config, capsys)["model"]
     assert model["class_path"] == "lit_epgan.modules.SpeechGAN"
     assert (model["init_args"]["gan_weight"], model["init_args"]["lr"]) == (0.1, 3e-4)
@@ -201,7 +195,7 @@ def test_the_gan_of_three_of_the_recognisers_losses(config: str, capsys: pytest.
     assert model["init_args"]["sample_acoustic"] == (config == "speech_ep_sru_ep_probgan.yaml")
 
 
-def test_which_of_the_recognisers_networks_have_the_ep_prior(capsys: pytest.CaptureFixture[str]) -> None:
+def test_which_of_the_recognisers_networks_have_the_ep_prior(capsys):
     algorithms = [resolved(config, capsys)["federation"]["init_args"]["algorithm"] for config in SPEECH]
     names = [each["class_path"].split(".")[-1] for each in algorithms]
     assert names == ["FedAvg", "FedAvg", "PriorOn", "TiltedExpectationPropagation"]
@@ -212,7 +206,7 @@ def test_which_of_the_recognisers_networks_have_the_ep_prior(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("config", ["cifar.yaml", "cifar_probgan.yaml", "cifar_mixture_ep_probgan.yaml"])
-def test_the_gans_of_images(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gans_of_images(config, capsys):
     settings = resolved(config, capsys)
     model, data = settings["model"]["init_args"], settings["data"]["init_args"]
     assert (model["generator"]["init_args"]["members"], model["discriminator"]["init_args"]["heads"]) == (10, 4)
@@ -226,14 +220,14 @@ def test_the_gans_of_images(config: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("config", ["cifar_fedavg_gan.yaml", "cifar_f2a.yaml"])
-def test_the_gans_of_images_that_are_trained_on_the_server(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gans_of_images_that_are_trained_on_the_server(config, capsys):
     settings = resolved(config, capsys)
     algorithm = settings["federation"]["init_args"]["algorithm"]["init_args"]
     assert (algorithm["server_steps"], algorithm["batch_size"]) == (6, 128)
     assert (settings["data"]["init_args"]["local_steps"], settings["trainer"]["max_epochs"]) == (6, 1667)
 
 
-def test_table_1_has_every_method_objective_and_setting() -> None:
+def test_table_1_has_every_method_objective_and_setting():
     studies = {study.variant: study for study in read_studies(find_config("studies/cifar_table1.yaml", studies=True))}
     settings = ("centralised", "iid_2", "iid_10", "one_class", "dirichlet_01", "dirichlet_05")
     assert set(studies) == {f"{setting}_{objective}" for setting in settings for objective in ("w", "ls")}
@@ -246,9 +240,7 @@ def test_table_1_has_every_method_objective_and_setting() -> None:
 
 
 @pytest.mark.parametrize("method", ["vanilla", "f2a"])
-def test_no_run_of_table_1_starts_without_the_extractor_that_judges_it(
-    method: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_run_of_table_1_starts_without_the_extractor_that_judges_it(method, capsys):
     studies = read_studies(find_config("studies/cifar_table1.yaml", studies=True))
     (study,) = [study for study in studies if study.variant == "one_class_ls"]
     (run,) = [run for run in runs_of(study, Path("runs")) if run.seed == 0 and run.method.name == method]
@@ -266,18 +258,15 @@ def test_no_run_of_table_1_starts_without_the_extractor_that_judges_it(
 
 ROOT = Path(__file__).parent.parent
 
-
 CONFIGS = [ROOT / "README.md", *config_folders()[-1].rglob("*.yaml"), *(ROOT / "docs").rglob("*.md")]
 
-
 CLASS = re.compile(r"\b(lit_epgan(?:\.\w+)*)\.([A-Z]\w*)")
-
 
 NOT_BY_ROOM = re.compile(r"(?:class_path: |(?<![\w./]))(?:callbacks|datamodules)\.(?:\w+\.)*[A-Z]\w*")
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_class_is_named_by_its_room(path: Path) -> None:
+def test_a_class_is_named_by_its_room(path):
     text = path.read_text(encoding="utf-8")
     assert not NOT_BY_ROOM.findall(text)
     for module, name in set(CLASS.findall(text)):
@@ -286,13 +275,13 @@ def test_a_class_is_named_by_its_room(path: Path) -> None:
         assert name in room.__all__, f"{module} does not offer {name}"
 
 
-def test_this_test_sees_classes() -> None:
+def test_this_test_sees_classes():
     found = {match for path in CONFIGS for match in CLASS.findall(path.read_text(encoding="utf-8"))}
     assert {("lit_epgan.callbacks", "FederationCallback"), ("lit_epgan.federated", "FedAvg")} <= found
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
-def test_help_is_a_screen_of_common_keys(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_a_screen_of_common_keys(command, capsys):
     assert main([command, "--help"]) == 0
     page = capsys.readouterr().out
     assert len(page.splitlines()) < 60
@@ -301,7 +290,7 @@ def test_help_is_a_screen_of_common_keys(command: str, capsys: pytest.CaptureFix
     assert f"lit_epgan {command} --config" in page
 
 
-def test_help_all_lists_every_key_and_the_short_page_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_all_lists_every_key_and_the_short_page_no_other(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["fit", "--help", "all"])
     assert ended.value.code == 0
@@ -312,54 +301,51 @@ def test_help_all_lists_every_key_and_the_short_page_no_other(capsys: pytest.Cap
     assert all(f"--{key}" in everything for key in ours)
 
 
-def test_a_class_is_explained_by_its_short_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_is_explained_by_its_short_name(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["fit", "--model.help", "GAN"])
     assert ended.value.code == 0
     assert "--model.generator" in capsys.readouterr().out
 
 
-def test_other_words_ask_for_no_help() -> None:
+def test_other_words_ask_for_no_help():
     assert short_help(["fit", "--config", "a.yaml"]) is None
     assert short_help(["fit", "--help", "all"]) is None
     assert short_help(["study", "--help"]) is None
 
 
-def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_said(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"lit_epgan \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
 DIGIT_LIKE = st.text(alphabet="0123456789abcdefox_.:+-eEnNiI", min_size=1, max_size=10)
 
-
 NUMBER_LIKE = (
     *("yes", "no", "on", "off", "true", "False", "null", "~", "nan", ".nan", "inf", "-.inf", "1e5", ".5e3", "1_000"),
     *("0o7", "0x1f", "0b1", "12:30", "12:30:45.5", "2026-11-25", "7876e627", "+1", "-", "=", "<<", "1.", ".", "0"),
 )
 
-
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-
 
 STRINGS = st.one_of(DIGIT_LIKE, st.sampled_from(NUMBER_LIKE), ANY_TEXT)
 
 
 @pytest.fixture(scope="module")
-def cli() -> Parsed:
+def cli():
     return Parsed()
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.recursive(STRINGS, lambda inner: st.lists(inner) | st.dictionaries(STRINGS, inner), max_leaves=8))
-def test_whatever_is_dumped_is_loaded_by_the_parser_s_own_reader(data: Any) -> None:
+def test_whatever_is_dumped_is_loaded_by_the_parser_s_own_reader(data):
     assert get_loader("yaml")(quoted({"key": data})) == {"key": data}
 
 
 @settings(max_examples=4)
 @given(st.lists(STRINGS, min_size=2, max_size=50))
 @example([*NUMBER_LIKE])
-def test_a_configuration_is_parsed_as_it_was(cli: Parsed, strings: list[str]) -> None:
+def test_a_configuration_is_parsed_as_it_was(cli, strings):
     """Of keys that are texts: where one may be none, the parser takes some texts for that, however they are quoted."""
     parser = cli.parser_of_fit
     config = cli.config.fit.clone()
@@ -373,7 +359,7 @@ def values(config: Namespace) -> list[Any]:
     return [config.data.init_args.data_dir, config.trainer.logger[0].init_args.file, config.federation.init_args.local]
 
 
-def test_a_run_named_like_a_number_is_printed_in_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_named_like_a_number_is_printed_in_quotes(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["fit", "--config", "toy.yaml", "--data.data_dir", "7876e627", "--print_config"])
     printed = capsys.readouterr().out
@@ -382,7 +368,7 @@ def test_a_run_named_like_a_number_is_printed_in_quotes(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("null", ["null", "None"])
-def test_null_reaches_a_class_within_a_class(capsys: pytest.CaptureFixture[str], null: str) -> None:
+def test_null_reaches_a_class_within_a_class(capsys, null):
     words = ["--config", "polynomial.yaml", "--config", "algorithms/central_noise.yaml"]
     words += ["--federation.mechanism.noise_multiplier", null, "--federation.mechanism.target_epsilon", "2"]
     with pytest.raises(SystemExit, match="0"):

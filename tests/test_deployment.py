@@ -33,7 +33,7 @@ def ended(pid: int, seconds: float = 20.0) -> bool:
     return True
 
 
-def test_all_that_a_process_has_started_is_ended_also_what_does_not_want_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_a_process_has_started_is_ended_also_what_does_not_want_to(monkeypatch):
     """A fit is the child of FLARE's process, in a session of its own."""
     monkeypatch.setattr("lit_epgan.carriers.flare_process.LEAVING", 0.3)
     words = ["sh", "-c", f'setsid sh -c "{STUBBORN}" & wait']
@@ -49,7 +49,7 @@ def test_all_that_a_process_has_started_is_ended_also_what_does_not_want_to(monk
 
 
 @pytest.mark.slow
-def test_a_process_ends_with_who_has_started_it_however_that_was() -> None:
+def test_a_process_ends_with_who_has_started_it_however_that_was():
     ends = "from lit_epgan.carriers.flare_process import end_with; end_with($$)"
     words = ["sh", "-c", f"{sys.executable} -c '{ends}' & echo $!; wait".replace("$$", "'$$'")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment(), cwd=ROOT) as process:
@@ -60,9 +60,7 @@ def test_a_process_ends_with_who_has_started_it_however_that_was() -> None:
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_a_sites_log_is_in_the_folder_of_its_own_training(
-    resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sites_log_is_in_the_folder_of_its_own_training(resumes, tmp_path, monkeypatch):
     folder, here = tmp_path / "run", Path.cwd()
     plan = FitPlan([], str(here), str(folder), str(folder / "fit.log"), "east")
     where: Any = Endpoint("institution", carrier=SimpleNamespace(close=lambda: None))
@@ -88,7 +86,7 @@ def test_a_sites_log_is_in_the_folder_of_its_own_training(
         assert (tmp_path / "run.1" / "fit.log").read_text() == "training 1\n"
 
 
-def test_flares_server_may_take_as_long_as_sites_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flares_server_may_take_as_long_as_sites_do(tmp_path, monkeypatch):
     """It is asked again while its process runs, for as long as the terms say."""
     calls = []
 
@@ -108,9 +106,7 @@ def test_flares_server_may_take_as_long_as_sites_do(tmp_path: Path, monkeypatch:
     assert len(calls) == 1
 
 
-def test_a_log_is_printed_from_now_on_also_the_next_trainings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_is_printed_from_now_on_also_the_next_trainings(tmp_path, capsys):
     log = tmp_path / "fit.log"
     log.write_text("long ago\n")
     with followed(log):
@@ -122,7 +118,7 @@ def test_a_log_is_printed_from_now_on_also_the_next_trainings(
     assert capsys.readouterr().err == "first\nsecond, and longer than all that stood in the first\n"
 
 
-def test_a_site_that_is_refused_is_told_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_that_is_refused_is_told_so_once(tmp_path, monkeypatch):
     """FLARE asks again and again, and says so in its log."""
     log, said, codes = tmp_path / "flare.log", list[str](), iter([None, None, None, 101])
     log.write_text("registration rejected, last year\n")

@@ -14,10 +14,10 @@ POOLED = sum(n * mean for n, mean in SITES.items()) / 35
 
 
 def over_sites(question: Question) -> Tensor:
-    return sum(n * question.discrepancies(mean) for n, mean in SITES.items()) / 35  # type: ignore[return-value]
+    return sum(n * question.discrepancies(mean) for n, mean in SITES.items()) / 35
 
 
-def test_a_discrepancy_is_a_distance_under_the_metric() -> None:
+def test_a_discrepancy_is_a_distance_under_the_metric():
     """(mu_i - mu)^T R^T R (mu_i - mu), one by one."""
     found = Question.of(R, MEANS).discrepancies(POOLED)
     metric = R.T @ R
@@ -25,7 +25,7 @@ def test_a_discrepancy_is_a_distance_under_the_metric() -> None:
         assert torch.allclose(own, (mean - POOLED) @ metric @ (mean - POOLED))
 
 
-def test_sums_over_sites_are_the_pooled_discrepancies_and_a_constant() -> None:
+def test_sums_over_sites_are_the_pooled_discrepancies_and_a_constant():
     question = Question.of(R, MEANS)
     more = over_sites(question) - question.discrepancies(POOLED)
     assert torch.allclose(more, more[0])
@@ -33,17 +33,17 @@ def test_sums_over_sites_are_the_pooled_discrepancies_and_a_constant() -> None:
     assert torch.allclose(more[0], torch.as_tensor(spread))
 
 
-def test_what_the_sums_give_away_is_the_pooled_mean_under_the_metric() -> None:
+def test_what_the_sums_give_away_is_the_pooled_mean_under_the_metric():
     question = Question.of(R, MEANS)
     for asked in (question, Question(R, question.simulated[:4])):  # r + 1 of them are enough
         found = statistic(asked, SummedAnswer(over_sites(asked), 35.0))
         assert torch.allclose(found, R @ POOLED, atol=1e-8, rtol=0)
 
 
-def test_whoever_holds_the_mean_answers_every_question_with_what_he_knows() -> None:
+def test_whoever_holds_the_mean_answers_every_question_with_what_he_knows():
     noise, seen = torch.eye(8, dtype=torch.float64), []
 
-    def asking():  # type: ignore[no-untyped-def]
+    def asking():
         for rows in (2, 5):
             seen.append((yield Question.of(R, MEANS[:rows])))
         return "found"
@@ -54,7 +54,7 @@ def test_whoever_holds_the_mean_answers_every_question_with_what_he_knows() -> N
     assert torch.equal(seen[1].discrepancies, Question.of(R, MEANS[:5]).discrepancies(POOLED))
 
 
-def test_the_mean_embedding_is_that_of_the_features_precision() -> None:
+def test_the_mean_embedding_is_that_of_the_features_precision():
     phi = RandomFourierFeatures(2, 4, [1.0], generator_for("features")).float()
     x = torch.randn(9, 2, generator=G, dtype=torch.float64)
     found = mean_embedding(phi, x)

@@ -1,7 +1,6 @@
 """The search by questions, in a federation: as if the data lay in one place, whoever is there to answer."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from lit_epgan.bayes.mean_embeddings import Statistics, answered, mean_embedding
 from lit_epgan.bayes.search import Particles, Search, Target
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Algorithm, PlainFederation, Round, Rounds, Server, passing
+from lit_epgan.engine import PlainFederation, Round, Rounds, Server, passing
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import decode_answer, decode_task, encode_answer, encode_task
 from lit_epgan.errors import UserError
@@ -78,7 +77,7 @@ def assert_same_stage(found: Stage, expected: Stage) -> None:
 
 
 @pytest.mark.parametrize("most_records", [3000, 100], ids=["to the end", "with a refinement"])
-def test_three_sites_find_the_particles_of_their_pooled_records(most_records: int) -> None:
+def test_three_sites_find_the_particles_of_their_pooled_records(most_records):
     algorithm = DiscrepancySearch(most_records=most_records, **FAST)
     plain = federated(posterior(), data(), algorithm)
     plain.run(ROUNDS)
@@ -89,7 +88,7 @@ def test_three_sites_find_the_particles_of_their_pooled_records(most_records: in
     assert torch.equal(plain.module.particles.detach(), stage.particles.theta)
 
 
-def test_a_cohorts_posterior_is_that_of_its_own_records() -> None:
+def test_a_cohorts_posterior_is_that_of_its_own_records():
     algorithm = DiscrepancySearch(**FAST)
     sites, dealt = records(), data(clients_per_round=2)
     plain = federated(posterior(), dealt, algorithm)
@@ -99,7 +98,7 @@ def test_a_cohorts_posterior_is_that_of_its_own_records() -> None:
     assert_same_stage(stage_of(plain), in_one_place(algorithm.inference, [[sites[k] for k in c] for c in cohorts]))
 
 
-def test_a_site_whose_records_are_not_finite_is_left_out() -> None:
+def test_a_site_whose_records_are_not_finite_is_left_out():
     sites = records()
     sites[1] = sites[1].clone()
     sites[1][3] = torch.nan
@@ -113,7 +112,7 @@ def test_a_site_whose_records_are_not_finite_is_left_out() -> None:
     assert_same_stage(stage_of(plain), in_one_place(algorithm.inference, [[sites[0], sites[2]]] * 2))
 
 
-def test_of_one_class_only_its_records_are_looked_at() -> None:
+def test_of_one_class_only_its_records_are_looked_at():
     """Also at a site that has none of it."""
     sites = records()
     algorithm = DiscrepancySearch(**FAST)
@@ -129,12 +128,12 @@ def test_of_one_class_only_its_records_are_looked_at() -> None:
 
 @pytest.mark.filterwarnings("ignore:PublishedRejection is GRAFFL's printed rule")
 @pytest.mark.parametrize("algorithm", [DiscrepancySearch(**FAST), PublishedRejection(**FAST)])
-def test_a_class_that_nobody_has_is_one_sentence(algorithm: Algorithm) -> None:
+def test_a_class_that_nobody_has_is_one_sentence(algorithm):
     with pytest.raises(UserError, match="no client of the round has answered for any record"):
         federated(posterior(label=7), data(), algorithm).run(1)
 
 
-def test_who_has_a_class_does_not_leave_a_private_run(tmp_path: Path) -> None:
+def test_who_has_a_class_does_not_leave_a_private_run(tmp_path):
     """The number of clients that have records of it would be no number that noise covers."""
     algorithm = DiscrepancySearch(**FAST)
     mechanism = CentralNoise(1.0, 1.0, ledger=str(tmp_path / "ledger.jsonl"))
@@ -159,7 +158,7 @@ class Counted(DiscrepancySearch):
 
 
 @pytest.mark.parametrize("most_records", [3000, 100], ids=["to the end", "with a refinement"])
-def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(most_records: int) -> None:
+def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(most_records):
     algorithm, alike = Counted(most_records=most_records, **FAST), [x - x.mean() for x in records()]
     plain = federated(Posterior(GaussianMixture(1, 1, mean_precision=0.1), particles=100), data(alike), algorithm)
     number = 0
@@ -178,7 +177,7 @@ def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(mo
     assert algorithm.exchanges(0, 10) == 10
 
 
-def test_a_site_reads_its_records_once() -> None:
+def test_a_site_reads_its_records_once():
     read: list[int] = []
 
     class Counting(Posterior):
@@ -190,7 +189,7 @@ def test_a_site_reads_its_records_once() -> None:
     assert sum(read) == sum(SIZES)
 
 
-def test_what_is_asked_before_and_after_the_summary_is_trained() -> None:
+def test_what_is_asked_before_and_after_the_summary_is_trained():
     algorithm = DiscrepancySearch(from_round=3, **FAST)
     federated(posterior(), data(), algorithm)
     assert [algorithm.trains(k) for k in range(5)] == [True, True, True, False, False]
@@ -199,7 +198,7 @@ def test_what_is_asked_before_and_after_the_summary_is_trained() -> None:
     assert algorithm.exchanges(0, 2) == 2
 
 
-def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path):
     straight, stopped, resumed = posterior(), posterior(), posterior()
     fit(straight, data(), 6, algorithm=DiscrepancySearch(**FAST))
     options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [RoundCheckpoint()]}
@@ -233,7 +232,7 @@ class States(Callback):
         self.seen.append({name: value.clone() for name, value in pl_module.state_dict().items()})
 
 
-def test_first_the_summary_is_trained_then_only_particles_move() -> None:
+def test_first_the_summary_is_trained_then_only_particles_move():
     module, plain, states = of_codes(), of_codes(), States()
     fit(module, wide_data(), 4, algorithm=DiscrepancySearch(from_round=2, **FAST), callbacks=[states])
     fit(plain, wide_data(), 2, algorithm=FedAvg())
@@ -247,7 +246,7 @@ def test_first_the_summary_is_trained_then_only_particles_move() -> None:
     assert not torch.equal(states.seen[3]["particles"], states.seen[1]["particles"])
 
 
-def test_the_codes_are_those_of_the_servers_encoder() -> None:
+def test_the_codes_are_those_of_the_servers_encoder():
     """The particles are the pooled codes' own, by the encoder that the federation ended with."""
     algorithm = DiscrepancySearch(from_round=2, **FAST)
     plain = federated(of_codes(), wide_data(), algorithm)
@@ -270,7 +269,7 @@ def wide_data_clients() -> Any:
 
 
 @torch.no_grad()
-def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder() -> None:
+def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder():
     """Each site has a module of its own, which its own training leaves unlike the server's."""
     alone = federated(of_codes(), wide_data(), DiscrepancySearch(from_round=2, **FAST))
     alone.run(4)
@@ -309,12 +308,12 @@ def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder() -> None
         ({"most_records": 0}, "most_records is 0; it must be at least 1"),
     ],
 )
-def test_what_is_out_of_range_is_named(options: dict[str, Any], sentence: str) -> None:
+def test_what_is_out_of_range_is_named(options, sentence):
     with pytest.raises(UserError, match=sentence):
         federated(posterior(), data(), DiscrepancySearch(**options))
 
 
-def test_particles_must_be_enough_and_a_module_must_hold_some() -> None:
+def test_particles_must_be_enough_and_a_module_must_hold_some():
     with pytest.raises(UserError, match="particles is 20; 6 parameters need at least 24"):
         federated(Posterior(MIXTURE, particles=20), data(), DiscrepancySearch(**FAST))
     with pytest.raises(UserError, match="Regression has no simulator: DiscrepancySearch moves the particles"):
@@ -326,7 +325,7 @@ def test_particles_must_be_enough_and_a_module_must_hold_some() -> None:
 # ---------------------------------------------------------------- the search itself
 
 
-def test_a_generation_draws_particles_by_the_change_of_their_discrepancy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_draws_particles_by_the_change_of_their_discrepancy(monkeypatch):
     """Each n w_i times, up to one, w_i ~ exp(-D_W / 2) after the prior; half of the particles stay effective."""
     monkeypatch.setattr(Search, "_moved", lambda self, at, target, generator: at)
     x = torch.cat(records())
@@ -345,7 +344,7 @@ def test_a_generation_draws_particles_by_the_change_of_their_discrepancy(monkeyp
     torch.testing.assert_close(after.discrepancy.sort().values, discrepancy.repeat_interleave(counts).sort().values)
 
 
-def test_records_are_added_until_a_log_likelihood_is_as_exact_as_asked() -> None:
+def test_records_are_added_until_a_log_likelihood_is_as_exact_as_asked():
     """Its variance, over data sets that are simulated anew, is about p / surplus = .06; one covariance is for all."""
     inference, at, target, covariance = asked()
     topped = inference.search._topped_up(at, target, covariance, generator_for("more"))
@@ -355,7 +354,7 @@ def test_records_are_added_until_a_log_likelihood_is_as_exact_as_asked() -> None
     assert 0.05 < float((0.5 * logs).var(0).mean()) < 0.1
 
 
-def test_records_are_added_to_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_added_to_those_that_there_are(monkeypatch):
     inference, at, target, covariance = asked()
     monkeypatch.setattr(Statistics, "means", lambda self, theta, records, generator: 5.0 + 0 * at.means)
     topped = inference.search._topped_up(at, target, covariance, generator_for("more"))
@@ -375,7 +374,7 @@ def asked() -> tuple[Inference, Particles, Target, Tensor]:
     return inference, at, Target(r, r @ mean), covariance
 
 
-def test_moves_leave_the_prior_as_it_is_where_nothing_is_asked() -> None:
+def test_moves_leave_the_prior_as_it_is_where_nothing_is_asked():
     """Its coordinates are log Gamma, Student and log inverse-chi^2 variables: no Gaussian that a move proposes."""
     inference = Inference.of(MIXTURE, 0, particles=2000, frequencies=2)
     generator, size = generator_for("prior"), inference.phi.size

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +49,7 @@ class TwoParameters(LightningModule):
         self.generator, self.discriminator = Always(0.5), Always(0.8)
 
     def sample(self, n: int, generator: Any = None) -> Tensor:
-        return self.generator(torch.ones(n, 1, dtype=self.generator.value.dtype))  # type: ignore[no-any-return]
+        return self.generator(torch.ones(n, 1, dtype=self.generator.value.dtype))
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         g, d = self.optimizers()
@@ -89,7 +88,7 @@ def discriminators(first: float = 0.8, second: float = 0.8, g: float = 0.5) -> t
     )
 
 
-def test_a_round_of_fedavg_gan_by_hand() -> None:
+def test_a_round_of_fedavg_gan_by_hand():
     module = TwoParameters()
     fit(module, two_clients(), rounds=1, algorithm=FedAvgGAN(server_steps=2))
     first, second = discriminators()
@@ -102,7 +101,7 @@ def test_a_round_of_fedavg_gan_by_hand() -> None:
     assert module.turns == ("discriminator", "generator")
 
 
-def test_a_round_of_f2a_by_hand() -> None:
+def test_a_round_of_f2a_by_hand():
     module = TwoParameters()
     algorithm = F2A(server_steps=2, forgiveness=0.7, penalty=0.3, lr=0.2)
     fit(module, two_clients(), rounds=1, algorithm=algorithm)
@@ -139,7 +138,7 @@ class Watching(F2A):
         self.forgiven.append(float(server.state["forgiveness"]))
 
 
-def test_each_client_goes_on_with_its_own_discriminator() -> None:
+def test_each_client_goes_on_with_its_own_discriminator():
     algorithm = Watching()
     fit(TwoParameters(), two_clients(), rounds=2, algorithm=algorithm)
     assert [k for k, _ in algorithm.starts] == [0, 1, 0, 1]
@@ -162,7 +161,7 @@ class MDGANOfOnes(MDGAN):
 
 
 @pytest.mark.parametrize("swap_every", [None, 1, 2])
-def test_three_rounds_of_md_gan_by_hand(swap_every: int | None) -> None:
+def test_three_rounds_of_md_gan_by_hand(swap_every):
     module = TwoParameters()
     algorithm = MDGANOfOnes(batch_size=2, swap_every=swap_every)
     fit(module, two_clients(), rounds=3, algorithm=algorithm)
@@ -178,7 +177,7 @@ def test_three_rounds_of_md_gan_by_hand(swap_every: int | None) -> None:
     assert not any("forward" in network.__dict__ for network in (module.generator, module.discriminator))
 
 
-def test_md_gan_of_one_client_is_the_generators_own_step() -> None:
+def test_md_gan_of_one_client_is_the_generators_own_step():
     """Its gradient is that of the loss of all samples, of two generators and two heads."""
     torch.manual_seed(2)
     generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
@@ -187,16 +186,16 @@ def test_md_gan_of_one_client_is_the_generators_own_step() -> None:
     algorithm = MDGAN(batch_size=6)
     noise: list[Tensor] = []
     draw = algorithm._noise
-    algorithm._noise = lambda *words: noise.append(draw(*words)) or noise[-1]  # type: ignore[method-assign,func-returns-value]
+    algorithm._noise = lambda *words: noise.append(draw(*words)) or noise[-1]
     seen: list[dict[str, Tensor]] = []
     train = algorithm.train
 
     def watched(client: Client, sent: Broadcast) -> Message:
         report = train(client, sent)
-        seen.append({n: p.detach().clone() for n, p in client.module.discriminator.named_parameters()})  # type: ignore[union-attr]
+        seen.append({n: p.detach().clone() for n, p in client.module.discriminator.named_parameters()})
         return report
 
-    algorithm.train = watched  # type: ignore[method-assign]
+    algorithm.train = watched
     fit(module, federation(sizes=(20,)), rounds=1, algorithm=algorithm)
     loss = alone.objective.generator_loss(functional_call(alone.discriminator, seen[0], (alone.generator(noise[1]),)))
     for parameter, gradient in zip(
@@ -218,7 +217,7 @@ class Members(Sampler):
         return 1.0
 
 
-def test_a_client_away_at_a_swap_keeps_its_discriminator() -> None:
+def test_a_client_away_at_a_swap_keeps_its_discriminator():
     """Clients 0 and 1 swap while client 2 is away."""
     began: dict[tuple[int, int], float] = {}
     ended: dict[tuple[int, int], float] = {}
@@ -240,7 +239,7 @@ def test_a_client_away_at_a_swap_keeps_its_discriminator() -> None:
     assert began[2, 2] == ended[0, 2]
 
 
-def test_forgiveness_never_turns_negative() -> None:
+def test_forgiveness_never_turns_negative():
     algorithm = Watching(server_steps=1, penalty=100.0)
     fit(TwoParameters(), two_clients(), rounds=1, algorithm=algorithm)
     assert algorithm.forgiven == [0.0]
@@ -248,7 +247,7 @@ def test_forgiveness_never_turns_negative() -> None:
 
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_the_aggregate_equals_a_loop(heads: int, norm: Any) -> None:
+def test_the_aggregate_equals_a_loop(heads, norm):
     torch.manual_seed(0)
     networks = [
         DCGANDiscriminator(image_size=8, channels=1, width=4, heads=heads, norm=norm).double() for _ in range(3)
@@ -273,13 +272,13 @@ def gan(**options: Any) -> GAN:
 
 
 @pytest.mark.parametrize("algorithm", [FedAvgGAN, F2A, MDGAN])
-def test_clients_train_no_generator(algorithm: type[FedAvgGAN]) -> None:
+def test_clients_train_no_generator(algorithm):
     seen: list[Tensor] = []
 
-    class Seeing(algorithm):  # type: ignore[misc, valid-type]
+    class Seeing(algorithm):
         def train(self, client: Client, sent: Broadcast) -> Message:
             report = super().train(client, sent)
-            seen.append(torch.cat([p.detach().flatten() for p in client.module.generator.parameters()]))  # type: ignore[union-attr]
+            seen.append(torch.cat([p.detach().flatten() for p in client.module.generator.parameters()]))
             return report
 
     module = gan()
@@ -294,7 +293,7 @@ def test_clients_train_no_generator(algorithm: type[FedAvgGAN]) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FedAvgGAN(), F2A(), MDGAN(swap_every=1)], ids=["fedavg_gan", "f2a", "md_gan"])
-def test_resumed_runs_end_at_the_same_bytes(tmp_path: Path, algorithm: FedAvgGAN) -> None:
+def test_resumed_runs_end_at_the_same_bytes(tmp_path, algorithm):
     """The server's optimizer, lambda and handed discriminators go on, too."""
     options: dict[str, Any] = {"algorithm": algorithm, "optimizer_state": "keep", "enable_checkpointing": True}
     whole = gan()
@@ -307,7 +306,7 @@ def test_resumed_runs_end_at_the_same_bytes(tmp_path: Path, algorithm: FedAvgGAN
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
-def test_the_servers_optimizer_goes_on_where_clients_keep_theirs() -> None:
+def test_the_servers_optimizer_goes_on_where_clients_keep_theirs():
     """One step in each of three rounds: Adam's moments go on."""
 
     class Idle(FedAvgGAN):
@@ -340,7 +339,7 @@ def test_the_servers_optimizer_goes_on_where_clients_keep_theirs() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FedAvgGAN(2, 4), F2A(2, 4), MDGAN(4, 1)], ids=["fedavg_gan", "f2a", "md_gan"])
-def test_images_with_batch_norm(algorithm: FedAvgGAN) -> None:
+def test_images_with_batch_norm(algorithm):
     generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4)
     discriminator = DCGANDiscriminator(image_size=8, channels=1, width=4, norm="batch")
     sets = [TensorDataset(torch.randn(8, 1, 8, 8, dtype=torch.float64)) for _ in range(2)]
@@ -351,7 +350,7 @@ def test_images_with_batch_norm(algorithm: FedAvgGAN) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [F2A(2, 4), MDGAN(4, 1)], ids=["f2a", "md_gan"])
-def test_mixed_precision(algorithm: FedAvgGAN) -> None:
+def test_mixed_precision(algorithm):
     """Autocast does not reach into the stacked discriminators; they bring their own precision."""
     torch.manual_seed(0)
     generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4)
@@ -362,7 +361,7 @@ def test_mixed_precision(algorithm: FedAvgGAN) -> None:
     assert all(torch.isfinite(value).all() for value in module.state_dict().values())
 
 
-def test_a_users_mistakes() -> None:
+def test_a_users_mistakes():
     assert_refused("server_steps and batch_size are 0 and 32", FedAvgGAN, server_steps=0)
     assert_refused("none may be negative", F2A, penalty=-1.0)
     with pytest.raises(UserError, match="leave the module's compiled false"):

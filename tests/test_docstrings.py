@@ -27,7 +27,7 @@ def _within(node: ast.Module | ast.ClassDef, place: str) -> Iterator[tuple[str, 
                 yield from _within(child, name)
 
 
-def test_nearly_all_of_them() -> None:
+def test_nearly_all_of_them():
     files = [p for room in ("lit_epgan", "callbacks", "datamodules") for p in sorted((ROOT / room).rglob("*.py"))]
     found = [each for path in files if not path.is_symlink() for each in public(path)]
     said = HOOKS | {name.removesuffix(":override").rpartition(":")[2] for name, has in found if has}

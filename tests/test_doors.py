@@ -56,7 +56,7 @@ class Where(Callback):
         self.found: set[Any] = set()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        federation = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+        federation = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
         self.found.add(federation.progress)
 
 
@@ -153,7 +153,7 @@ RUNS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_private_run_tells_nothing_of_one_clients_data(name: str, tmp_path: Path, capsys: Any, caplog: Any) -> None:
+def test_a_private_run_tells_nothing_of_one_clients_data(name, tmp_path, capsys, caplog):
     mechanism, algorithm, sampler, module = RUNS[name]
     found = [
         told(
@@ -176,7 +176,7 @@ def test_a_private_run_tells_nothing_of_one_clients_data(name: str, tmp_path: Pa
         assert "777" not in str(seen), door
 
 
-def test_the_watch_sees_what_an_open_run_tells(tmp_path: Path, capsys: Any, caplog: Any) -> None:
+def test_the_watch_sees_what_an_open_run_tells(tmp_path, capsys, caplog):
     """The control: without a mechanism every door tells the two apart."""
     few, many = (told(tmp_path / str(n), n, Telling(), capsys, caplog, None) for n in (3, 40))
     same = {door for door in few.keys() & many.keys() if few[door] == many[door]}

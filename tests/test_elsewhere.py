@@ -16,7 +16,7 @@ def held(*names: str) -> FederatedDataModule:
     return data
 
 
-def test_a_site_takes_its_place_under_its_name() -> None:
+def test_a_site_takes_its_place_under_its_name():
     data = held("ward")
     place(data, ["a", "b", "c"], "b")
     assert data.client_names == ["a", "b", "c"]
@@ -25,23 +25,23 @@ def test_a_site_takes_its_place_under_its_name() -> None:
     assert data.clients[1].records == 6
 
 
-def test_who_holds_all_clients_keeps_them() -> None:
+def test_who_holds_all_clients_keeps_them():
     data = held("a", "b")
     place(data, ["a", "b"], "a")
     assert not any(isinstance(client, Away) for client in data.clients)
 
 
-def test_a_site_with_several_clients_is_refused() -> None:
+def test_a_site_with_several_clients_is_refused():
     assert_refused(r"a site is one client.*'b'.*2: x, y", place, held("x", "y"), ["a", "b"], "b")
 
 
-def test_classes_that_a_site_has_numbered_by_itself_are_refused() -> None:
+def test_classes_that_a_site_has_numbered_by_itself_are_refused():
     data = held("ward")
     data.numbers_own_classes = True
     assert_refused(r"--data\.classes", place, data, ["a", "b"], "b")
 
 
-def test_the_servers_data_module_has_nobody_until_it_is_placed() -> None:
+def test_the_servers_data_module_has_nobody_until_it_is_placed():
     data = Elsewhere()
     data.setup("fit")
     place(data, ["a", "b"], None)
@@ -51,7 +51,7 @@ def test_the_servers_data_module_has_nobody_until_it_is_placed() -> None:
     assert data.val_dataloader() == []
 
 
-def test_the_server_evaluates_its_own_held_out_data() -> None:
+def test_the_server_evaluates_its_own_held_out_data():
     public = FederatedDataModule.from_datasets(
         {"x": TensorDataset(torch.ones(6, 2))}, 3, val_dataset=TensorDataset(torch.zeros(4, 2))
     )
@@ -60,7 +60,7 @@ def test_the_server_evaluates_its_own_held_out_data() -> None:
     assert sum(len(batch) for (batch,) in data.val_dataloader()) == 4
 
 
-def test_ends_differ_by_name_and_no_value_is_told() -> None:
+def test_ends_differ_by_name_and_no_value_is_told():
     ours = {"model.lr": "0.1", "data.path": "a", "federation.policy": "p", "federation.mechanism.ledger": "l", "x": "1"}
     theirs = ours | {"data.path": "b", "federation.policy": "q", "federation.mechanism.ledger": "m"}
     assert disagreement(agreed(ours), agreed(theirs)) is None

@@ -1,7 +1,6 @@
 """Embedding algorithms in a federation of clouds of points far apart: client k's records lie around M[k]."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,9 +24,7 @@ from tests.refusals import assert_refused
 
 M = torch.tensor([[-3.0, -3.0], [3.0, -3.0], [0.0, 3.0]], dtype=torch.float64)
 
-
 SIZES = (40, 60, 100)
-
 
 FAST: dict[str, Any] = {"frequencies": 512, "points": 60, "herding_steps": 150}
 
@@ -106,7 +103,7 @@ class Cavities(EmbeddingSites):
 
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
-    return next(c for c in trainer.callbacks if isinstance(c, FederationCallback)).state_dict()["server"]  # type: ignore[attr-defined]
+    return next(c for c in trainer.callbacks if isinstance(c, FederationCallback)).state_dict()["server"]
 
 
 def exact(algorithm: Any, clients: list[int]) -> Tensor:
@@ -114,7 +111,7 @@ def exact(algorithm: Any, clients: list[int]) -> Tensor:
     return EmbeddingFactor.of([x], algorithm.release.phi, x).statistics
 
 
-def test_the_total_is_the_sum_over_all_records_and_every_cavity_the_others() -> None:
+def test_the_total_is_the_sum_over_all_records_and_every_cavity_the_others():
     algorithm = Cavities()
     trainer = fit(Cloud(), data(), rounds=3, algorithm=algorithm)
     torch.testing.assert_close(state_of(trainer)["embedding"], exact(algorithm, [0, 1, 2]))
@@ -127,21 +124,21 @@ def test_the_total_is_the_sum_over_all_records_and_every_cavity_the_others() -> 
             torch.testing.assert_close(cavity.statistics, exact(algorithm, [k for k in range(3) if k != client]))
 
 
-def test_noise_cancels_in_the_cavity_too() -> None:
+def test_noise_cancels_in_the_cavity_too():
     """Client 0's cavity is the sum of the others' releases, noise included: its own noise is gone with its site."""
     algorithm = Cavities(noise_multiplier=2.0, noise_seed=1)
     trainer = fit(Cloud(), data(), rounds=2, algorithm=algorithm)
-    callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+    callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
     own = [callback.state_dict()["clients"][f"client-{k}"]["released"]["embedding"] for k in range(3)]
     cavity = algorithm.met[1, 0]
     assert cavity is not None
     torch.testing.assert_close(cavity.statistics, own[1] + own[2])
     error = own[1] + own[2] - exact(algorithm, [1, 2])
-    sigma = 2.0 * algorithm.release.guarantee.sensitivity * 2**0.5  # type: ignore[union-attr]
+    sigma = 2.0 * algorithm.release.guarantee.sensitivity * 2**0.5
     assert float(error[1:].std()) == pytest.approx(sigma, rel=0.25)
 
 
-def test_batches_are_own_rows_and_points_of_the_cavity() -> None:
+def test_batches_are_own_rows_and_points_of_the_cavity():
     module = Cloud()
     fit(module, data(local_steps=12), rounds=3, algorithm=EmbeddingSites(own_rows=4, **FAST))
     own = {name: nearest(M[k : k + 1]).item() for k, name in enumerate(("client-0", "client-1", "client-2"))}
@@ -168,7 +165,7 @@ def test_batches_are_own_rows_and_points_of_the_cavity() -> None:
             assert float(shares[j]) == pytest.approx(expected, abs=0.02 if j == k else 0.12)
 
 
-def test_a_late_client_meets_the_total_and_each_client_releases_once() -> None:
+def test_a_late_client_meets_the_total_and_each_client_releases_once():
     algorithm = Cavities()
     trainer = fit(Cloud(), data(clients_per_round=1, seed=3), rounds=7, algorithm=algorithm)
     known: list[int] = []
@@ -184,7 +181,7 @@ def test_a_late_client_meets_the_total_and_each_client_releases_once() -> None:
     torch.testing.assert_close(state_of(trainer)["embedding"], exact(algorithm, known))
 
 
-def test_points_are_herded_again_only_when_a_client_has_joined() -> None:
+def test_points_are_herded_again_only_when_a_client_has_joined():
     class Watched(EmbeddingSites):
         herded: list[Tensor]
 
@@ -203,7 +200,7 @@ def test_points_are_herded_again_only_when_a_client_has_joined() -> None:
     assert algorithm.herded[0] is algorithm.herded[1] is algorithm.herded[2]
 
 
-def test_points_are_herded_on_from_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_are_herded_on_from_where_they_are(monkeypatch):
     starts = []
 
     def herd(phi: Any, target: Tensor, code: Any, start: Tensor, *_: Any) -> Tensor:
@@ -217,14 +214,14 @@ def test_points_are_herded_on_from_where_they_are(monkeypatch: pytest.MonkeyPatc
         assert torch.equal(after, before + 0.01)
 
 
-def test_a_single_client_is_plain_training() -> None:
+def test_a_single_client_is_plain_training():
     module, plain = Cloud(), Cloud()
     fit(module, data((40,)), rounds=3, algorithm=EmbeddingSites(**FAST))
     fit(plain, data((40,)), rounds=3, algorithm=FedAvg())
     assert torch.equal(module.generator.mean, plain.generator.mean)
 
 
-def test_around_expectation_propagation_both_keep_their_sites() -> None:
+def test_around_expectation_propagation_both_keep_their_sites():
     """EP's reports wait for a sum of scalars; the release must be of the right client all the same."""
     algorithm = EmbeddingSites(inner=ExpectationPropagation(prior_scale=1.0), **FAST)
     module = Cloud()
@@ -233,7 +230,7 @@ def test_around_expectation_propagation_both_keep_their_sites() -> None:
     torch.testing.assert_close(state["embedding"], exact(algorithm, [0, 1, 2]))
     merged = state["precision_mean"] / state["precision"]
     torch.testing.assert_close(merged, torch.cat([p.detach().flatten() for p in module.parameters()]))
-    clients = trainer.callbacks[0].state_dict()["clients"]  # type: ignore[attr-defined]
+    clients = trainer.callbacks[0].state_dict()["clients"]
     for k in range(3):
         torch.testing.assert_close(clients[f"client-{k}"]["released"]["embedding"], exact(algorithm, [k]))
 
@@ -242,12 +239,12 @@ class Diverge(Callback):
     """Client 1's gradients are not finite in the first round."""
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        progress = next(c for c in trainer.callbacks if isinstance(c, FederationCallback)).progress  # type: ignore[attr-defined]
+        progress = next(c for c in trainer.callbacks if isinstance(c, FederationCallback)).progress
         if progress.client == "client-1" and progress.round == 0:
-            pl_module.generator.mean.grad.fill_(float("nan"))  # type: ignore[union-attr]
+            pl_module.generator.mean.grad.fill_(float("nan"))
 
 
-def test_a_client_whose_report_is_dropped_sends_the_same_noise_again() -> None:
+def test_a_client_whose_report_is_dropped_sends_the_same_noise_again():
     """A second draw would be a second release, which the guarantee does not cover."""
 
     class Sent(EmbeddingSites):
@@ -275,14 +272,14 @@ class Draw(Callback):
         self.n, self.herded = n, list[Tensor]()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+        callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
         state = torch.get_rng_state()
         self.herded.append(callback.extra_samples(self.n)["herded"])
         assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("n", [30, 60, 200])
-def test_the_herded_points_stand_for_all_clients_in_proportion(n: int) -> None:
+def test_the_herded_points_stand_for_all_clients_in_proportion(n):
     draw = Draw(n)
     fit(Cloud(), data(), rounds=2, algorithm=EmbeddingSites(**FAST), callbacks=[draw])
     assert torch.equal(draw.herded[0], draw.herded[1])
@@ -320,7 +317,7 @@ class Received(EmbeddingSites):
         return super().train(client, sent)
 
 
-def test_features_are_those_of_the_round_of_the_release() -> None:
+def test_features_are_those_of_the_round_of_the_release():
     algorithm = Received(**LEARNED)
     trainer = fit(Critical(), data(), rounds=5, algorithm=algorithm)
     assert len(algorithm.received) == 5
@@ -335,7 +332,7 @@ def test_features_are_those_of_the_round_of_the_release() -> None:
         assert torch.allclose(released, expected) == (round_ == 2)
 
 
-def test_before_the_release_clients_train_alone() -> None:
+def test_before_the_release_clients_train_alone():
     module = Critical()
     fit(module, data(), rounds=4, algorithm=EmbeddingSites(**LEARNED))
     assert {seen.round for seen in module.seen if seen.weight is None} == {0, 1, 2}
@@ -343,7 +340,7 @@ def test_before_the_release_clients_train_alone() -> None:
 
 
 @pytest.mark.parametrize("finished", [1, 2, 3, 4])
-def test_a_resumed_fit_is_the_uninterrupted_one(finished: int, tmp_path: Path) -> None:
+def test_a_resumed_fit_is_the_uninterrupted_one(finished, tmp_path):
     whole, cut = Critical(), Critical()
     options: dict[str, Any] = {"callbacks": [RoundCheckpoint(str(tmp_path))], "enable_checkpointing": True}
     expected = state_of(fit(whole, data(), rounds=5, algorithm=EmbeddingSites(**LEARNED)))
@@ -357,7 +354,7 @@ def test_a_resumed_fit_is_the_uninterrupted_one(finished: int, tmp_path: Path) -
         assert torch.equal(cut.state_dict()[name], value), name
 
 
-def test_the_copy_gives_what_the_submodule_gives_and_stays(tmp_path: Path) -> None:
+def test_the_copy_gives_what_the_submodule_gives_and_stays(tmp_path):
     module = Critical()
     x = torch.cat(records())
     shared = SharedFeatures(module, "critic.1")
@@ -372,7 +369,7 @@ def test_the_copy_gives_what_the_submodule_gives_and_stays(tmp_path: Path) -> No
     assert torch.equal(SharedFeatures(module, "critic")(x), module.critic(x))
 
 
-def test_nonsense_is_refused() -> None:
+def test_nonsense_is_refused():
     assert_refused("release_round is -1", EmbeddingSites, release_round=-1)
     with pytest.raises(UserError, match=r"features 'critic\.7' do not exist: choose .*, a submodule of the model"):
         fit(Critical(), data(), rounds=1, algorithm=EmbeddingSites(features="critic.7", **FAST))

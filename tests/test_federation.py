@@ -102,7 +102,7 @@ def assert_same(ours: nn.Module, reference: nn.Module, skip: tuple[str, ...] = (
 
 @pytest.mark.parametrize("local_steps", [None, 5])
 @pytest.mark.parametrize("cohort", [None, 2])
-def test_fedavg_equals_a_plain_loop(local_steps: int | None, cohort: int | None) -> None:
+def test_fedavg_equals_a_plain_loop(local_steps, cohort):
     """Unequal clients; with a cohort of 2 of 4, rounds differ in length, and a late long one must arrive whole."""
     module = Regression(dropout=0.2)
     reference = plain_fedavg(module, 5, sgd_steps, local_steps, cohort)
@@ -110,7 +110,7 @@ def test_fedavg_equals_a_plain_loop(local_steps: int | None, cohort: int | None)
     assert_same(module, reference)
 
 
-def test_two_optimizers_and_batchnorm_equal_a_plain_loop() -> None:
+def test_two_optimizers_and_batchnorm_equal_a_plain_loop():
     module = TwoOptimizers()
     reference = plain_fedavg(module, 3, gan_steps)
     fit(module, federation(), rounds=3)
@@ -157,7 +157,7 @@ class Held(Callback):
 
 
 @pytest.mark.parametrize("clients", [FEW, MANY])
-def test_a_batch_of_validation_sees_none_of_the_clients_numbers_of_rounds_before(clients: int) -> None:
+def test_a_batch_of_validation_sees_none_of_the_clients_numbers_of_rounds_before(clients):
     held = Held()
     trainer = fit(Regression(), many(clients), rounds=3, callbacks=[held], num_sanity_val_steps=0)
     assert held.most == [1, 1, 1]  # val_loss
@@ -177,11 +177,11 @@ def comparisons(clients: int) -> float:
     return Name.compared / clients
 
 
-def test_saving_does_not_search_for_a_client_among_all() -> None:
+def test_saving_does_not_search_for_a_client_among_all():
     assert comparisons(MANY) <= comparisons(FEW)
 
 
-def test_a_client_is_not_searched_for_among_those_who_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_is_not_searched_for_among_those_who_are_asked(monkeypatch):
     class Asked(list[int]):
         searches = 0
 
@@ -202,7 +202,6 @@ def test_a_client_is_not_searched_for_among_those_who_are_asked(monkeypatch: pyt
 
 NUMBER = 8  # bytes, in double precision
 
-
 WEIGHT = NUMBER  # n_k, by which the federation merges what lies beside the algorithm's report
 
 
@@ -220,7 +219,7 @@ def count(network: torch.nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
 
 
-def test_fedavg_sends_its_vector_and_its_weight(tmp_path: Path) -> None:
+def test_fedavg_sends_its_vector_and_its_weight(tmp_path):
     module = Regression()
     rows = budget(tmp_path, module, FedAvg())
     assert rows["steps"].tolist() == [3, 3, 3]
@@ -228,7 +227,7 @@ def test_fedavg_sends_its_vector_and_its_weight(tmp_path: Path) -> None:
     assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1) + WEIGHT] * 3
 
 
-def test_buffers_that_training_changes_count(tmp_path: Path) -> None:
+def test_buffers_that_training_changes_count(tmp_path):
     module = Regression(batch_norm=True)
     rows = budget(tmp_path, module, FedAvg())
     assert {name for name, _ in module.named_buffers()} == {
@@ -240,7 +239,7 @@ def test_buffers_that_training_changes_count(tmp_path: Path) -> None:
     assert rows["bytes_up"].tolist() == [NUMBER * (numbers + 1) + WEIGHT] * 3
 
 
-def test_buffers_that_nobody_changes_do_not_travel(tmp_path: Path) -> None:
+def test_buffers_that_nobody_changes_do_not_travel(tmp_path):
     module = Regression()
     module.register_buffer("constant", torch.arange(100.0))
     rows = budget(tmp_path, module, FedAvg())
@@ -248,7 +247,7 @@ def test_buffers_that_nobody_changes_do_not_travel(tmp_path: Path) -> None:
     assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1) + WEIGHT] * 3
 
 
-def test_expectation_propagation_sends_two_vectors_down(tmp_path: Path) -> None:
+def test_expectation_propagation_sends_two_vectors_down(tmp_path):
     """In the first round the model, and the sums of three normalisers by themselves; later they come with q."""
     module = Regression()
     rows = budget(tmp_path, module, ExpectationPropagation())
@@ -259,7 +258,7 @@ def test_expectation_propagation_sends_two_vectors_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("average", [None, 0.99])
-def test_discriminators_alone_travel_up(tmp_path: Path, average: float | None) -> None:
+def test_discriminators_alone_travel_up(tmp_path, average):
     module = gan(average)
     generator, discriminator = count(module.generator), count(module.discriminator)
     rows = budget(tmp_path / "a", module, FedAvgGAN())
@@ -272,7 +271,7 @@ def test_discriminators_alone_travel_up(tmp_path: Path, average: float | None) -
 
 
 @pytest.mark.parametrize("refine", [0.0, 0.5])
-def test_sites_travel_once_unless_they_are_refined(tmp_path: Path, refine: float) -> None:
+def test_sites_travel_once_unless_they_are_refined(tmp_path, refine):
     module = gan()
     site, model = NUMBER * count(module.generator), NUMBER * count(module)
     rows = budget(tmp_path, module, GeneratorSites("generator", pool=20, own_rows=2, refine=refine))
@@ -283,7 +282,7 @@ def test_sites_travel_once_unless_they_are_refined(tmp_path: Path, refine: float
     assert rows["bytes_up"].tolist() == [first, *([first] * 2 if refine else [alone] * 2)]
 
 
-def test_a_round_of_the_server_alone_costs_clients_nothing(tmp_path: Path) -> None:
+def test_a_round_of_the_server_alone_costs_clients_nothing(tmp_path):
     module = gan()
     rows = budget(tmp_path, module, DistilledSites("generator", pool=20, server_steps=2, batch_size=4))
     assert rows["steps"].tolist() == [3, 0, 0]
@@ -291,7 +290,7 @@ def test_a_round_of_the_server_alone_costs_clients_nothing(tmp_path: Path) -> No
     assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1 + count(module.generator) + 1) + WEIGHT, 0, 0]
 
 
-def test_embeddings_travel_once(tmp_path: Path) -> None:
+def test_embeddings_travel_once(tmp_path):
     algorithm = EmbeddingSites(frequencies=16, points=10, herding_steps=2, own_rows=2)
     rows = budget(tmp_path, gan(), algorithm)
     down, up = rows["bytes_down"].tolist(), rows["bytes_up"].tolist()

@@ -25,7 +25,6 @@ from tests.refusals import assert_refused
 
 SLOPES = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=torch.float64)
 
-
 STEPS = (2, 7)
 
 
@@ -75,7 +74,7 @@ def geometric(rho: float, steps: int) -> float:
     ],
     ids=str,
 )
-def test_along_constant_gradients_only_the_records_count(options: dict[str, Any]) -> None:
+def test_along_constant_gradients_only_the_records_count(options):
     """theta_k / ||a_k|| is -lr times the client's gradient, whatever the optimizer makes of it; so theta is
 
     -lr (sum_k p_k ||a_k||) (sum_k p_k gradient_k), where ||a_k|| is how far torch's SGD goes down a slope of 1.
@@ -96,14 +95,14 @@ def test_along_constant_gradients_only_the_records_count(options: dict[str, Any]
     assert (on_slopes(FedAvg(), **options) - expected).abs().max() > 0.01
 
 
-def test_plain_steps_are_what_the_docs_own_algorithm_makes_of_them() -> None:
+def test_plain_steps_are_what_the_docs_own_algorithm_makes_of_them():
     ours, theirs = Quadratic(), Quadratic()
     for module, algorithm in ((ours, FedNova()), (theirs, own_algorithms.NormalisedAverage())):
         federated(module, clients(batch_size=2, local_steps=None), algorithm).run(3)
     torch.testing.assert_close(ours.theta, theirs.theta, rtol=1e-12, atol=1e-12)
 
 
-def test_a_rate_that_falls_within_a_round_weighs_the_steps() -> None:
+def test_a_rate_that_falls_within_a_round_weighs_the_steps():
     """Rates .1, .05, ...: two steps are 1.5 at the first rate, seven 2 - 2^-6."""
     p = torch.tensor(RECORDS, dtype=torch.float64) / sum(RECORDS)
     norms = torch.tensor([1.5, 2 - 2**-6], dtype=torch.float64)
@@ -111,7 +110,7 @@ def test_a_rate_that_falls_within_a_round_weighs_the_steps() -> None:
     torch.testing.assert_close(found, -0.1 * float(p @ norms) * (p @ SLOPES), rtol=1e-12, atol=1e-12)
 
 
-def test_uneven_steps_do_not_move_the_optimum() -> None:
+def test_uneven_steps_do_not_move_the_optimum():
     """Passes of single rows: 3 steps and 1, at a small rate. FedAvg weighs the clients 9 : 1, FedNova 3 : 1."""
 
     class Slow(Quadratic):
@@ -128,7 +127,7 @@ def test_uneven_steps_do_not_move_the_optimum() -> None:
     assert (reached(FedAvg()) - optimum()).abs().max() > 0.1
 
 
-def test_equal_steps_are_fedavg() -> None:
+def test_equal_steps_are_fedavg():
     ours, theirs = Regression(), Regression()
     theirs.load_state_dict(ours.state_dict())
     for module, algorithm in ((ours, FedNova()), (theirs, FedAvg())):
@@ -137,7 +136,7 @@ def test_equal_steps_are_fedavg() -> None:
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_what_cannot_be_counted_is_refused() -> None:
+def test_what_cannot_be_counted_is_refused():
     with pytest.raises(UserError, match="counts the steps of one optimizer, and TwoOptimizers has 2"):
         fit(TwoOptimizers(), federation(), 1, algorithm=FedNova())
     with pytest.raises(UserError, match="momentum afresh in every round: set optimizer_state to reset"):
@@ -151,7 +150,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
     assert_refused("groups have several: give them the same", fit, Groups(), federation(), 1, algorithm=FedNova())
 
 
-def test_a_pass_of_unequal_batches_by_hand() -> None:
+def test_a_pass_of_unequal_batches_by_hand():
     """Client 0 takes two steps, client 1 one."""
     steps = torch.tensor([2.0, 1.0], dtype=torch.float64)
     p = torch.tensor(RECORDS, dtype=torch.float64) / sum(RECORDS)
@@ -161,7 +160,7 @@ def test_a_pass_of_unequal_batches_by_hand() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_two_rounds_by_hand() -> None:
+def test_two_rounds_by_hand():
     """Four steps of gradient descent down h/2 (y - a)^2 - g y + alpha/2 (y - theta)^2; 3 records and 1."""
     theta, h = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     own = [torch.zeros_like(h) for _ in RECORDS]
@@ -179,7 +178,7 @@ def test_two_rounds_by_hand() -> None:
     torch.testing.assert_close(trained(FedDyn(0.7), 2), theta, rtol=1e-12, atol=1e-12)
 
 
-def test_long_rounds_find_each_clients_minimum() -> None:
+def test_long_rounds_find_each_clients_minimum():
     """theta_k = (h a + g_k + alpha theta) / (h + alpha), and g_k is then the gradient h (theta_k - a)."""
     alpha, theta = 0.5, torch.zeros(2, dtype=torch.float64)
     own, weights = torch.zeros_like(CENTRES), torch.tensor(RECORDS, dtype=torch.float64)[:, None] / sum(RECORDS)
@@ -191,13 +190,13 @@ def test_long_rounds_find_each_clients_minimum() -> None:
     torch.testing.assert_close(found, theta, rtol=1e-10, atol=1e-10)
 
 
-def test_it_reaches_the_optimum_that_fedavg_misses() -> None:
+def test_it_reaches_the_optimum_that_fedavg_misses():
     torch.testing.assert_close(trained(FedDyn(0.5), 60), optimum(), rtol=1e-6, atol=1e-6)
     assert (trained(FedAvg(), 60) - optimum()).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("cohort", [1, 2, None])
-def test_the_servers_slope_is_the_sum_over_all_clients(cohort: int | None) -> None:
+def test_the_servers_slope_is_the_sum_over_all_clients(cohort):
     """After each round, whoever took part; and theta - mean_S theta_k is -h / alpha, h its share of all records.
 
     Until all are known, those unknown hold as many records as the known on average.
@@ -206,7 +205,7 @@ def test_the_servers_slope_is_the_sum_over_all_clients(cohort: int | None) -> No
 
     class Watch(Callback):
         def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-            callback: Any = trainer.callbacks[0]  # type: ignore[attr-defined]
+            callback: Any = trainer.callbacks[0]
             server, states = callback.server, callback.federation.private.clients
             own = {int(name[-1]): private.algorithm["slope"] for name, private in states.items()}
             total = sum(sizes[k] * slope for k, slope in own.items())
@@ -221,7 +220,7 @@ def test_the_servers_slope_is_the_sum_over_all_clients(cohort: int | None) -> No
     assert len(seen) == 6
 
 
-def test_a_round_of_a_few_is_by_hand() -> None:
+def test_a_round_of_a_few_is_by_hand():
     """One client of two each round, four steps; h counts the records of both, once both are known."""
     data = clients(clients_per_round=1)
     cohorts = [data.sampler.draw([0, 1], data.seed, r)[0][0] for r in range(5)]
@@ -241,11 +240,11 @@ def test_a_round_of_a_few_is_by_hand() -> None:
     torch.testing.assert_close(found, theta, rtol=1e-12, atol=1e-12)
 
 
-def test_alpha_must_be_above_0() -> None:
+def test_alpha_must_be_above_0():
     assert_refused(r"FedDyn's alpha is 0\.0; it must be above 0", FedDyn, 0.0)
 
 
-def test_the_contrast_is_that_of_a_loop() -> None:
+def test_the_contrast_is_that_of_a_loop():
     now, server, previous = torch.randn(3, 5, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     total = 0.0
     for z, z_server, z_previous in zip(now, server, previous, strict=True):
@@ -275,7 +274,7 @@ def classifier() -> Classifier:
     return Classifier().double()
 
 
-def test_moon_without_weight_is_fedavg_and_one_client_begins_as_fedavg() -> None:
+def test_moon_without_weight_is_fedavg_and_one_client_begins_as_fedavg():
     ends = []
     for algorithm in (FedAvg(), MOON("backbone", mu=0.0)):
         module = classifier()
@@ -289,7 +288,7 @@ def test_moon_without_weight_is_fedavg_and_one_client_begins_as_fedavg() -> None
     assert all(torch.equal(ends[2][name], ends[3][name]) for name in ends[2])
 
 
-def test_a_clients_second_round_of_moon_is_a_plain_loop() -> None:
+def test_a_clients_second_round_of_moon_is_a_plain_loop():
     """One client, three rounds: the representation of the server and of the last round, on the same inputs."""
     module, plain = classifier(), classifier()
     data = federation(sizes=(20,))
@@ -328,13 +327,13 @@ class ByKeyword(Classifier):
 
     def __init__(self, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
-        self.backbone, self.call = Encoder(), call  # type: ignore[assignment]
+        self.backbone, self.call = Encoder(), call
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return F.mse_loss(self.head(self.call(self.backbone, batch[0])), batch[1])
 
 
-def test_a_backbone_may_be_called_by_keyword() -> None:
+def test_a_backbone_may_be_called_by_keyword():
     calls: list[Callable[[nn.Module, Tensor], Tensor]] = [
         lambda backbone, x: backbone(x, 0.3),
         lambda backbone, x: backbone(x, scale=0.3),

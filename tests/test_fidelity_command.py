@@ -22,7 +22,7 @@ LAYERS = ["2048", "logits_unbiased"]
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weights(tmp_path_factory):
     """A file of Inception's layout; the published one has to be fetched, and what is compared holds for any weights."""
 
     class Untrained(FeatureExtractorInceptionV3):
@@ -64,7 +64,7 @@ def command(weights: Path, first: Path, second: Path) -> dict[str, float]:
     return json.loads(run_words(words))
 
 
-def test_is_and_fid_are_the_commands(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_and_fid_are_the_commands(weights, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     generated, real = drawn(1, 60.0, 20), drawn(2, 20.0, 8)
     expected = command(weights, folder_of(generated, tmp_path / "generated"), folder_of(real, tmp_path / "real"))

@@ -33,7 +33,7 @@ def federate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path: Path) -> None:
+def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path):
     """Two jobs: one round, and the second one from its checkpoints. Each list says what has left."""
     said = federate(tmp_path / "run", "--trainer.max_epochs", "1").stderr
     assert "A server and 2 institutions (client-0, client-1)" in said
@@ -52,7 +52,7 @@ def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_dry_run_tells_what_would_leave_and_sends_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_tells_what_would_leave_and_sends_nothing(tmp_path):
     done = federate(tmp_path / "run", "--dry_run")
     assert "site-1 would send first:" in done.stdout
     assert "site-2 would send first:" in done.stdout
@@ -72,7 +72,7 @@ class Fragile(FedAvg):
 
 
 @pytest.mark.slow
-def test_an_institution_that_crashes_takes_part_again_and_one_that_is_killed_does_not(tmp_path: Path) -> None:
+def test_an_institution_that_crashes_takes_part_again_and_one_that_is_killed_does_not(tmp_path):
     """A crash is the fit's; a kill is the process's, of which FLARE has one for a site."""
     run, mine = tmp_path / "run", tmp_path / "fragile"
     words = [*SMALL[:-1], "4000", "--data.local_steps", "200", "--trainer.default_root_dir", str(run)]
@@ -128,9 +128,7 @@ def until(happened: Callable[[], bool], seconds: float = 200) -> None:
         time.sleep(0.05)
 
 
-def test_without_flare_the_command_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_without_flare_the_command_says_what_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ["nvflare", *(name for name in sys.modules if name.startswith("nvflare."))]:  # a test before has some
         monkeypatch.setitem(sys.modules, name, None)
@@ -141,7 +139,7 @@ def test_without_flare_the_command_says_what_to_install(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_configuration_without_a_federation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_without_a_federation_is_refused(capsys):
     assert main(["federate", *SMALL, "--federation", "null"]) == 2
     assert "federate needs a federation" in capsys.readouterr().err
 
@@ -154,11 +152,11 @@ def test_a_configuration_without_a_federation_is_refused(capsys: pytest.CaptureF
         (["--least", "two"], "invalid int"),
     ],
 )
-def test_terms_that_cannot_be_are_refused(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terms_that_cannot_be_are_refused(words, why, capsys):
     assert main(["federate", *SMALL, *words]) == 2
     assert why in capsys.readouterr().err
 
 
-def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_what_it_does(capsys):
     assert main(["federate", "--help"]) == 0
     assert "carried by NVIDIA FLARE" in capsys.readouterr().out

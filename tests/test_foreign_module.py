@@ -29,7 +29,6 @@ from tests.test_federation import plain_batches
 
 ROOT = Path(__file__).parent.parent
 
-
 VOCABULARY, LENGTH = 17, 6
 
 
@@ -55,14 +54,14 @@ def transformer() -> LightningTransformer:
 
 
 @pytest.mark.slow
-def test_the_example_in_docs_runs_and_the_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_in_docs_runs_and_the_loss_falls(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before, after = runpy.run_path(str(ROOT / "docs" / "foreign_module.py"))["main"]()
     assert after < before - 0.5
     assert not any(path.suffix == ".txt" for path in tmp_path.rglob("*"))
 
 
-def test_it_is_the_plain_weighted_mean_of_its_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_the_plain_weighted_mean_of_its_clients(tmp_path, monkeypatch):
     """Two rounds of FedAvg by hand around the module's own training_step and optimizer, dropout included."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "wikitext-2.txt").write_text("there already, so that prepare_data downloads nothing")
@@ -106,7 +105,7 @@ class Index(Dataset[Any]):
 
 @pytest.mark.parametrize("kind", [BoringModel, ManualOptimBoringModel], ids=["automatic", "manual"])
 @pytest.mark.parametrize("algorithm", [FedAvg(), ExpectationPropagation()], ids=["fedavg", "ep"])
-def test_lightnings_own_test_modules(kind: Any, algorithm: Any) -> None:
+def test_lightnings_own_test_modules(kind, algorithm):
     """They define every hook there is, train, validate and test."""
     torch.manual_seed(1)
     module = kind()
@@ -119,7 +118,7 @@ def test_lightnings_own_test_modules(kind: Any, algorithm: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_pages_own_module_runs_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_own_module_runs_from_the_command_line(tmp_path, monkeypatch):
     """docs/federating.md's two files, as they stand there."""
     section = (ROOT / "docs" / "federating.md").read_text(encoding="utf-8").split("## From the command line")[1]
     for name, language in (("wards.py", "python"), ("wards.yaml", "yaml")):
@@ -180,7 +179,7 @@ class Weighing(Foreign):
 
 
 class Unasked(Weighing):
-    def sample(self, n: int) -> Tensor:  # type: ignore[override]
+    def sample(self, n: int) -> Tensor:
         return self.generator(torch.randn(n, 4))
 
 
@@ -198,7 +197,7 @@ def fit_gan(module: LightningModule, algorithm: Algorithm, folder: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ALGORITHMS)
-def test_what_it_lacks_is_said_before_it_trains(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_lacks_is_said_before_it_trains(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(Foreign, "step", lambda *_: pytest.fail("a step was made"))
     with pytest.raises(UserError, match=r"\(x, labels, weight\).* weigh Foreign's loss .* takes_weights = True"):
         fit_gan(Foreign(), ALGORITHMS[kind](), tmp_path)
@@ -207,7 +206,7 @@ def test_what_it_lacks_is_said_before_it_trains(kind: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("kind", ALGORITHMS)
-def test_it_trains_with_batch_norm_in_its_generator(kind: str, tmp_path: Path) -> None:
+def test_it_trains_with_batch_norm_in_its_generator(kind, tmp_path):
     """In the second round each client's weights are those of own rows and of the others' samples."""
     module = Weighing()
     fit_gan(module, ALGORITHMS[kind](), tmp_path)
@@ -218,7 +217,7 @@ def test_it_trains_with_batch_norm_in_its_generator(kind: str, tmp_path: Path) -
     assert all(parameter.isfinite().all() for parameter in module.parameters())
 
 
-def test_sites_are_drawn_in_evaluation_mode() -> None:
+def test_sites_are_drawn_in_evaluation_mode():
     """A sample of a site does not hang on the others that are drawn with it, nor does drawing change the module."""
     torch.manual_seed(0)
     module = Weighing()

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +54,7 @@ def plain_steps(
 
 
 @pytest.mark.parametrize("r1", [0.0, 0.5])
-def test_steps_equal_plain_pytorch_bit_by_bit(r1: float, tmp_path: Path) -> None:
+def test_steps_equal_plain_pytorch_bit_by_bit(r1, tmp_path):
     module, batches = gan(r1=r1, r1_every=2), list(torch.randn(5, 8, 1, 8, 8))
     torch.manual_seed(7)
     expected, losses = plain_steps(module, batches, r1, every=2)
@@ -69,7 +68,7 @@ def test_steps_equal_plain_pytorch_bit_by_bit(r1: float, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("objective", ["wgan-gp", "lsgan", "non-saturating"])
-def test_weights_are_replicated_rows(objective: str, tmp_path: Path) -> None:
+def test_weights_are_replicated_rows(objective, tmp_path):
     """A batch with weights k_i / n trains as the batch in which row i stands k_i times, if the noise is the same."""
 
     class SameNoise(GAN):
@@ -83,7 +82,7 @@ def test_weights_are_replicated_rows(objective: str, tmp_path: Path) -> None:
         torch.manual_seed(0)
         networks = MLPGenerator(hidden=(16,)), MLPDiscriminator(hidden=(16,))
         # gp's mixtures draw a number per row, so its coefficient is left out here
-        module = SameNoise(*networks, objective=objective, r1=2.0, r1_every=1, gp=0.0, average=None)  # type: ignore[arg-type]
+        module = SameNoise(*networks, objective=objective, r1=2.0, r1_every=1, gp=0.0, average=None)
         fit(module.double(), [_to_double(batch)], tmp_path)
         found.append([p.detach() for p in module.parameters()])
     for weighted, replicated in zip(*found, strict=True):
@@ -94,7 +93,7 @@ def _to_double(batch: tuple[Any, ...]) -> list[Any]:
     return [entry.double() if isinstance(entry, Tensor) else entry for entry in batch]
 
 
-def test_average_is_a_buffer_and_equals_a_hand_computed_one(tmp_path: Path) -> None:
+def test_average_is_a_buffer_and_equals_a_hand_computed_one(tmp_path):
     module, trail = gan(average=0.9), []
     initial = module.generator.state_dict()["layers.0.weight"].clone()
     fit(
@@ -115,7 +114,7 @@ def test_average_is_a_buffer_and_equals_a_hand_computed_one(tmp_path: Path) -> N
     assert not any(n.startswith("average") for n, _ in module.named_parameters())
 
 
-def test_average_starts_anew_with_a_fresh_optimizer(tmp_path: Path) -> None:
+def test_average_starts_anew_with_a_fresh_optimizer(tmp_path):
     """Whoever clears the optimizers' state (a federation, for each client) also begins a new average."""
     module = gan(average=0.9)
     before: list[Tensor] = []
@@ -133,7 +132,7 @@ def test_average_starts_anew_with_a_fresh_optimizer(tmp_path: Path) -> None:
     torch.testing.assert_close(module.average.get_buffer("layers.0.weight"), 0.9 * before[0] + 0.1 * after)
 
 
-def test_generator_step_leaves_the_discriminators_gradients_alone(tmp_path: Path) -> None:
+def test_generator_step_leaves_the_discriminators_gradients_alone(tmp_path):
     """After a step D holds the gradients of its own loss: the generator's step computed none."""
     seen: list[Tensor | None] = []
 
@@ -154,7 +153,7 @@ def test_generator_step_leaves_the_discriminators_gradients_alone(tmp_path: Path
     assert trainable == {"layers.0.weight", "layers.0.bias", "layers.2.weight"}  # what was frozen stays frozen
 
 
-def test_trains_in_plain_lightning(tmp_path: Path) -> None:
+def test_trains_in_plain_lightning(tmp_path):
     """Centralised, on points around (2, -1): the samples get there."""
     torch.manual_seed(1)
     points = torch.tensor([2.0, -1.0]) + 0.3 * torch.randn(512, 2)
@@ -178,9 +177,9 @@ def test_trains_in_plain_lightning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("objective", ["wgan-gp", "lsgan", "non-saturating"])
-def test_dcgan_with_batch_norm_trains_under_every_objective(objective: str, tmp_path: Path) -> None:
+def test_dcgan_with_batch_norm_trains_under_every_objective(objective, tmp_path):
     generator, discriminator = DCGANGenerator(28, 1, 8, 4, 2), DCGANDiscriminator(28, 1, 4, 2, heads=2)
-    module = GAN(generator, discriminator, objective=objective, r1=0.1, channels_last=True)  # type: ignore[arg-type]
+    module = GAN(generator, discriminator, objective=objective, r1=0.1, channels_last=True)
     before = copy.deepcopy(module.state_dict())
     trainer = fit(module, list(torch.randn(3, 6, 1, 28, 28)), tmp_path)
     after = module.state_dict()
@@ -190,7 +189,7 @@ def test_dcgan_with_batch_norm_trains_under_every_objective(objective: str, tmp_
     assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_learning_rates_fall_linearly_from_epoch_to_epoch(tmp_path: Path) -> None:
+def test_learning_rates_fall_linearly_from_epoch_to_epoch(tmp_path):
     rates: list[float] = []
 
     class Rates(Callback):
@@ -203,12 +202,12 @@ def test_learning_rates_fall_linearly_from_epoch_to_epoch(tmp_path: Path) -> Non
     assert rates == pytest.approx([lr * f for f in factors for _ in range(2) for lr in (1e-3, 4e-3)])
 
 
-def test_a_decay_without_an_end_is_refused(tmp_path: Path) -> None:
+def test_a_decay_without_an_end_is_refused(tmp_path):
     with pytest.raises(UserError, match="max_epochs"):
         fit(gan(lr_decay=0.1), list(torch.randn(2, 8, 1, 8, 8)), tmp_path, max_epochs=-1, max_steps=2)
 
 
-def test_batch_norm_never_sees_real_and_generated_rows_together(tmp_path: Path) -> None:
+def test_batch_norm_never_sees_real_and_generated_rows_together(tmp_path):
     sizes: list[int] = []
     module = GAN(MLPGenerator(hidden=(16,)), MLPDiscriminator(hidden=(16,), norm="batch"))
     module.discriminator.register_forward_hook(lambda net, args, out: sizes.append(len(args[0])))
@@ -216,7 +215,7 @@ def test_batch_norm_never_sees_real_and_generated_rows_together(tmp_path: Path) 
     assert sizes == [8, 8, 8]
 
 
-def test_checkpoint_round_trip(tmp_path: Path) -> None:
+def test_checkpoint_round_trip(tmp_path):
     """A checkpoint loads with weights_only, into given networks, and samples are the same bits."""
     module = gan(average=0.9, lr=2e-3)
     trainer = fit(module, list(torch.randn(3, 8, 1, 8, 8)), tmp_path)
@@ -231,7 +230,7 @@ def test_checkpoint_round_trip(tmp_path: Path) -> None:
     assert torch.equal(first, second)
 
 
-def test_samples_depend_on_their_generator_alone() -> None:
+def test_samples_depend_on_their_generator_alone():
     module = gan(average=0.9)
     stream = torch.get_rng_state()
     samples = module.sample(1200, torch.Generator().manual_seed(5))
@@ -244,7 +243,7 @@ def test_samples_depend_on_their_generator_alone() -> None:
     torch.testing.assert_close(samples, module.average(noise))  # however many pass at a time
 
 
-def test_sampling_trusts_no_running_statistics() -> None:
+def test_sampling_trusts_no_running_statistics():
     """Averaged or stale statistics do not show in samples, and the global stream and modes stay as they were."""
     module = GAN(DCGANGenerator(28, 1, 8, 8, 2), DCGANDiscriminator(28, 1, 4, 2))
     assert module.average is not None
@@ -258,7 +257,7 @@ def test_sampling_trusts_no_running_statistics() -> None:
     assert all(part.training for part in module.average.modules())
 
 
-def test_statistics_are_recomputed_once_for_every_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_are_recomputed_once_for_every_state(monkeypatch):
     """Whatever changes a parameter or a statistic, even past autograd's version counters, is noticed."""
     calls: list[int] = []
     recompute = lit_epgan.modules.sampling.recompute_batch_norm
@@ -281,7 +280,7 @@ def test_statistics_are_recomputed_once_for_every_state(monkeypatch: pytest.Monk
     assert len(calls) == 4
 
 
-def test_the_start_of_a_fit_leaves_every_tensor_as_it_is(tmp_path: Path) -> None:
+def test_the_start_of_a_fit_leaves_every_tensor_as_it_is(tmp_path):
     """Else a resumed run's statistics would be those of the moment at which it was resumed."""
     module = GAN(MLPGenerator(hidden=(16,), norm="batch"), MLPDiscriminator(hidden=(16,)))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -291,7 +290,7 @@ def test_the_start_of_a_fit_leaves_every_tensor_as_it_is(tmp_path: Path) -> None
         assert torch.equal(tensor, before[name]), name
 
 
-def test_a_look_at_the_shape_of_samples_leaves_every_tensor_as_it_is() -> None:
+def test_a_look_at_the_shape_of_samples_leaves_every_tensor_as_it_is():
     """Embedding sites take it at the start of a fit, and so once more where a run is resumed."""
     module = GAN(MLPGenerator(hidden=(16,), norm="batch"), MLPDiscriminator(hidden=(16,)))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -302,11 +301,11 @@ def test_a_look_at_the_shape_of_samples_leaves_every_tensor_as_it_is() -> None:
     assert not all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
 
 
-def test_predict_gives_a_sample_for_every_row(tmp_path: Path) -> None:
+def test_predict_gives_a_sample_for_every_row(tmp_path):
     trainer = Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_progress_bar=False)
     parts = trainer.predict(gan(), Batches([torch.zeros(3, 1, 8, 8), (torch.zeros(2, 1, 8, 8), torch.zeros(2))]))
     assert parts is not None
-    assert [tuple(part.shape) for part in parts] == [(3, 1, 8, 8), (2, 1, 8, 8)]  # type: ignore[union-attr]
+    assert [tuple(part.shape) for part in parts] == [(3, 1, 8, 8), (2, 1, 8, 8)]
 
 
 @pytest.mark.parametrize(
@@ -326,16 +325,16 @@ def test_predict_gives_a_sample_for_every_row(tmp_path: Path) -> None:
         ({"objective": "hinge"}, "wgan-gp, lsgan"),
     ],
 )
-def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], words: str) -> None:
+def test_nonsense_is_refused_in_a_sentence(options, words):
     assert_refused(words, gan, **options)
 
 
-def test_a_generator_without_latent_dim_needs_one() -> None:
+def test_a_generator_without_latent_dim_needs_one():
     assert_refused("latent_dim", GAN, nn.Linear(4, 2), nn.Linear(2, 1))
     assert GAN(nn.Linear(4, 2), nn.Linear(2, 1), latent_dim=4).sample(3).shape == (3, 2)
 
 
-def test_a_command_lines_checkpoint_rebuilds_the_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_lines_checkpoint_rebuilds_the_networks(tmp_path, monkeypatch):
     """What a CLI trained loads without naming the networks again."""
     monkeypatch.setattr("sys.argv", ["fit"])
     model = {

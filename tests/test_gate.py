@@ -1,8 +1,6 @@
 """What leaves an institution: listed before it leaves, and refused where its own policy says so."""
 
 import csv
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +19,7 @@ REPORT: Report = {
 }
 
 
-def test_a_report_is_listed_entry_by_entry(tmp_path: Path) -> None:
+def test_a_report_is_listed_entry_by_entry(tmp_path):
     gate = ReportFilter(Policy(), tmp_path / "institution" / "sent.csv")
     gate.passes(TASK, REPORT)
     gate.passes(TASK, {"weight": Count(2.0)})
@@ -35,12 +33,12 @@ def test_a_report_is_listed_entry_by_entry(tmp_path: Path) -> None:
     ]
 
 
-def test_a_dry_run_lists_and_sends_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_lists_and_sends_nothing(tmp_path):
     assert_refused("nothing was sent", ReportFilter(Policy(), tmp_path / "sent.csv", dry=True).passes, TASK, REPORT)
     assert len((tmp_path / "sent.csv").read_text().splitlines()) == 4
 
 
-def test_what_may_not_leave_is_neither_listed_nor_sent(tmp_path: Path) -> None:
+def test_what_may_not_leave_is_neither_listed_nor_sent(tmp_path):
     gate = ReportFilter(Policy(entries=["param*", "weight"]), tmp_path / "sent.csv")
     assert_refused(r"entries is \['param\*', 'weight'\], and 'networks' is none of them", gate.passes, TASK, REPORT)
     assert not (tmp_path / "sent.csv").exists()
@@ -56,11 +54,11 @@ def test_what_may_not_leave_is_neither_listed_nor_sent(tmp_path: Path) -> None:
         (Policy(epsilon=8.0), "no noise of this institution's own is planned"),
     ],
 )
-def test_a_training_is_refused_before_it_begins(policy: Policy, why: str) -> None:
+def test_a_training_is_refused_before_it_begins(policy, why):
     assert_refused(why, policy.check_plan, "FedAvg", None, None)
 
 
-def test_a_training_that_keeps_the_rules_passes() -> None:
+def test_a_training_that_keeps_the_rules_passes():
     policy = Policy(["FedAvg", "FedProx"], ["RecordNoise"], 2.0, cohort=3, entries=["parameters"])
     policy.check_plan("FedProx", "RecordNoise", 2.0)
     assert_refused(r"epsilon is 2\.0, and 2\.01 is planned", policy.check_plan, "FedProx", "RecordNoise", 2.01)
@@ -71,7 +69,7 @@ def test_a_training_that_keeps_the_rules_passes() -> None:
     Policy().check_cohort(1)
 
 
-def test_the_institutions_own_epsilon_is_that_of_all_planned_steps() -> None:
+def test_the_institutions_own_epsilon_is_that_of_all_planned_steps():
     mechanism = RecordNoise(1.0, 1.5)
     assert mechanism.own_epsilon() is None
     mechanism.begin(plan({0: 100, 1: 40}, 10, {0: 10, 1: 4}))
@@ -92,9 +90,9 @@ def test_the_institutions_own_epsilon_is_that_of_all_planned_steps() -> None:
         ({"cohort": True}, "cohort is True; give a number"),
     ],
 )
-def test_a_file_that_is_no_policy_is_refused(rules: Any, why: str) -> None:
+def test_a_file_that_is_no_policy_is_refused(rules, why):
     assert_refused(why, Policy.of, rules, "policy.yaml")
 
 
-def test_a_files_rules_are_the_policy() -> None:
+def test_a_files_rules_are_the_policy():
     assert Policy.of({"epsilon": 2, "cohort": None}, "policy.yaml") == Policy(epsilon=2)

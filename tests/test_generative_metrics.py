@@ -1,7 +1,5 @@
 """What is logged of generated samples, in plain fits and in a federation."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -19,17 +17,17 @@ from lit_epgan.metrics.image_scores import class_coverage, confident_counts, fre
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.randomness import generator_for
-from tests.generative import Images, Log, Pixels, Union, feature_statistics, gan, trainer, use_pixels
+from tests.generative import Images, Log, Union, feature_statistics, gan, trainer, use_pixels
 from tests.refusals import assert_refused
 
 
 @pytest.fixture(autouse=True)
-def pixels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pixels:
+def pixels(monkeypatch, tmp_path):
     return use_pixels(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("validates", [True, False])
-def test_metrics_are_those_of_the_modules_samples(validates: bool, tmp_path: Path, pixels: Pixels) -> None:
+def test_metrics_are_those_of_the_modules_samples(validates, tmp_path, pixels):
     """Whether validation ends the round or nothing is validated, the last round's values can be computed by hand."""
     module, log = gan(), Log()
     run = trainer(tmp_path, GenerativeMetrics(samples=300), Union(), log)
@@ -58,7 +56,7 @@ def test_metrics_are_those_of_the_modules_samples(validates: bool, tmp_path: Pat
     assert pixels.seen.count(7) == 2  # the real images' features once, in their loader's batches of 7, 7 and 6
 
 
-def test_against_several_splits_and_for_every_generator(tmp_path: Path, pixels: Pixels) -> None:
+def test_against_several_splits_and_for_every_generator(tmp_path, pixels):
     torch.manual_seed(0)
     module = GAN(MLPGenerator(hidden=(16,), members=2), MLPDiscriminator(hidden=(16,)))
     metrics = GenerativeMetrics(samples=60, real=["test", "train"], each_generator=True)
@@ -75,7 +73,7 @@ def test_against_several_splits_and_for_every_generator(tmp_path: Path, pixels: 
     assert "is_digits_train" not in run.callback_metrics
 
 
-def test_what_is_seen_of_real_images_is_kept(tmp_path: Path, pixels: Pixels) -> None:
+def test_what_is_seen_of_real_images_is_kept(tmp_path, pixels):
     for _ in range(2):
         run = trainer(tmp_path, GenerativeMetrics(samples=50), max_epochs=1)
         run.fit(gan(), Images())
@@ -85,7 +83,7 @@ def test_what_is_seen_of_real_images_is_kept(tmp_path: Path, pixels: Pixels) -> 
     assert pixels.seen.count(6) == 2
 
 
-def test_callbacks_disturb_no_stream(tmp_path: Path) -> None:
+def test_callbacks_disturb_no_stream(tmp_path):
     """The same fit with and without them ends at the same bits."""
     ends = []
     for callbacks in ([], [GenerativeMetrics(samples=50), SampleGrid(2, 4), Union()]):
@@ -96,46 +94,42 @@ def test_callbacks_disturb_no_stream(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
-def test_metrics_look_every_nth_round_and_at_the_last(tmp_path: Path, pixels: Pixels) -> None:
+def test_metrics_look_every_nth_round_and_at_the_last(tmp_path, pixels):
     log = Log()
     trainer(tmp_path, GenerativeMetrics(samples=111, every_n_epochs=3), log, max_epochs=5).fit(gan(), Images())
     assert pixels.seen.count(111) == 2
     assert ["fid_digits" in r for r in log.rounds] == [False, False, True, True, True]
 
 
-def test_the_test_command_logs_them_too(tmp_path: Path) -> None:
+def test_the_test_command_logs_them_too(tmp_path):
     (found,) = trainer(tmp_path, GenerativeMetrics(samples=50)).test(gan(), Images(), verbose=False)
     assert found["fid_digits"] > 0
 
 
-def test_missing_real_data_is_said(tmp_path: Path) -> None:
+def test_missing_real_data_is_said(tmp_path):
     with pytest.raises(UserError, match="there are none: set real to train or val"):
         trainer(tmp_path, GenerativeMetrics(samples=50)).fit(gan(), Images(tests=False))
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_too_few_real_images_are_said_before_anything_is_trained(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_few_real_images_are_said_before_anything_is_trained(count, tmp_path, monkeypatch):
     """Precision and recall look at three neighbours; four images have them."""
     monkeypatch.setattr(GAN, "training_step", lambda *_: pytest.fail("a step was made"))
     data = Images()
-    data.test_dataloader = lambda: data._loader(slice(40, 40 + count), 2)  # type: ignore[method-assign]
+    data.test_dataloader = lambda: data._loader(slice(40, 40 + count), 2)
     with pytest.raises(UserError, match=rf"the test data, which are {count} images; it takes at least 4"):
         trainer(tmp_path, GenerativeMetrics(samples=50)).fit(gan(), data)
 
 
-def test_four_of_either_are_enough(tmp_path: Path) -> None:
+def test_four_of_either_are_enough(tmp_path):
     data = Images()
-    data.test_dataloader = lambda: data._loader(slice(40, 44), 2)  # type: ignore[method-assign]
+    data.test_dataloader = lambda: data._loader(slice(40, 44), 2)
     run = trainer(tmp_path, GenerativeMetrics(samples=4), max_epochs=1)
     run.fit(gan(), data)
     assert all(value.isfinite() for value in run.callback_metrics.values())
 
 
-def test_a_real_image_that_is_not_finite_is_named_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_image_that_is_not_finite_is_named_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(GAN, "training_step", lambda *_: pytest.fail("a step was made"))
     data = Images()
     data.images[50, 0, 3, 3] = torch.nan
@@ -143,19 +137,19 @@ def test_a_real_image_that_is_not_finite_is_named_before_anything_is_trained(
         trainer(tmp_path, GenerativeMetrics(samples=50)).fit(gan(), data)
 
 
-def test_samples_that_are_not_finite_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_are_not_finite_are_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(GAN, "sample", lambda self, n, generator: torch.full((n, 1, 8, 8), torch.nan))
     with pytest.raises(UserError, match="cannot score the samples: pixels are no finite numbers: the training has"):
         trainer(tmp_path, GenerativeMetrics(samples=50)).fit(gan(), Images())
 
 
-def test_real_images_of_a_federation_are_all_clients(tmp_path: Path) -> None:
+def test_real_images_of_a_federation_are_all_clients(tmp_path):
     datamodule = ToyDataModule(points=30, test_points=20)
     assert sum(len(batch) for batch in real_images(datamodule, "train")) == 4 * 30
     assert sum(len(batch) for batch in real_images(datamodule, "test")) == 4 * 20
 
 
-def test_nonsense_is_refused(tmp_path: Path) -> None:
+def test_nonsense_is_refused(tmp_path):
     for build, words in (
         (lambda: GenerativeMetrics(samples=3), "at least 4"),
         (lambda: SampleGrid(every_n_epochs=0), "every_n_epochs is 0"),
@@ -165,9 +159,7 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
     assert_refused("true density", trainer(tmp_path, ToyMetrics(samples=50)).fit, gan(), Images())
 
 
-def test_a_missing_extractor_may_be_done_without_but_a_wrong_one_never(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extractor_may_be_done_without_but_a_wrong_one_never(tmp_path, monkeypatch):
     monkeypatch.setattr("lit_epgan.callbacks.generative_metrics.feature_extractor", feature_extractor)  # the real one
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     metrics = GenerativeMetrics(extractor="inception", required=False)

@@ -41,8 +41,8 @@ class Taught(Regression):
         if self.where == "__dict__":
             return self.teacher
         if self.where == "object":
-            return self.held.teacher  # type: ignore[no-any-return]
-        return self.held["a" if self.where == "dict" else 0]  # type: ignore[no-any-return]
+            return self.held.teacher
+        return self.held["a" if self.where == "dict" else 0]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         teacher = self.taught_by()
@@ -100,7 +100,7 @@ def assert_alike(module: nn.Module, expected: nn.Module, without: str = "") -> N
 
 
 @pytest.mark.parametrize("where", ["list", "tuple", "dict", "object", "__dict__"])
-def test_a_hidden_teacher_is_each_clients_own(where: str) -> None:
+def test_a_hidden_teacher_is_each_clients_own(where):
     torch.manual_seed(0)
     module = Taught(where).double()
     expected = apart(copy.deepcopy(module), "teacher" if where == "__dict__" else "held")
@@ -108,7 +108,7 @@ def test_a_hidden_teacher_is_each_clients_own(where: str) -> None:
     assert_alike(module, expected)
 
 
-def test_a_bank_and_the_pointer_into_it_stay_together() -> None:
+def test_a_bank_and_the_pointer_into_it_stay_together():
     torch.manual_seed(0)
     module = Banked().double()
     expected = apart(copy.deepcopy(module), "pointer", kept=("bank",))
@@ -116,7 +116,7 @@ def test_a_bank_and_the_pointer_into_it_stay_together() -> None:
     assert_alike(module, expected, without="bank")
 
 
-def test_a_buffer_that_each_client_registers_in_its_first_step() -> None:
+def test_a_buffer_that_each_client_registers_in_its_first_step():
     """Every client finds none in its first round; the server's, merged, from then on."""
     torch.manual_seed(0)
     late, early = Banked(late=True).double(), Banked().double()
@@ -137,13 +137,13 @@ class Unfreezing(Regression):
         self.body[0].requires_grad_(self.current_epoch > 0)
 
 
-def test_an_algorithm_that_cannot_reach_what_is_unfrozen_later_says_so() -> None:
+def test_an_algorithm_that_cannot_reach_what_is_unfrozen_later_says_so():
     with pytest.raises(UserError, match=r"body.0.weight, body.0.bias .*FedProx.*from the start"):
         fit(Unfreezing(), federation(), rounds=2, algorithm=FedProx(0.5))
     fit(Unfreezing(), federation(), rounds=2)  # FedAvg adds nothing
 
 
-def test_an_optimizer_over_hidden_parameters_is_refused() -> None:
+def test_an_optimizer_over_hidden_parameters_is_refused():
     class Hidden(Taught):
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD([*self.parameters(), *self.taught_by().parameters()], lr=0.01)

@@ -99,7 +99,7 @@ def vector(trained: nn.Module) -> Tensor:
 # What they are trained on ---------------------------------------------------------------------------------------------
 
 
-def test_the_selected_words_by_hand() -> None:
+def test_the_selected_words_by_hand():
     """Each as often as it occurs; a user needs two words of a group where the rule says so."""
     rule = OutsideVocabulary()
     assert selected_words(people().values(), rule, 0) == {
@@ -112,7 +112,7 @@ def test_the_selected_words_by_hand() -> None:
     assert selected_words(people().values(), rule, 0)[LATER] == [[], [], ["zebra", "x", "y"], [], []]
 
 
-def test_a_word_is_taken_as_often_as_its_weight_says() -> None:
+def test_a_word_is_taken_as_often_as_its_weight_says():
     class Half(OutsideVocabulary):
         def weights(self, records: Any) -> Tensor:
             return 0.3 * super().weights(records)
@@ -121,7 +121,7 @@ def test_a_word_is_taken_as_often_as_its_weight_says() -> None:
     assert len(words) / 4000 == pytest.approx(0.3, abs=0.03)
 
 
-def test_words_are_bytes_between_their_ends() -> None:
+def test_words_are_bytes_between_their_ends():
     own = settings(longest=4).selected(Users({"one": text("aé", "return")}, None, OutsideVocabulary()), 0)[START][0]
     symbols, mask = settings().batch(own, torch.tensor([0, 1]))
     assert symbols[0].tolist() == [256, *"aé".encode(), 257]
@@ -129,7 +129,7 @@ def test_words_are_bytes_between_their_ends() -> None:
     assert mask.sum(1).tolist() == [5, 5]
 
 
-def test_training_is_that_of_fit_on_the_selected_words(tmp_path: Any) -> None:
+def test_training_is_that_of_fit_on_the_selected_words(tmp_path):
     """The same numbers as a Trainer's FedAvgM: clipping, noise, momentum and cohorts included."""
     own = [each for each in held(people())[START] if len(each)]
     data = FederatedDataModule.from_datasets(own, batch_size=2, max_local_steps=2, clients_per_round=2, seed=SEED)
@@ -141,7 +141,7 @@ def test_training_is_that_of_fit_on_the_selected_words(tmp_path: Any) -> None:
     assert float((vector(ours) - vector(model())).norm()) > 0.05
 
 
-def test_a_groups_model_knows_nothing_of_the_other_words(tmp_path: Any) -> None:
+def test_a_groups_model_knows_nothing_of_the_other_words(tmp_path):
     """Each group's is bit by bit what it was, whatever the words of the other group; and not, whatever its own."""
 
     def changed() -> dict[str, Text]:
@@ -156,7 +156,7 @@ def test_a_groups_model_knows_nothing_of_the_other_words(tmp_path: Any) -> None:
     assert same == {START: True, LATER: False}
 
 
-def test_it_learns_whether_words_are_joined() -> None:
+def test_it_learns_whether_words_are_joined():
     """Three users, all of whose words hold a space, or none: what is made tells which."""
     shares = []
     for word in ("a b", "ab"):
@@ -164,7 +164,7 @@ def test_it_learns_whether_words_are_joined() -> None:
         words = {f"user {k}": text(*[word] * 16) for k in range(3)}
         trained = own.train(own.selected(Users(words, None, OutsideVocabulary()), 0)[START], NOTHING, SEED, 0)
         made = own.shown(Panel("all"), trained).made[1]
-        shares.append(int(re.search(r": (\d+) %", made)[1]))  # type: ignore[index]
+        shares.append(int(re.search(r": (\d+) %", made)[1]))
     assert shares[0] > 60
     assert shares[1] < 10
 
@@ -172,7 +172,7 @@ def test_it_learns_whether_words_are_joined() -> None:
 # What one user can move -----------------------------------------------------------------------------------------------
 
 
-def test_users_outside_report_exact_zeros_and_count() -> None:
+def test_users_outside_report_exact_zeros_and_count():
     """Five users are asked, one has something to tell: the mean is a fifth of its clipped change."""
     own = held(people())[START]
     start, alone = vector(model()), vector(settings(rounds=1).train(own[:1], NOTHING, SEED, 0))
@@ -183,7 +183,7 @@ def test_users_outside_report_exact_zeros_and_count() -> None:
 
 
 @pytest.mark.parametrize("lr", [10.0, 1e6, 1e30])
-def test_a_user_moves_both_groups_together_by_the_stated_length(lr: float) -> None:
+def test_a_user_moves_both_groups_together_by_the_stated_length(lr):
     """By sqrt(2) S / users at most; one that is emptied reports zeros, and still counts in the divisor."""
 
     def trained(users: dict[str, Text]) -> Tensor:
@@ -195,7 +195,7 @@ def test_a_user_moves_both_groups_together_by_the_stated_length(lr: float) -> No
     assert moved == pytest.approx(stated, rel=1e-4) or (lr == 1e30 and moved <= stated)  # where it is not finite
 
 
-def test_the_noise_on_a_groups_sum_is_the_stated_one(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_noise_on_a_groups_sum_is_the_stated_one(tmp_path, monkeypatch):
     """z S sqrt(2), where a user may be in both groups; and each group has noise of its own."""
     seen: list[dict[str, float]] = []
     begin = CentralNoise.begin
@@ -221,9 +221,7 @@ def test_the_noise_on_a_groups_sum_is_the_stated_one(tmp_path: Any, monkeypatch:
 @pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
 @pytest.mark.parametrize("cohort", [None, 2])
 @pytest.mark.parametrize("first", [0, 1])
-def test_the_price_is_the_accountants_and_that_of_one_group(
-    tmp_path: Any, relation: Any, cohort: int | None, first: int
-) -> None:
+def test_the_price_is_the_accountants_and_that_of_one_group(tmp_path, relation, cohort, first):
     price = Price(3.0, 1e-4, relation, noise_seed=1)
     number = None if cohort is None else 5
     found, ask = run(tmp_path, rule=OutsideVocabulary(first), price=price, users_per_round=cohort, said=number)
@@ -241,7 +239,7 @@ def test_the_price_is_the_accountants_and_that_of_one_group(
     assert ("A user is in one group at most" in told) == (first == 0)
 
 
-def test_all_rounds_are_charged_before_the_first(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_rounds_are_charged_before_the_first(tmp_path, monkeypatch):
     made: list[int] = []
 
     def train(self: FederatedLanguageModel, *_: Any) -> LanguageModel:
@@ -254,7 +252,7 @@ def test_all_rounds_are_charged_before_the_first(tmp_path: Any, monkeypatch: pyt
     assert set(found.kept["generators"]) == {START, LATER}
 
 
-def test_what_passes_the_budget_together_reads_no_data(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+def test_what_passes_the_budget_together_reads_no_data(tmp_path, monkeypatch, capsys):
     """The words by themselves would not pass it."""
 
     def read(data: Any) -> None:
@@ -274,7 +272,7 @@ def making(*words: str) -> Callable[..., list[list[int]]]:
     return lambda self, count, longest, generator: [ByteSymbols().encode(words[k % len(words)]) for k in range(count)]
 
 
-def test_the_page_shows_what_is_made_once_and_escaped(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_what_is_made_once_and_escaped(tmp_path, monkeypatch):
     monkeypatch.setattr(LanguageModel, "sample", making("<b>x y", "z", "z", "\x1b\u202e", "k"))
     own = inspection(listed=3, samples=40)
     ask = own.ask("look")
@@ -291,13 +289,13 @@ def test_the_page_shows_what_is_made_once_and_escaped(tmp_path: Any, monkeypatch
 
 
 @pytest.mark.parametrize(("z", "much", "nobody"), [(100.0, True, False), (0.01, False, True)])
-def test_much_noise_and_none_worth_the_name_are_called_so(tmp_path: Any, z: float, much: bool, nobody: bool) -> None:
+def test_much_noise_and_none_worth_the_name_are_called_so(tmp_path, z, much, nobody):
     found, _ = run(tmp_path, noise_multiplier=z)
     assert all(("the noise hides" in " ".join(panel.made)) == much for panel in found.panels)
     assert ("protects nobody" in " ".join(found.released)) == nobody
 
 
-def test_noise_counts_over_all_rounds(tmp_path: Any) -> None:
+def test_noise_counts_over_all_rounds(tmp_path):
     """Sixteen rounds: the noise is four times as long, what they teach sixteen times."""
     own = settings(rounds=16)
     numbers = sum(parameter.numel() for parameter in own.model.parameters())
@@ -324,7 +322,7 @@ def test_noise_counts_over_all_rounds(tmp_path: Any) -> None:
         ({"model": model(weight_decay=0.1)}, "moves parameters whose gradient is zero"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_is_refused(options, words):
     assert_refused(words, settings, **options)
 
 
@@ -336,14 +334,14 @@ def images() -> dict[str, TensorDataset]:
     ("options", "words"),
     [({"said": 6}, "generator.users is 6, and the data have 5"), ({"users": images}, "are a TensorDataset: give a")],
 )
-def test_other_users_than_was_said_are_refused_before_they_are_asked(tmp_path: Any, options: Any, words: str) -> None:
+def test_other_users_than_was_said_are_refused_before_they_are_asked(tmp_path, options, words):
     own = inspection(**options)
     ask = own.ask("look")
     assert_refused(words, own.run, ask)
     assert not ask.queries.ledger.read().accounts
 
 
-def test_a_gan_of_words_is_refused() -> None:
+def test_a_gan_of_words_is_refused():
     gan = GAN(MLPGenerator((1, 2, 2), 2, (4,)), MLPDiscriminator((1, 2, 2), (4,)), average=None)
     own = Text([["the", "q"]], VOCABULARY, [[0, 2]], 0, 1, 5)
     with pytest.raises(UserError, match=r"generator.gan makes images \(1, 2, 2\), and the users' are \(4,\)"):
@@ -351,7 +349,7 @@ def test_a_gan_of_words_is_refused() -> None:
 
 
 class Few(DocstringsDataModule):
-    def users(self) -> dict[str, list[list[str]]]:  # type: ignore[override]
+    def users(self) -> dict[str, list[list[str]]]:
         return {f"user {k:02d}": [["return", "the", "sum", f"w{k}"]] * 3 for k in range(60)}
 
 
@@ -359,7 +357,7 @@ CONFIG = ["inspect", "--config", "inspect_words_model.yaml", "--data.class_path"
 CONFIG += ["--data.vocabulary", "3", "--data.held_out_users", "4", "--data.joined", "1", "--price.noise_seed", "1"]
 
 
-def test_the_config_runs_and_shows_what_is_made(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+def test_the_config_runs_and_shows_what_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*CONFIG, "--price.epsilon", "8", "--generator.rounds", "1"]) == 0
     folder = tmp_path / "runs" / "inspect_words_model"

@@ -101,7 +101,6 @@ def test_a_page_tells_the_price_and_what_is_left(budget, left, tmp_path):
 
 MEAN, BORDER = image_statistics(0.1)
 
-
 RATE = 0.001
 
 
@@ -235,14 +234,14 @@ def test_a_difference_from_what_is_known_is_a_shift():
 SENTENCES = [["the", "b", "a"], ["b a", "the"], ["b a", "b"], ["c"]]
 
 
-def test_words_outside_a_vocabulary_come_by_their_number() -> None:
+def test_words_outside_a_vocabulary_come_by_their_number():
     assert words_outside(SENTENCES, {"the"}) == ["b", "b", "b a", "b a", "a", "c"]
     assert words_outside(SENTENCES, {"the"}, position=0) == ["b a", "b a", "c"]
     assert words_outside(SENTENCES, {"the"}, position=2) == ["a"]
     assert words_outside([], {"the"}) == []
 
 
-def test_the_share_of_joined_words_has_its_interval() -> None:
+def test_the_share_of_joined_words_has_its_interval():
     found = joined_share(["return the", "this is", "apple"])
     assert (found.joined, found.shown, found.share) == (2, 3, 2 / 3)
     assert (found.low, found.high) == pytest.approx((0.094299, 0.991596), abs=1e-6)  # of a table
@@ -255,9 +254,7 @@ def test_the_share_of_joined_words_has_its_interval() -> None:
 
 STATISTICS = image_statistics(0.1)
 
-
 FEATURES = ImageFeatures.of((1, 4, 4), 8)
-
 
 NUMBERS = st.sampled_from([-math.inf, -1e30, -2.0, -1.0, 0.0, 0.3, 1.0, 1e30, math.inf, math.nan])
 

@@ -8,10 +8,10 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
 from lit_epgan.datamodules import FederatedDataModule, Institutions
-from lit_epgan.errors import UserError
 from tests.federations import SIZES, client_sets, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop
+from tests.refusals import assert_refused
 from tests.test_client_data import Torn, Witness
 from tests.test_federation import assert_same
 from tests.test_policies import sgd
@@ -52,7 +52,7 @@ def in_order(client: int, round_: int) -> list[Any]:
     return list(zip(*(tensor.split(5) for tensor in client_sets()[client].tensors), strict=True))
 
 
-def test_an_institutions_own_data_module_is_a_client() -> None:
+def test_an_institutions_own_data_module_is_a_client():
     module = Regression(dropout=0.1)
     reference = PlainLoop(sgd, batches=in_order).run(module, 3)
     data = institutions(Institution)
@@ -62,7 +62,7 @@ def test_an_institutions_own_data_module_is_a_client() -> None:
     assert [c.records for c in data.clients] == list(SIZES)
 
 
-def test_local_steps_may_pass_over_an_institutions_data_again() -> None:
+def test_local_steps_may_pass_over_an_institutions_data_again():
     def seven(client: int, round_: int) -> list[Any]:
         return (in_order(client, round_) * 7)[:7]
 
@@ -72,7 +72,7 @@ def test_local_steps_may_pass_over_an_institutions_data_again() -> None:
     assert_same(module, reference)
 
 
-def test_an_institutions_hooks_are_its_clients_alone() -> None:
+def test_an_institutions_hooks_are_its_clients_alone():
     def scaled(client: int, round_: int) -> list[Any]:
         return [((client + 2) * x, y + client) for x, y in in_order(client, round_)]
 
@@ -86,7 +86,7 @@ def test_an_institutions_hooks_are_its_clients_alone() -> None:
         assert float(trainer.callback_metrics[f"val_loss/client/hospital-{k}"]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_an_institutions_shuffling_belongs_to_seed_and_round() -> None:
+def test_an_institutions_shuffling_belongs_to_seed_and_round():
     def orders(seed: int) -> list[list[float]]:
         module = Witness()
         data = Institutions({f"h{k}": Institution(k, True) for k in range(2)}, seed=seed)
@@ -100,15 +100,15 @@ def test_an_institutions_shuffling_belongs_to_seed_and_round() -> None:
     assert first[0] != other[0]
 
 
-def test_they_are_prepared_and_set_up_for_the_stage() -> None:
+def test_they_are_prepared_and_set_up_for_the_stage():
     data = institutions(Augmenting)
     trainer = fit(Regression(), data, rounds=1)
-    assert [dm.calls for dm in data.datamodules.values()] == [["prepare", "fit"]] * 4  # type: ignore[attr-defined]
+    assert [dm.calls for dm in data.datamodules.values()] == [["prepare", "fit"]] * 4
     trainer.validate(trainer.lightning_module, datamodule=data, verbose=False)
-    assert [dm.calls[-1] for dm in data.datamodules.values()] == ["validate"] * 4  # type: ignore[attr-defined]
+    assert [dm.calls[-1] for dm in data.datamodules.values()] == ["validate"] * 4
 
 
-def test_training_without_the_callback_passes_their_hooks() -> None:
+def test_training_without_the_callback_passes_their_hooks():
     class Summing(Regression):
         total = 0.0
 
@@ -127,10 +127,9 @@ def test_training_without_the_callback_passes_their_hooks() -> None:
     assert module.total == pytest.approx(expected)
 
 
-def test_an_institutions_loader_that_raises_is_named() -> None:
+def test_an_institutions_loader_that_raises_is_named():
     class Raising(Institution):
         def train_dataloader(self) -> DataLoader[Any]:
             return DataLoader(Torn(client_sets()[self.k], 11 if self.k == 2 else None), batch_size=5)
 
-    with pytest.raises(UserError, match="a batch cannot be read: ValueError: not a number"):
-        fit(Regression(), institutions(Raising))
+    assert_refused("a batch cannot be read: ValueError: not a number", fit, Regression(), institutions(Raising))

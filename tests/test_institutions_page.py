@@ -41,7 +41,7 @@ def words(sign: str, name: str = "north") -> list[str]:
     return [word if word.startswith("operator@") else word.replace("north", name) for word in command.split()[3:]]
 
 
-def test_what_the_page_shows_is_well_formed() -> None:
+def test_what_the_page_shows_is_well_formed():
     assert {len([each for each in blocks() if each.startswith(sign)]) for sign in FILES.values()} == {1}
     for name in FILES:
         assert isinstance(yaml.safe_load(file(name)), dict)
@@ -51,9 +51,7 @@ def test_what_the_page_shows_is_well_formed() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_followed_to_the_letter_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_followed_to_the_letter_works(tmp_path, monkeypatch, capsys):
     port, authority = str(free_port()), tmp_path / "authority"
     authority.mkdir()
     (authority / "members.yaml").write_text(file("members.yaml").replace("8002", port))

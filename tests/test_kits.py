@@ -25,7 +25,6 @@ from lit_epgan.carriers.flare_process import know
 from lit_epgan.carriers.keys import MemberList
 from lit_epgan.carriers.kits import Members, provision, sites_of, store_in
 from lit_epgan.cli.main import main
-from lit_epgan.errors import UserError
 from tests.processes import ROOT, environment
 from tests.refusals import assert_refused
 from tests.same_weights import assert_same, last_checkpoint
@@ -56,7 +55,7 @@ def read(kit: Path, name: str) -> Any:
     return json.loads((kit / "local" / name).read_text())
 
 
-def test_a_kit_for_each_and_no_more_rights_than_needed(tmp_path: Path) -> None:
+def test_a_kit_for_each_and_no_more_rights_than_needed(tmp_path):
     made = kits_of(members(tmp_path))
     assert set(made) == {"localhost", "east", "north", "op@example.org"}
     site = read(made["east"], "resources.json")
@@ -78,7 +77,7 @@ def test_a_kit_for_each_and_no_more_rights_than_needed(tmp_path: Path) -> None:
     )
 
 
-def test_a_private_key_is_where_its_owner_has_made_it_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_private_key_is_where_its_owner_has_made_it_and_nowhere_else(tmp_path):
     path, here = members(tmp_path), tmp_path / "requests"
     here.mkdir()
     for name in ("localhost", "east", "north", "op@example.org"):
@@ -90,8 +89,7 @@ def test_a_private_key_is_where_its_owner_has_made_it_and_nowhere_else(tmp_path:
     assert told.count("PRIVATE KEY") == 2  # the authority's own, in two lines
     assert not any(secret in told for secret in secrets.values())
     for name, kit in kits.items():
-        with pytest.raises(UserError, match=f"lacks its key: .*where {name}.key is"):
-            check_kit(kit)
+        assert_refused(f"lacks its key: .*where {name}.key is", check_kit, kit)
         assemble(kit, here)
         assert "The certificate holds until" in check_kit(kit)
     keys = list(tmp_path.rglob("*.key"))
@@ -99,7 +97,7 @@ def test_a_private_key_is_where_its_owner_has_made_it_and_nowhere_else(tmp_path:
     assert all(key.stat().st_mode & 0o777 == 0o600 for key in keys)
 
 
-def test_a_site_is_added_under_the_same_authority(tmp_path: Path) -> None:
+def test_a_site_is_added_under_the_same_authority(tmp_path):
     kits = tmp_path / "kits"
     kits_of(members(tmp_path))
     before = (kits / "east" / "startup" / "client.crt").read_bytes()
@@ -113,7 +111,7 @@ def test_a_site_is_added_under_the_same_authority(tmp_path: Path) -> None:
     assert MemberList.read(kits / "members.json").digest != known.digest
 
 
-def test_a_renewed_certificate_has_a_new_key_and_the_old_one_is_revoked(tmp_path: Path) -> None:
+def test_a_renewed_certificate_has_a_new_key_and_the_old_one_is_revoked(tmp_path):
     kits = kits_of(members(tmp_path))
     old = tmp_path / "old"
     shutil.copytree(kits["east"], old)
@@ -124,7 +122,7 @@ def test_a_renewed_certificate_has_a_new_key_and_the_old_one_is_revoked(tmp_path
     assert_refused("is revoked. python -m lit_epgan federate --request east", check_kit, old)
 
 
-def test_who_is_no_member_any_more_is_revoked_and_its_key_is_signed_no_more(tmp_path: Path) -> None:
+def test_who_is_no_member_any_more_is_revoked_and_its_key_is_signed_no_more(tmp_path):
     kits_of(members(tmp_path, "east, north, south"))
     path, requests = members(tmp_path), tmp_path / "requests"
     done = provision(Members.read(path), tmp_path / "kits", requests)
@@ -134,7 +132,7 @@ def test_who_is_no_member_any_more_is_revoked_and_its_key_is_signed_no_more(tmp_
     assert_refused("this key has been revoked or replaced", provision, again, tmp_path / "kits", requests)
 
 
-def test_a_request_that_is_not_its_members_is_refused(tmp_path: Path) -> None:
+def test_a_request_that_is_not_its_members_is_refused(tmp_path):
     authority = Authority(tmp_path / "authority", "trial")
     asked, _ = request("east", tmp_path)
     assert_refused("no request of north: its name is east", authority.sign, "north", asked)
@@ -148,9 +146,7 @@ def test_a_request_that_is_not_its_members_is_refused(tmp_path: Path) -> None:
     assert_refused("no member's name", request, "e" * 65, tmp_path)
 
 
-def test_flare_lets_those_in_whose_certificates_are_on_the_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flare_lets_those_in_whose_certificates_are_on_the_list(tmp_path, monkeypatch):
     """FLARE's own check takes whatever the authority has signed, be it revoked or replaced."""
     monkeypatch.setattr(IdentityVerifier, "verify_common_name", IdentityVerifier.verify_common_name)
     kits = kits_of(members(tmp_path))
@@ -167,7 +163,7 @@ def test_flare_lets_those_in_whose_certificates_are_on_the_list(
         verifier.verify_common_name(**told, **old)
 
 
-def test_another_requests_key_is_no_key_of_the_kit(tmp_path: Path) -> None:
+def test_another_requests_key_is_no_key_of_the_kit(tmp_path):
     kits_of(members(tmp_path))
     kit = tmp_path / "kits" / "east"
     request("east", tmp_path)
@@ -175,9 +171,7 @@ def test_another_requests_key_is_no_key_of_the_kit(tmp_path: Path) -> None:
     assert_refused("is no kit of a federation's member", assemble, tmp_path, tmp_path)
 
 
-def test_a_certificate_that_has_run_out_or_will_is_said_to_its_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_that_has_run_out_or_will_is_said_to_its_owner(tmp_path, monkeypatch):
     kit = kits_of(members(tmp_path))["east"]
     assert "That is soon" not in check_kit(kit)
     monkeypatch.setattr("lit_epgan.carriers.authority.datetime", InDays(340))
@@ -199,9 +193,7 @@ class InDays:
         return datetime.now(zone) + self._ahead
 
 
-def test_the_commands_say_whom_to_tell_what(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_say_whom_to_tell_what(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     members(tmp_path)
     assert main(["federate", "--request", "east"]) == 0
@@ -235,22 +227,21 @@ def test_the_commands_say_whom_to_tell_what(
         (MEMBERS.format(port=8002, sites="a").replace("localhost", "fl:8002"), "without a port"),
     ],
 )
-def test_members_that_cannot_be_are_refused(text: str, why: str, tmp_path: Path) -> None:
+def test_members_that_cannot_be_are_refused(text, why, tmp_path):
     path = tmp_path / "members.yaml"
     path.write_text(text)
-    with pytest.raises(UserError, match=why):
-        Members.read(path)
+    assert_refused(why, Members.read, path)
     assert main(["federate", "--sites", str(path), "--kits", str(tmp_path / "kits")]) == 2
     assert not (tmp_path / "kits").exists()
 
 
-def test_a_servers_jobs_lie_where_it_says(tmp_path: Path) -> None:
+def test_a_servers_jobs_lie_where_it_says(tmp_path):
     kit = kits_of(members(tmp_path))["localhost"]
     store_in(kit, tmp_path / "store")
     assert "/tmp/nvflare" not in (kit / "local" / "resources.json").read_text()
 
 
-def test_a_wrong_kit_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_kit_is_refused_by_name(tmp_path, capsys):
     made = kits_of(members(tmp_path))
     scans = ["--config", "digits_classifier.yaml"]
     assert main(["federate", "--site", str(made["localhost"]), *scans]) == 2
@@ -263,7 +254,7 @@ def test_a_wrong_kit_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFi
     assert "a site is one client" in capsys.readouterr().err
 
 
-def test_what_a_process_does_is_told_on_its_own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_does_is_told_on_its_own_machine(tmp_path, monkeypatch):
     plan = FitPlan(["--config", "a.yaml"], "/here", str(tmp_path), "fit.log", "east")
     plan.write(tmp_path / "fits", "east")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "fits"))
@@ -272,8 +263,7 @@ def test_what_a_process_does_is_told_on_its_own_machine(tmp_path: Path, monkeypa
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
     assert plan.has_checkpoint
-    with pytest.raises(UserError, match="was not started by"):
-        FitPlan.read("north")
+    assert_refused("was not started by", FitPlan.read, "north")
 
 
 # A federation by kits -------------------------------------------------------------------------------------------------
@@ -328,7 +318,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_machines_with_data_of_their_own_come_to_the_model_of_one_job(tmp_path: Path) -> None:
+def test_machines_with_data_of_their_own_come_to_the_model_of_one_job(tmp_path):
     """Control variates and all; each site lacks a class; no site's manifest is known elsewhere."""
     place_images(tmp_path)
     kits = kits_of(members(tmp_path, port=free_port()))
@@ -357,7 +347,7 @@ def test_machines_with_data_of_their_own_come_to_the_model_of_one_job(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_revoked_kit_and_a_foreign_one_are_refused_over_mutual_tls_and_told_so(tmp_path: Path) -> None:
+def test_a_revoked_kit_and_a_foreign_one_are_refused_over_mutual_tls_and_told_so(tmp_path):
     """North's kit from before its renewal, whose owner has not heard of it; and one of another authority."""
     place_images(tmp_path)
     port, told = (

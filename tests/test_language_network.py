@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -32,7 +31,7 @@ def drawn(module: torch.nn.Module, scale: float = 0.5) -> None:
             parameter.copy_(scale * torch.randn(parameter.shape, generator=seeded(parameter.numel())))
 
 
-def test_one_step_by_hand() -> None:
+def test_one_step_by_hand():
     layer = CIFGLayer(1, 1, 1)
     with torch.no_grad():
         layer.weight.weight.copy_(torch.tensor([[0.5], [1.0], [-1.0]]))
@@ -50,7 +49,7 @@ def test_one_step_by_hand() -> None:
     assert float(c_after) == pytest.approx(c_next, abs=1e-6)
 
 
-def test_it_is_torchs_lstm_where_the_input_gate_is_the_forget_gate_negated() -> None:
+def test_it_is_torchs_lstm_where_the_input_gate_is_the_forget_gate_negated():
     """sigmoid(-a) = 1 - sigmoid(a): with opposite weights torch's two gates are coupled."""
     layer, peer = CIFGLayer(3, 5, 2), torch.nn.LSTM(3, 5, proj_size=2)
     drawn(layer)
@@ -71,7 +70,7 @@ def test_it_is_torchs_lstm_where_the_input_gate_is_the_forget_gate_negated() -> 
     torch.testing.assert_close(*gradients)
 
 
-def test_states_carry_on_where_a_sequence_was_left() -> None:
+def test_states_carry_on_where_a_sequence_was_left():
     network = CIFGLanguageNetwork(11, embedding=4, hidden=6, projection=3, layers=2)
     x = torch.randint(11, (5, 8), generator=seeded())
     whole, states = network.following(x, None)
@@ -95,13 +94,13 @@ def test_states_carry_on_where_a_sequence_was_left() -> None:
     ],
     ids=["the paper's word model", "the paper's character model"],
 )
-def test_the_papers_sizes(settings: dict[str, int], parameters: int) -> None:
+def test_the_papers_sizes(settings, parameters):
     network = CIFGLanguageNetwork(**settings)
     assert sum(p.numel() for p in network.parameters()) == parameters
     assert not list(network.buffers())
 
 
-def test_first_weights_are_small_and_cells_remember() -> None:
+def test_first_weights_are_small_and_cells_remember():
     """Within 1 / sqrt(hidden) = 1 / 20, the forget gates' biases of nearly one; symbols within 1 / 20."""
     layer, network = CIFGLayer(30, 400, 20), CIFGLanguageNetwork(400, embedding=20, hidden=2)
     bias = layer.weight.bias.detach().clone()
@@ -117,7 +116,7 @@ def test_first_weights_are_small_and_cells_remember() -> None:
         assert 0.049 < float(weights.detach().abs().max()) <= 0.05 + 1e-6
 
 
-def test_of_mixed_precision_is_the_product_of_the_inputs_alone() -> None:
+def test_of_mixed_precision_is_the_product_of_the_inputs_alone():
     """Weights and inputs are eighths, which half precision has exactly; states are not."""
     layer = CIFGLayer(3, 5, 2)
     drawn(layer)
@@ -148,7 +147,7 @@ def brute_force(network: CIFGLanguageNetwork, longest: int) -> dict[tuple[int, .
     return found
 
 
-def test_joint_probabilities_are_products_of_the_steps() -> None:
+def test_joint_probabilities_are_products_of_the_steps():
     network = tiny()
     every = brute_force(network, 3)
     symbols = torch.tensor([[3, 0, 2, 4, 4], [3, 1, 4, 4, 4]])
@@ -158,7 +157,7 @@ def test_joint_probabilities_are_products_of_the_steps() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4, 40])
-def test_the_most_probable_are_those_of_brute_force(count: int) -> None:
+def test_the_most_probable_are_those_of_brute_force(count):
     network = tiny()
     every = brute_force(network, 4)
     expected = sorted(every, key=lambda letters: -every[letters])[:count]
@@ -168,7 +167,7 @@ def test_the_most_probable_are_those_of_brute_force(count: int) -> None:
     assert ranked.probabilities == pytest.approx([every[letters] for letters in expected], rel=1e-4)
 
 
-def test_a_narrow_search_says_that_it_is_none() -> None:
+def test_a_narrow_search_says_that_it_is_none():
     assert not most_probable(tiny(), 40, 4, width=2).exact
     assert len(most_probable(tiny(), 10_000, 2).sequences) == 1 + 3 + 9
 
@@ -193,9 +192,7 @@ class Chain(CIFGLanguageNetwork):
         ([0.60, 0.39, 0.0, 0.01], [0.25, 0.25, 0.0, 0.50], False),  # 0 has .3, and 1 may have .39
     ],
 )
-def test_a_narrow_search_is_exact_where_what_it_dropped_cannot_be_more_probable(
-    begun: list[float], zero: list[float], exact: bool
-) -> None:
+def test_a_narrow_search_is_exact_where_what_it_dropped_cannot_be_more_probable(begun, zero, exact):
     network = Chain(begun, zero, [0.0, 0.0, 0.0, 1.0])
     ranked = most_probable(network, 1, 20, width=1)
     assert ranked.sequences == [[0]]
@@ -204,7 +201,7 @@ def test_a_narrow_search_is_exact_where_what_it_dropped_cannot_be_more_probable(
     assert network.steps == 2  # 00 and 01 are less probable than 0
 
 
-def test_sequences_are_drawn_by_their_probability() -> None:
+def test_sequences_are_drawn_by_their_probability():
     """Nothing begins twice, so that the rest of each step's probability is shared out."""
     network, n = tiny(), 4000
     rows = sampled(network, n, 3, seeded())
@@ -220,13 +217,12 @@ def test_sequences_are_drawn_by_their_probability() -> None:
     assert not counts
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_what_cannot_be_is_refused():
     assert_refused("symbols=2", CIFGLanguageNetwork, 2)
     assert_refused("hidden=0", CIFGLanguageNetwork, 5, hidden=0)
 
 
 SOURCE = 'def documented():\n    """Return the {k}th number of a list. Raise an error otherwise."""\n'
-
 
 CHEAP = ["--data.clients", "3", "--data.held_out_users", "2", "--data.vocabulary", "8", "--data.batch_size", "4"]
 
@@ -238,7 +234,7 @@ NARROW = ["--model.network.hidden", "8", "--model.network.embedding", "4"]
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Path:
+def library(tmp_path):
     folder = tmp_path / "library"
     folder.mkdir()
     for k in range(5):
@@ -246,7 +242,7 @@ def library(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_loss_is_the_mean_over_the_symbols_that_are_there() -> None:
+def test_the_loss_is_the_mean_over_the_symbols_that_are_there():
     model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
     symbols = torch.tensor([[4, 0, 1, 2, 5], [4, 3, 5, 5, 5]])
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
@@ -256,7 +252,7 @@ def test_the_loss_is_the_mean_over_the_symbols_that_are_there() -> None:
     torch.testing.assert_close(-log_probabilities(model.network, symbols, mask), torch.stack(of_rows))
 
 
-def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path: Path) -> None:
+def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path):
     """Two batches of unlike sizes, by each sentence's joint probability; the next evaluation starts anew."""
     model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
     with torch.no_grad():
@@ -278,7 +274,7 @@ def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path: Path) ->
             assert 0 < zeros < count
 
 
-def test_what_it_makes_is_its_networks() -> None:
+def test_what_it_makes_is_its_networks():
     model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
     drawn = model.sample(20, 4, torch.Generator().manual_seed(0))
     assert drawn == sampled(model.network, 20, 4, torch.Generator().manual_seed(0))
@@ -289,9 +285,7 @@ def test_what_it_makes_is_its_networks() -> None:
 @pytest.mark.parametrize(
     ("config", "symbols", "noise"), [("docstrings_words", "11", True), ("docstrings_characters", "258", False)]
 )
-def test_it_trains_from_the_command_line(
-    config: str, symbols: str, noise: bool, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_trains_from_the_command_line(config, symbols, noise, library, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["fit", "--config", f"{config}.yaml"]
     words += ["--config", "algorithms/central_noise.yaml", "--federation.mechanism.bound", "0.2"] if noise else []
@@ -303,9 +297,7 @@ def test_it_trains_from_the_command_line(
     assert 0 <= row["accuracy"] <= 1
 
 
-def test_other_symbols_than_the_datas_are_refused(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_symbols_than_the_datas_are_refused(library, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--config", "docstrings_words.yaml", "--data.library", str(library), *CHEAP, *NARROW]) == 2
     assert "the data have 11 symbols, the network 2003: set its symbols to 11" in capsys.readouterr().err

@@ -76,7 +76,7 @@ class ChoosyByHand(Choosy):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+    def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(self.loss(batch))
@@ -126,7 +126,7 @@ class Witness(Callback):
 
 
 @pytest.mark.parametrize("every", [1, 2], ids=["each batch", "accumulated"])
-def test_minus_one_ends_the_clients_epoch_alone(every: int) -> None:
+def test_minus_one_ends_the_clients_epoch_alone(every):
     """Each client at another batch, one at its first, one never; the later ones are trained all the same."""
     module, witness = Choosy(), Witness()
     reference = PlainLoop(choosy_work(every), batches=numbered).run(module, 3)
@@ -137,14 +137,14 @@ def test_minus_one_ends_the_clients_epoch_alone(every: int) -> None:
     assert sorted(witness.started) == sorted([*first, (0, 10), (1, 0), (3, 5)] * 3)
 
 
-def test_minus_one_with_manual_optimization() -> None:
+def test_minus_one_with_manual_optimization():
     module = ChoosyByHand()
     reference = PlainLoop(choosy_work(1), batches=numbered).run(module, 3)
     fit(module, institutions(), rounds=3)
     assert_same(module, reference)
 
 
-def test_the_hook_sees_each_batch_with_its_number_at_its_client() -> None:
+def test_the_hook_sees_each_batch_with_its_number_at_its_client():
     module = Choosy()
     module.limits = dict.fromkeys(range(4), 99)
     fit(module, institutions(), rounds=1)
@@ -152,7 +152,7 @@ def test_the_hook_sees_each_batch_with_its_number_at_its_client() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_one_client_is_lightning_itself(every: int) -> None:
+def test_one_client_is_lightning_itself(every):
     """Momentum goes on from epoch to epoch; the scheduler between epochs runs, though each was ended early."""
 
     class Scheduled(Choosy):
@@ -171,7 +171,7 @@ def test_one_client_is_lightning_itself(every: int) -> None:
     assert trainer.global_step == plain.global_step
 
 
-def test_a_round_whose_last_client_is_ended_is_validated() -> None:
+def test_a_round_whose_last_client_is_ended_is_validated():
     class Validated(Numbered):
         def val_dataloader(self) -> DataLoader[Any]:
             return DataLoader(self.dataset, batch_size=5)
@@ -180,7 +180,7 @@ def test_a_round_whose_last_client_is_ended_is_validated() -> None:
     assert "val_loss/client/h3" in trainer.callback_metrics
 
 
-def test_what_was_logged_is_the_mean_of_what_was_trained_on() -> None:
+def test_what_was_logged_is_the_mean_of_what_was_trained_on():
     class Counting(Choosy):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             self.log("row", batch[3][0].double(), on_step=False, on_epoch=True, batch_size=1)
@@ -197,13 +197,13 @@ LEARNING = [FedAvg, SCAFFOLD, FedProx, FedDyn, FedNova, Ditto, APFL, FedLA, Expe
 
 
 @pytest.mark.parametrize("algorithm", LEARNING, ids=lambda a: a.__name__)
-def test_a_client_without_a_step_has_learnt_nothing(algorithm: Any) -> None:
+def test_a_client_without_a_step_has_learnt_nothing(algorithm):
     """It counts with its records, and its private state stays what it was."""
     states: list[dict[str, Any]] = []
 
     class Watch(Callback):
         def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-            state = trainer.callbacks[0].state_dict()["clients"]  # type: ignore[attr-defined]
+            state = trainer.callbacks[0].state_dict()["clients"]
             states.append({k: copy.deepcopy(c["algorithm"]) for k, c in state.items()})
 
     class Later(Choosy):
@@ -223,7 +223,7 @@ def test_a_client_without_a_step_has_learnt_nothing(algorithm: Any) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("sites", [LaplaceSites, SampleMoments])
-def test_a_site_of_too_few_steps_stays_what_it_was(sites: Any, tied: bool) -> None:
+def test_a_site_of_too_few_steps_stays_what_it_was(sites, tied):
     """Also in the first round, where sites wait for the normalisers; and where no client takes a step at all."""
 
     class Short(Choosy):
@@ -252,7 +252,7 @@ class Interpolating(Algorithm):
         return self.Report(change=client.change)
 
 
-def test_what_follows_a_step_follows_the_last_one_once() -> None:
+def test_what_follows_a_step_follows_the_last_one_once():
     """The batch at which a client is ended is no step: nothing is interpolated twice."""
 
     def work(local: Choosy, batches: list[Any], client: int, round_: int) -> None:
@@ -304,7 +304,7 @@ def lightnings_rows(epochs: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"local_epochs": 2}, {"local_steps": 8}], ids=str)
-def test_a_sampler_is_told_the_clients_pass(options: dict[str, int]) -> None:
+def test_a_sampler_is_told_the_clients_pass(options):
     """A pass over one institution's data is an epoch of Lightning's: 4 batches."""
     module = Noting()
     fit(module, Institutions({"h0": Distributed(0)}, **options), rounds=4 if not options else 2)
@@ -313,7 +313,7 @@ def test_a_sampler_is_told_the_clients_pass(options: dict[str, int]) -> None:
     assert len({str(rows[i : i + 4]) for i in range(0, 16, 4)}) == 4
 
 
-def test_a_held_out_sampler_is_told_the_epoch() -> None:
+def test_a_held_out_sampler_is_told_the_epoch():
     class HeldOut(Numbered):
         def val_dataloader(self) -> DataLoader[Any]:
             sampler = DistributedSampler(self.dataset, num_replicas=2, rank=1, seed=3)
@@ -352,7 +352,7 @@ class Searching(Quasi):
 
 
 @pytest.mark.parametrize("kind", [Quasi, Searching])
-def test_lbfgs_is_the_plain_loops(kind: type[Quasi]) -> None:
+def test_lbfgs_is_the_plain_loops(kind):
     def work(local: Quasi, batches: list[Any], client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()
         for batch in batches:
@@ -374,14 +374,14 @@ def test_lbfgs_is_the_plain_loops(kind: type[Quasi]) -> None:
 @pytest.mark.parametrize(
     "algorithm", [FedProx(), SCAFFOLD(), FedDyn(), FedLA(), MOON("body.0"), ExpectationPropagation()]
 )
-def test_lbfgs_does_not_see_what_an_algorithm_adds(algorithm: Any) -> None:
+def test_lbfgs_does_not_see_what_an_algorithm_adds(algorithm):
     """Its values of the loss lack the added terms, and a path of gradients would hold those of its line search."""
     name = type(algorithm).__name__
     with pytest.raises(UserError, match=rf"{name} .* LBFGS .*: let configure_optimizers give another, such as Adam"):
         fit(Searching(), federation(), rounds=1, algorithm=algorithm)
 
 
-def test_lbfgs_where_several_ranks_train_one_client_blames_no_algorithm() -> None:
+def test_lbfgs_where_several_ranks_train_one_client_blames_no_algorithm():
     plain = PlainFederation(
         FedAvg(),
         torch.nn.Linear(3, 1),
@@ -406,7 +406,7 @@ def test_lbfgs_where_several_ranks_train_one_client_blames_no_algorithm() -> Non
     ids=["learning rate", "batch size"],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_finders_are_refused(finder: Any, sentence: str, first: bool) -> None:
+def test_finders_are_refused(finder, sentence, first):
     callbacks = [finder(), FederationCallback()] if first else [FederationCallback(), finder()]
     off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
     trainer = Trainer(max_epochs=1, accelerator="cpu", precision="64-true", callbacks=callbacks, **off)

@@ -132,7 +132,7 @@ def slope_forwards(net: nn.Sequential, b: Any) -> Tensor:
 
 @pytest.mark.parametrize("loss", [entropy, in_place, slope_beside])
 @pytest.mark.parametrize("at_once", [256, 4])
-def test_gradients_without_copies_are_those_of_a_loop(loss: Any, at_once: int) -> None:
+def test_gradients_without_copies_are_those_of_a_loop(loss, at_once):
     net, b = network(), batch()
     of_records = lambda records: loss(net, records)  # noqa: E731
     expected = by_loop(net, of_records, b)
@@ -162,7 +162,7 @@ def test_gradients_without_copies_are_those_of_a_loop(loss: Any, at_once: int) -
         slope_forwards,
     ],
 )
-def test_whatever_else_weights_do_is_noticed(loss: Any) -> None:
+def test_whatever_else_weights_do_is_noticed(loss):
     """Copies are taken then, and the gradients are right again."""
     net, b = network(), batch()
     before = dict(net[2]._parameters)
@@ -174,7 +174,7 @@ def test_whatever_else_weights_do_is_noticed(loss: Any) -> None:
     assert "forward" not in vars(net[2])
 
 
-def test_layers_that_are_not_by_themselves_have_copies() -> None:
+def test_layers_that_are_not_by_themselves_have_copies():
     class Own(nn.Linear):
         pass
 
@@ -186,7 +186,7 @@ def test_layers_that_are_not_by_themselves_have_copies() -> None:
     assert LinearLayers.of(net).parameters == list(net[4].parameters())
 
 
-def test_under_autocast_they_are_the_same_up_to_its_rounding() -> None:
+def test_under_autocast_they_are_the_same_up_to_its_rounding():
     net, (x, y) = network().float(), batch()
     seen: set[torch.dtype] = set()
 
@@ -205,7 +205,7 @@ def test_under_autocast_they_are_the_same_up_to_its_rounding() -> None:
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_under_autocast_no_record_passes_the_bound(copies: bool) -> None:
+def test_under_autocast_no_record_passes_the_bound(copies):
     """The sum of clipped gradients is taken in their own precision."""
     net, (x, y) = network().float(), batch()
     gradients = ClippedGradients(net, lambda b: 100 * entropy(net, b), 1.0)
@@ -216,7 +216,7 @@ def test_under_autocast_no_record_passes_the_bound(copies: bool) -> None:
     assert [float(each.double().norm()) for each in sums] == pytest.approx([1.0] * RECORDS, rel=1e-6)
 
 
-def test_a_network_that_trains_something_else_is_noticed() -> None:
+def test_a_network_that_trains_something_else_is_noticed():
     net = network()
     gradients = ClippedGradients(net, lambda b: entropy(net, b), 1.0)
     assert gradients.current
@@ -229,7 +229,7 @@ def test_a_network_that_trains_something_else_is_noticed() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("size", [9, 300])
-def test_outer_products_are_what_is_written_out(bias: bool, size: int) -> None:
+def test_outer_products_are_what_is_written_out(bias, size):
     d, x = (torch.randn(RECORDS, n, generator=torch.Generator().manual_seed(n)) for n in (4, size))
     products, weights = OuterProducts(d, x, bias), torch.rand(RECORDS, dtype=torch.float64)
     outer = d[:, :, None] * x[:, None, :]
@@ -240,7 +240,7 @@ def test_outer_products_are_what_is_written_out(bias: bool, size: int) -> None:
     torch.testing.assert_close(products.weighted_sums(weights, clean=True), sums, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_not_finite_has_no_part_where_nobody_waits_for_an_answer() -> None:
+def test_what_is_not_finite_has_no_part_where_nobody_waits_for_an_answer():
     """On an accelerator it is not asked whether all is finite: a weight of 0 then takes such a record out."""
     d, x = torch.randn(RECORDS, 4), torch.randn(RECORDS, 9)
     weights = torch.rand(RECORDS, dtype=torch.float64)
@@ -256,7 +256,7 @@ def test_what_is_not_finite_has_no_part_where_nobody_waits_for_an_answer() -> No
         torch.testing.assert_close(sums, expected.weighted_sums(weights[kept], clean=True))
 
 
-def test_a_weight_below_single_precision_is_not_rounded() -> None:
+def test_a_weight_below_single_precision_is_not_rounded():
     """A gradient of 1e38, clipped to 1e-3: the weight alone would lose three digits."""
     products = OuterProducts(torch.full((1, 1), 1e19), torch.full((1, 1), 1e19), bias=False)
     (found,) = products.weighted_sums(torch.tensor([1e-41], dtype=torch.float64), clean=True)
@@ -264,7 +264,7 @@ def test_a_weight_below_single_precision_is_not_rounded() -> None:
 
 
 @pytest.mark.parametrize("kind", ["written", "outer"])
-def test_in_half_precision_one_record_moves_the_sum_by_no_more_than_the_bound(kind: str) -> None:
+def test_in_half_precision_one_record_moves_the_sum_by_no_more_than_the_bound(kind):
     """Two hundred alike gradients, each clipped to 1; their sums round to a half near 100."""
     d = torch.tensor([[0.71, 0.37, 0.53]], dtype=torch.bfloat16).repeat(200, 1)
     x = torch.tensor([[0.91, 1.13]], dtype=torch.bfloat16).repeat(200, 1)
@@ -276,7 +276,7 @@ def test_in_half_precision_one_record_moves_the_sum_by_no_more_than_the_bound(ki
     assert float((total(200) - total(199)).norm()) <= 1 + 1e-4
 
 
-def test_gradients_are_taken_as_they_lie_in_memory() -> None:
+def test_gradients_are_taken_as_they_lie_in_memory():
     lying = torch.randn(RECORDS, 2, 5, 3, 4).permute(0, 3, 1, 4, 2)
     weights = torch.rand(RECORDS, dtype=torch.float64)
     (found,) = Written(lying).weighted_sums(weights, clean=True)
@@ -292,7 +292,7 @@ def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return F.cross_entropy(x[None], y[None]), x[:, None] * x, torch.ones(3)
 
 
-def test_it_is_vmap_and_its_results_have_gradients() -> None:
+def test_it_is_vmap_and_its_results_have_gradients():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 4, generator=generator, requires_grad=True)
     y = torch.randint(4, (5,), generator=generator)
@@ -303,19 +303,19 @@ def test_it_is_vmap_and_its_results_have_gradients() -> None:
         torch.testing.assert_close(slope, (x.softmax(1) - F.one_hot(y, 4)).detach())
 
 
-def test_rows_have_random_numbers_of_their_own() -> None:
+def test_rows_have_random_numbers_of_their_own():
     (found,) = row_by_row(lambda x: (torch.rand(()) + 0 * x,), torch.zeros(50))
     assert len(set(found.tolist())) == 50
 
 
-def test_transforms_within_see_one_row() -> None:
+def test_transforms_within_see_one_row():
     x = torch.arange(3.0)
     (found,) = row_by_row(lambda row: (torch.func.grad(lambda z: z**3)(row),), x)
     torch.testing.assert_close(found, 3 * x**2)
 
 
 @pytest.mark.parametrize("number", [float, bool])
-def test_numbers_are_not_to_be_had_and_a_failure_leaves_nothing_behind(number: type) -> None:
+def test_numbers_are_not_to_be_had_and_a_failure_leaves_nothing_behind(number):
     def failing(x: Tensor) -> Sequence[Tensor]:
         return (x * number(x),)
 

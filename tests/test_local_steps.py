@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ class Scheduled(Regression):
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
 @pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_schedulers_run_with_the_client_or_with_the_rounds(interval: str, optimizer_state: str) -> None:
+def test_schedulers_run_with_the_client_or_with_the_rounds(interval, optimizer_state):
     momentum: dict[int, Any] = {}
     steps: dict[int, int] = {}
 
@@ -66,7 +65,7 @@ def test_schedulers_run_with_the_client_or_with_the_rounds(interval: str, optimi
     assert_same(module, reference)
 
 
-def test_a_schedule_per_client_and_one_per_round_side_by_side() -> None:
+def test_a_schedule_per_client_and_one_per_round_side_by_side():
     """Manual optimization: the discriminator's schedule is the client's, the generator's runs with the rounds."""
 
     class BothSchedules(TwoOptimizers):
@@ -105,7 +104,7 @@ def accumulated(every: int) -> Any:
     return work
 
 
-def test_accumulated_gradients_never_cross_clients() -> None:
+def test_accumulated_gradients_never_cross_clients():
     """Segments of 3, 1, 5 and 2 batches, by threes."""
     module = Regression()
     reference = PlainLoop(accumulated(3)).run(module, 4)
@@ -114,7 +113,7 @@ def test_accumulated_gradients_never_cross_clients() -> None:
     assert trainer.global_step == 4 * (1 + 1 + 2 + 1)
 
 
-def test_an_accumulation_schedule_counts_within_clients_too() -> None:
+def test_an_accumulation_schedule_counts_within_clients_too():
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         accumulated(1 if round_ < 2 else 2)(local, batches, client, round_)
 
@@ -124,7 +123,7 @@ def test_an_accumulation_schedule_counts_within_clients_too() -> None:
     assert_same(module, reference)
 
 
-def test_a_restart_forgets_what_was_accumulated() -> None:
+def test_a_restart_forgets_what_was_accumulated():
     class Restarting(FedAvg):
         def train(self, client: Client, sent: Broadcast) -> Message:
             client.fit(sent["parameters"], steps=3)
@@ -146,7 +145,7 @@ def test_a_restart_forgets_what_was_accumulated() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
-def test_clipping_comes_after_the_algorithm_has_changed_the_gradients(algorithm: str) -> None:
+def test_clipping_comes_after_the_algorithm_has_changed_the_gradients(algorithm):
     clip = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}[algorithm]
 
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
@@ -187,7 +186,7 @@ class RootMeanSquare(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
-def test_an_extra_loss_joins_a_loss_that_is_a_square_root() -> None:
+def test_an_extra_loss_joins_a_loss_that_is_a_square_root():
     class Ridge(FedAvg):
         def train(self, client: Client, sent: Broadcast) -> Message:
             weight = client.module.get_parameter("body.weight")
@@ -220,7 +219,7 @@ class OnServer(Algorithm):
         yield from ()
 
 
-def test_automatic_optimization_equals_a_plain_loop() -> None:
+def test_automatic_optimization_equals_a_plain_loop():
     module = Regression(dropout=0.2, batch_norm=True)
     plain = copy.deepcopy(module).double().train()
     fit(module, federation(), rounds=3, algorithm=OnServer())
@@ -235,7 +234,7 @@ def test_automatic_optimization_equals_a_plain_loop() -> None:
         assert torch.equal(value, module.state_dict()[name]), name
 
 
-def test_manual_optimization_equals_a_plain_loop() -> None:
+def test_manual_optimization_equals_a_plain_loop():
     module = TwoOptimizers()
     plain = copy.deepcopy(module).double().train()
     fit(module, federation(), rounds=2, algorithm=OnServer())
@@ -253,7 +252,7 @@ def test_manual_optimization_equals_a_plain_loop() -> None:
             torch.testing.assert_close(value, module.state_dict()[name], msg=name)
 
 
-def test_validation_sees_what_the_server_learned() -> None:
+def test_validation_sees_what_the_server_learned():
     """The round is finished when validation begins, in inference mode and evaluation mode."""
     module = Regression()
     before = copy.deepcopy(module.state_dict())
@@ -262,7 +261,7 @@ def test_validation_sees_what_the_server_learned() -> None:
     assert module.trainer.callback_metrics["val_loss"] > 0
 
 
-def test_where_nobody_works_nothing_is_learned() -> None:
+def test_where_nobody_works_nothing_is_learned():
     class Idle(OnServer):
         def round(self, server: Server) -> Rounds:
             yield from ()
@@ -275,7 +274,7 @@ def test_where_nobody_works_nothing_is_learned() -> None:
 
 
 @pytest.mark.parametrize("killed_after", [1, 2])
-def test_distilled_sites_resume_bit_by_bit(tmp_path: Path, killed_after: int) -> None:
+def test_distilled_sites_resume_bit_by_bit(tmp_path, killed_after):
     def module() -> Any:
         torch.manual_seed(0)
         return Known(lr=0.3)
@@ -293,7 +292,7 @@ def test_distilled_sites_resume_bit_by_bit(tmp_path: Path, killed_after: int) ->
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
-def test_the_server_trains_on_samples_of_all_sites_in_proportion_to_their_records() -> None:
+def test_the_server_trains_on_samples_of_all_sites_in_proportion_to_their_records():
     module = Known()
     fit(
         module,
@@ -314,7 +313,7 @@ class OneCycle(LightningModule):
         self.weight = torch.nn.Parameter(torch.zeros(3))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        rates.append(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
+        rates.append(self.optimizers().param_groups[0]["lr"])
         return (batch[0] @ self.weight - 1).square().mean()
 
     def configure_optimizers(self) -> Any:
@@ -357,14 +356,14 @@ def cycle(steps: int) -> list[float]:
     return own
 
 
-def test_a_client_goes_through_one_whole_cycle_in_every_round() -> None:
+def test_a_client_goes_through_one_whole_cycle_in_every_round():
     fit_estimated(local_steps=7)
     assert rates == pytest.approx(cycle(7) * 2 * 3)
     fit_estimated()
     assert rates == pytest.approx(cycle(4) * 2 * 3)  # 20 records in batches of 5
 
 
-def test_a_client_that_keeps_its_schedule_goes_through_one_in_all_rounds() -> None:
+def test_a_client_that_keeps_its_schedule_goes_through_one_in_all_rounds():
     whole = cycle(7 * 3)
     rounds = [whole[7 * r : 7 * (r + 1)] for r in range(3)]
     expected = [rate for own in rounds for rate in own * 2]
@@ -383,7 +382,7 @@ def test_a_client_that_keeps_its_schedule_goes_through_one_in_all_rounds() -> No
         ({"local_steps": 7, "accumulate": 2}, 4),  # a client's last batch always steps
     ],
 )
-def test_the_estimate(options: dict[str, Any], steps: int) -> None:
+def test_the_estimate(options, steps):
     assert fit_estimated(**options).estimate == steps
 
 
@@ -392,7 +391,7 @@ class Stream(IterableDataset):
         return iter([(torch.ones(3),)] * 10)
 
 
-def test_what_nobody_knows_is_refused() -> None:
+def test_what_nobody_knows_is_refused():
     data = FederatedDataModule.from_datasets([Stream()], batch_size=5)
     with pytest.raises(UserError, match=r"batches is not known: .* set the data module's local_steps"):
         trainer().fit(OneCycle(), datamodule=data)
