@@ -9,7 +9,6 @@ import threading
 from collections import Counter, deque
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +21,7 @@ from lit_epgan.engine.own import same
 from tests.refusals import assert_refused
 
 
-def loaded(state: Any) -> Any:
-    """A state after a checkpoint."""
+def loaded(state):
     buffer = io.BytesIO()
     torch.save(state, buffer)
     buffer.seek(0)
@@ -63,8 +61,7 @@ class Inner(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        out: Tensor = self.linear(x) * (1 + 0.01 * self.calls)
-        return out
+        return self.linear(x) * (1 + 0.01 * self.calls)
 
 
 class Net(nn.Module):
@@ -77,7 +74,7 @@ class Net(nn.Module):
         self.pool: list[Tensor] = []
         self.same_pool = self.pool
         self.last: deque[tuple[Tensor, int]] = deque(maxlen=2)
-        self.counts: dict[Any, int] = {"even": 0}
+        self.counts = {"even": 0}
         self.words: Counter[str] = Counter()
         self.seen: set[int] = set()
         self.rng = np.random.default_rng(0)
@@ -136,7 +133,7 @@ def test_what_a_module_remembers_is_the_clients(backwards, saved):
     net = made()
     initial = copy.deepcopy(net.state_dict())
     apart = {k: made() for k in range(3)}
-    attributes, own = Attributes(net), dict[int, Any]()
+    attributes, own = Attributes(net), {}
     for round_, cohort in enumerate([[0, 1], [2], [1, 2, 0], [0, 2]]):
         attributes.round_begins()
         for k in cohort[::-1] if backwards else cohort:
@@ -206,36 +203,6 @@ def test_the_servers_objects_are_laid_aside_and_come_back():
     assert (net.extra, net.inner.more) == ([1], 2)
     assert not hasattr(net, "steps")
     assert not hasattr(net, "rate")
-
-
-def test_a_cache_of_modules_and_functions_is_left_alone():
-    """As one of compiled networks is, which fills when the first client trains."""
-    net = made()
-    net.compiled, net.hooks = {}, []
-    attributes = Attributes(net)
-    attributes.begin(None)
-    compiled = nn.Sequential(net.inner)
-    net.compiled["inner"] = compiled
-    net.hooks.append(torch.tanh)
-    attributes.collect()
-    attributes.clear()
-    attributes.round_begins()
-    attributes.begin(None)
-    assert net.compiled["inner"] is compiled
-    assert net.hooks == [torch.tanh]
-
-
-def test_an_attribute_that_becomes_a_parameter_or_a_module_is_not_put_back():
-    net = made()
-    net.head = net.gain = None
-    attributes = Attributes(net)
-    attributes.begin(None)
-    net.head, net.gain = nn.Linear(1, 1), nn.Parameter(torch.ones(1))
-    own, _ = attributes.collect()
-    assert own == {}
-    attributes.begin(own)
-    assert isinstance(net.head, nn.Linear)
-    assert isinstance(net.gain, nn.Parameter)
 
 
 def test_what_changes_between_rounds_is_what_a_client_starts_with():
@@ -313,9 +280,30 @@ def test_what_belongs_to_others_is_left_alone():
     assert net.late_view.data_ptr() == net.inner.linear.bias.data_ptr()
     assert bool((net.view == 3).all())
     assert net.layers == [net.inner]
-
-
-# What cannot be copied, or kept ---------------------------------------------------------------------------------------
+    # As one of compiled networks is, which fills when the first client trains.
+    net = made()
+    net.compiled, net.hooks = {}, []
+    attributes = Attributes(net)
+    attributes.begin(None)
+    compiled = nn.Sequential(net.inner)
+    net.compiled["inner"] = compiled
+    net.hooks.append(torch.tanh)
+    attributes.collect()
+    attributes.clear()
+    attributes.round_begins()
+    attributes.begin(None)
+    assert net.compiled["inner"] is compiled
+    assert net.hooks == [torch.tanh]
+    net = made()
+    net.head = net.gain = None
+    attributes = Attributes(net)
+    attributes.begin(None)
+    net.head, net.gain = nn.Linear(1, 1), nn.Parameter(torch.ones(1))
+    own, _ = attributes.collect()
+    assert own == {}
+    attributes.begin(own)
+    assert isinstance(net.head, nn.Linear)
+    assert isinstance(net.gain, nn.Parameter)
 
 
 @pytest.mark.parametrize("made_of", [lambda: (i for i in range(9)), "file"])
@@ -364,10 +352,8 @@ def test_objects_that_a_client_makes_are_pooled_and_not_kept():
         collected.append(live)
     attributes.pool(collected)
     assert [each.x for each in net.pool] == [0, 1]
-    assert (
-        "pool` of Net changed during a client and starts afresh in each of its rounds: it holds a SimpleNamespace"
-        in (attributes.shared()[0])
-    )
+    afresh = "pool` of Net changed during a client and starts afresh in each of its rounds: it holds a SimpleNamespace"
+    assert afresh in attributes.shared()[0]
 
 
 def test_what_does_not_fit_any_more_is_named():
@@ -379,9 +365,6 @@ def test_what_does_not_fit_any_more_is_named():
     net.buffer_ = None
     attributes.round_begins()
     assert_refused(r"keeps in buffer_ of Net does not fit it any more: a kept object", attributes.begin, own)
-
-
-# What all have gathered -----------------------------------------------------------------------------------------------
 
 
 class Meter:

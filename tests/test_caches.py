@@ -37,7 +37,6 @@ def assert_found_or_equal(file: Path) -> None:
 
 
 def test_cached_features_with_a_changed_byte_are_made_again(cache, caplog):
-    torch.manual_seed(0)
     extractor, images = image_classifiers.DigitsClassifier().eval(), torch.rand(8, 1, 8, 8)
 
     def seen() -> Reference:
@@ -58,9 +57,8 @@ def test_cached_features_with_a_changed_byte_are_made_again(cache, caplog):
 def test_a_cached_classifier_with_a_changed_byte_is_trained_again(cache, monkeypatch):
     monkeypatch.setattr(image_classifiers.DigitsClassifier, "least_accuracy", -1)
     trained: list[int] = []
-    monkeypatch.setattr(
-        image_classifiers, "train", lambda *_: trained.append(1) or image_classifiers.DigitsClassifier()
-    )
+    classifier = image_classifiers.DigitsClassifier
+    monkeypatch.setattr(image_classifiers, "train", lambda *_: trained.append(1) or classifier())
     image_classifiers.digits_classifier()
     (file,) = cache.iterdir()
     assert_found_or_equal(file)
@@ -124,7 +122,6 @@ def test_two_processes_that_keep_the_same_do_not_write_to_one_file(cache, monkey
     save_tensors(TENSORS, path)
     assert not caplog.records  # the first has found its own file where it left it
     found = load_tensors(path, TENSORS)
-    assert found is not None
     assert torch.equal(found["b"], TENSORS["b"])
     assert [each.name for each in cache.iterdir()] == ["x.pt"]
 

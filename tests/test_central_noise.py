@@ -2,7 +2,6 @@
 
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -37,7 +36,7 @@ NUMBERS = st.one_of(
 )
 
 
-def begun(mechanism: CentralNoise, exchanges: int = 1, sampler: Sampler | None = None, **more: Any) -> CentralNoise:
+def begun(mechanism: CentralNoise, exchanges: int = 1, sampler: Sampler | None = None, **more) -> CentralNoise:
     mechanism.begin(Plan(sampler if sampler is not None else Everyone(), 100, exchanges, **({"data": "data"} | more)))
     return mechanism
 
@@ -58,11 +57,8 @@ def summed(*reports: Report) -> Total:
 @example([1e38], [0.0], 0.0, 1 / 64)  # by a factor of so few digits in single precision that it passed the bound
 def test_no_report_moves_a_sum_by_more_than_the_bound(change, factor, weight, bound):
     """Huge, sparse, not finite, heavy: the report of an honest client's mechanism has weight 1 and a norm of S."""
-    report = {
-        "parameters": Weighted(torch.tensor(change), weight),
-        "site": torch.tensor(factor, dtype=torch.float64),
-        "weight": Count(weight, True),
-    }
+    site = torch.tensor(factor, dtype=torch.float64)
+    report = {"parameters": Weighted(torch.tensor(change), weight), "site": site, "weight": Count(weight, True)}
     bounded = CentralNoise(bound, 1.0).at_client(report, {})
     assert float(flat_norm(bounded)) <= bound * (1 + 1e-6)
     total = summed(bounded)
@@ -71,11 +67,15 @@ def test_no_report_moves_a_sum_by_more_than_the_bound(change, factor, weight, bo
     assert float(total["weight"]) in (0.0, 1.0)
 
 
-def test_what_is_smaller_stays_as_it_is():
+def test_what_is_smaller_stays_and_half_precision_is_clipped_to_the_bound():
     report = {"parameters": Weighted(torch.tensor([0.3, 0.4]), 7.0), "weight": Count(7.0, True)}
     bounded = CentralNoise(0.6, 1.0).at_client(report, {})
     assert bounded["parameters"].tensor.tolist() == report["parameters"].tensor.tolist()
     assert bounded["weight"] == Count(1.0, True)
+    mechanism = begun(CentralNoise(1.0, 1.0))
+    report = {"x": torch.randn(10_000, generator=torch.Generator().manual_seed(0)).bfloat16()}
+    sent = mechanism.at_client(report, {})["x"]
+    assert float(sent.double().norm()) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_the_noise_is_as_large_as_it_is_said_to_be():
@@ -90,14 +90,6 @@ def test_the_noise_is_as_large_as_it_is_said_to_be():
     assert abs(float(torch.corrcoef(torch.stack([again, noised["parameters"]]))[0, 1])) < 0.02
 
 
-def test_noise_with_a_seed_repeats_and_says_so():
-    first, second = (
-        begun(CentralNoise(1.0, 1.0, noise_seed=3)).at_server(summed({"x": torch.zeros(9)}), 1)["x"] for _ in range(2)
-    )
-    assert torch.equal(first, second)
-    assert "whoever knows noise_seed can take it off" in str(begun(CentralNoise(1.0, 1.0, noise_seed=3)).guarantee())
-
-
 def test_all_that_is_planned_is_promised_and_what_is_made_is_counted():
     mechanism = begun(CentralNoise(1.0, 4.0), 10, FixedSize(10))
     planned = Releases(4.0, 10, "fixed", 0.1, 100)
@@ -107,38 +99,36 @@ def test_all_that_is_planned_is_promised_and_what_is_made_is_counted():
         mechanism.round_begins(number)
         mechanism.at_server(summed({"x": torch.zeros(2)}), 10)
     assert mechanism.spent().epsilon == spent([planned.times(3)], 1e-5).epsilon
+    mechanism = CentralNoise(1.0, 4.0)
+    promised = str(begun(mechanism, 10, mechanism.sampler(FixedSize(10))).guarantee())
+    assert str(spent([Releases(4.0, 10, "fixed", 0.1, 100)], 1e-5)) in promised
 
 
-def test_the_noise_multiplier_follows_from_a_target():
+def test_the_noise_multiplier_follows_from_a_target_and_noise_with_a_seed_repeats():
     mechanism = begun(CentralNoise(1.0, target_epsilon=2.0), 20)
     noised = mechanism.at_server(summed({"x": torch.zeros(100_000)}), 1)["x"]
     z = float(noised.std())
     assert spent([Releases(z, 20)], 1e-5).epsilon == pytest.approx(2.0, rel=0.03)
+    first, second = (
+        begun(CentralNoise(1.0, 1.0, noise_seed=3)).at_server(summed({"x": torch.zeros(9)}), 1)["x"] for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    assert "whoever knows noise_seed can take it off" in str(begun(CentralNoise(1.0, 1.0, noise_seed=3)).guarantee())
 
 
 def test_how_many_coins_said_yes_is_not_given_away():
-    mechanism = begun(CentralNoise(1.0, 1.0), 1, Poisson(0.3))
-    report = {"parameters": Weighted(torch.ones(2)), "weight": Count(1.0, True)}
-    assert float(mechanism.at_server(summed(report, report), 2)["weight"]) == pytest.approx(30)
-    mechanism.round_begins(1)
-    with pytest.raises(UserError, match="counts 'known' among those who take part"):
-        mechanism.at_server(summed(report, {**report, "known": Count(1.0)}), 2)
-    assert_refused("too often", begun, CentralNoise(1.0, 1.0), 1, Poisson(0.01))
-
-
-def test_cohorts_that_nobody_can_account_for_are_refused():
-    assert_refused("Chains have no accountant", begun, CentralNoise(1.0, 1.0), 1, Chains(2))
-
-
-def test_a_client_of_a_random_cohort_that_does_not_answer_ends_nothing():
-    """Counts are of those who answered: two of three, where the expected number, 30, is told for both."""
+    """Counts are of those who answered: two, or two of three, where the expected number, 30, is told for both."""
     mechanism = begun(CentralNoise(1.0, 1.0), 1, Poisson(0.3))
     report = {"parameters": torch.ones(2), "weight": Count(1.0, True), "federation/weight": Count(1.0, True)}
-    total = mechanism.at_server(summed(report, report), 3)
-    assert (float(total["weight"]), float(total["federation/weight"])) == (pytest.approx(30), pytest.approx(30))
-    mechanism.round_begins(1)
-    with pytest.raises(UserError, match="counts 'known' among those who take part"):
-        mechanism.at_server(summed(report, {**report, "known": Count(1.0)}), 3)
+    for asked in (2, 3):
+        total = mechanism.at_server(summed(report, report), asked)
+        assert (float(total["weight"]), float(total["federation/weight"])) == (pytest.approx(30), pytest.approx(30))
+        mechanism.round_begins(asked)
+        counted = summed(report, {**report, "known": Count(1.0)})
+        assert_refused("counts 'known' among those who take part", mechanism.at_server, counted, asked)
+        mechanism.round_begins(asked + 2)
+    assert_refused("too often", begun, CentralNoise(1.0, 1.0), 1, Poisson(0.01))
+    assert_refused("Chains have no accountant", begun, CentralNoise(1.0, 1.0), 1, Chains(2))
 
 
 @pytest.mark.parametrize("sampler", [FixedSize(10), Poisson(0.3)], ids=lambda s: type(s).__name__)
@@ -151,17 +141,14 @@ def test_a_drawn_cohort_is_asked_once_a_round(sampler):
     begun(CentralNoise(1.0, 1.0), 4, FixedSize(100), rounds=range(3))
 
 
-def test_a_release_is_in_the_ledger_before_it_is_made(tmp_path, monkeypatch):
+def test_a_release_is_in_the_ledger_before_it_is_made_and_a_budget_needs_one(tmp_path, monkeypatch):
     mechanism = begun(CentralNoise(1.0, 1.0), 2, folder=tmp_path)
     monkeypatch.setattr("lit_epgan.privacy.central.secure_normal", lambda n: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         mechanism.at_server(summed({"x": torch.zeros(2)}), 1)
     (account,) = the_ledger().read().accounts.values()
     assert (account.made, account.planned.count) == (1, 2)
-
-
-def test_a_budget_without_a_ledger_is_refused():
-    """Where nobody says which data these are, no file could keep it."""
+    # where nobody says which data these are, no file could keep it
     with pytest.raises(UserError, match="budget needs a ledger: give CentralNoise ledger=FILE"):
         begun(CentralNoise(1.0, 4.0, budget=8.0), data=None)
 
@@ -180,13 +167,6 @@ def test_a_budget_without_a_ledger_is_refused():
 )
 def test_what_cannot_be_is_refused(settings, named):
     assert_refused(named, CentralNoise, **settings)
-
-
-def test_a_report_in_half_precision_is_clipped_to_the_bound_and_not_above():
-    mechanism = begun(CentralNoise(1.0, 1.0))
-    report = {"x": torch.randn(10_000, generator=torch.Generator().manual_seed(0)).bfloat16()}
-    sent = mechanism.at_client(report, {})["x"]
-    assert float(sent.double().norm()) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_shares_of_the_noise_add_up():
@@ -227,12 +207,16 @@ def test_the_bound_goes_to_the_quantile_of_the_norms():
         assert set(total.sums) == {"x", "weight"}
 
 
-def test_a_round_that_nobody_answers_tells_the_bound_noise_alone():
+def test_without_an_answer_or_a_finite_one_the_bound_stays():
     state: dict[str, torch.Tensor] = {}
     mechanism = begun(AdaptiveNoise(1.0, 3.0, rate=0.2, noise_seed=0), state=state)
     assert not mechanism.at_server(Total(), 100).sums
     assert float(state["privacy.bound"]) == pytest.approx(1.0, rel=0.1)  # rate times noise of 5 on a count of 100
     assert float(state["privacy.bound"]) != 1
+    mechanism = begun(AdaptiveNoise(1.0, 3.0))
+    sent = mechanism.at_client({"x": torch.tensor([float("nan"), 1.0])}, mechanism.broadcast())
+    assert sent["x"].tolist() == [0, 0]
+    assert sent["privacy/below"].tolist() == [-0.5]
 
 
 def test_both_noises_together_are_one_release():
@@ -260,13 +244,6 @@ def test_no_client_moves_both_sums_by_more_than_is_charged(bound):
 
     assert max(distance(one, sent[0]) for one in sent) == pytest.approx(1 / z)
     assert max(distance(one, other) for one in sent for other in sent) <= 2 / z * (1 + 1e-9)
-
-
-def test_a_report_that_is_not_finite_is_above_the_bound():
-    mechanism = begun(AdaptiveNoise(1.0, 3.0))
-    sent = mechanism.at_client({"x": torch.tensor([float("nan"), 1.0])}, mechanism.broadcast())
-    assert sent["x"].tolist() == [0, 0]
-    assert sent["privacy/below"].tolist() == [-0.5]
 
 
 def test_too_little_noise_on_the_count_is_refused():
@@ -316,12 +293,6 @@ def test_a_mechanism_whose_price_counts_on_the_draw_makes_it_secret(kind):
     assert NormClipping(1.0).sampler(seeded) is seeded
 
 
-def test_the_accountant_reads_the_sampler_that_is_wrapped():
-    mechanism = CentralNoise(1.0, 4.0)
-    promised = str(begun(mechanism, 10, mechanism.sampler(FixedSize(10))).guarantee())
-    assert str(spent([Releases(4.0, 10, "fixed", 0.1, 100)], 1e-5)) in promised
-
-
 class Watched(FedAvg):
     """Notes the server's cohorts."""
 
@@ -335,10 +306,9 @@ class Watched(FedAvg):
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_two_runs_of_one_seed_ask_other_cohorts_unless_it_is_a_studys(tmp_path, monkeypatch, seeded):
+def test_two_runs_of_one_seed_ask_other_cohorts_unless_it_is_a_studys(folder, seeded):
     """2 of 4 clients, 12 rounds: two runs draw alike once in 6^12 times. The loader has the server's cohorts."""
-    monkeypatch.chdir(tmp_path)
-    found: list[Any] = []
+    found = []
     for drive in (fit, fit, federated):
         algorithm, mechanism = Watched(), CentralNoise(0.5, 1.0, noise_seed=1 if seeded else None)
         data = federation(clients_per_round=2)
@@ -382,13 +352,12 @@ def test_a_resumed_run_keeps_its_noise_and_pays_for_both(tmp_path):
 
 def test_a_run_that_goes_on_beyond_its_target_warns(tmp_path, recwarn):
     """z was settled for ten rounds, and twenty cost more: epsilon of a Gaussian with z / sqrt(20)."""
-    asked: dict[str, Any] = {"folder": tmp_path, "rounds": range(10)}
+    asked = {"folder": tmp_path, "rounds": range(10)}
     first = begun(CentralNoise(1.0, target_epsilon=2.0), 10, **asked)
     for _ in range(10):
         first.at_server(summed({"x": torch.zeros(2)}), 1)
     begun(CentralNoise(1.0, target_epsilon=2.0), 0, **(asked | {"resumed": True, "rounds": range(0)}))
     assert not recwarn.list
-    assert first._planned is not None
     price = spent([first._planned.times(20)], 1e-5)
     with pytest.warns(UserWarning, match=rf"CentralNoise.*epsilon {price.epsilon:.3g}.*target_epsilon 2 "):
         begun(CentralNoise(1.0, target_epsilon=2.0), 10, **(asked | {"resumed": True, "rounds": range(10, 20)}))
@@ -442,8 +411,6 @@ def test_a_client_who_takes_part_no_more_may_pay_most(tmp_path):
     first._pay(0)
     resumed = RecordNoise(1.0, 2.0)
     resumed.begin(plan({1: 40}, 10, {1: 1}, 1, folder=tmp_path, resumed=True))
-    most = max(
-        (spent([Releases(2.0, n, "poisson", q, unit="record")], 1e-5) for n, q in ((10, 0.1), (5, 0.25))),
-        key=lambda each: each.epsilon,
-    )
+    kinds = [Releases(2.0, n, "poisson", q, unit="record") for n, q in ((10, 0.1), (5, 0.25))]
+    most = max((spent([kind], 1e-5) for kind in kinds), key=lambda each: each.epsilon)
     assert resumed.own_epsilon() == pytest.approx(most.epsilon)

@@ -1,7 +1,6 @@
 """The classifier, its backbone of fully connected layers, and the rounds that it takes to be good enough."""
 
 import os
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ def new_classifier(lr: float = 0.1) -> Classifier:
     return Classifier(MLPBackbone(hidden=[16]), nn.Linear(16, 10), lambda p: torch.optim.SGD(p, lr=lr))
 
 
-def digits(**options: Any) -> ImageDataModule:
+def digits(**options) -> ImageDataModule:
     return ImageDataModule(**({"dataset": "digits", "partition": "iid", "clients": 3, "batch_size": 64} | options))
 
 
@@ -78,7 +77,7 @@ def test_the_backbone_by_hand():
 
 
 def test_a_partition_of_its_own_for_every_seed():
-    def labels(**options: Any) -> Tensor:
+    def labels(**options) -> Tensor:
         return digits(partition="dirichlet", **options).data.labels["client-1"]
 
     assert torch.equal(labels(seed=1), labels(seed=2))
@@ -94,7 +93,7 @@ class Scripted(Classifier):
         return {"accuracy": torch.tensor(self.script[self.trainer.current_epoch])}
 
 
-def rounds_to(target: float, rounds: int = 5, **options: Any) -> float:
+def rounds_to(target: float, rounds: int = 5, **options) -> float:
     plain = new_classifier()
     module = Scripted(plain.backbone, plain.head)
     callbacks = [RoundsToTarget("accuracy", target), *options.pop("callbacks", [])]
@@ -108,13 +107,10 @@ def test_the_first_round_that_is_good_enough_or_one_more_than_all(target, rounds
     assert rounds_to(target) == rounds
 
 
-def test_a_resumed_run_remembers_when_it_was_good_enough(tmp_path):
+def test_a_metric_that_is_not_logged_is_named_and_a_resumed_run_remembers(tmp_path):
     rounds_to(0.9, 3, folder=tmp_path, callbacks=[RoundCheckpoint()])
     last = tmp_path / "checkpoints" / "last.ckpt"
     assert rounds_to(0.9, 4, folder=tmp_path, callbacks=[RoundCheckpoint()], ckpt_path=last) == 3
-
-
-def test_a_metric_that_is_not_logged_is_named():
     with pytest.raises(UserError, match="'precision', which Classifier does not log in validation: it logs accuracy"):
         fit(new_classifier(), digits(), 1, callbacks=[RoundsToTarget("precision")])
 
@@ -137,8 +133,8 @@ def test_digits_split_is_the_data_modules():
     data = image_classifiers.digits_split()
     datamodule = ImageDataModule("digits", partition="iid", clients=1)
     datamodule.setup()
-    train: Any = datamodule.data.train
-    test: Any = datamodule.data.test
+    train = datamodule.data.train
+    test = datamodule.data.test
     theirs = next(iter(train.values()))
     assert torch.equal(*(_sorted(x) for x in (data.train, theirs.fetch(list(range(len(theirs))))[0])))
     found, found_labels = test.fetch(list(range(len(test))))
@@ -221,33 +217,15 @@ def test_classifier_is_cached_and_disturbs_no_stream(classifier, tmp_path, monke
     assert sorted(path.name for path in cache_folder().iterdir()) == [file.name, f"{file.name}.damaged"]
 
 
-def test_a_weak_classifier_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(image_classifiers, "train", lambda *_: image_classifiers.DigitsClassifier())
-    assert_refused("recognises only", image_classifiers.digits_classifier)
-
-
-def test_an_unwritable_cache_is_no_obstacle(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(image_classifiers.DigitsClassifier, "epochs", 1)
-    monkeypatch.setattr(image_classifiers.DigitsClassifier, "least_accuracy", -1)
-    assert image_classifiers.digits_classifier().extract(torch.zeros(3, 1, 8, 8))[1].shape == (3, 10)
-
-
-def test_digits_extractor_refuses_other_images(classifier):
+def test_the_digits_extractor_refuses_other_images_and_names_its_metrics(classifier):
     assert_refused("8 x 8", classifier.extract, torch.zeros(2, 3, 32, 32))
     assert_refused("ToyMetrics", classifier.extract, torch.zeros(2, 2))
-
-
-def test_names_carry_the_extractor(classifier):
     assert classifier.metric("fid") == "fid_digits"
     names = [Inception.metric(Inception.__new__(Inception), n) for n in ("fid", "classes")]
     assert names == ["fid", "classes_inception"]
 
 
 def test_fashion_classifier_is_trained_on_the_data_folder(tmp_path, monkeypatch):
-    """A miniature tree; then from the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(FashionClassifier, "least_accuracy", -1)
     write_fashion(tmp_path)
@@ -260,9 +238,12 @@ def test_fashion_classifier_is_trained_on_the_data_folder(tmp_path, monkeypatch)
     assert all(torch.equal(value, again[name]) for name, value in first.state_dict().items())
 
 
-def test_fashion_extractor_without_data_names_the_folder(tmp_path):
+def test_a_weak_classifier_and_missing_data_are_refused(tmp_path, monkeypatch):
     with pytest.raises(MissingFileError, match=f"not in {tmp_path}/FashionMNIST/raw"):
         feature_extractor("fashion", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(image_classifiers, "train", lambda *_: image_classifiers.DigitsClassifier())
+    assert_refused("recognises only", image_classifiers.digits_classifier)
 
 
 def torchvisions() -> nn.Module:
@@ -275,7 +256,6 @@ def torchvisions() -> nn.Module:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_outputs_are_torchvisions_with_its_weights(training):
-    torch.manual_seed(0)
     theirs, ours = torchvisions(), ResNet18()
     for module in theirs.modules():
         if isinstance(module, nn.BatchNorm2d):  # statistics that are not those of the beginning
@@ -288,12 +268,9 @@ def test_the_outputs_are_torchvisions_with_its_weights(training):
     torch.testing.assert_close(ours(images), theirs(images))
 
 
-def test_the_parameters_are_as_many_as_torchvisions():
+def test_as_many_parameters_as_torchvisions_which_begin_as_they_do():
     count = sum(p.numel() for p in ResNet18().parameters())
     assert count == sum(p.numel() for p in torchvisions().parameters()) == 11_168_832
-
-
-def test_the_weights_begin_as_torchvisions_do():
     torch.manual_seed(0)
     theirs = dict(torchvisions().named_parameters())
     for name, parameter in ResNet18().named_parameters():
@@ -310,7 +287,6 @@ def test_features_of_other_sizes_and_norms(size, channels, norm):
 
 
 def test_with_group_norm_a_row_does_not_depend_on_the_others():
-    torch.manual_seed(0)
     images = torch.randn(4, 3, 16, 16)
     for norm, independent in (("group", True), ("none", True), ("batch", False)):
         network = ResNet18(width=8, norm=norm)
@@ -318,8 +294,5 @@ def test_with_group_norm_a_row_does_not_depend_on_the_others():
         assert alone == independent, norm
     assert not list(ResNet18(width=8, norm="group").buffers())
     assert {m.num_groups for m in ResNet18(norm="group").modules() if isinstance(m, nn.GroupNorm)} == {32}
-
-
-def test_nonsense_is_refused():
     assert_refused("norm 'layer' does not exist", ResNet18, norm="layer")
     assert_refused("ResNet-18 needs width of at least 1", ResNet18, width=0)

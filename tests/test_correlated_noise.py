@@ -4,7 +4,6 @@ import itertools
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from lit_epgan.engine import Everyone, FixedSize, InTurn, Poisson
 from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.engine.messages import Report
-from lit_epgan.engine.samplers import Chains, Sampler
+from lit_epgan.engine.samplers import Chains
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, Ledger, Releases, spent
@@ -31,9 +30,7 @@ from tests.test_central_noise import summed
 ZERO: Report = {"x": torch.zeros(2)}
 
 
-def begun(
-    mechanism: CentralNoise, sampler: Sampler, rounds: range, folder: Path | None = None, **more: Any
-) -> CentralNoise:
+def begun(mechanism, sampler, rounds, folder=None, **more):
     exchanges, data = len(rounds) + more.pop("beside", 0), folder and folder.name
     mechanism.begin(Plan(sampler, 12, exchanges, folder, rounds=rounds, data=data, **more))
     return mechanism
@@ -205,7 +202,7 @@ def test_a_federation_in_turn(tmp_path):
 
 def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(tmp_path):
     """The payment that it made covers rounds 0 to 3; whoever goes on from the same checkpoint again pays again."""
-    run: dict[str, Any] = {"sampler": InTurn(4), "folder": tmp_path}
+    run = {"sampler": InTurn(4), "folder": tmp_path}
     trainer = fit(Regression(), federation(), 2, mechanism=CorrelatedNoise(1.0, 1.0), **run)
     trainer.save_checkpoint(tmp_path / "two.ckpt")
     for made, written in ((2, 6), (3, 10)):
@@ -245,9 +242,20 @@ def farthest(matrix: torch.Tensor, pattern: tuple[int, ...]) -> float:
     return float((signs @ matrix[:, list(pattern)].T).norm(dim=1).max())
 
 
-def test_the_square_root_is_one():
+def test_correlation_helps_where_clients_take_turns_by_the_square_root():
     root = toeplitz(square_root(30), 30)
     torch.testing.assert_close(root @ root, torch.ones(30, 30, dtype=torch.float64).tril(), rtol=0, atol=1e-13)
+
+    # at equal epsilon: the final model's noise times how far one client moves it
+    def error(bands: int, separation: int, rounds: int = 80) -> float:
+        moved = sensitivity(toeplitz(banded(bands), rounds), separation)
+        return moved * float(prefix_deviations(banded(bands), rounds)[-1])
+
+    assert error(1, 1) == pytest.approx(80)
+    assert all(error(bands, 1) > 80 for bands in (2, 8, 80))
+    assert error(8, 8) < 0.45 * error(1, 8)
+    # what a separation is needed for
+    assert sensitivity(toeplitz(banded(4), 12), 3) > 1.05 * sensitivity(toeplitz(banded(3), 12), 3)
 
 
 @pytest.mark.parametrize(("separation", "bands"), [(1, 1), (1, 4), (2, 2), (3, 2), (3, 3), (3, 9), (4, 4)])
@@ -268,11 +276,6 @@ def test_a_participation_costs_as_much_as_one_release_with_independent_noise(sep
     assert max(farthest(matrix, p) for p in patterns(9, separation, 1)) == pytest.approx(1)
 
 
-def test_columns_that_overlap_cost_more():
-    """What a separation is needed for."""
-    assert sensitivity(toeplitz(banded(4), 12), 3) > 1.05 * sensitivity(toeplitz(banded(3), 12), 3)
-
-
 @pytest.mark.parametrize("bands", [1, 2, 5, 40])
 def test_back_substitution_solves_the_triangular_system(bands):
     draws = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -285,15 +288,3 @@ def test_back_substitution_solves_the_triangular_system(bands):
 def test_deviations_of_prefix_sums(bands):
     dense = torch.ones(12, 12, dtype=torch.float64).tril() @ torch.linalg.inv(toeplitz(banded(bands), 12))
     torch.testing.assert_close(prefix_deviations(banded(bands), 12), dense.norm(dim=1))
-
-
-def test_correlation_helps_where_clients_take_turns_and_never_where_all_take_part():
-    """At equal epsilon: the final model's noise times how far one client moves it."""
-
-    def error(bands: int, separation: int, rounds: int = 80) -> float:
-        moved = sensitivity(toeplitz(banded(bands), rounds), separation)
-        return moved * float(prefix_deviations(banded(bands), rounds)[-1])
-
-    assert error(1, 1) == pytest.approx(80)
-    assert all(error(bands, 1) > 80 for bands in (2, 8, 80))
-    assert error(8, 8) < 0.45 * error(1, 8)

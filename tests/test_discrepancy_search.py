@@ -1,7 +1,6 @@
-"""The search by questions, in a federation: as if the data lay in one place, whoever is there to answer."""
+"""The search by questions: what they ask and give away, and in a federation as if the data lay in one place."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -10,11 +9,19 @@ from scipy import stats
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lit_epgan.bayes import GaussianMixture
+from lit_epgan.bayes import GaussianMixture, RandomFourierFeatures
 from lit_epgan.bayes.inference import FOUND, SEARCHING, Inference, Stage
-from lit_epgan.bayes.mean_embeddings import Statistics, answered, mean_embedding, ridged, root
+from lit_epgan.bayes.mean_embeddings import (
+    Question,
+    Statistics,
+    SummedAnswer,
+    answered,
+    mean_embedding,
+    ridged,
+    root,
+    statistic,
+)
 from lit_epgan.bayes.search import Particles, Search, Target
-from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import PlainFederation, Round, Rounds, Server, passing
 from lit_epgan.engine.private import Private
@@ -24,13 +31,13 @@ from lit_epgan.federated import DiscrepancySearch, FedAvg, PublishedRejection
 from lit_epgan.modules import Posterior, PosteriorOfCodes, SuffiAE
 from lit_epgan.privacy import CentralNoise
 from lit_epgan.randomness import generator_for
-from tests.federations import federation, fit
+from tests.federations import assert_resumes, federation, fit
 from tests.modules import Regression
 from tests.plain_federation import federated
 
 MIXTURE = GaussianMixture(2, 1, mean_precision=0.1)
 PLACES, SIZES, ROUNDS = (-6.0, 5.0, 0.0), (20, 35, 15), 5
-FAST: dict[str, Any] = {"frequencies": 6, "moves": 2}
+FAST = {"frequencies": 6, "moves": 2}
 
 
 def records() -> list[Tensor]:
@@ -38,20 +45,19 @@ def records() -> list[Tensor]:
     return [place + x for place, x in zip(PLACES, normal, strict=True)]
 
 
-def data(sites: Sequence[Tensor] | None = None, **options: Any) -> FederatedDataModule:
+def data(sites: Sequence[Tensor] | None = None, **options) -> FederatedDataModule:
     sites = records() if sites is None else sites
     labels = (torch.arange(len(x)) % 2 for x in sites)
-    return FederatedDataModule.from_datasets(
-        [TensorDataset(x, y) for x, y in zip(sites, labels, strict=True)], batch_size=8, **options
-    )
+    sets = [TensorDataset(x, y) for x, y in zip(sites, labels, strict=True)]
+    return FederatedDataModule.from_datasets(sets, batch_size=8, **options)
 
 
-def posterior(**options: Any) -> Posterior:
+def posterior(**options) -> Posterior:
     return Posterior(MIXTURE, particles=40, **options)
 
 
 def stage_of(plain: PlainFederation) -> Stage:
-    algorithm: Any = plain.federation.algorithm
+    algorithm = plain.federation.algorithm
     stage = algorithm.stage(plain.server)
     assert stage is not None
     return stage
@@ -71,9 +77,6 @@ def in_one_place(inference: Inference, rounds: Sequence[Sequence[Tensor]]) -> St
 def assert_same_stage(found: Stage, expected: Stage) -> None:
     assert (found.kind, found.generation) == (expected.kind, expected.generation)
     torch.testing.assert_close(found.particles.theta, expected.particles.theta, rtol=0, atol=1e-6)
-
-
-# ---------------------------------------------------------------- whose posterior it is
 
 
 @pytest.mark.parametrize("most_records", [3000, 100], ids=["to the end", "with a refinement"])
@@ -117,9 +120,8 @@ def test_of_one_class_only_its_records_are_looked_at():
     sites = records()
     algorithm = DiscrepancySearch(**FAST)
     module = posterior(label=1)
-    dealt = FederatedDataModule.from_datasets(
-        [TensorDataset(x, (torch.arange(len(x)) % 2) * (k != 1)) for k, x in enumerate(sites)], batch_size=8
-    )
+    sets = [TensorDataset(x, (torch.arange(len(x)) % 2) * (k != 1)) for k, x in enumerate(sites)]
+    dealt = FederatedDataModule.from_datasets(sets, batch_size=8)
     plain = federated(module, dealt, algorithm)
     plain.run(2)
     of_the_class = [sites[0][1::2], sites[2][1::2]]
@@ -133,19 +135,8 @@ def test_a_class_that_nobody_has_is_one_sentence(algorithm):
         federated(posterior(label=7), data(), algorithm).run(1)
 
 
-def test_who_has_a_class_does_not_leave_a_private_run(tmp_path):
-    """The number of clients that have records of it would be no number that noise covers."""
-    algorithm = DiscrepancySearch(**FAST)
-    mechanism = CentralNoise(1.0, 1.0, ledger=str(tmp_path / "ledger.jsonl"))
-    with pytest.raises(UserError, match="how many clients have any would leave without noise"):
-        federated(posterior(label=1), data(), algorithm, mechanism=mechanism).run(1)
-
-
-# ---------------------------------------------------------------- rounds
-
-
 class Counted(DiscrepancySearch):
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options) -> None:
         super().__init__(**options)
         self.asked: list[int] = []
 
@@ -177,7 +168,7 @@ def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(mo
     assert algorithm.exchanges(0, 10) == 10
 
 
-def test_a_site_reads_its_records_once():
+def test_a_site_reads_its_records_once_and_is_asked_before_and_after_the_training():
     read: list[int] = []
 
     class Counting(Posterior):
@@ -187,9 +178,6 @@ def test_a_site_reads_its_records_once():
 
     federated(Counting(MIXTURE, particles=40), data(), DiscrepancySearch(**FAST)).run(3)
     assert sum(read) == sum(SIZES)
-
-
-def test_what_is_asked_before_and_after_the_summary_is_trained():
     algorithm = DiscrepancySearch(from_round=3, **FAST)
     federated(posterior(), data(), algorithm)
     assert [algorithm.trains(k) for k in range(5)] == [True, True, True, False, False]
@@ -199,19 +187,10 @@ def test_what_is_asked_before_and_after_the_summary_is_trained():
 
 
 def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path):
-    straight, stopped, resumed = posterior(), posterior(), posterior()
-    fit(straight, data(), 6, algorithm=DiscrepancySearch(**FAST))
-    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [RoundCheckpoint()]}
-    fit(stopped, data(), 3, tmp_path, algorithm=DiscrepancySearch(**FAST), **options)
-    last = str(tmp_path / "checkpoints" / "last.ckpt")
-    fit(resumed, data(), 6, algorithm=DiscrepancySearch(**FAST), ckpt_path=last)
-    assert torch.equal(straight.particles, resumed.particles)
-    assert not torch.equal(straight.particles, stopped.particles)
+    assert_resumes(posterior, data, lambda: DiscrepancySearch(**FAST), tmp_path, rounds=6, cut=3)
 
 
-# ---------------------------------------------------------------- a summary that is trained first
-
-CODES: dict[str, Any] = {"features": 3, "dimensions": 1, "hidden": [4]}
+CODES = {"features": 3, "dimensions": 1, "hidden": [4]}
 
 
 def of_codes() -> PosteriorOfCodes:
@@ -251,8 +230,10 @@ def test_the_codes_are_those_of_the_servers_encoder():
     algorithm = DiscrepancySearch(from_round=2, **FAST)
     plain = federated(of_codes(), wide_data(), algorithm)
     plain.run(4)
-    module: Any = plain.module
-    codes = [module.summarise(torch.stack([row[0] for row in client.dataset])) for client in wide_data_clients()]
+    module = plain.module
+    dealt = wide_data()
+    dealt.setup()
+    codes = [module.summarise(torch.stack([row[0] for row in client.dataset])) for client in dealt.clients]
     stage = None
     for number in (2, 3):
         generator, inference = generator_for(0, "inference", number), algorithm.inference
@@ -262,20 +243,13 @@ def test_the_codes_are_those_of_the_servers_encoder():
     assert_same_stage(stage_of(plain), stage)
 
 
-def wide_data_clients() -> Any:
-    dealt = wide_data()
-    dealt.setup()
-    return dealt.clients
-
-
 @torch.no_grad()
 def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder():
     """Each site has a module of its own, which its own training leaves unlike the server's."""
     alone = federated(of_codes(), wide_data(), DiscrepancySearch(from_round=2, **FAST))
     alone.run(4)
-    server, *sites = (
-        federated(of_codes(), wide_data(), DiscrepancySearch(from_round=2, **FAST)) for _ in range(1 + len(SIZES))
-    )
+    parts = (of_codes, wide_data, lambda: DiscrepancySearch(from_round=2, **FAST))
+    server, *sites = (federated(*(make() for make in parts)) for _ in range(1 + len(SIZES)))
     delivered: list[dict[str, int]] = [{} for _ in SIZES]
     caches: list[dict[str, Tensor]] = [{} for _ in SIZES]
     private = [Private() for _ in SIZES]
@@ -294,9 +268,6 @@ def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder():
     torch.testing.assert_close(server.server.parameters, alone.server.parameters, rtol=0, atol=1e-6)
 
 
-# ---------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -313,16 +284,18 @@ def test_what_is_out_of_range_is_named(options, sentence):
         federated(posterior(), data(), DiscrepancySearch(**options))
 
 
-def test_particles_must_be_enough_and_a_module_must_hold_some():
+def test_particles_must_be_enough_and_a_private_run_may_not_tell_who_has_a_class(tmp_path):
     with pytest.raises(UserError, match="particles is 20; 6 parameters need at least 24"):
         federated(Posterior(MIXTURE, particles=20), data(), DiscrepancySearch(**FAST))
     with pytest.raises(UserError, match="Regression has no simulator: DiscrepancySearch moves the particles"):
         fit(Regression(), federation(), 1, algorithm=DiscrepancySearch(**FAST))
     with pytest.raises(UserError, match="SuffiAE has no simulator"):
         federated(SuffiAE(**CODES), wide_data(), DiscrepancySearch(**FAST))
-
-
-# ---------------------------------------------------------------- the search itself
+    # the number of clients that have records of it would be no number that noise covers
+    algorithm = DiscrepancySearch(**FAST)
+    mechanism = CentralNoise(1.0, 1.0, ledger=str(tmp_path / "ledger.jsonl"))
+    with pytest.raises(UserError, match="how many clients have any would leave without noise"):
+        federated(posterior(label=1), data(), algorithm, mechanism=mechanism).run(1)
 
 
 def test_a_generation_draws_particles_by_the_change_of_their_discrepancy(monkeypatch):
@@ -344,7 +317,7 @@ def test_a_generation_draws_particles_by_the_change_of_their_discrepancy(monkeyp
     torch.testing.assert_close(after.discrepancy.sort().values, discrepancy.repeat_interleave(counts).sort().values)
 
 
-def test_records_are_added_until_a_log_likelihood_is_as_exact_as_asked():
+def test_records_are_added_to_those_that_there_are_until_it_is_exact(monkeypatch):
     """Its variance, over data sets that are simulated anew, is about p / surplus = .06; one covariance is for all."""
     inference, at, target, covariance = asked()
     topped = inference.search._topped_up(at, target, covariance, generator_for("more"))
@@ -352,9 +325,6 @@ def test_records_are_added_until_a_log_likelihood_is_as_exact_as_asked():
     statistics, generator = inference.search.statistics, generator_for("anew")
     logs = torch.stack([target.discrepancies(statistics.means(at.theta, topped.records, generator)) for _ in range(10)])
     assert 0.05 < float((0.5 * logs).var(0).mean()) < 0.1
-
-
-def test_records_are_added_to_those_that_there_are(monkeypatch):
     inference, at, target, covariance = asked()
     monkeypatch.setattr(Statistics, "means", lambda self, theta, records, generator: 5.0 + 0 * at.means)
     topped = inference.search._topped_up(at, target, covariance, generator_for("more"))
@@ -388,3 +358,49 @@ def test_moves_leave_the_prior_as_it_is_where_nothing_is_asked():
     for k in range(3):  # both components alike
         pooled = moved.theta[:, [k, k + 3]].flatten().numpy()
         assert stats.ks_2samp(pooled, fresh[:, k].numpy()).pvalue > 1e-3
+
+
+G = generator_for("questions")
+R, MEANS = (torch.randn(shape, generator=G, dtype=torch.float64) for shape in ((3, 8), (20, 8)))
+SITES = {30: torch.randn(8, generator=G, dtype=torch.float64), 5: torch.ones(8, dtype=torch.float64)}
+POOLED = sum(n * mean for n, mean in SITES.items()) / 35
+
+
+def over_sites(question: Question) -> Tensor:
+    return sum(n * question.discrepancies(mean) for n, mean in SITES.items()) / 35
+
+
+def test_sums_over_sites_are_the_pooled_discrepancies_and_give_the_mean_away():
+    """(mu_i - mu)^T R^T R (mu_i - mu), one by one."""
+    found = Question.of(R, MEANS).discrepancies(POOLED)
+    metric = R.T @ R
+    for own, mean in zip(found, MEANS, strict=True):
+        assert torch.allclose(own, (mean - POOLED) @ metric @ (mean - POOLED))
+    question = Question.of(R, MEANS)
+    more = over_sites(question) - question.discrepancies(POOLED)
+    assert torch.allclose(more, more[0])
+    spread = sum(n * (R @ (mean - POOLED)).square().sum() for n, mean in SITES.items()) / 35
+    assert torch.allclose(more[0], torch.as_tensor(spread))
+    question = Question.of(R, MEANS)
+    for asked in (question, Question(R, question.simulated[:4])):  # r + 1 of them are enough
+        found = statistic(asked, SummedAnswer(over_sites(asked), 35.0))
+        assert torch.allclose(found, R @ POOLED, atol=1e-8, rtol=0)
+
+
+def test_whoever_holds_the_mean_answers_every_question():
+    noise, seen = torch.eye(8, dtype=torch.float64), []
+
+    def asking():
+        for rows in (2, 5):
+            seen.append((yield Question.of(R, MEANS[:rows])))
+        return "found"
+
+    assert answered(asking(), POOLED, 35.0, noise, 0.5) == "found"
+    assert [len(answer.discrepancies) for answer in seen] == [2, 5]
+    assert all((a.records, a.noise is noise, a.scaled) == (35.0, True, 0.5) for a in seen)
+    assert torch.equal(seen[1].discrepancies, Question.of(R, MEANS[:5]).discrepancies(POOLED))
+    phi = RandomFourierFeatures(2, 4, [1.0], generator_for("features")).float()
+    x = torch.randn(9, 2, generator=G, dtype=torch.float64)
+    found = mean_embedding(phi, x)
+    assert found.dtype == torch.float64
+    assert torch.equal(found, torch.stack([row.double() for row in phi(x.float())]).mean(0))

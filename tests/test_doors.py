@@ -8,11 +8,10 @@ import json
 import re
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
@@ -23,7 +22,7 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Poisson
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedProx
 from lit_epgan.privacy import AdaptiveNoise, CentralNoise, CorrelatedNoise, DistributedNoise
-from tests.federations import client_sets
+from tests.federations import client_sets, plain_trainer
 from tests.modules import Regression, TwoOptimizers
 
 SECRET = 777.25
@@ -37,7 +36,7 @@ class Telling(Regression):
         self.seen: list[Tensor] = []
         self.last, self.count = 0.0, 0
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int) -> Tensor:
         loss = self.loss(batch)
         self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True)
         self.log_dict({"largest": batch[0].max(), "rows": float(len(batch[0]))})
@@ -53,14 +52,14 @@ class Where(Callback):
     """Looks at where the run is after each batch."""
 
     def __init__(self) -> None:
-        self.found: set[Any] = set()
+        self.found = set()
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_) -> None:
         federation = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
         self.found.add(federation.progress)
 
 
-def data(records: int, **options: Any) -> FederatedDataModule:
+def data(records: int, **options) -> FederatedDataModule:
     sets = client_sets((20, records, 20, 12, 20, 20))
     x = sets[1].tensors[0].clone()
     x[:, 0] = SECRET
@@ -68,7 +67,7 @@ def data(records: int, **options: Any) -> FederatedDataModule:
     return FederatedDataModule.from_datasets(sets, batch_size=8, **options)
 
 
-def leaves(value: Any, path: str = "") -> dict[str, Any]:
+def leaves(value, path: str = ""):
     """All that a checkpoint holds, by where it is; of a tensor its shape."""
     if isinstance(value, Tensor):
         return {path: tuple(value.shape)}
@@ -79,37 +78,23 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
     return {path: str(value)}
 
 
-def told(
-    folder: Path, records: int, module: LightningModule, capsys: Any, caplog: Any, sampler: Any, **parts: Any
-) -> dict[str, Any]:
-    """All that a run tells."""
+def told(folder, records, module, capsys, caplog, sampler, **parts):
     torch.manual_seed(0)
     where, progress = Where(), FederatedProgressBar(refresh_seconds=0, line_seconds=0)
     caplog.clear()
     capsys.readouterr()
     with warnings.catch_warnings(record=True) as warned, caplog.at_level("DEBUG"):
         warnings.simplefilter("always")
-        Trainer(
-            max_epochs=3,
-            accelerator="cpu",
-            precision="64-true",
-            default_root_dir=folder,
-            logger=CSVLogger(folder),
-            log_every_n_steps=1,
-            enable_model_summary=False,
-            callbacks=[
-                FederationCallback(sampler=sampler, **parts),
-                ModelCheckpoint(
-                    folder / "kept", "{epoch}-{step}", save_top_k=-1, save_last=True, save_on_train_epoch_end=True
-                ),
-                PartitionReport(),
-                progress,
-                where,
-            ],
-        ).fit(module, datamodule=data(records, local_epochs=1))
+        kept = {"save_top_k": -1, "save_last": True, "save_on_train_epoch_end": True}
+        callbacks = [ModelCheckpoint(folder / "kept", "{epoch}-{step}", **kept), PartitionReport(), progress, where]
+        options = {"logger": CSVLogger(folder), "log_every_n_steps": 1, "num_sanity_val_steps": 2}
+        options |= {"enable_checkpointing": True, "enable_progress_bar": True}
+        callbacks = [FederationCallback(sampler=sampler, **parts), *callbacks]
+        trainer = plain_trainer(max_epochs=3, default_root_dir=folder, callbacks=callbacks, **options)
+        trainer.fit(module, datamodule=data(records, local_epochs=1))
     printed = capsys.readouterr()
     lines = [printed.out, printed.err, *(r.getMessage() for r in caplog.records), *(str(w.message) for w in warned)]
-    found: dict[str, Any] = {"printed": plain("\n".join(lines), folder), "where": where.found}
+    found = {"printed": plain("\n".join(lines), folder), "where": where.found}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
         if path.suffix == ".ckpt":
@@ -132,18 +117,18 @@ def plain(text: str, folder: Path) -> str:
     return re.sub(r"\d+:\d\d(:\d\d)?", "TIME", text.replace(str(folder), "FOLDER"))
 
 
-EVERYONE: dict[str, Any] = {
+EVERYONE = {
     "CentralNoise": lambda: CentralNoise(1.0, 1.0),
     "AdaptiveNoise": lambda: AdaptiveNoise(1.0, 1.0, count_noise=1.0),
     "CorrelatedNoise": lambda: CorrelatedNoise(1.0, 1.0),
     "DistributedNoise": lambda: DistributedNoise(1.0, 1.0),
 }
-ALGORITHMS: dict[str, Any] = {
+ALGORITHMS = {
     "FedProx": lambda: FedProx(0.1),
     "SCAFFOLD": SCAFFOLD,
     "EP": lambda: ExpectationPropagation(prior_precision=1e3),
 }
-RUNS: dict[str, Any] = {
+RUNS = {
     **{f"{m}, FedAvg": (EVERYONE[m], FedAvg, lambda: None, Telling) for m in EVERYONE},
     **{f"CentralNoise, {a}": (EVERYONE["CentralNoise"], ALGORITHMS[a], lambda: None, Telling) for a in ALGORITHMS},
     "Poisson": (EVERYONE["CentralNoise"], FedAvg, lambda: Poisson(0.95), Telling),

@@ -1,7 +1,5 @@
 """DP-FedAvg-GAN: discriminators under clipping and noise, the generator on the server, and nothing else that leaves."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -22,7 +20,7 @@ NOTHING = 1e-12  # noise that a test does not see
 
 
 class Watching(CentralNoise):
-    def __init__(self, bound: float, **options: Any) -> None:
+    def __init__(self, bound: float, **options) -> None:
         super().__init__(bound, NOTHING, **options)
         self.sent: list[Report] = []
 
@@ -31,7 +29,7 @@ class Watching(CentralNoise):
         return self.sent[-1]
 
 
-def small_gan(**options: Any) -> GAN:
+def small_gan(**options) -> GAN:
     torch.manual_seed(1)
     return GAN(MLPGenerator((3,), hidden=(8,), tanh=False, members=2), MLPDiscriminator((3,), hidden=(6, 5)), **options)
 
@@ -68,7 +66,7 @@ def test_noise_moves_the_generator_through_the_discriminator_only(tmp_path):
     """Without a server's step the generator is, under any noise, what it was."""
 
     class Still(FedAvgGAN):
-        def train_generator(self, server: Any, batches: Any) -> None:
+        def train_generator(self, server, batches) -> None:
             """None of it."""
 
     module = small_gan()
@@ -83,14 +81,13 @@ def test_a_client_passes_once_over_its_records_and_stops_at_six_steps(records, s
     rows: list[int] = []
 
     class Counting(TwoParameters):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
+        def training_step(self, batch, batch_idx: int) -> None:
             if self.turns == ("discriminator",):
                 rows.append(len(batch[0]))
             super().training_step(batch, batch_idx)
 
-    data = FederatedDataModule.from_datasets(
-        [TensorDataset(torch.ones(records, 1, dtype=torch.float64))], batch_size=5, max_local_steps=6
-    )
+    sets = [TensorDataset(torch.ones(records, 1, dtype=torch.float64))]
+    data = FederatedDataModule.from_datasets(sets, batch_size=5, max_local_steps=6)
     fit(Counting(), data, rounds=1, algorithm=FedAvgGAN())
     assert rows == [min(5, records - 5 * step) for step in range(steps)]
 
@@ -138,9 +135,6 @@ def test_the_papers_networks():
 )
 def test_what_cannot_be_is_refused(build, words):
     assert_refused(words, build)
-
-
-# Others under the mechanism -------------------------------------------------------------------------------------------
 
 
 def test_ep_probgan_runs_under_the_mechanism(tmp_path):

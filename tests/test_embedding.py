@@ -64,26 +64,26 @@ def test_inner_products_are_the_mean_of_gaussian_kernels():
     assert float(few[[1, 3]].max()) < float(few[[0, 2]].min())
 
 
-def test_moments_by_hand():
+def test_moments_and_median_distance_by_hand():
     """(3, -4): first (3, -4) / 5; squares (9, 16), of norm 337 ** .5; each half has the norm 1 / sqrt(2)."""
     found = NormalisedMoments()(torch.tensor([[3.0, -4.0], [3e200, -4e200], [0.0, 0.0]], dtype=torch.float64))
     expected = torch.tensor([0.6, -0.8, 9 / 337**0.5, 16 / 337**0.5], dtype=torch.float64) / 2**0.5
     torch.testing.assert_close(found[0], expected)
     assert found[1].tolist() == [0.0] * 4  # its squares' norm overflows
     assert found[2].tolist() == [0.0] * 4
-
-
-def test_wrong_features_are_refused():
-    for bandwidths in ((), (1.0, 0.0), (math.inf,)):
-        assert_refused("bandwidths", RandomFourierFeatures, 2, 5, bandwidths, stream())
-    assert_refused("frequencies is 0", RandomFourierFeatures, 2, 0, (1.0,), stream())
-
-
-def test_median_distance_is_scipys():
     x = rows(26, 3)  # 325 pairs: an odd number has one median
     expected = float(np.median(scipy.spatial.distance.pdist(x.numpy())))
     assert median_distance(x) == pytest.approx(expected)
     assert median_distance(torch.cat([x, rows(50, 3) + 100]), rows=26) == pytest.approx(expected)
+
+
+def test_features_and_codes_that_cannot_be_are_refused():
+    for bandwidths in ((), (1.0, 0.0), (math.inf,)):
+        assert_refused("bandwidths", RandomFourierFeatures, 2, 5, bandwidths, stream())
+    assert_refused("frequencies is 0", RandomFourierFeatures, 2, 0, (1.0,), stream())
+    assert_refused("bound is 0", Points, (2,), 0.0)
+    assert_refused(r"images \(channels, height, width\), not of \(2,\)", LowFrequencies, (2,))
+    assert_refused("dimensions is 65; an image of 8 x 8 has 1 to 64", LowFrequencies, (1, 8, 8), 65)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7)])
@@ -128,19 +128,20 @@ def test_codes_start_within_the_range_they_promise():
     assert float(uniform.square().mean()) == pytest.approx(16 / 3, abs=0.3)
 
 
-def test_what_is_beyond_the_range_is_clamped_but_can_come_back():
+def test_what_is_beyond_the_range_comes_back_and_records_do_not_depend_on_their_batch():
     points = Points((2,), bound=1.0)
     codes = torch.tensor([[5.0, -0.5]], dtype=torch.float64, requires_grad=True)
     out = points(codes)
     assert out.tolist() == [[1.0, -0.5]]
     (gradient,) = torch.autograd.grad(out.sum(), codes)
     assert gradient.tolist() == [[1.0, 1.0]]
-
-
-def test_codes_that_cannot_be_are_refused():
-    assert_refused("bound is 0", Points, (2,), 0.0)
-    assert_refused(r"images \(channels, height, width\), not of \(2,\)", LowFrequencies, (2,))
-    assert_refused("dimensions is 65; an image of 8 x 8 has 1 to 64", LowFrequencies, (1, 8, 8), 65)
+    # batchNorm in training mode would let one record change all others' features: no sensitivity bound would hold
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
+    h = feature_map(network, (3,), stream())
+    h.train()
+    x = rows(5, 3)
+    torch.testing.assert_close(h(x)[:1], h(x[:1]))
+    assert not any(p.requires_grad for p in h.parameters())
 
 
 def test_random_convolutions_are_two_convolutions_of_torch():
@@ -176,16 +177,6 @@ def test_maps_are_chosen_by_the_data_or_by_name(classifier_cache, monkeypatch):
     assert_refused(r"are of images.*\(2,\).*choose identity", feature_map, "random_convolutions", (2,), stream())
 
 
-def test_a_records_features_do_not_depend_on_its_batch():
-    """BatchNorm in training mode would let one record change all others' features: no sensitivity bound would hold."""
-    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
-    h = feature_map(network, (3,), stream())
-    h.train()
-    x = rows(5, 3)
-    torch.testing.assert_close(h(x)[:1], h(x[:1]))
-    assert not any(p.requires_grad for p in h.parameters())
-
-
 def test_a_factor_counts_and_sums_over_batches_of_any_form():
     phi, x = RandomFourierFeatures(3, 20, (1.0,), stream("factor")), rows(10, 3)
     labelled = [(part, torch.zeros(len(part))) for part in x.split(4)]
@@ -211,16 +202,18 @@ def test_the_cavity_is_the_product_of_the_other_sites(sizes, seed):
     torch.testing.assert_close(cavity.mean, phi(torch.cat(data[1:])).mean(0))
 
 
-def test_a_noisy_count_never_turns_a_mean_round():
+def test_projections_of_several_vectors_are_each_ones_own_and_counts_noisy():
     assert EmbeddingFactor(torch.tensor([-3.0, 0.5])).mean.tolist() == [0.5]
-
-
-def test_a_record_that_is_not_finite_counts_and_adds_nothing():
     phi, x = RandomFourierFeatures(2, 8, (1.0,), stream("nan")), rows(4, 2)
     spoilt = torch.cat([x, torch.tensor([[math.nan, 0.0], [math.inf, 1.0]])])
     factor = EmbeddingFactor.of([spoilt], phi, x)
     assert float(factor.count) == 6
     torch.testing.assert_close(factor.statistics[1:], phi(x).sum(0))
+    v = rows(4, 5, 7)
+    together = project_to_simplex(v)
+    for i in range(4):
+        for j in range(5):
+            assert torch.equal(together[i, j], project_to_simplex(v[i, j]))
 
 
 def by_bisection(v: list[float]) -> list[float]:
@@ -240,14 +233,6 @@ def test_projection_to_the_simplex(v):
     w = project_to_simplex(torch.tensor(v, dtype=torch.float64))
     assert w.tolist() == pytest.approx(by_bisection(v), abs=1e-9)
     assert float(w.sum()) == pytest.approx(1.0)
-
-
-def test_projections_of_several_vectors_are_each_ones_own():
-    v = rows(4, 5, 7)
-    together = project_to_simplex(v)
-    for i in range(4):
-        for j in range(5):
-            assert torch.equal(together[i, j], project_to_simplex(v[i, j]))
 
 
 def mismatch(w: np.ndarray, features: np.ndarray, target: np.ndarray) -> float:
@@ -273,27 +258,24 @@ def test_weights_are_the_minimum_that_scipy_finds(seed):
     assert float(w.sum()) == pytest.approx(1.0)
 
 
-def test_known_weights_are_recovered_for_one_target_or_several():
+def test_known_weights_and_a_small_measure_are_recovered():
     phi = RandomFourierFeatures(2, 200, (1.0,), stream("weights"))
     features = phi(5 * rows(10, 2))
     truth = torch.softmax(2 * rows(3, 10), 1)
     solve = SimplexWeights(features, steps=3000)
     torch.testing.assert_close(solve(truth @ features), truth, atol=2e-3, rtol=0)
     torch.testing.assert_close(solve(truth[1] @ features), truth[1], atol=2e-3, rtol=0)
+    where = torch.tensor([[-2.0, 1.0], [2.0, 2.0], [0.0, -3.0]], dtype=torch.float64)
+    phi, code = RandomFourierFeatures(2, 300, (0.5, 1.0, 2.0), stream("atoms")), Points((2,), 5.0)
+    target = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64) @ phi(where)
+    codes = herd(phi, target, code, code.start(10, stream("start")), steps=400, generator=stream("noise"))
+    assert atoms(codes, where) == [5, 3, 2]
 
 
 def atoms(codes: Tensor, where: Tensor) -> list[int]:
     distance, nearest = torch.cdist(codes, where).min(1)
     assert float(distance.max()) < 0.1
     return torch.bincount(nearest, minlength=len(where)).tolist()
-
-
-def test_a_known_small_measure_is_recovered():
-    where = torch.tensor([[-2.0, 1.0], [2.0, 2.0], [0.0, -3.0]], dtype=torch.float64)
-    phi, code = RandomFourierFeatures(2, 300, (0.5, 1.0, 2.0), stream("atoms")), Points((2,), 5.0)
-    target = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64) @ phi(where)
-    codes = herd(phi, target, code, code.start(10, stream("start")), steps=400, generator=stream("noise"))
-    assert atoms(codes, where) == [5, 3, 2]
 
 
 @pytest.mark.parametrize("code", [Points((2,)), LowFrequencies((1, 8, 8), 10)], ids=["points", "images"])

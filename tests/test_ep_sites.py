@@ -1,7 +1,6 @@
 """The kinds of site of expectation propagation in parameter space, damping, and tied sites."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -13,17 +12,16 @@ from lit_epgan.bayes import SGHMC, GaussianFactor
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.cli.main import main
 from lit_epgan.federated import ExpectationPropagation, LaplaceSites, SampleMoments
-from tests.federations import SIZES, client_sets, federation, fit
+from tests.federations import SIZES, assert_resumes, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.refusals import assert_refused
 from tests.test_algorithms import Invariant, Quadratic, quadratics
-from tests.test_federation import assert_same
 from tests.tied_sites import TiedSites
 
 TARGETS, RECORDS = [(1.0, 0.2), (-3.0, 2.0), (0.5, -4.0), (2.0, 2.0)], [2, 5, 3, 6]
 
 
-def state_of(trainer: Trainer) -> dict[str, Any]:
+def state_of(trainer: Trainer):
     callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
     return callback.state_dict()
 
@@ -44,9 +42,6 @@ def test_the_command_line_takes_a_kind_of_site(capsys):
     assert "share: 0.25" in capsys.readouterr().out
 
 
-# Sample moments -------------------------------------------------------------------------------------------------------
-
-
 class Trace(Callback):
     """The parameters after every local step: [round][client] -> (steps, d)."""
 
@@ -56,7 +51,7 @@ class Trace(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.rounds.append({})
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args) -> None:
         callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
         vector = nn.utils.parameters_to_vector(pl_module.parameters()).detach().clone()
         self.rounds[-1].setdefault(callback.progress.client, []).append(vector)
@@ -99,10 +94,10 @@ class Bowl(LightningModule):
         self.register_buffer("curvature", torch.tensor([[1.0], [4.0]]))
         self.temperature = temperature
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int) -> Tensor:
         return 0.5 * (self.curvature * self.theta.square()).sum()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return SGHMC([self.theta], lr=0.05, friction=0.5, temperature=self.temperature)
 
 
@@ -128,7 +123,7 @@ def test_one_step_and_unknown_numbers_of_steps_count_all_samples():
     assert state["precision"].tolist() == pytest.approx([5 / 4] * 2)
 
     class Unknown(SampleMoments):
-        def after_local_step(self, client: Any) -> None:
+        def after_local_step(self, client) -> None:
             client.steps = None
             super().after_local_step(client)
             assert self._samples(client) == client.step
@@ -149,8 +144,6 @@ def test_q_is_the_prior_times_the_sites_whatever_their_kind(module, options):
     fit(module, data, rounds=6, algorithm=algorithm, callbacks=[check])
     assert check.rounds == 6
 
-
-# Damping and tied sites, against the library --------------------------------------------------------------------------
 
 LR, SCALE, DECAY, CLIP = 0.5, 3.0, 0.5, (0.1, 2.0)
 
@@ -231,18 +224,8 @@ def test_the_memory_of_tied_sites_does_not_grow_with_the_clients(sites):
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("options", [{"sites": SampleMoments()}, {"tied": True}, {"damping": 0.5}],
-                         ids=["samples", "tied", "damped"])  # fmt: skip
+@pytest.mark.parametrize("options", [{"sites": SampleMoments()}, {"tied": True}, {"damping": 0.5}], ids=str)
 def test_resumed_it_goes_on_bit_by_bit(tmp_path, options):
-    module = Regression(dropout=0.2)
-    halfway, whole = copy.deepcopy(module), copy.deepcopy(module)
-    data: dict[str, Any] = {"clients_per_round": 3, "local_steps": 5}
-    fit(halfway, federation(**data), rounds=2, algorithm=ExpectationPropagation(**options)).save_checkpoint(
-        tmp_path / "half.ckpt"
-    )
-    expected = fit(whole, federation(**data), rounds=4, algorithm=ExpectationPropagation(**options))
-    trainer = fit(module, federation(**data), rounds=4, algorithm=ExpectationPropagation(**options),
-                  ckpt_path=tmp_path / "half.ckpt")  # fmt: skip
-    assert_same(module, whole, tolerance=0.0)
-    for name, value in state_of(expected)["server"].items():
-        assert torch.equal(state_of(trainer)["server"][name], value)
+    module, cohorts = Regression(dropout=0.2), {"clients_per_round": 3, "local_steps": 5}
+    parts = (lambda: copy.deepcopy(module), lambda: federation(**cohorts), lambda: ExpectationPropagation(**options))
+    assert_resumes(*parts, tmp_path)

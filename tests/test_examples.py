@@ -4,7 +4,6 @@ import csv
 import re
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,13 +13,10 @@ from lit_epgan.cli.study_plan import read_studies
 from lit_epgan.cli.study_run import runs_of
 
 ROOT = Path(__file__).parent.parent
-
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-
 FEWER_RECORDINGS = (("train", 150, 70), ("train", 75, 20), ("dev", 30, 5), ("eval", 100, 25))
-MAKE: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "tutorials" / "make.py"))
+MAKE = runpy.run_path(str(ROOT / "docs" / "tutorials" / "make.py"))
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """The callback against a plain loop that knows no Lightning hooks: the same numbers, bit by bit."""
 
-import copy
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -11,7 +9,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Round
 from lit_epgan.federated import (
@@ -27,13 +24,13 @@ from lit_epgan.federated import (
 from lit_epgan.fit.loop import result_metrics
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.randomness import derive_seed, generator_for, seed_streams
+from lit_epgan.randomness import generator_for
 from lit_epgan.runs.loggers import MetricsFile
-from tests.federations import SIZES, client_sets, federation, fit
+from tests.federations import SIZES, federation, fit
 from tests.modules import Regression, TwoOptimizers
 
 
-def plain_batches(dataset: Any, local_steps: int | None, round_: int, client: int, batch_size: int = 8) -> list[Any]:
+def plain_batches(dataset, local_steps: int | None, round_: int, client: int, batch_size: int = 8):
     n = len(dataset)
     generator = generator_for(0, round_, client, "order")
     if local_steps is None:
@@ -51,30 +48,17 @@ def plain_cohort(round_: int, clients: int, size: int | None) -> list[int]:
     return sorted(torch.randperm(clients, generator=generator_for(0, round_, "cohort"))[:size].tolist())
 
 
-def plain_fedavg(
-    module: Any, rounds: int, step: Any, local_steps: int | None = None, cohort_size: int | None = None
-) -> Any:
-    """FedAvg as one would write it down: deep copies of modules, and explicit means and counts of their state."""
-    sets, server = client_sets(), copy.deepcopy(module).double()
-    for round_ in range(rounds):
-        trained, weights = [], []
-        for client in plain_cohort(round_, len(sets), cohort_size):
-            local = copy.deepcopy(server).train()
-            seed_streams(derive_seed(0, round_, client, "steps"))
-            step(local, plain_batches(sets[client], local_steps, round_, client))
-            trained.append(local.state_dict())
-            weights.append(SIZES[client])
-        merged = server.state_dict()
-        for name, value in merged.items():
-            if value.is_floating_point():
-                merged[name] = sum(w * s[name] for w, s in zip(weights, trained, strict=True)) / sum(weights)
-            else:  # what all clients have counted
-                merged[name] = value + sum(s[name] - value for s in trained)
-        server.load_state_dict(merged)
-    return server
+def plain_fedavg(module, rounds, steps, local_steps=None, cohort_size=None):
+    from tests.plain_loop import PlainLoop, own_batches  # which takes its batches and cohorts from here
+
+    def cohort(round_):
+        return plain_cohort(round_, len(SIZES), cohort_size)
+
+    loop = PlainLoop(lambda local, batches, *_: steps(local, batches), cohort, own_batches(local_steps))
+    return loop.run(module, rounds)
 
 
-def sgd_steps(local: Regression, batches: list[Any]) -> None:
+def sgd_steps(local: Regression, batches) -> None:
     optimizer = local.configure_optimizers()
     for batch in batches:
         optimizer.zero_grad()
@@ -82,7 +66,7 @@ def sgd_steps(local: Regression, batches: list[Any]) -> None:
         optimizer.step()
 
 
-def gan_steps(local: TwoOptimizers, batches: list[Any]) -> None:
+def gan_steps(local: TwoOptimizers, batches) -> None:
     optimizers = local.configure_optimizers()
     for batch in batches:
         for which, optimizer in zip("dg", optimizers, strict=True):
@@ -152,7 +136,7 @@ class Held(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.most.append(0)
 
-    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, *args) -> None:
         self.most[-1] = max(self.most[-1], len(result_metrics(trainer)))
 
 
@@ -165,23 +149,13 @@ def test_a_batch_of_validation_sees_none_of_the_clients_numbers_of_rounds_before
 
 
 def comparisons(clients: int) -> float:
-    """Comparisons of names for each client, in one saving of what all of them keep."""
-    callback = FederationCallback(SCAFFOLD())
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=1, callbacks=[callback], logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, precision="64-true",
-    )  # fmt: skip
-    trainer.fit(Regression(), datamodule=many(clients))
+    trainer = fit(Regression(), many(clients), rounds=1, algorithm=SCAFFOLD())
     Name.compared = 0
-    assert len(callback.state_dict()["clients"]) == clients
+    assert len(trainer.callbacks[0].state_dict()["clients"]) == clients
     return Name.compared / clients
 
 
-def test_saving_does_not_search_for_a_client_among_all():
-    assert comparisons(MANY) <= comparisons(FEW)
-
-
-def test_a_client_is_not_searched_for_among_those_who_are_asked(monkeypatch):
+def test_no_client_is_searched_for_among_all_or_those_who_are_asked(monkeypatch):
     class Asked(list[int]):
         searches = 0
 
@@ -198,14 +172,14 @@ def test_a_client_is_not_searched_for_among_those_who_are_asked(monkeypatch):
     monkeypatch.setattr(Round, "_ask", asked)
     fit(Regression(), many(FEW), rounds=2, num_sanity_val_steps=0)
     assert Asked.searches == 0
+    assert comparisons(MANY) <= comparisons(FEW)
 
 
 NUMBER = 8  # bytes, in double precision
-
 WEIGHT = NUMBER  # n_k, by which the federation merges what lies beside the algorithm's report
 
 
-def budget(folder: Path, module: Any, algorithm: Any, **options: Any) -> pd.DataFrame:
+def budget(folder: Path, module, algorithm, **options) -> pd.DataFrame:
     fit(module, federation(local_steps=3), 3, folder, algorithm=algorithm, logger=MetricsFile(folder), **options)
     rows = pd.read_csv(folder / "metrics.csv").filter(like="client/").dropna()
     return rows.rename(columns=lambda name: name.removeprefix("client/"))
@@ -230,9 +204,8 @@ def test_fedavg_sends_its_vector_and_its_weight(tmp_path):
 def test_buffers_that_training_changes_count(tmp_path):
     module = Regression(batch_norm=True)
     rows = budget(tmp_path, module, FedAvg())
-    assert {name for name, _ in module.named_buffers()} == {
-        f"body.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
-    }
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    assert {name for name, _ in module.named_buffers()} == {f"body.1.{name}" for name in names}
     numbers = count(module) + 8 + 8 + 1
     # everybody has the configuration's buffers: they travel when they have changed
     assert rows["bytes_down"].tolist() == [NUMBER * count(module), NUMBER * numbers, NUMBER * numbers]

@@ -1,6 +1,6 @@
 """Generator sites on a module whose samples are known: client k's data, and so its site, is the number m_k."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ class Known(LightningModule):
         self.generator, self.critic = Value(), nn.Parameter(torch.tensor([1.0]))
         self.lr = lr
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx: int) -> None:
         x, weight = batch[0], batch[2] if len(batch) == 3 else None
         progress = next(c for c in self.trainer.callbacks if isinstance(c, FederationCallback)).progress
         values = (float(t) for t in (self.generator.value, self.generator.average, self.critic))
@@ -67,17 +67,17 @@ class Known(LightningModule):
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         return self.generator.average + 0.01 * torch.rand(n, 1, generator=generator, dtype=self.critic.dtype)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
-def data(sizes: tuple[int, ...] = SIZES, **options: Any) -> FederatedDataModule:
+def data(sizes: tuple[int, ...] = SIZES, **options) -> FederatedDataModule:
     rows = [torch.full((n, 1), m, dtype=torch.float64) for m, n in zip(M, sizes, strict=False)]
     sets = [TensorDataset(r, torch.zeros(len(r), dtype=torch.int64)) for r in rows]
     return FederatedDataModule.from_datasets(sets, batch_size=8, **options)
 
 
-def sites(**options: Any) -> GeneratorSites:
+def sites(**options) -> GeneratorSites:
     return GeneratorSites(**({"generator": "generator", "own_rows": 3, "pool": 50} | options))
 
 
@@ -109,7 +109,6 @@ def test_later_batches_are_own_rows_and_the_exact_cavity():
         assert len(seen.x) == rows
         assert seen.x[:own].flatten().tolist() == [M[seen.client]] * own  # data, not samples
         assert M[seen.client] not in origins(seen.x[own:])  # the own site is divided out
-        assert seen.weight is not None
         assert float(seen.weight.sum()) == pytest.approx(1.0)
         assert float(seen.weight[:own].sum()) == pytest.approx(SIZES[seen.client] / sum(SIZES))
         assert seen.weight[own:].unique().numel() == seen.weight[:own].unique().numel() == 1
@@ -118,7 +117,7 @@ def test_later_batches_are_own_rows_and_the_exact_cavity():
 
 def test_others_are_drawn_in_proportion_to_their_records():
     module = Known()
-    fit(module, data(sizes=(8, 8, 24), local_steps=300), rounds=2, algorithm=sites(own_rows=1))
+    fit(module, data(sizes=(8, 8, 24), local_steps=100), rounds=2, algorithm=sites(own_rows=1))
     rows = torch.cat([s.x[1:] for s in module.seen if s.round == 1 and s.client == 0]).flatten()
     share = float((rows > 15).double().mean())  # of client 2: 24 of 32
     assert abs(share - 0.75) < 4 * (0.75 * 0.25 / len(rows)) ** 0.5
@@ -176,18 +175,17 @@ def test_refinement_ends_at_its_step_and_the_server_takes_over(refine):
 
 
 class Draw(Callback):
-    """Asks for the union of the sites as a metric would, and looks whether the module is left as it was."""
+    """Asks for samples of the sites as a metric would, and looks whether the module is left as it was."""
 
-    def __init__(self, n: int) -> None:
-        self.n, self.union = n, list[Tensor]()
+    def __init__(self, n: int, which: str = "union") -> None:
+        self.n, self.which, self.found = n, which, list[Tensor]()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
         before = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
         stream = torch.get_rng_state()
-        self.union.append(callback.extra_samples(self.n)["union"])
-        again = callback.extra_samples(self.n)["union"]
-        assert torch.equal(self.union[-1], again)
+        self.found.append(callback.extra_samples(self.n)[self.which])
+        assert torch.equal(self.found[-1], callback.extra_samples(self.n)[self.which])
         assert torch.equal(torch.get_rng_state(), stream)
         assert all(torch.equal(tensor, before[name]) for name, tensor in pl_module.state_dict().items())
         assert torch.equal(callback.server.flat.vector, callback.server.parameters)
@@ -196,7 +194,7 @@ class Draw(Callback):
 def test_the_union_has_every_site_in_proportion_and_drawing_leaves_no_trace():
     module, draw = Known(), Draw(64)
     fit(module, data(), rounds=2, algorithm=sites(), callbacks=[draw])
-    for union in draw.union:
+    for union in draw.found:
         counts = [int(((union - m).abs() < 5).sum()) for m in M]
         assert counts == [12, 18, 34]  # 64 (6, 9, 17) / 32
     quiet = Known()
@@ -227,14 +225,12 @@ def test_a_batch_of_one_row_still_meets_the_cavity():
     short = [s for s in module.seen if s.round == 1 and s.client == 1 and s.step == 1]
     assert short
     for seen in [s for s in module.seen if s.round == 1]:
-        assert seen.weight is not None
         assert float(seen.weight.sum()) == pytest.approx(1.0)
         own = seen.x.flatten() == M[seen.client]
         assert float(seen.weight[own].sum()) == pytest.approx(SIZES[seen.client] / sum(SIZES))
 
 
 def test_own_labels_stay_and_more_rows_are_added_than_the_batch_has():
-    """A module that also recognises needs all of its own labelled rows."""
     own, states = torch.randn(4, 2, 3), torch.randint(0, 9, (4, 2))
     replay = torch.randn(5, 2, 3)
     x, y, weight = tilted_batch([own, states], 3, replay, share=0.4)
@@ -252,14 +248,11 @@ def test_own_labels_stay_and_more_rows_are_added_than_the_batch_has():
         assert M[seen.client] not in origins(seen.x[rows:])
 
 
-def test_a_single_client_is_plain_training():
+def test_a_single_client_is_plain_training_and_what_is_missing_is_named():
     module, plain = Known(lr=0.3), Known(lr=0.3)
     fit(module, data(sizes=(9,)), rounds=3, algorithm=sites())
     fit(plain, data(sizes=(9,)), rounds=3, algorithm=FedAvg())
     assert torch.equal(module.critic, plain.critic)
-
-
-def test_what_is_missing_is_named():
     with pytest.raises(UserError, match=r"submodule 'average'.*Known has the submodules generator"):
         fit(Known(), data(), rounds=1, algorithm=GeneratorSites())
     with pytest.raises(UserError, match=r"needs a module with sample"):

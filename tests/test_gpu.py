@@ -41,16 +41,14 @@ def fitted(folder: Path, accelerator: str, algorithm: str, *words: str) -> Tenso
 
 
 @pytest.mark.parametrize("algorithm", CONFIGS)
-def test_a_run_ends_where_the_processors_ends(algorithm, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_ends_where_the_processors_ends(folder, algorithm, tmp_path):
     there = fitted(tmp_path / "gpu", "gpu", algorithm, "--trainer.max_epochs", "3")
     here = fitted(tmp_path / "cpu", "cpu", algorithm, "--trainer.max_epochs", "3")
     assert apart(there, here) < 1e-4
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "ep_laplace", "scaffold", "fedadam", "apfl"])
-def test_a_resumed_run_ends_where_one_that_was_not_stopped_ends(algorithm, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_resumed_run_ends_where_one_that_was_not_stopped_ends(folder, algorithm, tmp_path):
     whole = fitted(tmp_path / "whole", "gpu", algorithm, "--trainer.max_epochs", "4")
     fitted(tmp_path / "parts", "gpu", algorithm, "--trainer.max_epochs", "2")
     resumed = fitted(tmp_path / "parts", "gpu", algorithm, "--trainer.max_epochs", "4", "--ckpt_path", "last")

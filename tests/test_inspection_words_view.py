@@ -24,11 +24,15 @@ def text(*sentences: str) -> Text:
     return Text([sentence.split(".") for sentence in sentences], VOCABULARY, [], 0, 1, 1)
 
 
-def test_words_are_records_of_their_number_and_place():
+def test_words_are_records_whose_weights_count_from_0_to_1():
     records = word_records(text("the.dog.is", "dog"))
     assert records.x.tolist() == records.y.tolist() == [0, -1, 1, -1]
     assert records.entry(2).tolist() == [0, 1, 2, 0]
     assert (records.users, records.user.tolist()) == (1, [0] * 4)
+    odd = Odd()
+    assert weighed(text("x.y"), odd) == [{"y": 1.0}, {}]
+    odd.at_least = 0.25
+    assert weighed(text("x.y"), odd) == [{"y": 1.0}, {"y": 0.25}]
 
 
 class Odd(Selection):
@@ -36,13 +40,6 @@ class Odd(Selection):
 
     def weights(self, records):
         return torch.tensor([[math.nan, -1.0], [9.0, 0.25]])
-
-
-def test_weights_count_from_0_to_1():
-    odd = Odd()
-    assert weighed(text("x.y"), odd) == [{"y": 1.0}, {}]
-    odd.at_least = 0.25
-    assert weighed(text("x.y"), odd) == [{"y": 1.0}, {"y": 0.25}]
 
 
 def test_a_user_gives_the_groups_words_in_turn():
@@ -59,10 +56,8 @@ def test_a_user_gives_the_groups_words_in_turn():
     assert given(text("the.is.b"), Slice([0])) == [(0, "the"), (1, "b"), (1, "is")]
 
 
-USERS = {f"user {k}": text("a b.x.is", "a b.the", "x") for k in range(30)} | {
-    "alone": text("my secret.the"),
-    "more": text("a b"),
-}
+USERS = {f"user {k}": text("a b.x.is", "a b.the", "x") for k in range(30)}
+USERS |= {"alone": text("my secret.the"), "more": text("a b")}
 
 
 def asked(tmp_path, z=1e-3, **settings) -> Ask:

@@ -22,9 +22,7 @@ from tests.certificates import Root, written
 from tests.refusals import assert_refused
 
 ROOT = Root()
-
 NAMES = ("anna", "berta", "clara")
-
 SIGNED = {name: ROOT.identity(name) for name in NAMES}
 
 
@@ -38,7 +36,6 @@ def told(found: dict[str, ExchangeKey]) -> dict[str, Announced]:
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_each_pair_agrees_on_a_pad_that_one_adds_and_the_other_subtracts(signed):
-    """Three institutions with certificates, or with none."""
     found = exchange_keys(signed=signed)
     announced = told(found)
     pads = {name: key.pads(announced) for name, key in found.items()}
@@ -50,27 +47,21 @@ def test_each_pair_agrees_on_a_pad_that_one_adds_and_the_other_subtracts(signed)
     assert all(sorted(signs) == [False, True] for signs in of_pairs.values())
 
 
-def test_another_exchange_has_other_pads():
+def test_pads_depend_on_the_exchange():
     first, second = exchange_keys(), exchange_keys()
     pads = {pad.key for found in (first, second) for pad in found["anna"].pads(told(found))}
     assert len(pads) == 4
-
-
-def test_pads_depend_on_the_exchange_even_where_the_secret_is_the_same():
-    """Keys of one exchange in another one's place, without signatures that would tell."""
+    # keys of one exchange in another one's place, without signatures that would tell
     anna, berta = (ExchangeKey(name, 3, 1) for name in ("anna", "berta"))
     announced = {"anna": anna.announced, "berta": berta.announced}
     berta._round = 4
     assert anna.pads(announced)[0].key != berta.pads(announced)[0].key
 
 
-def test_a_key_serves_once():
+def test_a_key_serves_once_and_must_be_ones_own():
     found = exchange_keys()
     found["anna"].pads(told(found))
     assert_refused("round 3, exchange 1 has been masked before", found["anna"].pads, told(found))
-
-
-def test_its_own_key_must_be_among_them():
     found = exchange_keys(signed=False)
     wrong = told(found) | {"anna": found["clara"].announced}
     assert_refused("another key in this institution's name", found["anna"].pads, wrong)
@@ -104,22 +95,19 @@ def test_a_key_that_is_not_its_institutions_is_refused_by_name(wrong, why):
     assert why in str(refused.value)
 
 
-def test_a_certificate_that_has_run_out_is_refused(monkeypatch):
-    found = exchange_keys()
-    monkeypatch.setattr("lit_epgan.carriers.keys.datetime", InTwoYears)
-    assert_refused("the key of 'berta' is refused: its certificate is not valid today", found["anna"].pads, told(found))
-
-
 class InTwoYears(datetime):
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> datetime:
         return datetime.now(tz) + timedelta(days=730)
 
 
-def test_a_key_of_which_every_secret_is_known_is_refused():
+def test_a_certificate_that_has_run_out_and_a_key_whose_secrets_are_known_are_refused(monkeypatch):
     """The point of order 1: X25519 of it is zero, whatever the other key is (RFC 7748, section 6.1)."""
     anna = ExchangeKey("anna", 3, 1)
     assert_refused("the key of 'berta' is refused", anna.pads, {"anna": anna.announced, "berta": Announced("00" * 32)})
+    found = exchange_keys()
+    monkeypatch.setattr("lit_epgan.carriers.keys.datetime", InTwoYears)
+    assert_refused("the key of 'berta' is refused: its certificate is not valid today", found["anna"].pads, told(found))
 
 
 def test_an_identity_is_read_from_a_kits_folder(tmp_path):
@@ -135,7 +123,6 @@ def test_an_identity_is_read_from_a_kits_folder(tmp_path):
 
 
 def test_flares_sites_find_their_certificates(tmp_path):
-    """In a kit's folder ``startup``; under the simulator there are none."""
     context = FLContext()
     assert certificates(context) == ""
     (tmp_path / "startup").mkdir()
@@ -191,7 +178,7 @@ def test_numbers_of_the_largest_size_do_not_wrap(clients):
     assert wrapped[0] < 0  # three times as much does
 
 
-def test_the_pad_is_the_keystream_of_rfc_8439():
+def test_the_pad_is_the_keystream_of_rfc_8439(monkeypatch):
     """Appendix A.1, test vector 1: key and nonce of zeros, counter 0."""
     row = np.zeros(8, dtype=np.uint64)
     add_pad(row, bytes(32), True)
@@ -200,9 +187,6 @@ def test_the_pad_is_the_keystream_of_rfc_8439():
         "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
     )
     assert row.astype("<u8").tobytes().hex() == expected
-
-
-def test_a_long_pad_is_one_keystream(monkeypatch):
     key = bytes(range(32))
     whole, parts = np.zeros(100, dtype=np.uint64), np.zeros(100, dtype=np.uint64)
     add_pad(whole, key, True)
@@ -212,23 +196,17 @@ def test_a_long_pad_is_one_keystream(monkeypatch):
     assert len(set(whole.tolist())) == 100
 
 
-def test_a_pad_is_taken_off_by_who_subtracts_it():
-    row = words(5, -7, 2**63)
-    add_pad(row, bytes(32), True)
-    add_pad(row, bytes(32), False)
-    assert row.tolist() == words(5, -7, 2**63).tolist()
-
-
-def test_a_pads_key_follows_from_the_secret_and_its_purpose():
+def test_a_pads_key_follows_from_the_secret_and_is_taken_off_by_who_subtracts_it():
     """HKDF-SHA256 worked out by RFC 5869: extract with a salt of zeros, one block of expand."""
     extracted = hmac.digest(bytes(32), b"secret", hashlib.sha256)
     expected = hmac.digest(extracted, b"purpose\x01", hashlib.sha256)
     assert pad_key(b"secret", b"purpose") == expected
     assert pad_key(b"secret", b"another purpose") != expected
-
-
-def test_masked_numbers_are_uniform():
-    """Bytes of masked zeros against equal shares of all 256 values; the key is fixed, so the outcome is."""
+    row = words(5, -7, 2**63)
+    add_pad(row, bytes(32), True)
+    add_pad(row, bytes(32), False)
+    assert row.tolist() == words(5, -7, 2**63).tolist()
+    # bytes of masked zeros against equal shares of all 256 values; the key is fixed, so the outcome is
     row = fixed_point(np.zeros(2**15))
     add_pad(row, bytes(range(32)), False)
     counts = np.bincount(np.frombuffer(row.tobytes(), np.uint8), minlength=256)

@@ -11,7 +11,6 @@ import sys
 import time
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -51,7 +50,7 @@ def kits_of(path: Path, *renewed: str) -> dict[str, Path]:
     return kits
 
 
-def read(kit: Path, name: str) -> Any:
+def read(kit: Path, name: str):
     return json.loads((kit / "local" / name).read_text())
 
 
@@ -71,10 +70,8 @@ def test_a_kit_for_each_and_no_more_rights_than_needed(tmp_path):
     assert sites_of(made["localhost"]) == ("east", "north")
     for kit in (*made.values(), tmp_path / "kits" / "authority"):
         assert kit.stat().st_mode & 0o077 == 0  # keys: for nobody else on this machine
-    assert (
-        json.loads((made["east"] / "startup" / "fed_client.json").read_text())["client"]["connection_security"]
-        == "mtls"
-    )
+    client = json.loads((made["east"] / "startup" / "fed_client.json").read_text())["client"]
+    assert client["connection_security"] == "mtls"
 
 
 def test_a_private_key_is_where_its_owner_has_made_it_and_nowhere_else(tmp_path):
@@ -193,8 +190,7 @@ class InDays:
         return datetime.now(zone) + self._ahead
 
 
-def test_the_commands_say_whom_to_tell_what(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_commands_say_whom_to_tell_what(folder, tmp_path, capsys):
     members(tmp_path)
     assert main(["federate", "--request", "east"]) == 0
     said = capsys.readouterr().err
@@ -235,12 +231,6 @@ def test_members_that_cannot_be_are_refused(text, why, tmp_path):
     assert not (tmp_path / "kits").exists()
 
 
-def test_a_servers_jobs_lie_where_it_says(tmp_path):
-    kit = kits_of(members(tmp_path))["localhost"]
-    store_in(kit, tmp_path / "store")
-    assert "/tmp/nvflare" not in (kit / "local" / "resources.json").read_text()
-
-
 def test_a_wrong_kit_is_refused_by_name(tmp_path, capsys):
     made = kits_of(members(tmp_path))
     scans = ["--config", "digits_classifier.yaml"]
@@ -254,7 +244,7 @@ def test_a_wrong_kit_is_refused_by_name(tmp_path, capsys):
     assert "a site is one client" in capsys.readouterr().err
 
 
-def test_what_a_process_does_is_told_on_its_own_machine(tmp_path, monkeypatch):
+def test_what_a_process_does_is_told_on_its_own_machine_and_a_servers_jobs_lie_where_it_says(tmp_path, monkeypatch):
     plan = FitPlan(["--config", "a.yaml"], "/here", str(tmp_path), "fit.log", "east")
     plan.write(tmp_path / "fits", "east")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "fits"))
@@ -264,9 +254,10 @@ def test_what_a_process_does_is_told_on_its_own_machine(tmp_path, monkeypatch):
     (tmp_path / "checkpoints" / "last.ckpt").touch()
     assert plan.has_checkpoint
     assert_refused("was not started by", FitPlan.read, "north")
+    kit = kits_of(members(tmp_path))["localhost"]
+    store_in(kit, tmp_path / "store")
+    assert "/tmp/nvflare" not in (kit / "local" / "resources.json").read_text()
 
-
-# A federation by kits -------------------------------------------------------------------------------------------------
 
 CLASSES = "[a, b, c]"
 DATA = """data:
@@ -298,23 +289,23 @@ def place_images(folder: Path) -> None:
     (folder / "agreed.yaml").write_text(AGREED)
 
 
-def started(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def spawned(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     log = (folder / "terminal.log").open("ab")
-    command = [sys.executable, "-m", "lit_epgan", "federate", *words, "--config", str(folder.parent / "agreed.yaml")]
+    own = {"env": environment() | {"PYTHONPATH": str(ROOT)}, "stdout": log, "stderr": log, "start_new_session": True}
+    return subprocess.Popen([sys.executable, "-m", "lit_epgan", *words], cwd=folder, **own)
+
+
+def started(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     # the folder of the run is told, for a site's configuration is named last
-    command += ["--trainer.default_root_dir", str(folder / "run")]
-    paths = {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        command, cwd=folder, env=environment() | paths, stdout=log, stderr=log, start_new_session=True
-    )
+    there = ["--config", str(folder.parent / "agreed.yaml"), "--trainer.default_root_dir", str(folder / "run")]
+    return spawned(folder, ["federate", *words, *there])
 
 
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("localhost", 0))
-        port: int = found.getsockname()[1]
-        return port
+        return found.getsockname()[1]
 
 
 @pytest.mark.slow
@@ -322,14 +313,11 @@ def test_machines_with_data_of_their_own_come_to_the_model_of_one_job(tmp_path):
     """Control variates and all; each site lacks a class; no site's manifest is known elsewhere."""
     place_images(tmp_path)
     kits = kits_of(members(tmp_path, port=free_port()))
-    sites = [
-        started(tmp_path / f"at_{s}", "--site", str(kits[s]), "--config", str(tmp_path / f"{s}.yaml"))
-        for s in ("east", "north")
-    ]
+    own = {name: ("--site", str(kits[name]), "--config", str(tmp_path / f"{name}.yaml")) for name in ("east", "north")}
+    sites = [started(tmp_path / f"at_{name}", *words) for name, words in own.items()]
     try:
-        server = started(
-            tmp_path / "server", "--server", str(kits["localhost"]), "--operator", str(kits["op@example.org"])
-        )
+        words = ("--server", str(kits["localhost"]), "--operator", str(kits["op@example.org"]))
+        server = started(tmp_path / "server", *words)
         assert server.wait(300) == 0, (tmp_path / "server" / "terminal.log").read_text()
         assert all(site.poll() is None for site in sites)  # they wait for the next training
     finally:
@@ -350,17 +338,13 @@ def test_machines_with_data_of_their_own_come_to_the_model_of_one_job(tmp_path):
 def test_a_revoked_kit_and_a_foreign_one_are_refused_over_mutual_tls_and_told_so(tmp_path):
     """North's kit from before its renewal, whose owner has not heard of it; and one of another authority."""
     place_images(tmp_path)
-    port, told = (
-        free_port(),
-        {"revoked": "does not let this site in", "foreign": "no certificate of this kit's authority"},
-    )
+    port = free_port()
+    told = {"revoked": "does not let this site in", "foreign": "no certificate of this kit's authority"}
     shutil.copytree(kits_of(members(tmp_path, port=port))["north"], tmp_path / "revoked kit")
     kits = kits_of(members(tmp_path, port=port), "north")
     (tmp_path / "elsewhere").mkdir()
-    others = {
-        "revoked": tmp_path / "revoked kit",
-        "foreign": kits_of(members(tmp_path / "elsewhere", port=port))["north"],
-    }
+    foreign = kits_of(members(tmp_path / "elsewhere", port=port))["north"]
+    others = {"revoked": tmp_path / "revoked kit", "foreign": foreign}
     own = ["--config", str(tmp_path / "north.yaml")]
     processes = {name: started(tmp_path / name, "--site", str(kit), *own) for name, kit in others.items()}
     words = ["--server", str(kits["localhost"]), "--operator", str(kits["op@example.org"]), "--gather", "90"]

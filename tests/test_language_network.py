@@ -3,13 +3,11 @@
 import itertools
 import math
 from collections import Counter
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
 from lit_epgan.cli.main import main
@@ -17,6 +15,7 @@ from lit_epgan.modules import LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork
 from lit_epgan.networks.language import CIFGLayer, most_probable, sampled
 from lit_epgan.networks.speech_networks import SRU, SRULayer
+from tests.federations import plain_trainer
 from tests.language import log_probabilities
 from tests.refusals import assert_refused
 
@@ -147,13 +146,17 @@ def brute_force(network: CIFGLanguageNetwork, longest: int) -> dict[tuple[int, .
     return found
 
 
-def test_joint_probabilities_are_products_of_the_steps():
+def test_a_narrow_search_says_that_it_is_none_and_probabilities_are_products_of_the_steps():
     network = tiny()
     every = brute_force(network, 3)
     symbols = torch.tensor([[3, 0, 2, 4, 4], [3, 1, 4, 4, 4]])
     mask = torch.tensor([[True] * 4 + [False], [True] * 3 + [False] * 2])
     expected = [math.log(every[0, 2]), math.log(every[1,])]
     assert log_probabilities(network, symbols, mask).tolist() == pytest.approx(expected, rel=1e-5)
+    assert not most_probable(tiny(), 40, 4, width=2).exact
+    assert len(most_probable(tiny(), 10_000, 2).sequences) == 1 + 3 + 9
+    assert_refused("symbols=2", CIFGLanguageNetwork, 2)
+    assert_refused("hidden=0", CIFGLanguageNetwork, 5, hidden=0)
 
 
 @pytest.mark.parametrize("count", [1, 4, 40])
@@ -167,11 +170,6 @@ def test_the_most_probable_are_those_of_brute_force(count):
     assert ranked.probabilities == pytest.approx([every[letters] for letters in expected], rel=1e-4)
 
 
-def test_a_narrow_search_says_that_it_is_none():
-    assert not most_probable(tiny(), 40, 4, width=2).exact
-    assert len(most_probable(tiny(), 10_000, 2).sequences) == 1 + 3 + 9
-
-
 class Chain(CIFGLanguageNetwork):
     """A Markov chain over the letters 0 and 1, begin 2 and end 3."""
 
@@ -180,7 +178,7 @@ class Chain(CIFGLanguageNetwork):
         self.log = torch.tensor([zero, one, begun, [0.25] * 4]).log()
         self.steps = 0
 
-    def following(self, x: torch.Tensor, states: Any) -> Any:
+    def following(self, x: torch.Tensor, states):
         self.steps += 1
         return self.log[x], [(x.float(), x.float())]
 
@@ -217,13 +215,7 @@ def test_sequences_are_drawn_by_their_probability():
     assert not counts
 
 
-def test_what_cannot_be_is_refused():
-    assert_refused("symbols=2", CIFGLanguageNetwork, 2)
-    assert_refused("hidden=0", CIFGLanguageNetwork, 5, hidden=0)
-
-
 SOURCE = 'def documented():\n    """Return the {k}th number of a list. Raise an error otherwise."""\n'
-
 CHEAP = ["--data.clients", "3", "--data.held_out_users", "2", "--data.vocabulary", "8", "--data.batch_size", "4"]
 
 
@@ -242,7 +234,7 @@ def library(tmp_path):
     return folder
 
 
-def test_the_loss_is_the_mean_over_the_symbols_that_are_there():
+def test_the_loss_is_the_mean_over_the_symbols_that_are_there_and_what_it_makes_its_networks():
     model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
     symbols = torch.tensor([[4, 0, 1, 2, 5], [4, 3, 5, 5, 5]])
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
@@ -250,6 +242,11 @@ def test_the_loss_is_the_mean_over_the_symbols_that_are_there():
                for k, n in ((0, 4), (1, 2))]  # fmt: skip
     torch.testing.assert_close(model.training_step([symbols, mask], 0), (of_rows[0] + of_rows[1]) / 6)
     torch.testing.assert_close(-log_probabilities(model.network, symbols, mask), torch.stack(of_rows))
+    model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
+    drawn = model.sample(20, 4, torch.Generator().manual_seed(0))
+    assert drawn == sampled(model.network, 20, 4, torch.Generator().manual_seed(0))
+    assert model.most_probable(40, 4, 2) == most_probable(model.network, 40, 4, 2)
+    assert not model.most_probable(40, 4, 2).exact
 
 
 def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path):
@@ -261,8 +258,7 @@ def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path):
     for k, lengths in enumerate(([4, 2], [3])):
         symbols = torch.randint(4, (len(lengths), 5), generator=torch.Generator().manual_seed(k))
         batches.append((symbols, torch.arange(5) <= torch.tensor(lengths)[:, None]))
-    options: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, **options)
+    trainer = plain_trainer(precision="32-true")
     for evaluate in (trainer.validate, trainer.test):
         for own, count in ((batches, 9), (batches[:1], 6)):
             (found,) = evaluate(model, DataLoader(own, batch_size=None), verbose=False)
@@ -274,19 +270,10 @@ def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path):
             assert 0 < zeros < count
 
 
-def test_what_it_makes_is_its_networks():
-    model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
-    drawn = model.sample(20, 4, torch.Generator().manual_seed(0))
-    assert drawn == sampled(model.network, 20, 4, torch.Generator().manual_seed(0))
-    assert model.most_probable(40, 4, 2) == most_probable(model.network, 40, 4, 2)
-    assert not model.most_probable(40, 4, 2).exact
-
-
 @pytest.mark.parametrize(
     ("config", "symbols", "noise"), [("docstrings_words", "11", True), ("docstrings_characters", "258", False)]
 )
-def test_it_trains_from_the_command_line(config, symbols, noise, library, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_it_trains_from_the_command_line(folder, config, symbols, noise, library, tmp_path):
     words = ["fit", "--config", f"{config}.yaml"]
     words += ["--config", "algorithms/central_noise.yaml", "--federation.mechanism.bound", "0.2"] if noise else []
     words += ["--data.library", str(library), *CHEAP, *NARROW, "--model.network.symbols", symbols]
@@ -297,13 +284,12 @@ def test_it_trains_from_the_command_line(config, symbols, noise, library, tmp_pa
     assert 0 <= row["accuracy"] <= 1
 
 
-def test_other_symbols_than_the_datas_are_refused(library, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_other_symbols_than_the_datas_are_refused(folder, library, capsys):
     assert main(["fit", "--config", "docstrings_words.yaml", "--data.library", str(library), *CHEAP, *NARROW]) == 2
     assert "the data have 11 symbols, the network 2003: set its symbols to 11" in capsys.readouterr().err
 
 
-def test_a_cell_worked_out_by_hand():
+def test_a_cell_worked_out_by_hand_whose_output_gate_looks_at_the_cell_before():
     """Width one, W = 2, W_f = 0, W_r = ln 3, v = (ln 3, 0), b = (0, -ln 3), x = 1, 1.
 
     Frame 1: c_0 = 0: f = sigmoid(0) = 1/2, c = 1/2 0 + 1/2 2 = 1; r = sigmoid(ln 3 - ln 3) = 1/2;
@@ -317,10 +303,7 @@ def test_a_cell_worked_out_by_hand():
     layer.bias.data = torch.tensor([[0.0], [-log3]], dtype=torch.float64)
     h = layer(torch.ones(2, 1, 1, dtype=torch.float64))
     torch.testing.assert_close(h.flatten(), torch.tensor([1.0, 9 / 8], dtype=torch.float64))
-
-
-def test_the_output_gate_looks_at_the_cell_before():
-    """As above with v = (0, ln 3): r_1 = sigmoid(0) = 1/2, and r_2 = sigmoid(ln 3 c_1) = 3/4; c_1 = 1, c_2 = 3/2."""
+    # as above with v = (0, ln 3): r_1 = sigmoid(0) = 1/2, and r_2 = sigmoid(ln 3 c_1) = 3/4; c_1 = 1, c_2 = 3/2
     layer = SRULayer(1, 1).double()
     layer.weight.weight.data = torch.tensor([[2.0], [0.0], [0.0]], dtype=torch.float64)
     layer.peephole.data = torch.tensor([[0.0], [math.log(3)]], dtype=torch.float64)
@@ -330,7 +313,6 @@ def test_the_output_gate_looks_at_the_cell_before():
 
 @pytest.mark.parametrize("inputs", [3, 2], ids=["equal widths", "a projected input"])
 def test_gradients_in_double(inputs):
-    torch.manual_seed(0)
     layer = SRULayer(inputs, 3).double()
     torch.nn.init.normal_(layer.peephole)
     x = torch.randn(4, 2, inputs, dtype=torch.float64, requires_grad=True)
@@ -382,7 +364,6 @@ def test_parity_with_the_package(inputs, monkeypatch):
         patch.setattr("torch.utils.cpp_extension.load", lambda **options: None)
         patch.setattr("torch.jit.script", lambda function: function)
         from sru import SRUCell
-
     torch.manual_seed(0)
     ours, theirs = SRULayer(inputs, 6), SRUCell(inputs, 6, rescale=False, highway_bias=0.0)
     for tensor in ours.parameters():

@@ -1,7 +1,6 @@
 """The metric at which a search ends, and when a refinement takes over: matrices and particles made by hand."""
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import pytest
 import torch
@@ -46,8 +45,6 @@ def particles(theta: Tensor, means: Tensor, records: int, worth: float, covarian
     return Particles(theta, means, records, metric, torch.zeros(len(theta)).double(), noise, data=N)
 
 
-# ---------------------------------------------------------------- W*
-
 SLOPE = matrix([1.0, 0.0], [2.0, 1.0], [0.0, -1.0], [0.5, 3.0])  # A: mu = A theta
 SIGMA = torch.diag(matrix([1.0, 2.0, 0.5, 1.5])[0]) + 0.3
 NOISE = torch.diag(matrix([0.5, 0.1, 1.0, 0.2])[0])
@@ -89,9 +86,6 @@ def test_wide_apart_or_bent_it_keeps_the_directions_in_which_particles_differ(wo
         torch.testing.assert_close(found, N * torch.linalg.inv(sigma + noise), rtol=1e-3, atol=0)
 
 
-# ---------------------------------------------------------------- the refinement
-
-
 @pytest.mark.parametrize(
     ("most_records", "worth", "step", "due"),
     [
@@ -107,9 +101,6 @@ def test_a_refinement_is_due_where_much_data_make_gaussian_particles(most_record
     metric = torch.diag(matrix(worth)[0] / (covariance + noise).diagonal())
     at = Particles(THETA, THETA, 100, metric, torch.zeros(60).double(), noise, data=N, step=step)
     assert Refinement(search(2, 2)).due(at, most_records, generator_for("due")) is due
-
-
-# ---------------------------------------------------------------- what the last likelihood looks at
 
 
 def test_of_a_noised_release_all_directions_are_looked_at():
@@ -164,7 +155,7 @@ class Known:
 
 def test_a_likelihood_that_leaves_one_particle_is_approached_by_its_powers():
     """Of 400 draws of the prior about two are within two widths; the posterior is N(m / (1 + s^2), s^2 / (1 + s^2))."""
-    known: Any = Known()
+    known = Known()
     correction = Correction(Inference.of(Level(), 0, 400, 8).search)
     prior = correction.search.statistics.simulator.prior(400, generator_for("prior"))
     assert effective_size(known.log(prior, generator_for("unused"))) < 0.1 * 400
@@ -175,7 +166,7 @@ def test_a_likelihood_that_leaves_one_particle_is_approached_by_its_powers():
     with pytest.raises(
         UserError, match=r"400 particles do not reach the posterior: the likelihood's power came to 0 of 1"
     ):
-        correction._tempered(cast(Any, Nowhere()), generator_for("nowhere"))
+        correction._tempered(Nowhere(), generator_for("nowhere"))
 
 
 class Nowhere:
@@ -189,7 +180,7 @@ def test_few_effective_particles_are_no_start(least, monkeypatch):
     tempered: list[int] = []
     original = Correction._tempered
 
-    def watched(self: Correction, *given: Any) -> Tensor:
+    def watched(self: Correction, *given) -> Tensor:
         tempered.append(1)
         return original(self, *given)
 

@@ -5,7 +5,6 @@ import json
 import math
 import multiprocessing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -114,7 +113,7 @@ def test_concurrent_runs_lose_nothing(tmp_path):
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def _begin_within(path: Path, number: int, together: Any, budget: Budget) -> None:
+def _begin_within(path: Path, number: int, together, budget: Budget) -> None:
     together.wait()
     with contextlib.suppress(UserError):
         Ledger(path).begin(f"run {number}", ONE, budget=budget)
@@ -240,7 +239,6 @@ def test_a_limit_is_set_once_and_holds_for_runs_that_give_none(tmp_path):
 
 
 def test_what_dead_processes_have_reserved_is_given_back(tmp_path, capsys):
-    """What was made stays; what a process that is alive has reserved stays, too."""
     path = tmp_path / "ledger.jsonl"
     dead = multiprocessing.get_context("fork").Process(target=_begin_and_die, args=(path,))
     dead.start()
@@ -283,32 +281,20 @@ def test_it_is_shown_as_a_table_with_what_is_left(tmp_path, capsys):
     assert main(["privacy", "--help"]) == 0
 
 
+AT_1 = "with noise multiplier 1"
+
+
 @pytest.mark.parametrize(
     ("releases", "sentence"),
     [
         (Releases(2.5), "one release with noise multiplier 2.5, all users take part"),
         (Releases(1.0, 2, unit="record"), "2 releases with noise multiplier 1, all records take part"),
-        (
-            Releases(1.0, 3, "fixed", 0.1, 500),
-            "3 releases with noise multiplier 1, 50 of 500 users, drawn without replacement",
-        ),
-        (
-            Releases(1.0, 1, "poisson", 0.25, unit="record"),
-            "one release with noise multiplier 1, each record with probability 0.25",
-        ),
-        (
-            Releases(1.0, 3, separation=2),
-            "3 participations with noise multiplier 1, each user at most once in 2 rounds",
-        ),
-        (
-            Releases(1.0, 1, separation=4),
-            "one participation with noise multiplier 1, each user at most once in 4 rounds",
-        ),
+        (Releases(1.0, 3, "fixed", 0.1, 500), f"3 releases {AT_1}, 50 of 500 users, drawn without replacement"),
+        (Releases(1.0, 1, "poisson", 0.25, unit="record"), f"one release {AT_1}, each record with probability 0.25"),
+        (Releases(1.0, 3, separation=2), f"3 participations {AT_1}, each user at most once in 2 rounds"),
+        (Releases(1.0, 1, separation=4), f"one participation {AT_1}, each user at most once in 4 rounds"),
         (Releases(math.inf, epsilon=0.5), "one release, all users take part, and (0.5, 0) of its own"),
-        (
-            Releases(1.0, delta=1e-6),
-            "one release with noise multiplier 1, all users take part, and (0, 1e-06) of its own",
-        ),
+        (Releases(1.0, delta=1e-6), f"one release {AT_1}, all users take part, and (0, 1e-06) of its own"),
     ],
 )
 def test_releases_are_told(releases, sentence):
@@ -329,13 +315,10 @@ def test_no_user_moves_the_sum_by_more_than_one(tmp_path, entry):
     assert float(moved.norm()) == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_noise_is_there(tmp_path):
-    answer = queries(tmp_path).sum([torch.zeros(40_000)], 2.5, "zeros")
+def test_answers_have_noise_and_stand_in_the_ledger(tmp_path):
+    answer, again = (queries(tmp_path / "zeros").sum([torch.zeros(40_000)], 2.5, "zeros") for _ in range(2))
     assert float(answer.std()) == pytest.approx(2.5, rel=0.02)
-    assert not torch.equal(answer, queries(tmp_path).sum([torch.zeros(40_000)], 2.5, "zeros"))
-
-
-def test_every_answer_stands_in_the_ledger_and_disjoint_groups_do_not_add_up(tmp_path):
+    assert not torch.equal(answer, again)
     asked = queries(tmp_path)
     for group in ("low", "high"):
         asked.sum([torch.ones(2)], 2.0, "embedding", group)
@@ -359,15 +342,12 @@ def test_selections_whose_deltas_use_the_ledgers_up_are_refused_before(tmp_path)
     assert asked.ledger.read().total().epsilon < 3
 
 
-@pytest.mark.parametrize("delta", [0.9, 0.02, 0.0, -1.0, math.nan])
-def test_a_delta_that_guarantees_nothing_is_refused_with_the_reason(tmp_path, delta):
-    for kind in (CentralNoise, RecordNoise):
-        assert_refused("publishes each one's data with a probability of delta", kind, 1.0, 1.0, delta=delta)
-    assert_refused("delta is .*; it must lie between 0 and 0.01", queries, tmp_path, delta=delta)
-
-
-def test_a_delta_of_one_in_so_many_is_refused():
-    """340 users: to publish one of them at random is (0, 1/340)-private."""
+def test_a_delta_that_guarantees_nothing_is_refused_with_the_reason(tmp_path):
+    for delta in (0.9, 0.02, 0.0, -1.0, math.nan):
+        for kind in (CentralNoise, RecordNoise):
+            assert_refused("publishes each one's data with a probability of delta", kind, 1.0, 1.0, delta=delta)
+        assert_refused("delta is .*; it must lie between 0 and 0.01", queries, tmp_path, delta=delta)
+    # 340 users: to publish one of them at random is (0, 1/340)-private
     mechanism = CentralNoise(1.0, 1.0, delta=0.003)
     assert_refused("there are 340 users.*give less than 0.00294", mechanism.begin, Plan(Everyone(), 340, 1))
     mechanism.begin(Plan(Everyone(), 333, 1))
@@ -376,7 +356,7 @@ def test_a_delta_of_one_in_so_many_is_refused():
     assert_refused("there are 400 records", RecordNoise(1.0, 1.0, delta=0.003).begin, asked)
 
 
-def test_what_passes_the_budget_reads_nothing(tmp_path):
+def test_what_passes_the_budget_or_fails_costs_nothing(tmp_path):
     asked = queries(tmp_path, budget=1.0)
 
     def read():
@@ -386,13 +366,11 @@ def test_what_passes_the_budget_reads_nothing(tmp_path):
     assert_refused(r"allows epsilon 1 .* nothing was read", asked.sum, read(), 1.0, "too much")
     assert_refused("there is no user to ask", asked.sum, [], 40.0, "nobody")
 
-
-def test_a_question_that_fails_costs_nothing(tmp_path):
     def broken():
         yield torch.ones(2)
         raise ValueError("a user's data are damaged")
 
-    asked = queries(tmp_path)
+    asked = queries(tmp_path / "damaged")
     with pytest.raises(ValueError, match="damaged"):
         asked.sum(broken(), 2.0, "embedding")
     (account,) = asked.ledger.read().accounts.values()

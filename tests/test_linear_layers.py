@@ -1,7 +1,6 @@
 """Gradients of linear layers without copies of their weights: the same ones, and given up where they would not be."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ def batch() -> list[Tensor]:
     return [x, torch.randint(3, (RECORDS,), generator=generator)]
 
 
-def entropy(net: nn.Sequential, b: Any) -> Tensor:
+def entropy(net: nn.Sequential, b) -> Tensor:
     return F.cross_entropy(net(b[0]), b[1])
 
 
@@ -36,13 +35,13 @@ def without_copies(gradients: ClippedGradients) -> bool:
     return bool(gradients._taken.linear.parameters)
 
 
-def of_each(gradients: ClippedGradients, b: Any) -> Tensor:
+def of_each(gradients: ClippedGradients, b) -> Tensor:
     """The gradients (records, d) of every record, as they are."""
     found, weights = gradients._of_each(b), torch.eye(len(b[0] if isinstance(b, list | tuple) else b)).double()
     return torch.stack([gradients._weighted_sum(found, each, clean=True) for each in weights])
 
 
-def by_loop(net: nn.Module, loss: Any, b: Any) -> Tensor:
+def by_loop(net: nn.Module, loss, b) -> Tensor:
     """The gradients (records, d) by plain autograd."""
     rows = []
     for k in range(RECORDS):
@@ -53,24 +52,16 @@ def by_loop(net: nn.Module, loss: Any, b: Any) -> Tensor:
     return torch.stack(rows)
 
 
-def in_place(net: nn.Sequential, b: Any) -> Tensor:
+def in_place(net: nn.Sequential, b) -> Tensor:
     return F.cross_entropy(net[2](net[0](b[0]).mul_(2.0)), b[1])
 
 
-def slope_beside(net: nn.Sequential, b: Any) -> Tensor:
+def slope_beside(net: nn.Sequential, b) -> Tensor:
     logits = net(b[0])
     return F.cross_entropy(logits, b[1]) + torch.func.grad(lambda z: z.exp().sum())(logits).square().sum()
 
 
-def decayed(net: nn.Sequential, b: Any) -> Tensor:
-    return entropy(net, b) + sum(p.square().sum() for p in net.parameters())
-
-
-def read(net: nn.Sequential, b: Any) -> Tensor:
-    return entropy(net, b) + net[2].weight.abs().sum()
-
-
-def read_in_secret(net: nn.Sequential, b: Any) -> Tensor:
+def read_in_secret(net: nn.Sequential, b) -> Tensor:
     loss = entropy(net, b)
     try:
         return loss + net[2].weight.abs().sum()
@@ -78,7 +69,7 @@ def read_in_secret(net: nn.Sequential, b: Any) -> Tensor:
         return loss
 
 
-def called_in_secret(net: nn.Sequential, b: Any) -> Tensor:
+def called_in_secret(net: nn.Sequential, b) -> Tensor:
     loss = entropy(net, b)
     try:
         return loss + net[2](torch.ones(1, 7, dtype=torch.float64)).sum()
@@ -86,46 +77,30 @@ def called_in_secret(net: nn.Sequential, b: Any) -> Tensor:
         return loss
 
 
-def called_twice(net: nn.Sequential, b: Any) -> Tensor:
-    return entropy(net, b) + net(2 * b[0]).square().sum()
-
-
-def watched(net: nn.Sequential, b: Any) -> Tensor:
+def watched(net: nn.Sequential, b) -> Tensor:
     with torch.no_grad():
         target = net(b[0])
     return (net(b[0]) - target - 1).square().sum()
 
 
-def without_gradient(net: nn.Sequential, b: Any) -> Tensor:
+def without_gradient(net: nn.Sequential, b) -> Tensor:
     with torch.no_grad():
         features = net[0](b[0])
     return F.cross_entropy(net[2](features), b[1])
 
 
-def cut_off(net: nn.Sequential, b: Any) -> Tensor:
-    return F.cross_entropy(net[2](net[0](b[0]).detach()), b[1])
-
-
-def on_two_rows(net: nn.Sequential, b: Any) -> Tensor:
-    return net(torch.cat([b[0], 2 * b[0]])).square().sum()
-
-
-def on_no_row(net: nn.Sequential, b: Any) -> Tensor:
-    return net(b[0][0]).square().sum()
-
-
-def on_rows_in_turn(net: nn.Sequential, b: Any) -> Tensor:
+def on_rows_in_turn(net: nn.Sequential, b) -> Tensor:
     both = torch.stack([b[0], 2 * b[0]])
     return torch.func.vmap(lambda row: net(row).square().sum())(both).sum()
 
 
-def slope(net: nn.Sequential, b: Any) -> Tensor:
+def slope(net: nn.Sequential, b) -> Tensor:
     """A penalty of the slope at the row, as R1: from one call of the network."""
     outputs, pull = torch.func.vjp(net, b[0])
     return F.cross_entropy(outputs, b[1]) + pull(torch.ones_like(outputs))[0].square().sum()
 
 
-def slope_forwards(net: nn.Sequential, b: Any) -> Tensor:
+def slope_forwards(net: nn.Sequential, b) -> Tensor:
     outputs, along = torch.func.jvp(net, (b[0],), (torch.ones_like(b[0]),))
     return F.cross_entropy(outputs, b[1]) + along.square().sum()
 
@@ -144,24 +119,24 @@ def test_gradients_without_copies_are_those_of_a_loop(loss, at_once):
     assert without_copies(gradients)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        decayed,
-        read,
-        read_in_secret,
-        called_in_secret,
-        called_twice,
-        watched,
-        without_gradient,
-        cut_off,
-        on_two_rows,
-        on_no_row,
-        on_rows_in_turn,
-        slope,
-        slope_forwards,
-    ],
-)
+NOTICED = {
+    "decayed": lambda net, b: entropy(net, b) + sum(p.square().sum() for p in net.parameters()),
+    "read": lambda net, b: entropy(net, b) + net[2].weight.abs().sum(),
+    "read in secret": read_in_secret,
+    "called in secret": called_in_secret,
+    "called twice": lambda net, b: entropy(net, b) + net(2 * b[0]).square().sum(),
+    "watched": watched,
+    "without gradient": without_gradient,
+    "cut off": lambda net, b: F.cross_entropy(net[2](net[0](b[0]).detach()), b[1]),
+    "on two rows": lambda net, b: net(torch.cat([b[0], 2 * b[0]])).square().sum(),
+    "on no row": lambda net, b: net(b[0][0]).square().sum(),
+    "on rows in turn": on_rows_in_turn,
+    "slope": slope,
+    "slope forwards": slope_forwards,
+}
+
+
+@pytest.mark.parametrize("loss", NOTICED.values(), ids=NOTICED)
 def test_whatever_else_weights_do_is_noticed(loss):
     """Copies are taken then, and the gradients are right again."""
     net, b = network(), batch()
@@ -184,13 +159,21 @@ def test_layers_that_are_not_by_themselves_have_copies():
     other.weight = tied.weight
     net = nn.Sequential(tied, other, frozen, Own(4, 4), nn.Linear(4, 4))
     assert LinearLayers.of(net).parameters == list(net[4].parameters())
+    net = network()
+    gradients = ClippedGradients(net, lambda b: entropy(net, b), 1.0)
+    assert gradients.current
+    net[0].bias.requires_grad_(False)
+    assert not gradients.current
+    net[0].bias.requires_grad_(True)
+    net[2].weight = nn.Parameter(net[2].weight.detach().clone())
+    assert not gradients.current
 
 
 def test_under_autocast_they_are_the_same_up_to_its_rounding():
     net, (x, y) = network().float(), batch()
     seen: set[torch.dtype] = set()
 
-    def loss(b: Any) -> Tensor:
+    def loss(b) -> Tensor:
         logits = net(b[0])
         seen.add(logits.dtype)
         return F.cross_entropy(logits, b[1])
@@ -216,17 +199,6 @@ def test_under_autocast_no_record_passes_the_bound(copies):
     assert [float(each.double().norm()) for each in sums] == pytest.approx([1.0] * RECORDS, rel=1e-6)
 
 
-def test_a_network_that_trains_something_else_is_noticed():
-    net = network()
-    gradients = ClippedGradients(net, lambda b: entropy(net, b), 1.0)
-    assert gradients.current
-    net[0].bias.requires_grad_(False)
-    assert not gradients.current
-    net[0].bias.requires_grad_(True)
-    net[2].weight = nn.Parameter(net[2].weight.detach().clone())
-    assert not gradients.current
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("size", [9, 300])
 def test_outer_products_are_what_is_written_out(bias, size):
@@ -240,7 +212,7 @@ def test_outer_products_are_what_is_written_out(bias, size):
     torch.testing.assert_close(products.weighted_sums(weights, clean=True), sums, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_not_finite_has_no_part_where_nobody_waits_for_an_answer():
+def test_what_is_not_finite_has_no_part_and_small_weights_are_not_rounded():
     """On an accelerator it is not asked whether all is finite: a weight of 0 then takes such a record out."""
     d, x = torch.randn(RECORDS, 4), torch.randn(RECORDS, 9)
     weights = torch.rand(RECORDS, dtype=torch.float64)
@@ -254,10 +226,7 @@ def test_what_is_not_finite_has_no_part_where_nobody_waits_for_an_answer():
         assert not found.square_norms.isfinite().all()
         sums = found.weighted_sums(weights, clean=False)
         torch.testing.assert_close(sums, expected.weighted_sums(weights[kept], clean=True))
-
-
-def test_a_weight_below_single_precision_is_not_rounded():
-    """A gradient of 1e38, clipped to 1e-3: the weight alone would lose three digits."""
+    # a gradient of 1e38, clipped to 1e-3: the weight alone would lose three digits
     products = OuterProducts(torch.full((1, 1), 1e19), torch.full((1, 1), 1e19), bias=False)
     (found,) = products.weighted_sums(torch.tensor([1e-41], dtype=torch.float64), clean=True)
     torch.testing.assert_close(found, torch.full((1, 1), 1e-3), rtol=1e-6, atol=0.0)
@@ -292,7 +261,7 @@ def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return F.cross_entropy(x[None], y[None]), x[:, None] * x, torch.ones(3)
 
 
-def test_it_is_vmap_and_its_results_have_gradients():
+def test_it_is_vmap_of_one_row_each():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 4, generator=generator, requires_grad=True)
     y = torch.randint(4, (5,), generator=generator)
@@ -301,14 +270,8 @@ def test_it_is_vmap_and_its_results_have_gradients():
     assert found[2].shape == (5, 3)
     for slope in (torch.autograd.grad(each[0].sum(), x)[0] for each in (found, expected)):
         torch.testing.assert_close(slope, (x.softmax(1) - F.one_hot(y, 4)).detach())
-
-
-def test_rows_have_random_numbers_of_their_own():
     (found,) = row_by_row(lambda x: (torch.rand(()) + 0 * x,), torch.zeros(50))
     assert len(set(found.tolist())) == 50
-
-
-def test_transforms_within_see_one_row():
     x = torch.arange(3.0)
     (found,) = row_by_row(lambda row: (torch.func.grad(lambda z: z**3)(row),), x)
     torch.testing.assert_close(found, 3 * x**2)
