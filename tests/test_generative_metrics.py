@@ -221,14 +221,14 @@ def command(weights: Path, first: Path, second: Path) -> dict[str, float]:
 @pytest.mark.slow
 def test_is_and_fid_are_the_commands(weights, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    generated, real = drawn(1, 60.0, 10), drawn(2, 20.0, 6)
+    generated, real = drawn(1, 60.0, 20), drawn(2, 20.0, 6)
     expected = command(weights, folder_of(generated, tmp_path / "generated"), folder_of(real, tmp_path / "real"))
     assert expected["frechet_inception_distance"] > 1e-3, expected
     assert expected["inception_score_mean"] > 1.05, expected
     extractor = stand_in(weights)
     against = reference(extractor, lambda: iter((real.float() / 127.5 - 1).split(5)))
     scores = ImageScores(extractor, len(generated))
-    for part in (generated.float() / 127.5 - 1).split(3):
+    for part in (generated.float() / 127.5 - 1).split(7):
         scores.add(part)
     found = scores.of_samples() | scores.against(against)
     assert found["is"] == pytest.approx(expected["inception_score_mean"], rel=1e-3)

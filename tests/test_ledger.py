@@ -166,12 +166,12 @@ def test_a_line_cut_off_anywhere_was_none(tmp_path):
     assert Ledger(path).read().accounts[name].made == 1
 
 
-@pytest.mark.parametrize("by", [0x01, 0x20, 0xFF])
-def test_every_byte_that_is_changed_is_found(tmp_path, by):
+def test_every_byte_that_is_changed_is_found(tmp_path):
     path = tmp_path / "ledger.jsonl"
     whole = written(path)
     for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ by]) + whole[place + 1 :])
+        changed = whole[place] ^ (0x01, 0x20, 0xFF)[place % 3]
+        path.write_bytes(whole[:place] + bytes([changed]) + whole[place + 1 :])
         assert_refused(r"line \d+ of .*: what was spent cannot be told", Ledger(path).read)
 
 
