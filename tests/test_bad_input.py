@@ -3,7 +3,6 @@
 import inspect
 import json
 import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -134,7 +133,7 @@ def test_places_and_speed_decide_nothing():
     assert not found.keys() & {"trainer.max_epochs", "trainer.devices", "trainer.logger", "trainer.callbacks"}
 
 
-def fitted(folder: Path, rounds: int, sizes: tuple[int, ...] = (9, 5), seed: int = 0, **options) -> None:
+def fitted(folder, rounds: int, sizes: tuple[int, ...] = (9, 5), seed: int = 0, **options) -> None:
     datasets = dict(zip("ab", client_sets(sizes), strict=True))
     data = FederatedDataModule.from_datasets(datasets, batch_size=4, seed=seed)
     fit(Regression(), data, rounds, folder, callbacks=[RoundCheckpoint()], enable_checkpointing=True, **options)

@@ -2,7 +2,6 @@
 
 import copy
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,7 @@ STEPS_OF_A_ROUND = 3 + 1 + 5 + 2
 
 
 class SaveAt(Callback):
-    def __init__(self, path: Path, hook: str, round_: int, batch: int = 0) -> None:
+    def __init__(self, path, hook: str, round_: int, batch: int = 0) -> None:
         self.path, self.round, self.batch = path, round_, batch
         setattr(self, hook, self.save)
 

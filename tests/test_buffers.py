@@ -1,7 +1,6 @@
 """Buffers are merged by what they mean, with a plain computation as the oracle; changes by robust aggregators."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -69,7 +68,7 @@ def sent(plain: PlainFederation, rounds: int = 1) -> list[set[str]]:
 class Watched(nn.Module):
     """A linear layer, and buffers that a function changes in every training pass."""
 
-    def __init__(self, change: Callable[[nn.Module, Tensor], None], **buffers: Tensor | None) -> None:
+    def __init__(self, change, **buffers: Tensor | None) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layer = nn.Linear(4, 1)

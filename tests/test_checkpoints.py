@@ -3,7 +3,6 @@
 import logging
 import os
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -49,27 +48,27 @@ def without(*names: str):
     return {name: value for name, value in checkpoint(12).items() if name not in names}
 
 
-def cut(path: Path) -> None:
+def cut(path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def one_bit(path: Path) -> None:
+def one_bit(path) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(checkpoint(12)["state_dict"]["w"].numpy().tobytes()[:16]) + 5] ^= 1
     path.write_bytes(data)
 
 
-def names_of_the_archive(path: Path) -> None:
+def names_of_the_archive(path) -> None:
     torch.save(checkpoint(12), path)  # without a digest: checksums do not cover names
     path.write_bytes(path.read_bytes().replace(b"data/0", b"data/x"))
 
 
-def dangling(path: Path) -> None:
+def dangling(path) -> None:
     path.unlink()
     path.symlink_to("nowhere.ckpt")
 
 
-def a_folder(path: Path) -> None:
+def a_folder(path) -> None:
     path.unlink()
     path.mkdir()
 
@@ -140,7 +139,7 @@ def test_other_names_are_taken_newest_first(tmp_path):
     assert newest_whole(tmp_path) == tmp_path / "epoch=1.ckpt"
 
 
-def fitted(folder: Path, rounds: int, **options) -> None:
+def fitted(folder, rounds: int, **options) -> None:
     callbacks = [RoundCheckpoint(), ModelCheckpoint(folder / "own", save_top_k=-1)]
     fit(Regression(), federation(), rounds, folder, callbacks=callbacks, enable_checkpointing=True, **options)
 
@@ -213,7 +212,7 @@ def untouched(tmp_path_factory):
 OPTIONS = ("--module", "regression", "--algorithm", "ep", "--optimizer-state", "keep")
 
 
-def assert_same_run(folder: Path, expected: Path) -> None:
+def assert_same_run(folder, expected) -> None:
     for name, value in model(folder).items():
         assert torch.equal(value, model(expected)[name]), name
     assert (folder / "metrics.csv").read_bytes() == (expected / "metrics.csv").read_bytes()
@@ -289,7 +288,7 @@ def test_what_stands_beside_the_model_comes_back(tmp_path, module, algorithm):
 
 
 class Rewound(CSVLogger):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder) -> None:
         super().__init__(folder)
         self.to: list[int] = []
 

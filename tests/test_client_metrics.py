@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -28,7 +27,6 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.over_clients import over_clients
 from lit_epgan.modules import Classifier, Regression, SuffiAE
-from lit_epgan.modules.supervised import Supervised
 from tests.federations import fit, plain_trainer
 
 # rows of each client's held-out data: more than a batch, less than a batch, exactly one
@@ -130,7 +128,7 @@ def test_the_module_may_say_which_way_its_tensors_are_better():
     assert logged["val_metric_acc/worst_client"] == min(of["val_metric_acc"])  # and the torchmetrics object
 
 
-OURS: dict[str, Callable[[], Supervised]] = {
+OURS = {
     "Classifier": lambda: Classifier(nn.Identity(), nn.Linear(2, 2)),
     "SuffiAE": lambda: SuffiAE(features=2, dimensions=2),
     "Regression": lambda: Regression(nn.Identity(), nn.Linear(2, 1)),

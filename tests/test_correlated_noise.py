@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -41,12 +40,12 @@ def released(mechanism: CentralNoise, number: int, report: Report = ZERO) -> Tot
     return mechanism.at_server(summed(report), 4)
 
 
-def accounts(folder: Path) -> list[Account]:
+def accounts(folder) -> list[Account]:
     own = default_path(folder.name, "user")  # of a plan that names the data so, or a fit's
     return list((Ledger(own) if own.exists() else the_ledger()).read().accounts.values())
 
 
-def account(folder: Path) -> Account:
+def account(folder) -> Account:
     return accounts(folder)[-1]
 
 

@@ -4,8 +4,6 @@ import json
 import math
 import sqlite3
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -26,7 +24,7 @@ from tests.refusals import assert_refused
 from tests.users_tree import SIZES, images, leaf_content, write_emnist, write_leaf, write_table
 
 
-def by_writer(kind: str, folder: Path, **options) -> FederatedDataModule:
+def by_writer(kind: str, folder, **options) -> FederatedDataModule:
     if kind == "leaf":
         write_leaf(folder)
         return LeafDataModule(str(folder), batch_size=4, **options)
@@ -110,19 +108,19 @@ def test_a_writer_in_two_files_is_refused_and_no_class_means_a_gap(tmp_path):
     assert data.label_names == ["9", "10", "NA"]
 
 
-def replaced(path: Path, name: str, values) -> None:
+def replaced(path, name: str, values) -> None:
     with h5py.File(path, "a") as file:
         del file[name]
         if values is not None:
             file.create_dataset(name, data=values)
 
 
-def emptied(path: Path) -> None:
+def emptied(path) -> None:
     with h5py.File(path, "w") as file:
         file.create_group("examples")
 
 
-HDF5: dict[str, tuple[Callable[[Path], object], str]] = {
+HDF5 = {
     "truncated": (lambda p: p.write_bytes(p.read_bytes()[:3000]), "is no whole HDF5 file"),
     "text": (lambda p: p.write_text("pixels"), "is no whole HDF5 file"),
     "no examples": (lambda p: replaced(p, "examples", None), "no group 'examples'"),
@@ -156,7 +154,7 @@ def test_missing_files_are_named_with_their_place(tmp_path, monkeypatch):
     assert_refused(r"pip install lit_epgan\[hdf5\]", FederatedEMNISTDataModule(str(tmp_path), batch_size=4).load)
 
 
-def table(path: Path, **options) -> TableDataModule:
+def table(path, **options) -> TableDataModule:
     return TableDataModule(str(path), **{"user": "patient", "label": "outcome", "batch_size": 4, **options})
 
 
@@ -255,7 +253,7 @@ def serialized(**values: bytes | int) -> bytes:
     return example.SerializeToString()
 
 
-def write_hdf5(path: Path) -> Path:
+def write_hdf5(path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(path, "w") as file:
         for name, own in USERS.items():
@@ -266,7 +264,7 @@ def write_hdf5(path: Path) -> Path:
     return path
 
 
-def write_sqlite(path: Path) -> Path:
+def write_sqlite(path):
     with sqlite3.connect(path) as file:
         file.execute("CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)")
         file.execute("CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER)")

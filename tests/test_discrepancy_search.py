@@ -1,7 +1,5 @@
 """The search by questions: what they ask and give away, and in a federation as if the data lay in one place."""
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -45,7 +43,7 @@ def records() -> list[Tensor]:
     return [place + x for place, x in zip(PLACES, normal, strict=True)]
 
 
-def data(sites: Sequence[Tensor] | None = None, **options) -> FederatedDataModule:
+def data(sites=None, **options) -> FederatedDataModule:
     sites = records() if sites is None else sites
     labels = (torch.arange(len(x)) % 2 for x in sites)
     sets = [TensorDataset(x, y) for x, y in zip(sites, labels, strict=True)]
@@ -63,7 +61,7 @@ def stage_of(plain: PlainFederation) -> Stage:
     return stage
 
 
-def in_one_place(inference: Inference, rounds: Sequence[Sequence[Tensor]]) -> Stage:
+def in_one_place(inference: Inference, rounds) -> Stage:
     """The same inference, of the records of each round's clients, with each round's own stream."""
     stage = None
     for number, sites in enumerate(rounds):

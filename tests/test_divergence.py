@@ -3,7 +3,6 @@
 import copy
 import math
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -53,7 +52,7 @@ def federation(**options):
     return type(double_federation()).from_datasets(client_sets(SIZES, torch.float32), batch_size=8, **options)
 
 
-def single(module: LightningModule, folder: Path | None = None, **options) -> Trainer:
+def single(module: LightningModule, folder=None, **options) -> Trainer:
     return fit(module, federation(), folder=folder, precision="32-true", **options)
 
 

@@ -7,7 +7,6 @@ printed, and where the run is are watched; the values of released tensors are th
 import json
 import re
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -111,7 +110,7 @@ def told(folder, records, module, capsys, caplog, sampler, **parts):
     return found
 
 
-def plain(text: str, folder: Path) -> str:
+def plain(text: str, folder) -> str:
     """Without the run's folder, and times of the day and taken."""
     text = re.sub(r"-[0-9a-f]{16}\.users", "-LEDGER.users", text)  # a digest by a secret of the user's
     return re.sub(r"\d+:\d\d(:\d\d)?", "TIME", text.replace(str(folder), "FOLDER"))

@@ -2,7 +2,6 @@
 
 import gzip
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from tests.emoji_tree import EACH, TONES, picture, png, published, write_emoji, 
 from tests.refusals import assert_refused
 
 
-def loaded(root: Path, **options) -> ImageDataModule:
+def loaded(root, **options) -> ImageDataModule:
     datamodule = ImageDataModule("emoji", str(root), **{"clients": 9, **options})
     datamodule.prepare_data()
     datamodule.setup()
@@ -110,7 +109,7 @@ def test_missing_packages_are_a_command_in_a_folder(tmp_path):
     assert_refused("choose google, twitter or both", loaded, tmp_path, vendor="apple")
 
 
-def refusal(root: Path) -> str:
+def refusal(root) -> str:
     with pytest.raises(UserError) as refused:
         read_emoji(root, "google")
     assert not isinstance(refused.value, MissingFileError)

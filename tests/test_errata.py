@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def sigma(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def expectation(g: Callable[[float], float], mean: float, variance: float) -> float:
+def expectation(g, mean: float, variance: float) -> float:
     """E g(C), C ~ N(mean, variance), by adaptive quadrature."""
     sd = math.sqrt(variance)
     density = 1 / (sd * math.sqrt(2 * math.pi))
@@ -55,7 +54,7 @@ def test_a_of_the_third_moment(c_s):
     a, printed = 6 * (1 - 2 ** (-1 / 3)), 6 * (1 - 1 / math.sqrt(2))
     assert sigma(-B[3]) ** 3 == pytest.approx(0.5)
 
-    def slope(moment: Callable[[float], float]) -> float:
+    def slope(moment) -> float:
         return (moment(-B[3] + 1e-3) - moment(-B[3] - 1e-3)) / 2e-3
 
     exact = slope(lambda c_m: expectation(lambda c: sigma(c) ** 3, c_m, c_s))
@@ -169,7 +168,7 @@ def test_the_sign_in_the_exponent_of_the_mixture_prior():
     mean, variance = torch.tensor([[1.0], [4.0]]), torch.tensor([[1.0], [0.5]])
     log_weights = torch.tensor([0.3, 0.7]).log()
 
-    def integral(log_density: Callable[[Tensor], Tensor], width: float) -> float:
+    def integral(log_density, width: float) -> float:
         grid = torch.linspace(-width, width, 20_001).unsqueeze(1)
         return float(log_density(grid).double().exp().sum() * (2 * width / 20_000))
 

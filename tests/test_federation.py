@@ -1,7 +1,5 @@
 """The callback against a plain loop that knows no Lightning hooks: the same numbers, bit by bit."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 import torch
@@ -179,7 +177,7 @@ NUMBER = 8  # bytes, in double precision
 WEIGHT = NUMBER  # n_k, by which the federation merges what lies beside the algorithm's report
 
 
-def budget(folder: Path, module, algorithm, **options) -> pd.DataFrame:
+def budget(folder, module, algorithm, **options) -> pd.DataFrame:
     fit(module, federation(local_steps=3), 3, folder, algorithm=algorithm, logger=MetricsFile(folder), **options)
     rows = pd.read_csv(folder / "metrics.csv").filter(like="client/").dropna()
     return rows.rename(columns=lambda name: name.removeprefix("client/"))

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -304,7 +303,7 @@ class Encoder(nn.Module):
 class ByKeyword(Classifier):
     """Calls its backbone with all, some or none of the arguments by keyword."""
 
-    def __init__(self, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    def __init__(self, call) -> None:
         super().__init__()
         self.backbone, self.call = Encoder(), call
 
@@ -313,7 +312,7 @@ class ByKeyword(Classifier):
 
 
 def test_a_backbone_may_be_called_by_keyword():
-    calls: list[Callable[[nn.Module, Tensor], Tensor]] = [
+    calls = [
         lambda backbone, x: backbone(x, 0.3),
         lambda backbone, x: backbone(x, scale=0.3),
         lambda backbone, x: backbone(x=x, scale=0.3),

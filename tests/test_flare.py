@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,7 +131,7 @@ def pids(pattern: str) -> list[int]:
     return found
 
 
-def until(happened: Callable[[], bool], seconds: float = 200) -> None:
+def until(happened, seconds: float = 200) -> None:
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end

@@ -1,7 +1,5 @@
 """A user's own images: both layouts are read alike, and every mistake is named with its row."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,13 +12,13 @@ from tests.refusals import assert_refused
 RED = (255, 0, 0)
 
 
-def save(path: Path, color=RED, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> Path:
+def save(path, color=RED, size: tuple[int, int] = (8, 8), mode: str = "RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, color).save(path)
     return path
 
 
-def manifest(root: Path, text: str) -> Path:
+def manifest(root, text: str):
     file = root / "images.csv"
     file.write_text(text, encoding="utf-8")
     return file
@@ -33,7 +31,7 @@ def images(tmp_path):
     return tmp_path
 
 
-def loaded(path: Path, **options) -> FolderDataModule:
+def loaded(path, **options) -> FolderDataModule:
     datamodule = FolderDataModule(str(path), image_size=options.pop("image_size", 8), **options)
     datamodule.setup()
     return datamodule
@@ -164,7 +162,7 @@ def test_the_shorter_side_is_resized_and_the_middle_is_kept(tmp_path):
     assert image[:, :, 0].max() < 1
 
 
-def write_pgm(path: Path, values: np.ndarray, most: int) -> None:
+def write_pgm(path, values: np.ndarray, most: int) -> None:
     path.write_bytes(f"P5\n8 8\n{most}\n".encode() + values.astype(">u2").tobytes())
 
 

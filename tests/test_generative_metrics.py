@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -195,7 +194,7 @@ def weights(tmp_path_factory):
     return path
 
 
-def folder_of(images: Tensor, folder: Path) -> Path:
+def folder_of(images: Tensor, folder):
     """The images (n, 3, height, width) in uint8 as files."""
     folder.mkdir()
     for i, image in enumerate(images):
@@ -211,7 +210,7 @@ def drawn(seed: int, strength: float, n: int) -> Tensor:
     return torch.from_numpy(noisy.clip(0, 255).astype(np.uint8))
 
 
-def command(weights: Path, first: Path, second: Path) -> dict[str, float]:
+def command(weights, first, second) -> dict[str, float]:
     words = [sys.executable, "-m", "torch_fidelity.fidelity", "--cpu", "--json", "--isc", "--fid"]
     words += ["--input1", str(first), "--input2", str(second), "--feature-extractor-weights-path", str(weights)]
     words += ["--no-cache", "--save-cpu-ram", "--silent"]

@@ -1,7 +1,5 @@
 """A federation on a GPU ends where the processor's ends: pytest tests/test_gpu.py --accelerator gpu."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -32,7 +30,7 @@ def apart(first: Tensor, second: Tensor) -> float:
     return float((first.cpu() - second.cpu()).abs().max() / second.abs().max())
 
 
-def fitted(folder: Path, accelerator: str, algorithm: str, *words: str) -> Tensor:
+def fitted(folder, accelerator: str, algorithm: str, *words: str) -> Tensor:
     on_top = [] if algorithm == "fedavg" else ["--config", f"algorithms/{algorithm}.yaml"]  # it is the configuration's
     where = ["--trainer.accelerator", accelerator, "--trainer.default_root_dir", str(folder)]
     assert main(["fit", *SHORT, *on_top, *words, *where]) == 0

@@ -1,7 +1,6 @@
 """Heavy hitters: which words are shown, that one user's own hardly ever are, and what the ledger has of it."""
 
 import math
-from pathlib import Path
 
 import pytest
 from scipy.stats import binom, norm
@@ -10,7 +9,7 @@ from lit_epgan.privacy import HeavyHitters, Ledger, Queries, Releases, spent
 from tests.refusals import assert_refused
 
 
-def queries(folder: Path, **settings) -> Queries:
+def queries(folder, **settings) -> Queries:
     return Queries(Ledger(folder / "ledger.jsonl"), **settings)
 
 

@@ -2,7 +2,6 @@
 
 import ast
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,7 @@ def is_module(name: str) -> bool:
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
-def modules(*rooms: str) -> Iterator[tuple[str, Path]]:
+def modules(*rooms: str):
     for package, folder in FOLDERS.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = ".".join((package, *path.relative_to(ROOT / folder).with_suffix("").parts)).removesuffix(".__init__")
@@ -168,13 +167,13 @@ GOAL = 0.97
 HOOKS = {*dir(Callback), *dir(LightningDataModule), *dir(LightningModule)}
 
 
-def public(path: Path) -> Iterator[tuple[str, bool]]:
+def public(path: Path):
     module = ast.parse(path.read_text(encoding="utf-8"))
     yield f"{path.relative_to(ROOT)}", bool(ast.get_docstring(module))
     yield from _within(module, f"{path.relative_to(ROOT)}")
 
 
-def _within(node: ast.Module | ast.ClassDef, place: str) -> Iterator[tuple[str, bool]]:
+def _within(node: ast.Module | ast.ClassDef, place: str):
     derived = isinstance(node, ast.ClassDef) and bool(node.bases)
     for child in node.body:
         if isinstance(child, ast.FunctionDef | ast.ClassDef) and not child.name.startswith("_"):

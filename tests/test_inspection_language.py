@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -225,7 +224,7 @@ def test_all_rounds_are_charged_before_the_first(tmp_path, monkeypatch):
     assert set(found.kept["generators"]) == {START, LATER}
 
 
-def making(*words: str) -> Callable[..., list[list[int]]]:
+def making(*words: str):
     return lambda self, count, longest, generator: [ByteSymbols().encode(words[k % len(words)]) for k in range(count)]
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable
 from datetime import datetime, timedelta, tzinfo
 
 import numpy as np
@@ -71,7 +70,7 @@ def forged(announced: Announced) -> Announced:
     return announced._replace(key=ExchangeKey("berta", 3, 1).announced.key)
 
 
-REFUSED: list[tuple[Callable[[Announced], Announced], str]] = [
+REFUSED = [
     (lambda own: ExchangeKey("berta", 3, 1).announced, "it is not signed"),
     (forged, "its signature is wrong"),
     (lambda own: own._replace(signature="00" * 70), "its signature is wrong"),

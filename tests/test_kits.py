@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from datetime import datetime, timedelta, tzinfo
-from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -31,13 +30,13 @@ from tests.same_weights import assert_same, last_checkpoint
 MEMBERS = "name: trial\nserver: {{host: localhost, port: {port}}}\nsites: [{sites}]\noperator: op@example.org\n"
 
 
-def members(folder: Path, sites: str = "east, north", port: int = 8002) -> Path:
+def members(folder, sites: str = "east, north", port: int = 8002):
     path = folder / "members.yaml"
     path.write_text(MEMBERS.format(port=port, sites=sites))
     return path
 
 
-def kits_of(path: Path, *renewed: str) -> dict[str, Path]:
+def kits_of(path, *renewed: str):
     """Whole kits of all members, as if each had asked for its own; of those who are ``renewed``, with new keys."""
     told, requests = Members.read(path), path.parent / "requests"
     requests.mkdir(exist_ok=True)
@@ -50,7 +49,7 @@ def kits_of(path: Path, *renewed: str) -> dict[str, Path]:
     return kits
 
 
-def read(kit: Path, name: str):
+def read(kit, name: str):
     return json.loads((kit / "local" / name).read_text())
 
 
@@ -276,7 +275,7 @@ trainer: {max_epochs: 2, accelerator: cpu, logger: false, callbacks: [lit_epgan.
 """
 
 
-def place_images(folder: Path) -> None:
+def place_images(folder) -> None:
     """Eight images of two sites, each of which lacks a class, and manifests of one and of both."""
     rows = [(f"{site}{i}.png", site, "abc"[i % 2 + (site == "north")]) for site in ("east", "north") for i in range(4)]
     for k, (name, *_) in enumerate(rows):
@@ -289,14 +288,14 @@ def place_images(folder: Path) -> None:
     (folder / "agreed.yaml").write_text(AGREED)
 
 
-def spawned(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
+def spawned(folder, words: list[str]) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     log = (folder / "terminal.log").open("ab")
     own = {"env": environment() | {"PYTHONPATH": str(ROOT)}, "stdout": log, "stderr": log, "start_new_session": True}
     return subprocess.Popen([sys.executable, "-m", "lit_epgan", *words], cwd=folder, **own)
 
 
-def started(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def started(folder, *words: str) -> subprocess.Popen[bytes]:
     # the folder of the run is told, for a site's configuration is named last
     there = ["--config", str(folder.parent / "agreed.yaml"), "--trainer.default_root_dir", str(folder / "run")]
     return spawned(folder, ["federate", *words, *there])

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import multiprocessing
-from pathlib import Path
 
 import pytest
 import torch
@@ -94,7 +93,7 @@ def test_disjoint_groups_do_not_add_up_and_all_users_count_for_each(tmp_path):
     assert book.total().epsilon == book.spent("low accuracy").epsilon
 
 
-def _begin_and_release(path: Path, number: int) -> None:
+def _begin_and_release(path, number: int) -> None:
     ledger = Ledger(path)
     name = ledger.begin(f"run {number}", ONE.times(20))
     for _ in range(20):
@@ -113,7 +112,7 @@ def test_concurrent_runs_lose_nothing(tmp_path):
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def _begin_within(path: Path, number: int, together, budget: Budget) -> None:
+def _begin_within(path, number: int, together, budget: Budget) -> None:
     together.wait()
     with contextlib.suppress(UserError):
         Ledger(path).begin(f"run {number}", ONE, budget=budget)
@@ -131,7 +130,7 @@ def test_runs_that_begin_at_the_same_moment_do_not_pass_the_budget_together(tmp_
     assert len(Ledger(path).read().accounts) == 3
 
 
-def written(path: Path) -> bytes:
+def written(path) -> bytes:
     """A small ledger: a budget, two runs, one of several groups."""
     ledger = Ledger(path)
     name = ledger.begin("a run", ONE.times(3), budget=Budget(6.0, 1e-5))
@@ -256,7 +255,7 @@ def test_what_dead_processes_have_reserved_is_given_back(tmp_path, capsys):
     assert "Nothing is given back" in capsys.readouterr().out
 
 
-def _begin_and_die(path: Path) -> None:
+def _begin_and_die(path) -> None:
     ledger = Ledger(path)
     ledger.release(ledger.begin("dead", ONE.times(44)))
 

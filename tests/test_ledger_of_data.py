@@ -3,7 +3,6 @@
 import re
 import shutil
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -55,7 +54,7 @@ def test_one_release_of_records_is_booked_and_the_next_run_states_both(tmp_path,
     assert the_ledger().read().total() == both
 
 
-def lose(path: Path) -> None:
+def lose(path) -> None:
     """A ledger, with the file beside it that knows of its last line."""
     path.unlink()
     path.with_name(f"{path.name}.last").unlink()
@@ -130,7 +129,7 @@ def test_a_new_folder_has_no_new_budget(tmp_path, kind):
 class Save(Callback):
     """Keeps a checkpoint of two rounds."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path) -> None:
         self.path = path
 
     def on_train_epoch_end(self, trainer, *_) -> None:

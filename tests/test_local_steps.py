@@ -1,7 +1,6 @@
 """Schedulers, accumulation, clipping and extra losses within a client's local steps, each against a plain loop."""
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -332,5 +331,5 @@ def test_the_estimate(options, steps):
 
 
 class Stream(IterableDataset):
-    def __iter__(self) -> Iterator[tuple[Tensor]]:
+    def __iter__(self):
         return iter([(torch.ones(3),)] * 10)

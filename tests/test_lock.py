@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -46,7 +45,7 @@ with lock.locked(sys.argv[1], "--output"):
 
 
 @contextmanager
-def held_by_another(folder: Path, kind: str = "locks") -> Iterator[subprocess.Popen[str]]:
+def held_by_another(folder: Path, kind: str = "locks"):
     """A process that holds the folder's lock, and is killed in the end at the latest; its child lives until then."""
     words = [sys.executable, "-c", HOLD, str(folder), kind]
     process = subprocess.Popen(words, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -207,7 +206,7 @@ DIGITS += ["--trainer.enable_progress_bar", "true"]
 
 
 @contextmanager
-def files_up_to(size: int) -> Iterator[None]:
+def files_up_to(size: int):
     """Within, the system refuses to write files of more bytes: as a full disk does, for whoever may not mount one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
