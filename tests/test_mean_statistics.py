@@ -69,8 +69,6 @@ def closed_covariance(phi: RandomFourierFeatures, m: float, s: float) -> Tensor:
 
 
 THETA = torch.tensor([[0.5, math.log(0.8)], [-3.0, math.log(1.5)]], dtype=torch.float64)
-
-
 TRUE = [(0.5, 0.8), (-3.0, 1.5)]
 
 

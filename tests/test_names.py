@@ -33,8 +33,6 @@ from tests.names import names
 pytestmark = pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
 FOLDERS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 
-# metrics.csv ----------------------------------------------------------------------------------------------------------
-
 
 def write_rounds(logger: MetricsFile, columns: list[str], rounds: range) -> None:
     for epoch in rounds:
@@ -84,9 +82,6 @@ def test_a_cell_between_quotes_may_hold_any_line_end(tmp_path: Path, end: str) -
         assert [row[0] for row in rows[1:]] == ["0", *["1"] * whole, "2"]
 
 
-# The partition --------------------------------------------------------------------------------------------------------
-
-
 def partition_of(clients: list[str]) -> pd.DataFrame:
     counts = np.arange(2 * len(clients)).reshape(len(clients), 2) + 1
     return pd.DataFrame(counts, index=pd.Index(clients, name="client"), columns=pd.Index([0, 1], name="class"))
@@ -132,9 +127,6 @@ def test_a_legend_holds_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn == [(printable(name), False) for name in [*some, "server"]]
 
 
-# The bar --------------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=40)
 @given(names, names)
 @example("[/]", "[/]")
@@ -151,9 +143,6 @@ def test_the_bar_shows_them(client: str, metric: str) -> None:
     name = shown if shown.startswith("client") else f"client {shown}"
     assert ("round 1/2" + (f" · {name} (1/2) · step 1/2" if client else "")) in screen.getvalue()
     assert f"{printable(metric)} 0.5" in screen.getvalue()
-
-
-# Whole runs -----------------------------------------------------------------------------------------------------------
 
 
 def federated(folder: Path, pair: list[str], rounds: int, resume: bool) -> bytes:
@@ -224,9 +213,6 @@ def test_folders_whose_names_are_not_utf_8(tmp_path: Path, monkeypatch: pytest.M
     run = tmp_path / "runs" / "digits_classifier"
     assert {r"accuracy/client/caf\udce9", "accuracy/client/[bold] $x^$"} <= set(pd.read_csv(run / "metrics.csv"))
     assert (run / "pictures" / "partition.png").is_file()
-
-
-# What is said ---------------------------------------------------------------------------------------------------------
 
 
 def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

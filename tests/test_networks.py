@@ -135,8 +135,6 @@ def test_nonsense_is_refused_in_a_sentence(build, words: str) -> None:  # type: 
 
 
 MEMBERS = 3
-
-
 ENSEMBLES = [
     *[("mlp", norm) for norm in ("layer", "batch", "none")],
     *[("dcgan", n) for n in ("batch", "group", "none")],

@@ -47,11 +47,7 @@ ASKING = {
     "nonzero",
     "unique_dim",
 }
-
-
 FETCHING = ("tolist", "cpu", "numpy")  # these dispatch nothing on a CPU
-
-
 ON_THE_HOST = {
     "_get_value",  # Adam's step count, which torch keeps there on every device
     "steps_taken",  # the same
@@ -170,8 +166,6 @@ def test_a_question_is_heard() -> None:
 
 
 FEATURES = "discriminator.layers.4"
-
-
 CASES: dict[str, tuple[Prior, Algorithm, dict[str, Any]]] = {
     "vanilla": (UniformPrior(), FedAvg(), {"objective": "non-saturating", "r1": 0.5, "r1_every": 2}),
     "bayesgan": (GaussianPrior(1e-4), ExpectationPropagation(), {"objective": "lsgan"}),
@@ -294,8 +288,6 @@ COMPILED: list[dict[str, Any]] = [
     {"objective": "lsgan", "r1": 0.5, "r1_every": 2},
     {"objective": "non-saturating", "prior": HistoryPrior(size=2, every=2)},
 ]
-
-
 ALGORITHMS: list[Algorithm] = [
     ExpectationPropagation(),
     TiltedExpectationPropagation("discriminator.layers.1", tilt_every=2),  # reads features inside a compiled network

@@ -14,8 +14,6 @@ from lit_epgan.objectives import OBJECTIVES, gradient_penalty, objective, r1_pen
 from tests.refusals import assert_refused
 
 REAL = torch.tensor([[2.0], [-1.0]])
-
-
 FAKE = torch.tensor([[0.5], [1.5]])
 
 
@@ -201,11 +199,7 @@ def test_flat_discriminator_has_finite_gradients() -> None:
 
 
 A = torch.tensor([[2.0, 0.9], [0.9, 1.0]], dtype=torch.float64)  # precision of a correlated target
-
-
 MEAN = torch.tensor([1.0, -2.0], dtype=torch.float64)
-
-
 CHAINS = 40_000
 
 

@@ -19,7 +19,6 @@ from tests.refusals import assert_refused
 from tests.test_attributes import loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of")  # the oracle's clients that have not worked yet
-
 CLIENTS = 3
 ROUNDS = 4
 
@@ -246,9 +245,6 @@ def assert_same(made: Result, expected: Result) -> None:
     assert made[1] == {key: pytest.approx(rates, rel=1e-12) for key, rates in expected[1].items()}
 
 
-# Optimizers -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("policy", ["reset", "keep"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_everything_an_optimizer_holds_is_the_clients(kind: str, policy: str) -> None:
@@ -356,9 +352,6 @@ def test_mistakes_are_named() -> None:
     optimizer.base_optimizer.param_groups[0]["lr"] = float("nan")  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"learning rate is nan; it must be a finite number, 0 or more"):
         OptimizerStates([optimizer], [], "reset")
-
-
-# Schedules ------------------------------------------------------------------------------------------------------------
 
 
 class Listing:

@@ -15,7 +15,6 @@ from tests import quadratics
 from tests.plain_federation import federated
 from tests.quadratics import CENTRES, Quadratic
 
-# ---------------------------------------------------------------- linear regression, full covariances
 
 CURVATURES = torch.tensor([[1.0, 0.25], [0.25, 1.0]], dtype=torch.float64)
 AXES = torch.tensor([[0.96, -0.28], [0.28, 0.96]], dtype=torch.float64)
@@ -67,9 +66,6 @@ def test_fedpa_samples_its_way_to_the_optimum_that_fedavg_misses() -> None:
 def test_conjugate_ep_is_at_once_at_the_optimum_that_fedavg_misses() -> None:
     assert miss(FedAvg(), rounds=1, local_steps=50) > 0.8
     assert miss(ConjugateEP(), rounds=1, local_steps=1) < 1e-12
-
-
-# ---------------------------------------------------------------- diagonal precisions
 
 
 class Slow(Quadratic):

@@ -14,7 +14,6 @@ from tests.generative import gan, trainer
 from tests.test_cli import refusal
 
 pytestmark = pytest.mark.usefixtures("folder")
-
 OWN = ["--config", "folder.yaml", "--data.path", "images", "--trainer.max_epochs", "1", "--trainer.logger", "false"]
 OWN += ["--data.warmup_steps", "1", "--data.local_steps", "1", "--data.batch_size", "4", "--model.lr_decay", "null"]
 OWN += [

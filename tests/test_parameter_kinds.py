@@ -19,8 +19,6 @@ from tests.refusals import assert_refused
 from tests.test_federation import assert_same, plain_batches, sgd_steps
 from tests.test_policies import Kept
 
-# Sparse gradients -----------------------------------------------------------------------------------------------------
-
 
 class Words(LightningModule):
     def __init__(self, sparse: bool = True, optimizer: str = "sgd") -> None:
@@ -114,9 +112,6 @@ def test_an_optimizer_of_sparse_gradients_alone_is_named(algorithm: Any) -> None
     assert_refused(sentence, fit, Words(optimizer="sparse adam"), texts(), rounds=1, algorithm=algorithm)
 
 
-# Complex parameters ---------------------------------------------------------------------------------------------------
-
-
 class Spectral(Regression):
     def __init__(self, real: bool = False) -> None:
         super().__init__()
@@ -149,9 +144,6 @@ def test_complex_parameters_may_stay_local() -> None:
     reference = loop.run(module, 3)
     fit(module, federation(), rounds=3, local=["filter"])
     assert_same(module, reference, skip=("filter",))
-
-
-# Without a shape, or without values -----------------------------------------------------------------------------------
 
 
 class Lazy(Regression):

@@ -28,9 +28,6 @@ def normal(*shape: int, stream: str = "normal") -> Tensor:
     return torch.randn(*shape, generator=generator_for(stream), dtype=torch.float64)
 
 
-# ---------------------------------------------------------------- weights
-
-
 def test_the_effective_size_is_the_textbooks_whatever_the_scale() -> None:
     """Weights 1, 2, 3: (1 + 2 + 3)^2 / (1 + 4 + 9)."""
     log_weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).log()
@@ -72,8 +69,6 @@ def test_no_place_lies_behind_the_last_particle() -> None:
     assert resampled(log_weights, generator_for("one")).unique().tolist() == [0]
     assert int(resampled(torch.rand(10_001), generator_for("many")).max()) < 10_001
 
-
-# ---------------------------------------------------------------- moves
 
 MEAN = torch.tensor([3.0, -2.0], dtype=torch.float64)
 FACTOR = torch.tensor([[2.0, 0.0], [-1.5, 0.5]], dtype=torch.float64)
@@ -199,8 +194,6 @@ def test_chains_draw_from_a_narrow_gaussian() -> None:
     assert torch.allclose(theta.mean(0), MEAN, atol=0.015)
     assert torch.allclose(torch.cov(theta.T), covariance, atol=0.004)
 
-
-# ---------------------------------------------------------------- names
 
 MIXTURE = GaussianMixture(3, 2)
 

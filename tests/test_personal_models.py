@@ -36,9 +36,6 @@ def run(algorithm: Algorithm, rounds: int, data: Any = None) -> tuple[Tensor, li
     return parameters, [plain.federation.private.clients[f"client-{k}"].algorithm for k in range(2)]
 
 
-# Ditto ----------------------------------------------------------------------------------------------------------------
-
-
 def test_two_rounds_of_ditto_by_hand() -> None:
     """v_k is pulled to what the server had when the round began: by lam = .7, at a rate of its own."""
     own = [ZERO.clone() for _ in range(2)]
@@ -105,9 +102,6 @@ class Personals(PersonalMetrics):
             self.models[name] = model | self.model_of(self._state(name))
 
 
-# APFL -----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_two_rounds_of_apfl_by_hand(adaptive: bool) -> None:
     own, shares = [ZERO.clone() for _ in range(2)], [0.6, 0.6]
@@ -148,9 +142,6 @@ def test_a_share_stays_within_0_and_1() -> None:
     assert {algorithm.share_of(state) for state in states} <= {0.0, 1.0}
 
 
-# FedRep ---------------------------------------------------------------------------------------------------------------
-
-
 def test_fedrep_trains_the_head_and_then_the_representation() -> None:
     """Three of four local steps are the head's, whose values stay; the representation is averaged."""
 
@@ -177,9 +168,6 @@ class Layers(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         kept = trainer.callbacks[0].state_dict()["clients"]
         self.states = {name: dict(state["personal"]) for name, state in kept.items()}
-
-
-# Both -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", [Ditto(), APFL()], ids=lambda a: type(a).__name__)
@@ -217,9 +205,6 @@ def test_only_clients_that_have_trained_keep_a_model() -> None:
     chains = data.sampler.draw([0, 1, 2, 3], data.seed, 0)
     assert found.states.keys() == {f"client-{k}" for chain in chains for k in chain}
     assert all(state.keys() == {"personal"} for state in found.states.values())  # no buffers to keep
-
-
-# Evaluation -----------------------------------------------------------------------------------------------------------
 
 
 def losses(module: HeldOut, algorithm: PersonalModels, folder: Path) -> dict[str, float]:
@@ -288,9 +273,6 @@ def test_what_cannot_be_evaluated_is_said(tmp_path: Path) -> None:
     common = federation(val_dataset=client_sets((6,))[0])
     with pytest.warns(UserWarning, match="held-out data are nobody's, so the server's model is evaluated"):
         fit(HeldOut(), common, 1, algorithm=Ditto(), callbacks=[PersonalMetrics()])
-
-
-# Mistakes -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_users_mistakes() -> None:

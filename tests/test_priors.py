@@ -40,9 +40,6 @@ def gradients(loss: Tensor, network: nn.Module) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(network.parameters()), materialize_grads=True, retain_graph=True))
 
 
-# Snapshots ------------------------------------------------------------------------------------------------------------
-
-
 def test_snapshots_are_the_last_ones_newest_first() -> None:
     network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     snapshots, taken = Snapshots(network, 3), []
@@ -87,9 +84,6 @@ def test_averaged_snapshots_are_the_mean_of_those_that_have_one(
         assert server.filled[place].item() == pytest.approx(sum(w for w, _ in have) / total)
 
 
-# Gaussian -------------------------------------------------------------------------------------------------------------
-
-
 def test_gaussian_prior_adds_the_gradient_of_its_own_density() -> None:
     """-log N(theta; 0, 1 / precision), differentiated by autograd."""
     network, prior = nn.Linear(3, 2).double(), GaussianPrior(0.3)
@@ -109,9 +103,6 @@ def test_a_uniform_prior_adds_nothing() -> None:
     assert torch.equal(gradient[0], torch.ones(3))
     assert prior.generator_loss(nn.Linear(1, 1), nn.Linear(1, 1), torch.ones(1, 1)) is None
     assert not prior.state_dict()
-
-
-# Partial summation ----------------------------------------------------------------------------------------------------
 
 
 def built(prior: Prior, generator: nn.Module, discriminator: nn.Module, name: str = "lsgan") -> Prior:
@@ -218,9 +209,6 @@ def test_a_discriminator_with_buffers_of_its_own() -> None:
     torch.testing.assert_close(prior.generator_loss(generator, discriminator, fake), expected)
 
 
-# Gaussian mixture approximation ---------------------------------------------------------------------------------------
-
-
 def theta(generator: nn.Module, m: int, members: int) -> Tensor:
     disjoint = ("layers.0.", "layers.1.") if members > 1 else ()
     parts = []
@@ -265,9 +253,6 @@ def test_mixture_approximation_has_a_gradient_at_its_own_samples() -> None:
     assert loss is not None
     assert loss.item() == pytest.approx(math.log(MEMBERS))  # members far apart: each knows its own sample only
     assert all(gradient.isfinite().all() for gradient in gradients(loss, generator))
-
-
-# Mistakes -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

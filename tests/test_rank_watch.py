@@ -22,8 +22,6 @@ from tests.pipe_site import END, receive, send
 from tests.processes import Started, command, model, ranks_of, run
 
 pytestmark = pytest.mark.slow
-
-
 DEADLINE = 60.0  # seconds from one rank's end to the other's
 
 
@@ -223,8 +221,6 @@ def test_a_chain_of_clients_runs_over_ranks(tmp_path: Path) -> None:
 
 
 ROUNDS = 3
-
-
 ROOT = Path(__file__).parent.parent
 
 

@@ -52,9 +52,6 @@ class Batches(Callback):
         self.seen.append((batch, outputs))
 
 
-# What it is -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "algorithm", [FedAvg(), FedProx(0.5), SCAFFOLD(), FedDyn(), ExpectationPropagation(prior_scale=10.0)]
 )
@@ -134,9 +131,6 @@ def test_a_layer_that_is_thawed_within_a_round_is_trained_from_then_on() -> None
     first = module.body[0].weight.detach().clone()
     fit(module, federation(sizes=(40,), local_steps=3), rounds=1, mechanism=RecordNoise(1.0, 1.0))
     assert module.moved == [False, False, True]
-
-
-# What is promised and paid --------------------------------------------------------------------------------------------
 
 
 def plan(records: dict[int, int], batch_size: int, steps: dict[int, int], rounds: int = 5, **more: Any) -> Plan:
@@ -266,9 +260,6 @@ def test_every_rank_pays_for_its_own_clients(tmp_path: Path, monkeypatch: pytest
     assert made == {"a": 20, "b": 8, "c": 200}
 
 
-# What leaves ----------------------------------------------------------------------------------------------------------
-
-
 def test_training_logs_and_reports_on_single_clients_are_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -282,9 +273,6 @@ def test_training_logs_and_reports_on_single_clients_are_left_out(
     assert not list(tmp_path.rglob("partition*"))
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "RecordNoise: all that the clients send, and so the model after all rounds, has (" in said
-
-
-# What is refused ------------------------------------------------------------------------------------------------------
 
 
 class Contrasting(Regression):

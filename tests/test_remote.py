@@ -15,7 +15,6 @@ from tests.processes import Started, command, model, run
 from tests.same_weights import assert_same
 
 pytestmark = pytest.mark.slow
-
 NAMES = [f"client-{k}" for k in range(4)]
 RUNS = [
     ("--module", "regression"),

@@ -14,7 +14,6 @@ from tests.test_remote import ended
 from tests.test_remote_faults import Site, checkpoint, counted
 
 pytestmark = pytest.mark.slow
-
 PROCESSES = ("server", "client-0", "client-1")
 
 

@@ -23,7 +23,6 @@ from tests.processes import Started, command, model
 from tests.test_remote import NAMES, ended, wait_for
 
 pytestmark = pytest.mark.slow
-
 EP = ("--module", "regression", "--algorithm", "ep")
 Options = dict[str, tuple[str, ...]]
 
@@ -69,9 +68,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     ended(Site(folder).all_started(*EP))
     return folder
-
-
-# Killed, stopped ------------------------------------------------------------------------------------------------------
 
 
 def killed_within_round_2(folder: Path) -> None:
@@ -162,9 +158,6 @@ def wait_until(happened: Callable[[], bool], process: Started) -> None:
         time.sleep(0.05)
 
 
-# Clocks ---------------------------------------------------------------------------------------------------------------
-
-
 def test_nothing_depends_on_what_the_clocks_say(tmp_path: Path, undisturbed: Path) -> None:
     """One is ten years late, one ten years early, and the server's runs backwards."""
     own = {"client-0": ("--clock", "late"), "client-1": ("--clock", "early"), "server": ("--clock", "backwards")}
@@ -172,9 +165,6 @@ def test_nothing_depends_on_what_the_clocks_say(tmp_path: Path, undisturbed: Pat
     ended(processes)
     assert "the clock is late" in processes["client-0"].printed()
     assert_same_bits(tmp_path / "several", undisturbed)
-
-
-# What an institution sends wrongly ------------------------------------------------------------------------------------
 
 
 def wrong(kind: str, task: Task) -> bytes:

@@ -304,8 +304,6 @@ def test_a_mechanism_at_the_server_sees_every_total() -> None:
 
 
 CHANGE, LOSS = torch.tensor([1.5, 1e8 + 8]), torch.tensor([0.25], dtype=torch.float64)
-
-
 ANSWER = Answer(
     {"change": Weighted(CHANGE, 2.0), "loss": LOSS, "weight": Count(2.0, True), "joined": Count(1)}, Private(), 3
 )

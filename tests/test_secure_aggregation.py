@@ -36,7 +36,6 @@ from tests.test_remote import RUNS as ALL_RUNS
 from tests.test_remote import assert_equal, ended
 
 pytestmark = pytest.mark.filterwarnings("ignore:secure aggregation without certificates", "ignore:.*self.log")
-
 SECURE = Terms(patience=60.0, secure=True)
 SINGLE = {"generator_sites", "fedseq"}  # whose reports do not sum
 RUNS = [options for options in ALL_RUNS if not SINGLE & set(options)]
@@ -139,9 +138,6 @@ def test_a_policy_may_insist_on_secure_aggregation() -> None:
     assert_refused("secure is 1; give true or false", Policy.of, {"secure": 1}, "policy.yaml")
 
 
-# What the server gets -------------------------------------------------------------------------------------------------
-
-
 def masked_by(institution: Any) -> np.ndarray:
     """All masked words that an institution has sent."""
     answers = [note.body[WORDS:] for note in map(Frame.read, institution.sent) if note.kind is Kind.ANSWER]
@@ -191,9 +187,6 @@ def test_nothing_but_names_shapes_keys_and_masked_numbers_leaves(secure: Callabl
     assert told["layout"] == {"change": [41], "weight": None, "federation/weight": None, "federation/steps": None}
     assert [len(each) for each in told["announced"]] == [64, 0, 0]
     assert {name: each.shape for name, each in load(answer.body[WORDS:]).items()} == {MASKED: (44,)}
-
-
-# Who is missing -------------------------------------------------------------------------------------------------------
 
 
 class LostWhenReady(Masking):
@@ -314,9 +307,6 @@ def test_a_sum_of_two_is_not_made(secure: Callable[..., Secure]) -> None:
     assert not [note for note in map(Frame.read, federation.institutions[0].sent) if note.kind is Kind.ANSWER][2:]
 
 
-# What an institution refuses ------------------------------------------------------------------------------------------
-
-
 def task(round_: int = 0) -> Task:
     return Task(0, round_, 0, "train", True, {})
 
@@ -424,9 +414,6 @@ def test_sites_that_know_different_members_do_not_mask_for_each_other() -> None:
 def test_without_certificates_that_is_said() -> None:
     with pytest.warns(UserWarning, match="without certificates: a server that keeps to the protocol learns sums alone"):
         Masking("a", ["a"])
-
-
-# What a server refuses ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

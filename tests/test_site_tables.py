@@ -34,9 +34,6 @@ def joined(sites: dict[str, tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndar
     return torch.cat(features).numpy(), torch.cat(labels).numpy()
 
 
-# Splits ---------------------------------------------------------------------------------------------------------------
-
-
 def test_a_stratified_split_holds_out_a_share_of_each_class_and_keeps_a_row() -> None:
     labels = torch.tensor([0] * 10 + [1] * 5 + [2])
     kept, out = stratified(labels, 0.3, generator())
@@ -81,9 +78,6 @@ def test_a_single_class_is_not_thinned() -> None:
     assert len(thinned(torch.zeros(7, dtype=torch.int64), 5, generator())) == 7
 
 
-# Scaling --------------------------------------------------------------------------------------------------------------
-
-
 def test_pooled_statistics_are_those_of_all_rows_in_one_place() -> None:
     rows = torch.randn(60, 3, dtype=torch.float64, generator=generator()) * torch.tensor([1.0, 5, 1e-3]) + 1e6
     sites = [rows[:10], rows[10:35], rows[35:]]
@@ -100,9 +94,6 @@ def test_a_site_without_a_column_does_not_count_in_its_statistics() -> None:
     location = pooled_location(sites)
     assert float(location[1]) == pytest.approx(float(rows[:10, 1].mean()))
     assert float(pooled_scale(sites, location)[1]) == pytest.approx(float(rows[:10, 1].std(correction=0)))
-
-
-# The embedded sets ----------------------------------------------------------------------------------------------------
 
 
 def test_breast_cancer_has_the_papers_ratios_and_every_row_once() -> None:
@@ -195,9 +186,6 @@ def test_the_sites_are_clients_of_a_round() -> None:
     (x, y), *_ = module.clients[0].batches(1, 1, 0, 0, 0)
     assert (x.shape, x.dtype, y.dtype) == ((16, 30), torch.float32, torch.int64)
     assert sum(len(batch[1]) for batch in module.val_dataloader()) == 43 + 43 + 42
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------
 
 
 class Given(ClientTables):

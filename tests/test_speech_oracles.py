@@ -18,8 +18,6 @@ from lit_epgan.speech.stages import Stages
 from lit_epgan.speech.synthesis import embedded
 
 QUIET = Conditions(reverberation=0.1, noise="white", snr=40.0, low=50.0, high=7800.0)
-
-
 NEAR = 3  # frames
 
 
@@ -86,8 +84,6 @@ def phones_of(decoder, recording, frames):
 
 
 DATA = Path("/usr/share/pocketsphinx/test/data")
-
-
 READERS = {"cards": "cards.transcription", "librivox": "transcription"}
 
 

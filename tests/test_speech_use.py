@@ -115,11 +115,7 @@ def test_other_data_cannot_be_decoded():
 
 
 ROWS = ["S1,anna,two,a.wav,1.0,train", "S2,bert,two,a.wav,1.0,dev", "S3,carl,two,a.wav,1.0,eval"]
-
-
 COLUMNS = "session,speaker,text,audio,seconds,split"
-
-
 SPOKEN = {"speaker": "P01", "words": "two", "start_time": "0:00:00.00", "end_time": "0:00:01.00"}
 
 

@@ -19,7 +19,6 @@ from tests.test_cli import TINY, refusal
 from tests.test_lock import held_by_another
 
 pytestmark = pytest.mark.usefixtures("folder")
-
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
 ENDLESS = [*TINY, "--trainer.max_epochs", "100000"]
 

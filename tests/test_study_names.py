@@ -45,8 +45,6 @@ BAD = {
     7: "is no text",
     None: "is no text",
 }
-
-
 TITLES = ["[/] [bold]x", "_a | b `c`", r"$\frac$ and $x$", "a\x1b[31mb\u2028c\ud800"]
 
 

@@ -173,8 +173,6 @@ def test_the_real_command_says_folder_seed_and_settings(tmp_path):
 
 
 FIT = [*CLI, "fit", "--config", "toy.yaml", "--data.points", "64", "--data.batch_size", "16", "--data.local_steps", "2"]
-
-
 FIT += ["--data.warmup_steps", "2", "--trainer.max_epochs", "2"]
 
 

@@ -62,9 +62,6 @@ def alone(module: SuffiAE, data: TensorDataset, epochs: int = 10) -> SuffiAE:
     return module
 
 
-# ---------------------------------------------------------------- the objective
-
-
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 1.0, 3.0])
 def test_the_divergence_is_that_of_torch(alpha: float) -> None:
     code = torch.randn(5, 3, dtype=torch.float64)
@@ -140,9 +137,6 @@ def test_the_loss_is_the_expectation_over_the_noise() -> None:
     assert drawn == pytest.approx(float(expected), rel=3e-3)
 
 
-# ---------------------------------------------------------------- codes
-
-
 def test_a_summary_is_the_encoders_output_without_noise_in_evaluation_mode() -> None:
     module, (x, _) = suffiae(), records(9, 0).tensors
     module.backbone = nn.Sequential(nn.Dropout(0.9), module.backbone)
@@ -167,9 +161,6 @@ def test_a_summary_is_the_encoders_output_without_noise_in_evaluation_mode() -> 
 )
 def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
     assert_refused(message, suffiae, **options)
-
-
-# ---------------------------------------------------------------- training
 
 
 def test_what_evaluation_logs() -> None:

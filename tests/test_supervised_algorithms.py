@@ -32,8 +32,6 @@ from tests.quadratics import CENTRES, CURVATURES, RATE, RECORDS, clients, optimu
 from tests.refusals import assert_refused
 from tests.test_federation import assert_same, plain_batches
 
-# ---------------------------------------------------------------- SCAFFOLD
-
 
 @pytest.mark.parametrize("control", ["path", "gradient"])
 def test_two_rounds_of_scaffold_by_hand(control: Any) -> None:
@@ -112,9 +110,6 @@ def test_the_whole_gradient_weighs_rows_and_leaves_no_trace() -> None:
     torch.testing.assert_close(seen[0][0], expected)
 
 
-# ---------------------------------------------------------------- FedPA
-
-
 @pytest.mark.parametrize("samples", [1, 2, 5, 9])
 def test_the_recursion_is_the_exact_solve(samples: int) -> None:
     generator = torch.Generator().manual_seed(samples)
@@ -177,9 +172,6 @@ def test_exact_posteriors_take_fedpa_to_the_optimum(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(trained(FedPA(every=1), 1), optimum(), rtol=1e-12, atol=1e-12)
 
 
-# ---------------------------------------------------------------- FedLA
-
-
 def test_a_round_of_fedla_by_hand() -> None:
     """The second round, in which the first one's Fisher information is the prior."""
     theta, precision = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
@@ -197,9 +189,6 @@ def test_a_round_of_fedla_by_hand() -> None:
             fishers.append(n * fisher / sum(RECORDS))
         theta, precision = sum(tops) / sum(bottoms), sum(fishers)  # type: ignore[assignment, operator]
     torch.testing.assert_close(trained(FedLA(strength=0.3), 2), theta, rtol=1e-12, atol=1e-12)
-
-
-# ---------------------------------------------------------------- all
 
 
 ALONE = {

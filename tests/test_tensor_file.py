@@ -316,14 +316,8 @@ def test_an_archive_of_the_right_sum_with_other_files_is_refused(root: Path, mon
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]\n" for k in range(1, 30)
 )
-
-
 MERGES = "a0: &a0 {k: 1}\n" + "".join(f"a{k}: &a{k} {{<<: [{', '.join([f'*a{k - 1}'] * 10)}]}}\n" for k in range(1, 30))
-
-
 ITSELF = "a: &a [1, *a]\n"
-
-
 DEEP = "[" * 600 + "]" * 600
 
 

@@ -29,8 +29,6 @@ ORACLE = json.loads((Path(__file__).parent / "oracles" / "tilted_moments.json").
 
 # largest error of Z, of the mean in cavity standard deviations, of the variance relative to it
 ERRATA = {1: (9e-3, 1.2, 0.42), 3: (5e-5, 0.15, 0.05), 6: (8e-8, 2e-5, 4e-4)}
-
-
 MEASURED = {
     1: (7e-3, 0.023, 0.08),
     2: (5e-4, 2e-3, 0.01),
@@ -43,11 +41,7 @@ MEASURED = {
 
 # at any depth of the tail and any steepness, however large: log Z, mean, variance
 ANYWHERE = {1: (0.1, 0.06, 0.35), 3: (7e-3, 4e-3, 0.07), 6: (2e-3, 2e-4, 7e-3)}
-
-
 means, variances, slopes = st.floats(-20, 20), st.floats(1e-3, 20), st.floats(-20, 20)
-
-
 terms_ = st.sampled_from(sorted(PROBITS))
 
 
@@ -336,14 +330,8 @@ MINIMAX = {
     5: ((0.0443, 0.2950, 0.4298, 0.2076, 0.0233), (1.1227, 0.8039, 0.5762, 0.4109, 0.2915)),
     6: ((0.0184, 0.1727, 0.3739, 0.3170, 0.1089, 0.0091), (1.2113, 0.8974, 0.6683, 0.4955, 0.3667, 0.2695)),
 }
-
-
 LARGEST_ERROR = {1: 9.7e-3, 2: 5.2e-4, 3: 4.9e-5, 4: 5.4e-6, 5: 6.7e-7, 6: 9.9e-8}
-
-
 NODES = [mpmath.mpf(j) / 4 for j in range(1, 160)]  # the integrand is even and analytic: exponential convergence
-
-
 Constants = list[list[Any]]
 
 

@@ -25,11 +25,7 @@ from tests.test_federation import assert_same
 from tests.tilted_loop import Remembering, plain_tilt
 
 FEATURES = "discriminator.1"  # LeakyReLU after the first layer, 6 wide
-
-
 NOISE = ("generator.0.bias", "running_mean", "num_batches_tracked")  # a bias before BatchNorm has no gradient
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "one component": {},
     "a linear f and a trained backbone": {"hidden": 0, "train_backbone": True, "terms": 1},

@@ -18,8 +18,6 @@ from lit_epgan.bayes.tilted_mixture import Moments, TiltedMixture, tilted_sites
 from tests.mixtures import component_log_densities, mixture_log_density
 
 D = 40
-
-
 CLOSED_FORM = [partial(tilted_moments, terms=1), partial(tilted_moments, terms=3)]
 
 

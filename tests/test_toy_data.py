@@ -193,8 +193,6 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None
 
 
 MEANS = torch.tensor([[-3.0, 3.0], [3.0, 3.0], [-3.0, -3.0], [3.0, -3.0]])
-
-
 VARIANCES = torch.full((4,), 0.4)
 
 

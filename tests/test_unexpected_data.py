@@ -19,8 +19,6 @@ from tests.test_federation import assert_same
 from tests.test_institutions import Institution, in_order, institutions
 from tests.test_policies import sgd
 
-# The stages -----------------------------------------------------------------------------------------------------------
-
 
 class ByStage(Institution):
     """Makes the data of its stage, and no others."""
@@ -85,9 +83,6 @@ def test_stages_follow_each_other() -> None:
     assert trainer.test(module, datamodule=data, verbose=False)[0]["test_loss"] > 0
 
 
-# Held-out data --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("nothing", [None, [], {}], ids=str)
 def test_an_institution_may_have_no_validation_data(nothing: Any) -> None:
     class Some(Institution):
@@ -140,9 +135,6 @@ def test_held_out_streams_have_no_length() -> None:
     assert sum(len(each) for each in rows or []) == sum(len(s) for s in client_sets())
     data = FederatedDataModule.from_datasets(client_sets(), batch_size=8, val_dataset=Stream(0))
     assert sum(len(each) for each in plain().predict(Staged(), datamodule=data) or []) == 20
-
-
-# Streams --------------------------------------------------------------------------------------------------------------
 
 
 class Shrinking(IterableDataset[Any]):
@@ -237,9 +229,6 @@ def test_a_batch_without_a_number_of_rows_is_named() -> None:
     data = FederatedDataModule.from_datasets([Stream(0), Stream(1)], batch_size=8, collate_fn=lambda rows: object())
     with pytest.raises(UserError, match=r"client 'client-0' does not say how many records it has.*__len__"):
         fit(Regression(), data, rounds=1)
-
-
-# Batches that never fill ----------------------------------------------------------------------------------------------
 
 
 def test_drop_last_with_fewer_records_than_a_batch() -> None:
