@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -51,7 +51,6 @@ def held_by_another(folder: Path, kind: str = "locks") -> Iterator[subprocess.Po
     words = [sys.executable, "-c", HOLD, str(folder), kind]
     process = subprocess.Popen(words, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
     finally:
@@ -156,9 +155,7 @@ def end_as_a_child(folder: Path, block: ExitStack) -> int:
         return 0
 
 
-def test_what_another_hosts_process_left_is_refused_with_the_file_to_remove(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_hosts_process_left_is_refused_with_the_file_to_remove(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "fcntl", None)
     left = tmp_path / ".digits.lock.held"
     left.write_text(Holder(1, "elsewhere", 0.0, "7").text())
@@ -233,9 +230,7 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path: 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("save", [torch.save, tensor_file.save])
-def test_torch_tells_no_cause_and_the_system_is_asked_again(
-    tmp_path: Path, save: Callable[[object, Path], None]
-) -> None:
+def test_torch_tells_no_cause_and_the_system_is_asked_again(tmp_path, save):
     path = tmp_path / "last.ckpt"
     tensor_file.save({"x": torch.ones(3)}, path)
     with pytest.raises(OSError, match=r"last\.ckpt") as caught, files_up_to(1000), replacing(path) as beside:
@@ -246,9 +241,7 @@ def test_torch_tells_no_cause_and_the_system_is_asked_again(
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_cause_that_is_known_is_told_though_the_disk_has_room_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cause_that_is_known_is_told_though_the_disk_has_room_again(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic, "PROBE", 0)  # bytes that are written to ask again
     with pytest.raises(OSError, match=r"last\.ckpt") as caught, files_up_to(1000):
         tensor_file.save({"x": torch.zeros(10_000)}, tmp_path / "last.ckpt")
@@ -256,9 +249,7 @@ def test_a_cause_that_is_known_is_told_though_the_disk_has_room_again(
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_file_that_must_outlast_a_power_cut_is_on_the_disk_before_its_name_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_must_outlast_a_power_cut_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
     flushed = []
 
     def fsync(handle: int) -> None:
@@ -292,7 +283,6 @@ def test_every_refusal_is_a_sentence_even_without_a_name(number: int, words: str
     hidden.__context__ = OSError(number, "why")
     for error in (OSError(number, "why"), OSError(number, "why", "a.csv"), hidden):
         sentence = disk_error(error)
-        assert sentence is not None
         assert "why" in sentence
         assert words in sentence
     assert "b.csv" in str(disk_error(OSError(number, "why", "a.csv", None, "b.csv")))  # copied to b.csv
@@ -312,9 +302,7 @@ def test_a_row_of_metrics_that_was_refused_leaves_a_file_to_go_on_with(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_refused_ends_the_run_and_it_resumes_to_the_same_bits(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_is_refused_ends_the_run_and_it_resumes_to_the_same_bits(folder, capsys):
     three = [*DIGITS, "--trainer.max_epochs", "3"]
     assert main(["fit", *three, "--trainer.default_root_dir", "whole"]) == 0
     parts = [*three, "--trainer.default_root_dir", "parts"]

@@ -309,7 +309,6 @@ def test_features_of_a_convolution_are_means_over_positions() -> None:
         features.expect(2)
         module(x)
         caught = features.take()
-        assert caught is not None
         assert caught.shape == (2, 5)
         assert caught.requires_grad
         assert features.take() is None

@@ -140,9 +140,7 @@ def test_images_become_bytes() -> None:
     assert torch.equal(to_bytes(every / 127.5 - 1)[:, :1], every.to(torch.uint8))
 
 
-def test_missing_inception_weights_say_which_file_to_place_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_inception_weights_say_which_file_to_place_where(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     path = tmp_path / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
     with pytest.raises(UserError, match=r"place the file https.*6726825d\.pth at ") as error:
@@ -298,9 +296,7 @@ class Plain(FeatureExtractor):
         return features, 5 * features
 
 
-def test_parts_do_not_change_the_scores_and_are_not_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_parts_do_not_change_the_scores_and_are_not_kept(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setattr(module, "KEPT", 80)
     images = torch.rand(200, 1, 2, 2, generator=torch.Generator().manual_seed(3)) * 2 - 1

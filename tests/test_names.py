@@ -224,9 +224,7 @@ def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert capsys.readouterr().err == "error: client a\\u2028b\\x1b[31m\\nerror: is empty\n"
 
 
-def test_warnings_and_log_records_do_nothing_to_a_terminal(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_warnings_and_log_records_do_nothing_to_a_terminal(capsys, caplog):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, category, *_: print(category.__name__, message)  # type: ignore[assignment]

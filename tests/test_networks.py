@@ -183,7 +183,6 @@ def test_an_ensemble_equals_a_loop_over_separate_networks(kind: str, norm: str, 
         pairs = zip(single.named_parameters(), ensemble.named_parameters(), strict=True)
         for (_, like), (name, parameter) in pairs:
             if name.rpartition(".")[0] in disjoint or i == 0:
-                assert parameter.grad is not None
                 torch.testing.assert_close(of_member(i, name, parameter.grad, like, disjoint), like.grad)
     if norm == "batch":
         statistics = next(part.norm for part in ensemble.modules() if isinstance(part, DisjointNorm)).running_var
@@ -357,5 +356,4 @@ def test_extremes_are_finite_and_trainable() -> None:
     assert all(torch.isfinite(each).all() for each in out)
     assert (out[1] > 0).all()
     (out[0].sum() + out[1].sum()).backward()
-    assert mean.grad is not None
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in network.parameters())

@@ -172,7 +172,6 @@ def test_penalties_train_the_discriminator(kind: str) -> None:
         return gradient_penalty(discriminator, real, fake) if kind == "gp" else r1_penalty(discriminator(x), x)
 
     penalty().backward()
-    assert weight.grad is not None
     for row, column in ((0, 0), (3, 5)):
         with torch.no_grad():
             weight[row, column] += 1e-6
@@ -194,7 +193,6 @@ def test_flat_discriminator_has_finite_gradients() -> None:
     penalty = gradient_penalty(lambda x: (x * weight).sum(1, keepdim=True), torch.randn(3, 4), torch.randn(3, 4))
     penalty.backward()
     assert penalty.item() == pytest.approx(1, rel=1e-4)
-    assert weight.grad is not None
     assert weight.grad.isfinite().all()
 
 

@@ -50,9 +50,7 @@ def test_it_loads_nothing_from_elsewhere(path: Path) -> None:
     assert not re.search(r"(src|href)=", operator_page(path, "scans", 4, over=True))
 
 
-def test_a_run_that_goes_on_loses_no_row_if_it_is_stopped_at_its_start(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_goes_on_loses_no_row_if_it_is_stopped_at_its_start(path, monkeypatch):
     before = path.read_bytes()
 
     def refuses(*_: object) -> None:

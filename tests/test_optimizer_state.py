@@ -186,15 +186,7 @@ def separately(make: Callable[[], Made], policy: str, cohort: Any = everyone, ea
     return server, rates
 
 
-def together(
-    make: Callable[[], Made],
-    policy: Any,
-    cohort: Any = everyone,
-    each_step: bool = True,
-    backwards: bool = False,
-    saved: bool = False,
-    early: bool = False,
-) -> Result:
+def together(make, policy, cohort=everyone, each_step=True, backwards=False, saved=False, early=False):
     """The clients share one module, optimizer and schedules.
 
     Args:

@@ -15,7 +15,6 @@ from tests import quadratics
 from tests.plain_federation import federated
 from tests.quadratics import CENTRES, Quadratic
 
-
 CURVATURES = torch.tensor([[1.0, 0.25], [0.25, 1.0]], dtype=torch.float64)
 AXES = torch.tensor([[0.96, -0.28], [0.28, 0.96]], dtype=torch.float64)
 

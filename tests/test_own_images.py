@@ -33,9 +33,7 @@ def images(folder: Path) -> Path:
     return folder
 
 
-def test_one_switch_for_colour_and_size_and_samples_without_test_data(
-    images: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_switch_for_colour_and_size_and_samples_without_test_data(images, capsys):
     """The data, both networks, and what predict draws."""
     colour = ["--data.color", "rgb", "--data.image_size", "16"]
     assert main(["fit", *OWN, *colour]) == 0
@@ -82,9 +80,7 @@ def test_a_network_cannot_differ_from_the_data(images: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(("command", "kind", "split"), [("test", "test", "test"), ("validate", "validation", "val")])
-def test_what_measures_nothing_says_so(
-    images: Path, capsys: pytest.CaptureFixture[str], command: str, kind: str, split: str
-) -> None:
+def test_what_measures_nothing_says_so(images, capsys, command, kind, split):
     assert main(["fit", *OWN]) == 0
     told = refusal(capsys, command, *OWN)
     assert told.startswith(f"Nothing was measured: the data module has no {kind} data.")

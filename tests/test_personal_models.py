@@ -95,7 +95,6 @@ class Personals(PersonalMetrics):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         callback: Any = trainer.callbacks[0]
         self.on_validation_start(trainer, pl_module)
-        assert self._state is not None
         self.models = {}
         for name in callback.federation.names:
             model = {n: t.detach().clone() for n, t in pl_module.state_dict().items()}

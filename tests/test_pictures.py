@@ -62,9 +62,7 @@ def test_grids_are_written_per_round_with_a_newest_copy(tmp_path: Path) -> None:
     assert not np.array_equal(newest, np.asarray(Image.open(pictures / "samples-round-0000.png")))
 
 
-def test_a_grid_by_class_has_a_row_for_each_and_leaves_cells_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_by_class_has_a_row_for_each_and_leaves_cells_empty(tmp_path, monkeypatch):
     """The extractor reads class 1 where an image's first pixel is positive, else class 0; nothing is class 2."""
 
     class Sign:

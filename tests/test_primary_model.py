@@ -127,7 +127,6 @@ def test_the_command_writes_a_classifiers_answers(folder: Path, capsys: pytest.C
     table = pd.read_csv(file, float_precision="round_trip")
     weights = torch.load(file.parent / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     data = ImageDataModule(dataset="digits", partition="iid", clients=2).data.test
-    assert data is not None
     images = data.fetch(list(range(len(data))))[0].flatten(1)  # type: ignore[attr-defined]
     layers = [(weights[n], weights[n.replace("weight", "bias")]) for n in weights if n.endswith("weight")]
     hidden = (images @ layers[0][0].T + layers[0][1]).relu()

@@ -59,9 +59,7 @@ def test_snapshots_are_the_last_ones_newest_first() -> None:
     weights=st.lists(st.floats(0.1, 5), min_size=4, max_size=4),
     seed=st.integers(0, 1000),
 )
-def test_averaged_snapshots_are_the_mean_of_those_that_have_one(
-    taken: list[int], weights: list[float], seed: int
-) -> None:
+def test_averaged_snapshots_are_the_mean_of_those_that_have_one(taken, weights, seed):
     """Buffers are averaged over clients, some of which have taken fewer snapshots than others, or none."""
     stream = torch.Generator().manual_seed(seed)
     network, size = nn.Linear(2, 2).double(), 3
@@ -126,7 +124,6 @@ def test_partial_summation_equals_a_loop_over_past_discriminators(kind: str, nor
     fake = generator(torch.randn(4 * MEMBERS, 5, dtype=torch.double))
     loss = prior.generator_loss(generator, discriminator, fake)
     expected = 0.7 * sum(objective(name).generator_loss(network(fake)) for network in past[-3:]) / 3
-    assert loss is not None
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradients(loss, generator), gradients(expected, generator))  # type: ignore[arg-type]
 
@@ -136,7 +133,6 @@ def test_a_history_that_is_not_full_is_a_mean_of_what_there_is() -> None:
     prior = built(HistoryPrior(size=5, every=1), generator, discriminator)
     fake = generator(torch.randn(6, 5, dtype=torch.double))
     empty = prior.generator_loss(generator, discriminator, fake)
-    assert empty is not None
     assert empty.item() == 0
     assert not any(gradient.any() for gradient in gradients(empty, generator))
     prior.before_step(0, generator, discriminator)
@@ -161,7 +157,6 @@ def test_one_snapshot_each_step_has_the_expectation_of_all() -> None:
         prior.snapshots.vectors[2] *= 0.5
     weights = [0.2, 0.4, 0.4]
     expected = whole.generator_loss(generator, discriminator, fake)
-    assert expected is not None
     assert expected.item() == pytest.approx(sum(w * loss for w, loss in zip(weights, each, strict=True)))
     torch.manual_seed(0)
     draws = [one.generator_loss(generator, discriminator, fake).item() for _ in range(300)]  # type: ignore[union-attr]
@@ -179,7 +174,6 @@ def test_the_history_leaves_the_present_discriminator_alone() -> None:
     for part in discriminator.modules():
         part.register_forward_hook(lambda *_: calls.append(1))
     loss = prior.generator_loss(generator, discriminator, generator(torch.randn(MEMBERS * 2, 5, dtype=torch.double)))
-    assert loss is not None
     loss.backward()
     assert not calls
     assert all(torch.equal(a, b) for a, b in zip(before.values(), discriminator.state_dict().values(), strict=True))
@@ -236,7 +230,6 @@ def test_mixture_approximation_equals_loops_over_members_and_samples(members: in
         own = theta(generator, m, members)
         kernels = [torch.exp(-((own - sample) ** 2).sum() / 40) for sample in samples]
         log_prior = log_prior + torch.log(torch.stack(kernels).mean()) / members
-    assert loss is not None
     torch.testing.assert_close(loss, -0.7 * log_prior)
     torch.testing.assert_close(gradients(loss, generator), gradients(-0.7 * log_prior, generator))
 
@@ -246,11 +239,9 @@ def test_mixture_approximation_has_a_gradient_at_its_own_samples() -> None:
     generator, discriminator = networks("mlp", "none")
     prior = built(HistoryPrior(approximation="gma", variance=0.1), generator, discriminator)
     nothing = prior.generator_loss(generator, discriminator, torch.zeros(1, 3))
-    assert nothing is not None
     assert not any(gradient.any() for gradient in gradients(nothing, generator))  # no snapshot yet
     prior.before_step(0, generator, discriminator)
     loss = prior.generator_loss(generator, discriminator, torch.zeros(1, 3))
-    assert loss is not None
     assert loss.item() == pytest.approx(math.log(MEMBERS))  # members far apart: each knows its own sample only
     assert all(gradient.isfinite().all() for gradient in gradients(loss, generator))
 

@@ -97,7 +97,6 @@ def delta_of(epsilon: float, z: float) -> float:
 @pytest.mark.parametrize(("z", "delta"), [(0.5, 1e-3), (1.0, 1e-5), (2.0, 1e-5), (2.0, 1e-7), (10.0, 1e-6)])
 def test_epsilon_is_the_exact_one(z: float, delta: float) -> None:
     guarantee = GaussianMechanism(z, delta).guarantee(3.0)
-    assert guarantee is not None
     assert delta_of(guarantee.epsilon, z) == pytest.approx(delta, rel=1e-6)
     assert guarantee.sigma == 3 * z
 
@@ -114,7 +113,6 @@ def test_the_known_values_and_the_sentence() -> None:
 def test_a_record_that_is_replaced_costs_what_the_page_says(z: float, epsilon: float) -> None:
     """Its number stays, its features of norm one move the sum by 2 at most: docs/methods/private_release.md."""
     guarantee = GaussianMechanism(z * SENSITIVITY / 2).guarantee(2.0)
-    assert guarantee is not None
     assert guarantee.epsilon == pytest.approx(epsilon, abs=0.005)
     assert delta_of(guarantee.epsilon, z * SENSITIVITY / 2) == pytest.approx(1e-5, rel=1e-6)
 
@@ -227,9 +225,7 @@ def test_the_noise_on_the_sum_is_drawn_once(tmp_path: Path, mechanism: CentralNo
     assert float(algorithm.statistics[0][0]) == 3  # the divisor is public
 
 
-def test_one_release_is_promised_for_users_and_stands_in_the_ledger(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_release_is_promised_for_users_and_stands_in_the_ledger(tmp_path, caplog):
     with caplog.at_level("INFO"):
         fit(Cloud(), data(), 3, tmp_path, algorithm=Totals(), mechanism=CentralNoise(1.0, 2.0))
     (account,) = the_ledger().read().accounts.values()
@@ -273,7 +269,6 @@ def test_sites_of_users_divide_the_own_one_out() -> None:
     each = means(algorithm)
     for k in range(3):
         cavity = algorithm.met[1, k]
-        assert cavity is not None
         assert float(cavity.count) == 2
         torch.testing.assert_close(cavity.mean, (each.sum(0) - each[k]) / 2, rtol=1e-5, atol=1e-7)
     later = [seen for seen in module.seen if seen.round == 1]

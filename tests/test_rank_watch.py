@@ -199,9 +199,7 @@ def test_two_ranks_agree_and_four_of_which_one_stands_idle(tmp_path: Path) -> No
     assert_ranks_agree(tmp_path, RUNS[0], (2, 4), 1e-6)
 
 
-def test_every_client_pays_once_for_its_steps_whichever_rank_trains_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_client_pays_once_for_its_steps_whichever_rank_trains_it(tmp_path, monkeypatch):
     """A round's cohort of 3 of 4 clients moves from rank to rank; the ledger is one file."""
     books = []
     for ranks in (1, 2):
@@ -229,7 +227,6 @@ def site() -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "tests.pipe_site"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield process
-        assert process.stdin is not None
         process.stdin.close()
         assert process.wait(60) == 0
 
@@ -238,8 +235,6 @@ def site() -> Iterator[subprocess.Popen[bytes]]:
 def over_pipes(name: str, site: subprocess.Popen[bytes]) -> torch.Tensor:
     federation = half(name)
     delivered: dict[int, dict[str, int]] = {}
-    assert site.stdin is not None
-    assert site.stdout is not None
     send(site.stdin, name.encode())
     for number in range(ROUNDS):
         round_ = Round(federation.federation, number)
@@ -248,7 +243,6 @@ def over_pipes(name: str, site: subprocess.Popen[bytes]) -> torch.Tensor:
                 task = round_.task(k, delivered.setdefault(k, {}))
                 send(site.stdin, k.to_bytes(4, "little") + encode_task(task))
                 data = receive(site.stdout)
-                assert data is not None
                 round_.receive(k, decode_answer(data))
             round_.close()
         send(site.stdin, b"")

@@ -55,9 +55,7 @@ class Batches(Callback):
 @pytest.mark.parametrize(
     "algorithm", [FedAvg(), FedProx(0.5), SCAFFOLD(), FedDyn(), ExpectationPropagation(prior_scale=10.0)]
 )
-def test_without_noise_and_clipping_full_batches_are_the_algorithms_own_steps(
-    algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_noise_and_clipping_full_batches_are_the_algorithms_own_steps(algorithm, monkeypatch):
     """Batches as large as every client: each coin says yes, and the mean gradient is the module's own."""
     monkeypatch.setattr("lit_epgan.privacy.records.secure_normal", lambda n: torch.zeros(n, dtype=torch.float64))
     models = []
@@ -260,9 +258,7 @@ def test_every_rank_pays_for_its_own_clients(tmp_path: Path, monkeypatch: pytest
     assert made == {"a": 20, "b": 8, "c": 200}
 
 
-def test_training_logs_and_reports_on_single_clients_are_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_logs_and_reports_on_single_clients_are_left_out(tmp_path, caplog):
     data = federation(val_dataset=dict.fromkeys(("client-0", "client-3"), client_sets()[0]))
     with caplog.at_level("INFO"):
         trainer = fit(

@@ -101,9 +101,7 @@ def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at: Endpoint, c
         (Frame.of(Kind.REFUSED).written(), "says REFUSED where ANSWER was expected"),
     ],
 )
-def test_what_is_no_answer_leaves_one_institution_out(
-    at: Endpoint, clients: RemoteClients, sent: bytes | None, why: str
-) -> None:
+def test_what_is_no_answer_leaves_one_institution_out(at, clients, sent, why):
     good, bad = called(at, "a"), called(at, "b")
     clients.meet([0, 1])
     if sent is not None:
@@ -223,9 +221,7 @@ def test_of_two_shapes_that_are_as_frequent_the_servers_own_is_right(sent: dict[
 
 @pytest.mark.filterwarnings("ignore:'a' is not let in")
 @pytest.mark.parametrize("version", [None, 0, VERSION + 1, "1", [VERSION]])
-def test_another_version_of_the_protocol_is_refused_in_a_sentence_at_both_ends(
-    at: Endpoint, clients: RemoteClients, version: Any
-) -> None:
+def test_another_version_of_the_protocol_is_refused_in_a_sentence_at_both_ends(at, clients, version):
     link = called(at, "a", version)
     assert link.poll(30)
     refused = Frame.read(link.recv_bytes())
@@ -254,9 +250,7 @@ def test_what_was_heard_of_an_answer_is_its_seconds_and_bytes(at: Endpoint, clie
     assert 0 <= clients.heard[0].seconds < PATIENCE
 
 
-def test_all_have_the_same_time_to_answer(
-    at: Endpoint, clients: RemoteClients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_have_the_same_time_to_answer(at, clients, monkeypatch):
     """After one was silent for all of it, the next one is waited for no more."""
     links = [called(at, name) for name in ("a", "b")]
     clients.meet([0, 1])

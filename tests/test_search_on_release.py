@@ -77,7 +77,6 @@ def test_it_is_the_search_by_questions_on_the_released_mean_that_knows_of_the_no
         stage = answered(inference.start(generator), released.mean, n, *noise) if stage is None else stage
         for _ in range(9):
             stage = answered(inference.step(stage, generator), released.mean, n, *noise)
-    assert stage is not None
     assert stage.kind == FOUND
     assert_same_stage(stage_of(plain), stage)
     module: Any = plain.module
@@ -102,13 +101,11 @@ def test_the_noise_is_the_mechanisms_and_a_repeated_round_adds_none() -> None:
 def test_the_guarantee_is_one_releases() -> None:
     """epsilon at z = 1, delta = 1e-5: 4.38, the exact one of the Gaussian mechanism (Balle and Wang 2018)."""
     said = SearchOnRelease(noise_multiplier=1.0).guarantee()
-    assert said is not None
     assert said.startswith(
         "each client's release: (4.38, 1e-05)-differential privacy for one record added to or removed"
     )
     assert SearchOnRelease().guarantee() is None
     study = SearchOnRelease(noise_multiplier=1.0, noise_seed=3).guarantee()
-    assert study is not None
     assert "its noise can be predicted from noise_seed" in study
 
 

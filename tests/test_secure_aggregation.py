@@ -193,7 +193,6 @@ class LostWhenReady(Masking):
     """Gone in round 1 after it was ready."""
 
     def masked(self, members: bytes) -> bytes:
-        assert self._ready is not None
         if self._ready[0].round == 1:
             raise ConnectionResetError
         return super().masked(members)
@@ -225,15 +224,12 @@ class Short(Masking):
     """Sends too few numbers in round 1."""
 
     def masked(self, members: bytes) -> bytes:
-        assert self._ready is not None
         round_, data = self._ready[0].round, super().masked(members)
         return save({MASKED: load(data)[MASKED][:-1]}) if round_ == 1 else data
 
 
 @pytest.mark.parametrize(("kind", "why"), [(LostWhenReady, "its link is broken"), (Short, "what it sent is no answer")])
-def test_who_is_lost_after_it_was_ready_makes_the_round_void_and_the_next_one_goes_on(
-    secure: Callable[..., Secure], tmp_path: Path, kind: type[Masking], why: str
-) -> None:
+def test_who_is_lost_after_it_was_ready_makes_the_round_void_and_the_next_one_goes_on(secure, tmp_path, kind, why):
     """As if round 1 had not been: the server's model and control variate, and what the clients keep."""
     federation = secure("scaffold", {2: kind})
     federation.round(0)
@@ -282,9 +278,7 @@ def test_a_round_that_is_void_in_its_second_exchange_leaves_no_trace_of_the_firs
         (sends(-3e8), "its 'change' has numbers beyond 2.68e+08"),
     ],
 )
-def test_who_is_lost_before_or_has_nothing_to_be_masked_is_left_out_and_the_round_counts(
-    secure: Callable[..., Secure], kind: type[Masking], why: str
-) -> None:
+def test_who_is_lost_before_or_has_nothing_to_be_masked_is_left_out_and_the_round_counts(secure, kind, why):
     federation = secure("scaffold", {1: kind})
     federation.round(0)
     with pytest.warns(UserWarning, match="round 1: client 'client-1' is left out: " + why.replace("+", r"\+")):
@@ -447,9 +441,7 @@ def test_what_does_not_say_that_it_is_ready_is_an_error(told: bytes) -> None:
         ("fedavg", FedSeq(length=2), "FedSeq wants every client's 'change' by itself"),
     ],
 )
-def test_algorithms_that_need_single_reports_are_refused_before_anybody_is_asked(
-    name: str, algorithm: Algorithm | None, why: str
-) -> None:
+def test_algorithms_that_need_single_reports_are_refused_before_anybody_is_asked(name, algorithm, why):
     federation = half(name, algorithm).federation
     federation.secure = True
     assert_refused(why, Round, federation, 0)

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Algorithm, NormClipping
+from lit_epgan.engine import NormClipping
 from lit_epgan.errors import UserError
 from lit_epgan.federated import APFL, SCAFFOLD, FedAvg, FedProx
 from lit_epgan.privacy import CentralNoise, RecordNoise
@@ -49,9 +49,7 @@ def data(**options: Any) -> FederatedDataModule:
     return FederatedDataModule.from_datasets(sets, batch_size=10, val_dataset=sets[0], **options)
 
 
-def fit(
-    folder: Path, module: LightningModule, rounds: int = 3, trainer: dict[str, Any] | None = None, **options: Any
-) -> Trainer:
+def fit(folder, module, rounds=3, trainer=None, **options):
     resumed = options.pop("ckpt_path", None)
     clients = options.pop("data", {})
     own = clients if callable(clients) else lambda: data(**clients)
@@ -105,9 +103,7 @@ def test_a_resumed_run_ends_bit_identical_to_one_that_was_not_stopped(tmp_path: 
     assert torch.equal(weights(second), weights(whole))
 
 
-def test_clients_that_cannot_go_side_by_side_go_one_after_another(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_clients_that_cannot_go_side_by_side_go_one_after_another(tmp_path, caplog):
     """Bit by bit as by Lightning's loop: the same steps in the same order."""
     ends = []
     for kind in ("trainer", "engine"):
@@ -127,9 +123,7 @@ def test_what_a_private_runs_training_logs_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(0.3), SCAFFOLD()])
-def test_steps_that_hide_records_are_those_of_lightnings_loop(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, algorithm: Algorithm
-) -> None:
+def test_steps_that_hide_records_are_those_of_lightnings_loop(tmp_path, caplog, algorithm):
     """Bit by bit: the same coins, the same noise, the same account."""
     ends, spent = [], []
     for kind in ("trainer", "engine"):
@@ -212,9 +206,7 @@ class ByStep(Net):
         ("the precision is bf16-mixed", Net, {"trainer": {"precision": "bf16-mixed"}}),
     ],
 )
-def test_what_needs_lightnings_loop_gets_it_with_the_reason(
-    tmp_path: Path, reason: str, kind: type[Net], options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_needs_lightnings_loop_gets_it_with_the_reason(tmp_path, reason, kind, options, caplog):
     first, second = kind(), kind()
     fit(tmp_path / "trainer", first, 1, **options)
     with caplog.at_level("INFO"):

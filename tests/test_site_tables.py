@@ -107,7 +107,6 @@ def test_breast_cancer_has_the_papers_ratios_and_every_row_once() -> None:
         "site-2": [36, 7],
         "site-3": [36, 6],
     }
-    assert data.labels is not None
     assert all(torch.equal(data.labels[name], y) for name, (_, y) in train.items())
     rows = np.concatenate([joined(train)[0], joined(test)[0]])
     assert len(np.unique(rows, axis=0)) == len(rows) == 68 + 3 * 119

@@ -246,7 +246,6 @@ def test_only_what_is_trained_on_is_masked():
     assert all(x.eq(0).any() for x in seen.trained)
     assert seen.validated
     assert not any(x.eq(0).any() for x in seen.validated)
-    assert data.trainer is not None
     assert not any(x.eq(0).any() for x, _ in data.records(1, 0))  # what an algorithm reads beside a round
 
 

@@ -52,14 +52,7 @@ class Signals(Callback):
 
 
 @pytest.mark.parametrize(("number", "code", "lost"), [(*SIGNALS[0], False), (*SIGNALS[1], True)])
-def test_a_stopped_fit_says_how_to_go_on_and_does(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    code: int,
-    lost: bool,
-) -> None:
+def test_a_stopped_fit_says_how_to_go_on_and_does(folder, capsys, monkeypatch, number, code, lost):
     monkeypatch.setattr(Signals, "number", number)
     monkeypatch.setattr(Signals, "lost", lost)
     before = [signal.getsignal(each) for each, _ in SIGNALS]
@@ -68,7 +61,6 @@ def test_a_stopped_fit_says_how_to_go_on_and_does(
     hint = "--trainer.default_root_dir runs/toy --ckpt_path last"
     assert said == f"Stopped after 2 of 100000 rounds. To go on, add to the same command: {hint}"
     end = read_end(folder / "runs" / "toy")
-    assert end is not None
     assert (end.rounds, end.finished) == (2, False)
     assert [signal.getsignal(each) for each, _ in SIGNALS] == before
     if not lost:
@@ -77,9 +69,7 @@ def test_a_stopped_fit_says_how_to_go_on_and_does(
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_stopped_evaluation(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, code: int
-) -> None:
+def test_a_stopped_evaluation(folder, capsys, monkeypatch, number, code):
     monkeypatch.setattr(Signals, "number", number)
     assert main(["fit", *TINY]) == 0
     assert main(["test", *TINY, "--trainer.callbacks+", "tests.test_stopped.Signals"]) == code
@@ -104,9 +94,7 @@ def _wait(fragile: Fragile) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_that_hits_a_destructor_is_not_lost(
-    capsys: pytest.CaptureFixture[str], number: int, code: int
-) -> None:
+def test_a_signal_that_hits_a_destructor_is_not_lost(capsys, number, code):
     with pytest.raises(Stopped) as stopped, stoppable():
         _wait(Fragile(number))
     assert stopped.value.exit_code == code
@@ -158,9 +146,7 @@ def test_a_process_that_is_stopped(tmp_path: Path, number: signal.Signals, code:
     assert "KeyboardInterrupt" not in said
 
 
-def test_a_second_fit_in_the_folder_is_refused_and_touches_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_fit_in_the_folder_is_refused_and_touches_nothing(folder, capsys):
     run = folder / "runs" / "toy"
     assert main(["fit", *TINY]) == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}

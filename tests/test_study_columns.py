@@ -187,9 +187,7 @@ def without_seconds(table: Path) -> pd.DataFrame:
     return frame[[column for column in frame if "seconds" not in column]]
 
 
-def test_known_runs_of_other_settings_are_run_again(
-    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_known_runs_of_other_settings_are_run_again(plan, tmp_path, capsys):
     stand_in = write_stand_in(tmp_path)
     study(["--config", str(plan), "--output", str(tmp_path / "first")], stand_in)
     rewritten(plan, "model.lr: 0.5", "model.lr: 0.6")
@@ -279,9 +277,7 @@ def test_each_variant_is_a_study_of_its_own(variants_plan: Path) -> None:
     assert not hard.methods["plain"].published
 
 
-def test_all_run_together_each_with_its_own_page_and_known_again(
-    variants_plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_run_together_each_with_its_own_page_and_known_again(variants_plan, tmp_path, capsys):
     stand_in = write_stand_in(tmp_path)
     out = tmp_path / "out"
     assert study(["--config", str(variants_plan), "--output", str(out)], stand_in) == 0
@@ -314,7 +310,6 @@ def test_pages_show_the_samples_of_every_method_in_all_settings(variants_plan: P
         (run.folder / "pictures").mkdir()
         imsave(run.folder / "pictures" / f"{run.method.grid}.png", np.full((4, 8, 3), shade))
     figure = plots.settings(studies, runs)
-    assert figure is not None
     assert len(figure.axes) == 2
     assert figure.axes[0].get_ylabel() == studies[0].methods["plain"].title
     shown = [float(np.asarray(axes.images[0].get_array())[..., :3].mean()) for axes in figure.axes]
@@ -325,7 +320,6 @@ def test_pages_show_the_samples_of_every_method_in_all_settings(variants_plan: P
         drawn = re.search(
             r'<figure[^>]*>\s*<div role="img".*?</figure>', (out / variant / "index.html").read_text(), re.S
         )
-        assert drawn is not None
         assert drawn[0].count("<image") == 2
         assert [title in drawn[0] for title in ("Plain", "The hard one", "The easy one", "Clever")] == [True] * 3 + [
             False

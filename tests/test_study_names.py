@@ -124,9 +124,7 @@ def test_whatever_a_title_says_the_report_is_written_and_says_it(plan: Path, tmp
     assert len(axes.figure.legends[0].get_texts()) == 3  # type: ignore[union-attr]
 
 
-def test_a_name_that_a_spreadsheet_would_compute_is_text_in_every_csv_and_known_again(
-    plan: Path, tmp_path: Path
-) -> None:
+def test_a_name_that_a_spreadsheet_would_compute_is_text_in_every_csv_and_known_again(plan, tmp_path):
     text = plan.read_text().replace("plain", "=1+1").replace("fd:", "'@fd':").replace("{fd:", "{'@fd':")
     plan.write_text(text)
     out, stand_in = tmp_path / "out", write_stand_in(tmp_path)

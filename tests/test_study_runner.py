@@ -239,7 +239,6 @@ def test_it_does_not_outlive_the_study(tmp_path: Path) -> None:
         f"print(start({words!r}, pathlib.Path({str(tmp_path / 'log')!r}), False).pid, flush=True); time.sleep(600)"
     )
     study = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert study.stdout is not None
     pid = int(study.stdout.readline())
     wait_for_file(tmp_path / "metrics.csv")
     assert alive(pid)
@@ -294,14 +293,11 @@ def test_early_stopping_is_an_end(folder: Path) -> None:
     words = ["--trainer.max_epochs", "9", "--trainer.callbacks+", json.dumps(stop)]
     assert main(["fit", *TINY, *words]) == 0
     end = read_end(folder / "runs" / "toy")
-    assert end is not None
     assert end.finished
     assert end.rounds == end.logged < 9
 
 
-def test_a_fit_ends_with_its_numbers_and_every_path_worth_opening(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fit_ends_with_its_numbers_and_every_path_worth_opening(folder, capsys):
     assert main(["fit", *TINY]) == 0
     told, run = capsys.readouterr().err.splitlines(), Path("runs") / "toy"
     with (run / "metrics.csv").open() as file:
@@ -337,9 +333,7 @@ def test_a_torn_file_says_nothing(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("fault", ["no end", "stopped", "a row is missing"])
-def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(
-    tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(tmp_path, fault, capsys):
     """It counts in no table, and goes on from its checkpoint when the study does."""
     plan, stand_in = write_plan(tmp_path), write_stand_in(tmp_path)
     runs = runs_of(read_study(plan), tmp_path / "out")

@@ -258,9 +258,7 @@ def test_everything_else_is_refused(marker: Path, protocol: int) -> None:
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_a_file_of_the_right_sum_runs_no_code(
-    root: Path, marker: Path, train: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_right_sum_runs_no_code(root, marker, train, monkeypatch):
     trap = pickle.dumps({"data": Trap(marker), "labels": [0]})
     files = CIFAR10.train_list if train else CIFAR10.test_list
     (root / CIFAR10.base_folder / files[0][0]).write_bytes(trap)
@@ -294,9 +292,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     ],
     ids=["above", "through a link", "a device"],
 )
-def test_an_archive_of_the_right_sum_puts_nothing_elsewhere(
-    root: Path, trap: list[tarfile.TarInfo], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_of_the_right_sum_puts_nothing_elsewhere(root, trap, monkeypatch):
     packed(root, *trap)
     monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5((root / CIFAR10.filename).read_bytes()).hexdigest())
     (root / CIFAR10.base_folder / "test_batch").unlink()  # so that the archive is needed
@@ -322,9 +318,7 @@ DEEP = "[" * 600 + "]" * 600
 
 
 @pytest.mark.parametrize("text", [BOMB, MERGES, ITSELF, DEEP], ids=["lists", "merges", "itself", "deep"])
-def test_a_file_that_stands_for_too_much_is_refused_in_a_sentence(
-    folder: Path, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
+def test_a_file_that_stands_for_too_much_is_refused_in_a_sentence(folder, capsys, text):
     (folder / "bomb.yaml").write_text(text)
     said = r"bomb.yaml (stands for more than 100,000 values|is nested too deep)"
     assert_refused(said, load_yaml, folder / "bomb.yaml")

@@ -67,9 +67,7 @@ def test_between_tilts_only_theta_moves(point: tuple[Tensor, Tensor, Tensor], mo
     )
 
 
-def test_a_sample_of_coordinates_gives_fs_gradient_on_average(
-    point: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_of_coordinates_gives_fs_gradient_on_average(point, monkeypatch):
     """Every 5th (or 15th) of 40 coordinates: the mean over all places to begin is the whole sum."""
     mixture = TiltedMixture(GaussianFactor.from_moments(*cavity(len(point[1]))), CLOSED_FORM[1])
     whole, of_weights = mixture.tilt(*point)

@@ -70,9 +70,7 @@ class Scripted:
         return words[-1]
 
 
-def test_each_round_draws_anew_and_a_prefix_joins_after_the_one_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_round_draws_anew_and_a_prefix_joins_after_the_one_before_it(tmp_path, monkeypatch):
     """Five users vote for "ad", four for "bc". First "b" has three votes in round 1, then "ad" has three in round 2."""
     trie = TrieHH(2500, 8.0, 1e-5, 3)
     for name, value in (("users", 14), ("cohort", 12), ("votes", 4)):

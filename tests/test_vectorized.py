@@ -62,15 +62,7 @@ def still(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.0)
 
 
-def run(
-    vectorized: bool,
-    algorithm: Callable[[], Algorithm] = FedAvg,
-    net: Callable[[], nn.Module] = Net,
-    loss: Callable[[nn.Module, Any], Tensor] = cross_entropy,
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = sgd,
-    batches: Callable[[int, int], list[Any]] = batches_of,
-    **options: Any,
-) -> PlainFederation:
+def run(vectorized, algorithm=FedAvg, net=Net, loss=cross_entropy, optimizer=sgd, batches=batches_of, **options):
     torch.manual_seed(0)
     records = [10.0 * (k + 1) for k in range(CLIENTS)]
     parts = (algorithm(), net(), loss, optimizer, batches, records)
@@ -223,9 +215,7 @@ def hooked(when: str) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimize
         ("with convolutions", {"net": lambda: Net(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 1, 1), nn.Flatten())}),
     ],
 )
-def test_where_they_cannot_go_together_the_reason_is_said_and_nothing_changes(
-    reason: str, options: dict[str, Any]
-) -> None:
+def test_where_they_cannot_go_together_the_reason_is_said_and_nothing_changes(reason, options):
     assert_one_after_another(reason, **options)
 
 

@@ -42,9 +42,7 @@ def killed_in_round(number: int, folder: Path, *options: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_history_of_a_killed_run_is_that_of_one_never_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_history_of_a_killed_run_is_that_of_one_never_stopped(tmp_path, monkeypatch):
     """The same rows, in the same order, the pictures among them, in the one file that is uploaded."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     wandb.setup().ensure_service()  # as a test before this one may have left it
@@ -69,9 +67,7 @@ def test_the_history_of_a_killed_run_is_that_of_one_never_stopped(
 
 
 @pytest.mark.slow
-def test_a_run_says_what_it_is_and_an_evaluation_is_a_run_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_says_what_it_is_and_an_evaluation_is_a_run_of_its_own(tmp_path, monkeypatch):
     """As a study names it; then without a study."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     wandb.setup().ensure_service()

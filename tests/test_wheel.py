@@ -98,9 +98,7 @@ def test_a_source_distribution_builds_the_same_wheel(wheel: Path, checkout: Path
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_runs_the_readmes_example_beside_a_users_own_packages_and_finds_its_configs(
-    wheel: Path, tmp_path: Path
-) -> None:
+def test_an_installed_wheel_runs_the_readmes_example_beside_a_users_own_packages_and_finds_its_configs(wheel, tmp_path):
     unpacked, own = tmp_path / "site", tmp_path / "own"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(unpacked)
