@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import IterableDataset, TensorDataset
 
-from lit_epgan.callbacks import FederationCallback
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, Rounds, Server
@@ -105,23 +104,19 @@ def accumulated(every: int) -> Any:
     return work
 
 
-def test_accumulated_gradients_never_cross_clients() -> None:
-    """Segments of 3, 1, 5 and 2 batches, by threes."""
-    module = Regression()
-    reference = PlainLoop(accumulated(3)).run(module, 4)
-    trainer = fit(module, federation(), rounds=4, accumulate_grad_batches=3)
-    assert_same(module, reference)
-    assert trainer.global_step == 4 * (1 + 1 + 2 + 1)
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_accumulated_gradients_never_cross_clients(scheduled: bool) -> None:
+    """Segments of 3, 1, 5 and 2 batches, by threes; or one by one for two rounds, and by twos from then on."""
 
-
-def test_an_accumulation_schedule_counts_within_clients_too() -> None:
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
-        accumulated(1 if round_ < 2 else 2)(local, batches, client, round_)
+        accumulated((1 if round_ < 2 else 2) if scheduled else 3)(local, batches, client, round_)
 
     module = Regression()
     reference = PlainLoop(work).run(module, 4)
-    fit(module, federation(), rounds=4, callbacks=[GradientAccumulationScheduler({0: 1, 2: 2})])
+    schedule = {"callbacks": [GradientAccumulationScheduler({0: 1, 2: 2})]}
+    trainer = fit(module, federation(), rounds=4, **(schedule if scheduled else {"accumulate_grad_batches": 3}))
     assert_same(module, reference)
+    assert trainer.global_step == (2 * (3 + 1 + 5 + 2) + 2 * (2 + 1 + 3 + 1) if scheduled else 4 * (1 + 1 + 2 + 1))
 
 
 def test_a_restart_forgets_what_was_accumulated() -> None:
@@ -252,16 +247,13 @@ def test_manual_optimization_equals_a_plain_loop() -> None:
             torch.testing.assert_close(value, module.state_dict()[name], msg=name)
 
 
-def test_validation_sees_what_the_server_learned() -> None:
-    """The round is finished when validation begins, in inference mode and evaluation mode."""
+def test_validation_sees_what_the_server_learned_and_where_nobody_works_nothing_is() -> None:
     module = Regression()
     before = copy.deepcopy(module.state_dict())
     fit(module, federation(val_dataset=client_sets()[0]), rounds=1, algorithm=OnServer())
     assert not torch.equal(before["body.0.weight"], module.state_dict()["body.0.weight"].float())
     assert module.trainer.callback_metrics["val_loss"] > 0
 
-
-def test_where_nobody_works_nothing_is_learned() -> None:
     class Idle(OnServer):
         def round(self, server: Server) -> Rounds:
             yield from ()
@@ -327,21 +319,11 @@ rates: list[float] = []  # of every step, in the order in which the clients work
 
 
 def fit_estimated(sizes=(20, 20), policy="reset", accumulate=1, **options):
-    sets = [TensorDataset(torch.ones(n, 3)) for n in sizes]
-    data = FederatedDataModule.from_datasets(sets, batch_size=5, **options)
+    data = FederatedDataModule.from_datasets([TensorDataset(torch.ones(n, 3)) for n in sizes], batch_size=5, **options)
     module = OneCycle()
     rates.clear()
-    run = trainer(policy, accumulate_grad_batches=accumulate)
-    run.fit(module, datamodule=data)
-    assert type(run) is Trainer
+    fit(module, data, 3, optimizer_state=policy, accumulate_grad_batches=accumulate)
     return module
-
-
-def trainer(policy: Any = "reset", **options: Any) -> Trainer:
-    return Trainer(
-        max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[FederationCallback(optimizer_state=policy)], **options,
-    )  # fmt: skip
 
 
 def cycle(steps: int) -> list[float]:
@@ -354,14 +336,11 @@ def cycle(steps: int) -> list[float]:
     return own
 
 
-def test_a_client_goes_through_one_whole_cycle_in_every_round() -> None:
+def test_a_client_goes_through_one_whole_cycle_in_every_round_or_if_it_keeps_its_schedule_in_all() -> None:
     fit_estimated(local_steps=7)
     assert rates == pytest.approx(cycle(7) * 2 * 3)
     fit_estimated()
     assert rates == pytest.approx(cycle(4) * 2 * 3)  # 20 records in batches of 5
-
-
-def test_a_client_that_keeps_its_schedule_goes_through_one_in_all_rounds() -> None:
     whole = cycle(7 * 3)
     rounds = [whole[7 * r : 7 * (r + 1)] for r in range(3)]
     expected = [rate for own in rounds for rate in own * 2]
@@ -392,4 +371,4 @@ class Stream(IterableDataset):
 def test_what_nobody_knows_is_refused() -> None:
     data = FederatedDataModule.from_datasets([Stream()], batch_size=5)
     with pytest.raises(UserError, match=r"batches is not known: .* set the data module's local_steps"):
-        trainer().fit(OneCycle(), datamodule=data)
+        fit(OneCycle(), data)

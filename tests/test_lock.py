@@ -70,7 +70,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-def test_another_process_is_refused_by_the_holders_number_host_and_time(tmp_path: Path, kind: str) -> None:
+def test_another_process_is_refused_by_the_holders_number_host_and_time_until_it_is_killed(tmp_path, kind):
     folder = tmp_path / "digits"
     with held_by_another(folder, kind) as holder:
         with pytest.raises(UserError) as refused, locked(folder, "--output"):
@@ -79,15 +79,10 @@ def test_another_process_is_refused_by_the_holders_number_host_and_time(tmp_path
         since = time.strftime("%H:")
         assert f"{folder} is being written by process {holder.pid} on host {socket.gethostname()} since {since}" in said
         assert said.endswith("wait for it, or give another folder (--output).")
-
-
-def test_it_goes_with_a_killed_process(tmp_path: Path, kind: str) -> None:
-    with held_by_another(tmp_path / "digits", kind) as holder:
         holder.send_signal(signal.SIGKILL)
         assert holder.wait() == -signal.SIGKILL
-        left = sorted(path.name for path in tmp_path.iterdir())
-        assert left  # the file is still there: it is the lock on it that went
-        with locked(tmp_path / "digits", "--output"):
+        assert list(tmp_path.iterdir())  # the file is still there: it is the lock on it that went
+        with locked(folder, "--output"):
             assert str(os.getpid()) in "".join(path.read_text() for path in tmp_path.iterdir() if path.is_file())
 
 
@@ -241,11 +236,21 @@ def test_torch_tells_no_cause_and_the_system_is_asked_again(tmp_path, save):
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_cause_that_is_known_is_told_though_the_disk_has_room_again(tmp_path, monkeypatch):
+def test_a_cause_is_told_even_where_the_disk_has_room_again_and_what_is_no_error_of_the_disk_passes(
+    tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr(atomic, "PROBE", 0)  # bytes that are written to ask again
     with pytest.raises(OSError, match=r"last\.ckpt") as caught, files_up_to(1000):
         tensor_file.save({"x": torch.zeros(10_000)}, tmp_path / "last.ckpt")
     assert caught.value.errno == errno.EFBIG
+    with pytest.raises(RuntimeError, match="of its own"), replacing(tmp_path / "x"):
+        raise RuntimeError("of its own")
+    with pytest.raises(FileNotFoundError) as caught, naming(tmp_path / "x"):
+        (tmp_path / "other").read_text()
+    assert caught.value.filename == str(tmp_path / "other")
+    assert disk_error(RuntimeError("of its own")) is None
+    assert disk_error(ConnectionError(errno.ECONNREFUSED, "refused")) is None
+    assert disk_error(ValueError()) is None
 
 
 @pytest.mark.usefixtures("folder")
@@ -259,18 +264,6 @@ def test_a_file_that_must_outlast_a_power_cut_is_on_the_disk_before_its_name_is(
     path = tmp_path / "end.json"
     write_text(path, "new", durable=True)
     assert flushed == [(str(tmp_path / ".end.json.part"), False), (str(tmp_path), True)]
-
-
-@pytest.mark.usefixtures("folder")
-def test_what_is_no_error_of_the_disk_passes(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="of its own"), replacing(tmp_path / "x"):
-        raise RuntimeError("of its own")
-    with pytest.raises(FileNotFoundError) as caught, naming(tmp_path / "x"):
-        (tmp_path / "other").read_text()
-    assert caught.value.filename == str(tmp_path / "other")
-    assert disk_error(RuntimeError("of its own")) is None
-    assert disk_error(ConnectionError(errno.ECONNREFUSED, "refused")) is None
-    assert disk_error(ValueError()) is None
 
 
 @pytest.mark.usefixtures("folder")

@@ -15,12 +15,9 @@ def gaussian(*shape: int, of: str) -> Tensor:
     return torch.randn(*shape, generator=generator_for("membership", of), dtype=torch.double)
 
 
-def test_auc_by_hand() -> None:
+def test_rates_by_hand() -> None:
     """Of six pairs four are in order and one is a tie."""
     assert auc(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 0.0, 1.0])) == pytest.approx(4.5 / 6)
-
-
-def test_true_positive_rate_by_hand() -> None:
     others = torch.arange(100.0)
     members = torch.tensor([200.0, 98.5, 98.0, 1.0])
     assert true_positive_rate(members, others) == 0.5  # one of 100 may be above 98
@@ -28,15 +25,12 @@ def test_true_positive_rate_by_hand() -> None:
     assert true_positive_rate(members, others, 0.02) == 0.75
 
 
-def test_who_has_copies_makes_no_mistake() -> None:
+def test_who_has_copies_makes_no_mistake_and_who_has_fresh_samples_guesses() -> None:
     members, others = gaussian(40, 3, of="members"), gaussian(30, 3, of="others")
     scores = by_nearest(members, members), by_nearest(others, members)
     assert auc(*scores) == true_positive_rate(*scores) == 1
-
-
-def test_who_has_fresh_samples_guesses() -> None:
-    """The standard deviation of an AUC of chance is that of the U statistic, ((m + n + 1) / (12 m n))^1/2."""
-    members, others, samples = (gaussian(400, 3, of=name) for name in ("members", "others", "samples"))
+    # The standard deviation of an AUC of chance is that of the U statistic, ((m + n + 1) / (12 m n))^1/2
+    members, others, samples = (gaussian(400, 3, of=name) for name in ("more members", "more others", "samples"))
     found = auc(by_nearest(members, samples), by_nearest(others, samples))
     assert found == pytest.approx(0.5, abs=3 * math.sqrt(801 / (12 * 400 * 400)))
 
@@ -58,14 +52,11 @@ def test_the_inner_product_by_hand() -> None:
     assert scores.tolist() == [0.0, -2.0]
 
 
-def test_least_squares_without_noise_finds_everybody() -> None:
+def test_least_squares_by_hand_and_without_noise() -> None:
     features = gaussian(30, 50, of="features")
     inside = (torch.arange(30) % 3 > 0).double()
     assert torch.allclose(by_least_squares(features, inside @ features, 2 / 3), inside, atol=1e-9, rtol=0)
-
-
-def test_least_squares_by_hand() -> None:
-    """Orthonormal features, p = 1/2, sigma = 1/2: b = 1/2 + (t - 1/2) / (1 + 1/4 / (1/4)); of two sums each its own."""
+    # Orthonormal features, p = 1/2, sigma = 1/2: b = 1/2 + (t - 1/2) / (1 + 1/4 / (1/4)); of two sums each its own
     found = by_least_squares(torch.eye(2), torch.tensor([[1.5, 0.0], [0.5, 1.0]]), 0.5, 0.5)
     assert found.flatten().tolist() == pytest.approx([1.0, 0.25, 0.5, 0.75])
 

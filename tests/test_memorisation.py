@@ -19,12 +19,14 @@ def line(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.double)[:, None]
 
 
-def test_nearness_by_hand() -> None:
+def test_nearness_and_ties_by_hand() -> None:
     """Nearest training record at 1, 1, 2, nearest held-out one at 3, 1, 1: one is nearer, one is a tie."""
     samples, train, test = line(1, 9, 18), [line(0, 10, 16)], [line(4, 8, 19)]
     found = nearer_to_training(samples, train, test, generator_for("draws"))
     assert found.share == 0.5
     assert found.ratio == 1.0
+    assert exceeding(line(1, 2), line(1, 2)[:, 0]) == 0.5
+    assert exceeding(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 1.0, 4.0])) == pytest.approx(0.5)
 
 
 def test_as_many_training_records_as_held_out_ones_are_drawn_of_every_class() -> None:
@@ -55,23 +57,15 @@ def test_fresh_records_are_as_near_to_both() -> None:
     assert torch.tensor(scores).std() == pytest.approx(1, abs=0.4)
 
 
-def test_the_copying_score_of_one_cell_is_scipys_u() -> None:
+def test_copying_scores_by_hand_and_of_one_cell_scipys_u() -> None:
     samples, train, test = records(50, "a"), records(80, "b"), records(30, "c")
     u = mannwhitneyu(nearest(samples, train), nearest(test, train)).statistic
     expected = (u - 750) / math.sqrt(50 * 30 * 81 / 12)
     assert copying_score(samples, [train], test) == pytest.approx(expected)
-
-
-def test_cells_count_by_their_held_out_records() -> None:
-    """Cell 0: two samples farther than the one held-out record; cell 1: a copy, nearer than three; cell 2 has none."""
+    # Cell 0: two samples farther than the one held-out record; cell 1: a copy, nearer than three; cell 2 has none
     samples, train = line(2, -2, 100), [line(0), line(100), line(500)]
     expected = (1 * 0.5 * math.sqrt(12 * 2 / 4) - 3 * 0.5 * math.sqrt(12 * 3 / 5)) / 4
     assert copying_score(samples, train, line(1, 99, 101, 102, 500)) == pytest.approx(expected)
-
-
-def test_ties_count_half() -> None:
-    assert exceeding(line(1, 2), line(1, 2)[:, 0]) == 0.5
-    assert exceeding(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 1.0, 4.0])) == pytest.approx(0.5)
 
 
 def test_what_cannot_be_compared_is_said() -> None:

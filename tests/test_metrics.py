@@ -61,13 +61,10 @@ def test_frechet_distance_against_scipys_matrix_square_root() -> None:
     assert distance(a, b) == pytest.approx(expected, rel=1e-8)
 
 
-def test_frechet_distance_by_hand() -> None:
+def test_frechet_distance_by_hand_and_of_identical_sets_zero() -> None:
     """Diagonal covariances: sum (m - m')^2 + sum (s - s')^2 in standard deviations; here 9 + (2 - 1)^2 / 4 * 4."""
     corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]) * math.sqrt(3 / 4)  # covariance I
     assert distance(corners, corners * torch.tensor([2.0, 1.0]) + torch.tensor([3.0, 0.0])) == pytest.approx(10.0)
-
-
-def test_frechet_distance_of_identical_sets_is_zero() -> None:
     assert distance(features(300, 1), features(300, 1)) == pytest.approx(0, abs=1e-6)
     flat = torch.zeros(20, 6)
     assert distance(flat, flat) == 0
@@ -140,7 +137,7 @@ def test_images_become_bytes() -> None:
     assert torch.equal(to_bytes(every / 127.5 - 1)[:, :1], every.to(torch.uint8))
 
 
-def test_missing_inception_weights_say_which_file_to_place_where(tmp_path, monkeypatch):
+def test_missing_weights_say_which_file_to_place_where_and_a_missing_package_its_extra(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     path = tmp_path / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
     with pytest.raises(UserError, match=r"place the file https.*6726825d\.pth at ") as error:
@@ -149,6 +146,9 @@ def test_missing_inception_weights_say_which_file_to_place_where(tmp_path, monke
     path.parent.mkdir()
     path.write_bytes(b"something else")
     assert_refused("is not Inception's weights file", feature_extractor, "inception")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "lite0" in name else find(name))
+    assert_refused(r'pip install -e "\.\[lite0\]"', feature_extractor, "lite0")
 
 
 @pytest.mark.slow
@@ -165,12 +165,6 @@ def test_inception_passes_bytes_to_torch_fidelitys_network(tmp_path: Path, monke
     found = stand_in(tmp_path / "weights.pth").extract(images)
     for ours, theirs in zip(found, network(((images + 1) * 127.5).round().byte()), strict=True):
         torch.testing.assert_close(ours, theirs.double())
-
-
-def test_missing_lite0_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "lite0" in name else find(name))
-    assert_refused(r'pip install -e "\.\[lite0\]"', feature_extractor, "lite0")
 
 
 needs_lite0 = pytest.mark.skipif(
@@ -225,10 +219,6 @@ def test_lite0_recognises_what_is_in_a_photograph() -> None:
     assert found.shape == (1, 1280)
 
 
-def test_unknown_extractor_lists_those_there_are() -> None:
-    assert_refused("digits, fashion, emoji, inception, lite0 or pixels", feature_extractor, "vgg")
-
-
 def test_pixels_are_their_own_features_and_have_no_inception_score() -> None:
     real, drawn = torch.rand(50, 1, 4, 4) * 2 - 1, torch.rand(60, 1, 4, 4)
     scores = ImageScores(Pixels(), 60)
@@ -249,10 +239,11 @@ def test_moments_are_torch_fidelitys(size: int) -> None:
     np.testing.assert_allclose(moments.statistics().covariance, expected["sigma"], rtol=1e-6, atol=1e-8)
 
 
-def test_one_image_has_no_covariance() -> None:
+def test_one_image_has_no_covariance_and_an_unknown_extractor_no_name() -> None:
     moments = FeatureMoments()
     moments.add(torch.zeros(1, 3))
     assert_refused("from 1 images", moments.statistics)
+    assert_refused("digits, fashion, emoji, inception, lite0 or pixels", feature_extractor, "vgg")
 
 
 @pytest.mark.parametrize("splits", [1, 3, 10])

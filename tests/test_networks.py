@@ -26,7 +26,7 @@ def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_digits_generator_is_the_plain_network() -> None:
+def test_digits_networks_are_plain_ones() -> None:
     """32-128-256-64: linear, LayerNorm without affine part, LeakyReLU(.2), and tanh at the end."""
     generator, noise = MLPGenerator(), torch.randn(7, 32)
     linears = [layer for layer in generator.modules() if isinstance(layer, nn.Linear)]
@@ -38,9 +38,6 @@ def test_digits_generator_is_the_plain_network() -> None:
     expected = torch.tanh(linears[-1](h)).view(7, 1, 8, 8)
     torch.testing.assert_close(generator(noise), expected, rtol=1e-4, atol=1e-5)
     assert count(generator) == 32 * 128 + 128 + 128 * 256 + 256 + 256 * 64 + 64
-
-
-def test_digits_discriminator_counts() -> None:
     discriminator = MLPDiscriminator(heads=4)
     assert count(discriminator) == 64 * 256 + 256 + 256 * 128 + 128 + 128 * 4 + 4
     assert discriminator(torch.randn(5, 1, 8, 8)).shape == (5, 4)
@@ -58,7 +55,7 @@ def test_toy_networks_take_and_give_points(norm: str) -> None:
     assert count(discriminator) == 2 * 32 + 32 + 32 * 32 + 32 + 32 + 1 + affine  # normalised after the first layer only
 
 
-def test_mlp_initialisation() -> None:
+def test_initialisation_of_single_networks() -> None:
     torch.manual_seed(0)
     layer = next(m for m in MLPDiscriminator(hidden=(2000,)).modules() if isinstance(m, nn.Linear))
     assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / (64 * 1.04)), rel=0.01)
@@ -66,18 +63,21 @@ def test_mlp_initialisation() -> None:
     layer = next(m for m in MLPDiscriminator(hidden=(2000,), init="torch").modules() if isinstance(m, nn.Linear))
     assert layer.weight.abs().max().item() == pytest.approx(1 / 8, rel=0.01)
     assert layer.bias.abs().max().item() == pytest.approx(1 / 8, rel=0.01)
+    torch.manual_seed(0)
+    for members in (1, 2):
+        generator = DCGANGenerator(width=32, members=members)
+        for parameter in generator.parameters():
+            if parameter.dim() > 1:
+                assert parameter.std().item() == pytest.approx(0.02, rel=0.05)
 
 
-def test_probgan_generator_count() -> None:
+def test_probgans_counts() -> None:
     """100-512 (4x4), 512-256, 256-128, 128-3 (4x4), no biases, BatchNorm's two numbers on all channels but the last."""
     convolutions = 16 * (100 * 512 + 512 * 256 + 256 * 128 + 128 * 3)
     assert count(DCGANGenerator()) == convolutions + 2 * (512 + 256 + 128) == 3_448_576
     # ten generators that keep only the first layer and its norm to themselves: the published total
     assert count(DCGANGenerator(members=10)) == 3_448_576 + 9 * (16 * 100 * 512 + 2 * 512) == 10_830_592
-
-
-def test_probgan_discriminator_count() -> None:
-    """3-128 (no norm), 128-256, 256-512 (5x5), then 512-heads (4x4)."""
+    # 3-128 (no norm), 128-256, 256-512 (5x5), then 512-heads (4x4)
     convolutions = 25 * (3 * 128 + 128 * 256 + 256 * 512)
     assert count(DCGANDiscriminator(heads=4)) == convolutions + 16 * 512 * 4 + 2 * (256 + 512) == 4_139_904
     assert count(DCGANDiscriminator()) == convolutions + 16 * 512 + 2 * (256 + 512) == 4_115_328
@@ -103,15 +103,6 @@ def test_dcgan_shapes(size: int, channels: int, up: int, down: int, norm: str) -
     assert discriminator(images).shape == (3, 2)
     norms = {"batch": nn.BatchNorm2d, "group": nn.GroupNorm}
     assert any(isinstance(m, norms.get(norm, nn.Identity)) for m in generator.modules()) == (norm != "none")
-
-
-def test_dcgan_initialisation() -> None:
-    torch.manual_seed(0)
-    for members in (1, 2):
-        generator = DCGANGenerator(width=32, members=members)
-        for parameter in generator.parameters():
-            if parameter.dim() > 1:
-                assert parameter.std().item() == pytest.approx(0.02, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -189,16 +180,6 @@ def test_an_ensemble_equals_a_loop_over_separate_networks(kind: str, norm: str, 
         torch.testing.assert_close(statistics, torch.cat([single.layers[1].running_var for single in singles]))  # type: ignore[index]
 
 
-def test_an_evaluated_ensemble_is_its_members_one_by_one() -> None:
-    ensemble = DCGANGenerator(8, 1, latent_dim=4, width=4, upsamplings=2, members=MEMBERS).eval()
-    noise = torch.randn(2 * MEMBERS, 4)
-    together = ensemble(noise)
-    for i, block in enumerate(noise.split(2)):
-        alone = ensemble(block.repeat(MEMBERS, 1)).unflatten(0, (MEMBERS, 2))[i]
-        torch.testing.assert_close(alone, together.split(2)[i])
-    assert not torch.allclose(*ensemble(noise[:2].repeat(MEMBERS, 1)).split(2)[:2], atol=1e-7)
-
-
 def test_only_the_first_layer_and_its_norm_are_disjoint() -> None:
     toy = MLPGenerator((2,), latent_dim=2, hidden=(32, 32), norm="batch", slope=0.0, tanh=False, members=4)
     assert sorted(toy.get_parameter(name).numel() for name in disjoint_names(toy)) == [4 * 32] * 3 + [4 * 2 * 32]
@@ -219,7 +200,7 @@ def test_members_start_as_a_single_network_does() -> None:
         assert parameter.std().item() == pytest.approx(1 / math.sqrt(3 * 32), rel=0.03)
 
 
-def test_frozen_copy_computes_the_same_and_has_no_parameters() -> None:
+def test_the_frozen_copy_computes_the_same_without_parameters_and_the_average_follows_replaced_buffers() -> None:
     generator = MLPGenerator(norm="batch").eval()
     twin, noise = frozen_copy(generator), torch.randn(4, 32)
     torch.testing.assert_close(twin(noise), generator(noise), rtol=0, atol=0)
@@ -228,10 +209,7 @@ def test_frozen_copy_computes_the_same_and_has_no_parameters() -> None:
     with torch.no_grad():
         next(generator.parameters()).zero_()
     assert not torch.equal(twin(noise), generator(noise))  # a copy, not a view
-
-
-def test_average_follows_buffers_that_were_replaced() -> None:
-    """Moving a module makes new buffers; the average must be written to those that the module now has."""
+    # Moving a module makes new buffers; the average must be written to those that the module now has
     generator = nn.Linear(2, 2)
     twin = frozen_copy(generator)
     average = ParameterAverage(generator, twin, weight=0.25)
@@ -314,7 +292,7 @@ def normal(mean: Tensor, variance: Tensor, seed: int) -> Tensor:
     return mean + variance.sqrt() * torch.randn(DRAWS, *mean.shape, dtype=torch.float64, generator=generator)
 
 
-def test_a_linear_layers_moments_are_those_of_samples() -> None:
+def test_a_linear_layers_moments_are_those_of_samples_or_without_variance_a_linear_layers() -> None:
     torch.manual_seed(0)
     layer = GaussianLinear(4, 3, variance=2.0).double()
     mean, variance = torch.randn(4, dtype=torch.float64), torch.rand(4, dtype=torch.float64) * 3
@@ -325,9 +303,6 @@ def test_a_linear_layers_moments_are_those_of_samples() -> None:
     found_mean, found_variance = layer(mean, variance)
     torch.testing.assert_close(found_mean, drawn.mean(0), rtol=0.02, atol=0.02)
     torch.testing.assert_close(found_variance, drawn.var(0), rtol=0.02, atol=0.02)
-
-
-def test_without_variance_it_is_a_linear_layer() -> None:
     layer = GaussianLinear(4, 3).double()
     with torch.no_grad():
         layer.raw_weight.fill_(-100.0)

@@ -140,7 +140,7 @@ def test_a_gan_steps_where_there_are_no_values(options: dict[str, Any], monkeypa
     assert module.step_losses.is_meta
 
 
-def test_the_step_around_a_recognisers_network_asks_nothing() -> None:
+def test_the_step_around_a_recognisers_network_asks_nothing_and_a_question_is_heard() -> None:
     class Linear(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -154,12 +154,9 @@ def test_the_step_around_a_recognisers_network_asks_nothing() -> None:
     loss = module.training_step((torch.empty(2, 6, 5, device="meta"), states), 0)
     assert isinstance(loss, Tensor)
     assert loss.is_meta
-
-
-def test_a_question_is_heard() -> None:
     with Questions() as questions:
         float(torch.ones(2).sum())
-    assert questions.asked == ["test_a_question_is_heard"]
+    assert questions.asked == ["test_the_step_around_a_recognisers_network_asks_nothing_and_a_question_is_heard"]
 
 
 FEATURES = "discriminator.layers.4"
@@ -187,7 +184,7 @@ def test_every_prior_and_objective(case: str) -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_losses_of_half_precision_scores_are_those_in_single(name: str) -> None:
+def test_losses_and_contrasts_of_half_precision_are_those_in_single(name: str) -> None:
     real, fake = (torch.randn(64, 2).to(torch.bfloat16) for _ in range(2))
     weight, objective = torch.rand(64).softmax(0), OBJECTIVES[name]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -196,6 +193,8 @@ def test_losses_of_half_precision_scores_are_those_in_single(name: str) -> None:
     for loss, expected in zip(losses, wide, strict=True):
         assert loss.dtype == torch.float32
         assert torch.equal(loss, expected)
+    z = torch.randn(3, 8, 6).to(torch.bfloat16)
+    assert torch.equal(contrast(*z, 0.5), contrast(*z.float(), 0.5))
 
 
 def test_the_past_of_a_history_prior_is_not_halved_by_autocast() -> None:
@@ -215,11 +214,6 @@ def test_the_past_of_a_history_prior_is_not_halved_by_autocast() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = prior.generator_loss(generator, discriminator, fake)
         assert torch.equal(loss, expected), approximation
-
-
-def test_moons_contrast_of_halved_representations_is_in_single_precision() -> None:
-    z = torch.randn(3, 8, 6).to(torch.bfloat16)
-    assert torch.equal(contrast(*z, 0.5), contrast(*z.float(), 0.5))
 
 
 class Observer(FedAvg):
@@ -280,38 +274,41 @@ def test_algorithms_that_look_at_features_take_halved_ones(algorithm: Algorithm)
         assert torch.isfinite(value).all(), name
 
 
-COMPILED: list[dict[str, Any]] = [
-    {"objective": "wgan-gp"},
-    {"objective": "lsgan", "r1": 0.5, "r1_every": 2},
-    {"objective": "non-saturating", "prior": HistoryPrior(size=2, every=2)},
+NOISY = {"objective": "lsgan", "noise": 1e-3, "prior": HistoryPrior(size=2, every=2)}
+COMPILED: list[tuple[dict[str, Any], Algorithm]] = [
+    ({"objective": "wgan-gp"}, FedAvg()),
+    ({"objective": "lsgan", "r1": 0.5, "r1_every": 2}, FedAvg()),
+    ({"objective": "non-saturating", "prior": HistoryPrior(size=2, every=2)}, FedAvg()),
+    (NOISY, ExpectationPropagation()),
+    (
+        NOISY,
+        TiltedExpectationPropagation("discriminator.layers.1", tilt_every=2),
+    ),  # reads a compiled network's features
 ]
-ALGORITHMS: list[Algorithm] = [
-    ExpectationPropagation(),
-    TiltedExpectationPropagation("discriminator.layers.1", tilt_every=2),  # reads features inside a compiled network
-]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++")
-@pytest.mark.parametrize("options", COMPILED, ids=lambda options: options["objective"])
-def test_compiled_and_eager_training_agree(options: dict[str, Any]) -> None:
-    """Three rounds with several clients, whose parameters are swapped under the compiled networks."""
-    eager, compiled = _ends(options, FedAvg())
-    torch.testing.assert_close(compiled, eager)
+def compiler(test: Any) -> Any:
+    """Marks what needs one."""
+    there = shutil.which("g++") is not None
+    return pytest.mark.slow(pytest.mark.skipif(not there, reason="torch.compile needs a C++ compiler")(test))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++")
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
-def test_compiled_and_eager_ep_agree(algorithm: Algorithm) -> None:
-    """EP-ProbGAN's prior and Laplace sites, around stacked ensembles."""
-    options = {"objective": "lsgan", "noise": 1e-3, "prior": HistoryPrior(size=2, every=2)}
-    eager, compiled = _ends(options, algorithm)
-    torch.testing.assert_close(compiled, eager)
+@compiler
+@pytest.mark.parametrize(("options", "algorithm"), COMPILED, ids=["gp", "r1", "history", "ep", "tilted"])
+def test_compiled_and_eager_training_agree(options: dict[str, Any], algorithm: Algorithm) -> None:
+    """Three rounds of several clients, whose parameters are swapped under the compiled networks; with EP's sites."""
+    torch.manual_seed(0)
+    generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
+    discriminator = MLPDiscriminator((3,), hidden=(6, 5), heads=2)
+    ends = []
+    for compiled in (False, True):
+        module = GAN(copy.deepcopy(generator), copy.deepcopy(discriminator), compiled=compiled, **options)
+        fit(module, federation(local_steps=4), rounds=3, algorithm=copy.deepcopy(algorithm))
+        ends.append(module.state_dict())
+    torch.testing.assert_close(ends[1], ends[0])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++")
+@compiler
 def test_a_hook_that_is_put_on_later_is_called() -> None:
     """As an algorithm puts one on a network that has been compiled without."""
     torch._dynamo.reset()
@@ -325,20 +322,7 @@ def test_a_hook_that_is_put_on_later_is_called() -> None:
     assert called == [1]
 
 
-def _ends(options: dict[str, Any], algorithm: Algorithm) -> list[dict[str, Any]]:
-    torch.manual_seed(0)
-    generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
-    discriminator = MLPDiscriminator((3,), hidden=(6, 5), heads=2)
-    ends = []
-    for compiled in (False, True):
-        module = GAN(copy.deepcopy(generator), copy.deepcopy(discriminator), compiled=compiled, **options)
-        fit(module, federation(local_steps=4), rounds=3, algorithm=copy.deepcopy(algorithm))
-        ends.append(module.state_dict())
-    return ends
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++")
+@compiler
 def test_compiled_convolutions_agree() -> None:
     """Both networks' losses and gradients in one step, stacked ensembles, channels last, with BatchNorm."""
     torch.manual_seed(0)

@@ -37,6 +37,7 @@ def test_it_says_who_contributed_when(path: Path) -> None:
     assert "Round 2: b is left out: its &lt;link&gt; is broken." in page
     assert "Round 3: b takes part again." in page
     assert "<link>" not in page
+    assert not re.search(r"(src|href)=", page)  # nothing comes from elsewhere
 
 
 def test_a_page_of_a_running_training_loads_itself_again(path: Path) -> None:
@@ -46,11 +47,9 @@ def test_a_page_of_a_running_training_loads_itself_again(path: Path) -> None:
     assert "The training has ended." in ended
 
 
-def test_it_loads_nothing_from_elsewhere(path: Path) -> None:
-    assert not re.search(r"(src|href)=", operator_page(path, "scans", 4, over=True))
-
-
-def test_a_run_that_goes_on_loses_no_row_if_it_is_stopped_at_its_start(path, monkeypatch):
+def test_a_run_that_goes_on_loses_no_row_if_it_is_stopped_at_its_start_but_one_that_was_cut_off(
+    path, monkeypatch
+) -> None:
     before = path.read_bytes()
 
     def refuses(*_: object) -> None:
@@ -60,13 +59,10 @@ def test_a_run_that_goes_on_loses_no_row_if_it_is_stopped_at_its_start(path, mon
     with pytest.raises(KeyboardInterrupt):
         Contributions(path).note(3, {})
     assert path.read_bytes() == before
-
-
-def test_a_row_that_was_cut_off_is_left_out(path: Path) -> None:
-    before = read_contributions(path)
+    read = read_contributions(path)
     with path.open("a") as file:
         file.write("3,a,1")
-    assert read_contributions(path) == before
+    assert read_contributions(path) == read
 
 
 @pytest.mark.parametrize(

@@ -246,10 +246,14 @@ def test_everything_an_optimizer_holds_is_the_clients(kind: str, policy: str) ->
     assert_same(together(lambda: make(kind), policy, cohort=some, saved=True), expected)
 
 
-def test_keeping_is_not_resetting() -> None:
+def test_keeping_is_not_resetting_which_keeps_nothing() -> None:
     for kind in OPTIMIZERS:
         reset, keep = (together(lambda kind=kind: make(kind), policy)[0] for policy in ("reset", "keep"))
         assert max(float((a - b).abs().max()) for a, b in zip(reset, keep, strict=True)) > 1e-4, kind
+    made = make("sgd")
+    states = OptimizerStates([made[1]], [], "reset")
+    work(made, 0, 0, False)
+    assert states.collect() is None
 
 
 @pytest.mark.parametrize("kind", ["sam", "estimating-tensor", "fused-adam", "lbfgs", "capturable-rate"])
@@ -272,14 +276,7 @@ def test_what_is_collected_stays_as_it_was(kind: str) -> None:
     assert equal(first, then)
 
 
-def test_resetting_keeps_nothing() -> None:
-    made = make("sgd")
-    states = OptimizerStates([made[1]], [], "reset")
-    work(made, 0, 0, False)
-    assert states.collect() is None
-
-
-def test_a_group_that_a_client_adds_is_gone_for_the_next() -> None:
+def test_a_group_that_a_client_adds_is_gone_and_one_that_is_added_between_rounds_stays() -> None:
     optimizer = make("sgd")[1]
     states = OptimizerStates([optimizer], [], "keep")
     groups = optimizer.param_groups
@@ -294,9 +291,6 @@ def test_a_group_that_a_client_adds_is_gone_for_the_next() -> None:
     states.begin(None)
     assert [len(group["params"]) for group in optimizer.param_groups] == [4]
     assert "note" not in optimizer.param_groups[0]
-
-
-def test_a_group_that_is_added_between_rounds_stays() -> None:
     _, optimizer, _ = made = make("sgd")
     states = OptimizerStates([optimizer], [], "keep")
     work(made, 0, 0, False)
@@ -412,7 +406,7 @@ def test_a_wrapped_optimizers_rate_runs_with_the_rounds_and_its_momentum_is_the_
     assert_same(together(scheduled, "keep", cohort=some, each_step=False), expected)
 
 
-def test_what_a_client_changes_beside_a_schedule_of_the_rounds_stays_its_own() -> None:
+def test_a_client_keeps_what_it_changes_beside_a_schedule_of_the_rounds_also_before_its_rate_has_moved() -> None:
     made = make("estimating", SCHEDULES["exponential"])
     states = OptimizerStates([made[1]], made[2], "keep")
     group = made[1].param_groups[0]
@@ -426,10 +420,7 @@ def test_what_a_client_changes_beside_a_schedule_of_the_rounds_stays_its_own() -
     assert (group["d"], group["k"], group["lr"]) == (7.0, 9, pytest.approx(0.07))
     states.begin(None)
     assert (group["d"], group["k"], group["lr"]) == (0.1, 9, pytest.approx(0.07))
-
-
-def test_a_schedule_whose_rate_has_not_moved_yet_runs_with_the_rounds_too() -> None:
-    """The client has changed the rate; the schedule counts to two."""
+    # The client has changed the rate; the schedule counts to two
     made = make("sgd", SCHEDULES["step"])
     states = OptimizerStates([made[1]], made[2], "keep")
     group = made[1].param_groups[0]

@@ -165,12 +165,9 @@ def test_lazy_layers_are_named_and_the_advice_works(norm: bool, name: str) -> No
     fit(Lazy(ready=True, norm=norm), federation(), rounds=1)
 
 
-def test_parameters_without_values_are_named() -> None:
+def test_parameters_without_values_and_those_stored_sparsely_are_named() -> None:
     with pytest.raises(UserError, match=r"the parameter 'body\.0\.weight' is on the meta device.*configure_model"):
         FlatParameters.of(Regression().to("meta"))
-
-
-def test_parameters_that_are_stored_sparsely_are_named() -> None:
     module = nn.Module()
     module.table = nn.Parameter(torch.eye(3).to_sparse())
     assert_refused(r"the parameter 'table' is stored sparsely.*local=\['table'\]", FlatParameters.of, module)

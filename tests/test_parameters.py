@@ -37,7 +37,7 @@ def concatenated(parameters: Iterable[Tensor]) -> Tensor:
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
-def test_one_buffer_in_the_order_of_the_parameters() -> None:
+def test_one_live_buffer_in_the_order_of_the_parameters() -> None:
     module = network()
     before = {n: p.detach().clone() for n, p in module.named_parameters()}
     objects = list(module.parameters())
@@ -49,9 +49,6 @@ def test_one_buffer_in_the_order_of_the_parameters() -> None:
     for name, parameter in module.named_parameters():
         assert torch.equal(parameter, before[name])
         assert parameter.untyped_storage().data_ptr() == flat.vector.untyped_storage().data_ptr()
-
-
-def test_the_vector_is_live_in_both_directions() -> None:
     module = network()
     flat = FlatParameters.of(module)
     flat.load(torch.arange(float(flat.numel)))
@@ -105,14 +102,11 @@ def test_any_permutation_of_dimensions_keeps_values_and_strides(shape: list[int]
     assert sorted(flat.vector[1:].tolist()) == sorted(value.flatten().tolist())  # no gap, no overlap
 
 
-def test_a_parameter_with_gaps_becomes_contiguous() -> None:
+def test_parameters_with_gaps_become_contiguous_and_tied_ones_count_once() -> None:
     parameter = nn.Parameter(torch.arange(12.0).view(3, 4)[:, ::2])
     flat = FlatParameters([("it", parameter)])
     assert flat.vector.tolist() == [0, 2, 4, 6, 8, 10]
     assert parameter.tolist() == [[0, 2], [4, 6], [8, 10]]
-
-
-def test_tied_parameters_once() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[1].weight = module[0].weight
     flat = FlatParameters.of(module)
@@ -123,7 +117,7 @@ def test_tied_parameters_once() -> None:
     assert module[1].weight.flatten().tolist() == list(range(9))
 
 
-def test_frozen_and_local_parameters_left_out() -> None:
+def test_frozen_and_local_parameters_left_out_and_nothing_to_federate_is_an_error() -> None:
     module = network()
     module[0].bias.requires_grad_(False)
     frozen, head = module[0].bias.detach().clone(), module[2].weight.detach().clone()
@@ -135,9 +129,6 @@ def test_frozen_and_local_parameters_left_out() -> None:
     flat.load(torch.zeros(12))
     assert torch.equal(module[0].bias, frozen)
     assert torch.equal(module[2].weight, head)
-
-
-def test_nothing_to_federate_is_an_error() -> None:
     module = network()
     with pytest.raises(UserError, match=r"Sequential has no trainable parameters.*beside those kept local by \['\*'\]"):
         FlatParameters.of(module, local=["*"])
@@ -154,7 +145,7 @@ def mixed() -> nn.Sequential:
     return module
 
 
-def test_several_dtypes(mixed: nn.Sequential) -> None:
+def test_several_dtypes_with_slices_and_views(mixed: nn.Sequential) -> None:
     values = {n: p.detach().clone() for n, p in mixed.named_parameters()}
     flat = FlatParameters.of(mixed)
     assert not flat.is_live
@@ -168,9 +159,6 @@ def test_several_dtypes(mixed: nn.Sequential) -> None:
     for name, parameter in mixed.named_parameters():
         assert torch.equal(parameter, values[name] * 2), name
     assert len({p.untyped_storage().data_ptr() for p in mixed.parameters()}) == 3
-
-
-def test_slices_and_views_of_several_dtypes(mixed: nn.Sequential) -> None:
     flat = FlatParameters.of(mixed)
     vector = flat.vector
     for module in mixed:
@@ -193,16 +181,13 @@ def test_restore_gives_ordinary_storage() -> None:
     assert all(torch.equal(p, v) for p, v in zip(module.parameters(), before, strict=True))
 
 
-def test_neighbours_merge_to_one_slice() -> None:
+def test_neighbours_merge_to_one_slice_and_prefixes_are_not_confused() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     flat = FlatParameters.of(module)
     assert flat.slices(module.parameters()) == [slice(0, 18)]
     assert flat.slices([*module[2].parameters(), *module[0].parameters()]) == [slice(0, 6), slice(12, 18)]
     assert flat.slices([module[1].bias]) == [slice(10, 12)]
     assert flat.slices([nn.Parameter(torch.ones(3))]) == []  # not federated
-
-
-def test_named_slices_do_not_confuse_prefixes() -> None:
     module = nn.ModuleDict({"head": nn.Linear(1, 1), "header": nn.Linear(1, 1)})
     flat = FlatParameters.of(module)
     assert flat.named("head") == [slice(0, 2)]
@@ -213,7 +198,7 @@ def optimized(flat: FlatParameters, index: int, parameters: list[nn.Parameter]) 
     return OptimizedParameters(index, torch.optim.SGD(parameters, lr=0.5), flat, parameters)
 
 
-def test_one_parameter_in_two_optimizers() -> None:
+def test_one_parameter_in_two_optimizers_and_parts_in_step(mixed: nn.Sequential) -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     flat = FlatParameters.of(module)
     both = optimized(flat, 0, list(module.parameters()))
@@ -222,9 +207,6 @@ def test_one_parameter_in_two_optimizers() -> None:
     assert both.live[0][6:].tolist() == [7] * 6
     assert both.live[0][:6].tolist() != [7] * 6
     assert [s.tolist() for s in second.parts(torch.arange(12))] == [list(range(6, 12))]
-
-
-def test_parts_and_live_are_in_step(mixed: nn.Sequential) -> None:
     flat = FlatParameters.of(mixed)
     some = optimized(flat, 0, [mixed[3].weight, mixed[0].bias])
     for part, live in zip(some.parts(flat.vector), some.live, strict=True):
@@ -233,7 +215,7 @@ def test_parts_and_live_are_in_step(mixed: nn.Sequential) -> None:
     assert mixed[3].weight.tolist() == [[3], [3]]
 
 
-def test_with_gradient_leaves_out_parameters_without_one() -> None:
+def test_an_optimizers_parameters_may_lack_gradients_and_its_lr_is_the_one_before_any_schedule() -> None:
     module = network()
     flat = FlatParameters.of(module)
     own = optimized(flat, 0, list(module.parameters()))
@@ -241,9 +223,6 @@ def test_with_gradient_leaves_out_parameters_without_one() -> None:
     parameters, gradients = own.with_gradient()
     assert [id(p) for p in parameters] == [id(module[2].weight), id(module[2].bias)]
     assert gradients[1].tolist() == [1, 1]
-
-
-def test_lr_is_the_one_before_any_schedule() -> None:
     module = network()
     own = optimized(FlatParameters.of(module), 0, list(module.parameters()))
     assert own.lr == 0.5
