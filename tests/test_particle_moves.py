@@ -44,13 +44,10 @@ def test_the_largest_step_leaves_the_share_that_is_asked_for(slope: float) -> No
     found = largest_step(lambda b: b * down, 0.75)
     assert found == pytest.approx(-math.log(2 - math.sqrt(3)) / slope, rel=2e-3)
     assert effective_size(found * down) >= 75
-
-
-def test_a_step_to_the_end_is_one_exactly() -> None:
     assert largest_step(lambda b: b * torch.tensor([0.0, -0.1]), 0.5) == 1.0
 
 
-def test_every_particle_is_drawn_as_often_as_its_weight_says_up_to_one() -> None:
+def test_every_particle_is_drawn_as_often_as_its_weight_says_up_to_one_and_nothing_behind_the_last() -> None:
     weights = torch.rand(40, generator=generator_for("weights"), dtype=torch.float64) ** 4
     expected = 40 * weights / weights.sum()
     total = torch.zeros(40)
@@ -61,9 +58,6 @@ def test_every_particle_is_drawn_as_often_as_its_weight_says_up_to_one() -> None
         total += counts
     share = expected - expected.floor()  # a coin of this probability, 400 times
     assert ((total / 400 - expected).abs() <= 4.5 * (share * (1 - share) / 400).sqrt() + 1e-9).all()
-
-
-def test_no_place_lies_behind_the_last_particle() -> None:
     log_weights = torch.full((1000,), -math.inf)
     log_weights[0] = 0.0
     assert resampled(log_weights, generator_for("one")).unique().tolist() == [0]
@@ -87,23 +81,11 @@ def test_a_proposal_keeps_the_reference(step: float) -> None:
     assert torch.allclose(both, math.sqrt(1 - step**2) * covariance, atol=0.08)
 
 
-def test_a_chain_of_proposals_comes_to_the_reference_from_anywhere() -> None:
-    kernel, generator = CrankNicolson(0.5, MEAN, FACTOR), generator_for("chain")
-    theta = torch.full((20_000, 2), 40.0, dtype=torch.float64)
-    for _ in range(60):
-        theta = kernel.propose(theta, generator)
-    assert torch.allclose(theta.mean(0), MEAN, atol=0.06)
-    assert torch.allclose(torch.cov(theta.T), FACTOR @ FACTOR.T, atol=0.15)
-
-
-def test_the_reference_density_is_scipys_up_to_a_constant() -> None:
+def test_a_references_density_is_scipys_and_it_is_a_fifth_wider_than_the_particles() -> None:
     theta = normal(5, 2)
     expected = torch.from_numpy(stats.multivariate_normal.logpdf(theta, MEAN, FACTOR @ FACTOR.T))
     found = CrankNicolson(0.5, MEAN, FACTOR).log_reference(theta)
     assert torch.allclose(found - found[0], expected - expected[0])
-
-
-def test_a_reference_is_a_fifth_wider_than_the_particles() -> None:
     theta = MEAN + normal(50, 2) @ FACTOR.T
     kernel = CrankNicolson.fitted(theta, 0.5)
     assert torch.allclose(kernel.mean, theta.mean(0))
@@ -205,6 +187,7 @@ def test_a_row_is_named_as_is_nearest_to_the_reference() -> None:
     wide = torch.ones(MIXTURE.size, dtype=torch.float64).index_fill(0, torch.tensor([1, 7, 13]), 500.0)
     theta = reference + 0.5 * wide * normal(200, MIXTURE.size)
     theta = theta.gather(1, orders[torch.randint(6, (200,), generator=generator_for("orders"))])
+    assert aligned(theta, reference, torch.arange(MIXTURE.size)[None]) is theta  # without symmetries
     found = aligned(theta, reference, orders)
     scale = (found - reference).abs().median(0).values
     for row, own in zip(theta, found, strict=True):
@@ -212,7 +195,7 @@ def test_a_row_is_named_as_is_nearest_to_the_reference() -> None:
         assert torch.equal(own, min(ways, key=lambda way: float(((way - reference) / scale).square().sum())))
 
 
-def test_particles_named_at_random_get_one_naming() -> None:
+def test_particles_named_at_random_get_one_naming_nearest_to_its_own_mean() -> None:
     """Three components far apart: whatever the names were, each block holds the same component in every row."""
     orders = MIXTURE.symmetries()
     centre = torch.arange(float(MIXTURE.size), dtype=torch.float64)
@@ -221,15 +204,5 @@ def test_particles_named_at_random_get_one_naming() -> None:
     found = consistent(renamed, orders)
     assert any(torch.equal(found, theta[:, order]) for order in orders)
     assert not torch.equal(renamed, theta)
-
-
-def test_one_naming_is_the_nearest_to_its_own_mean() -> None:
-    orders = MIXTURE.symmetries()
-    centre = torch.arange(float(MIXTURE.size), dtype=torch.float64)
     found = consistent(centre + 6 * normal(200, MIXTURE.size), orders, sweeps=100)
     assert torch.equal(aligned(found, found.mean(0), orders), found)
-
-
-def test_a_model_without_symmetries_keeps_its_names() -> None:
-    theta = normal(4, 3)
-    assert aligned(theta, theta[0], torch.arange(3)[None]) is theta

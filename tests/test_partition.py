@@ -32,13 +32,11 @@ def draw_labels(n: int, classes: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(classes, (n,), generator=generator(seed))
 
 
+SEEDS = st.integers(0, 10_000)
+
+
 @settings(max_examples=60)
-@given(
-    kind=st.sampled_from(["iid", "dirichlet", "one_class", "natural"]),
-    n=st.integers(40, 300),
-    classes=st.integers(2, 8),
-    seed=st.integers(0, 10_000),
-)
+@given(st.sampled_from(["iid", "dirichlet", "one_class", "natural"]), st.integers(40, 300), st.integers(2, 8), SEEDS)
 def test_every_record_is_given_out_exactly_once(kind: str, n: int, classes: int, seed: int) -> None:
     labels = torch.cat([torch.arange(classes), draw_labels(n, classes, seed)])
     groups = torch.cat([torch.arange(classes), draw_labels(n, classes, seed + 1)]) * 7 - 3
@@ -68,13 +66,10 @@ def test_iid_sizes_differ_by_at_most_one_and_classes_are_mixed() -> None:
     assert all(len(labels[part].unique()) == 10 for part in parts)
 
 
-def test_one_class_gives_client_k_the_kth_label_whole() -> None:
+def test_one_class_gives_client_k_the_kth_label_whole_or_shares_it_or_leaves_labels_out() -> None:
     labels = torch.tensor([5, 2, 9, 2, 5, 9, 9])
     parts = partition(labels, "one_class", 3, generator())
     assert [part.tolist() for part in parts] == [[1, 3], [0, 4], [2, 5, 6]]
-
-
-def test_one_class_with_more_clients_shares_a_label_among_some() -> None:
     labels = torch.tensor([7, 3, 3, 7, 3, 3, 7, 3])
     parts = partition(labels, "one_class", 5, generator())  # 3 is of clients 0, 2 and 4, 7 of 1 and 3
     assert [labels[part].unique().tolist() for part in parts] == [[3], [7], [3], [7], [3]]
@@ -82,9 +77,6 @@ def test_one_class_with_more_clients_shares_a_label_among_some() -> None:
     assert torch.cat(parts).sort().values.tolist() == list(range(8))
     others = [partition(labels, "one_class", 5, generator(seed)) for seed in range(1, 9)]
     assert any(not torch.equal(a, b) for other in others for a, b in zip(parts, other, strict=True))
-
-
-def test_one_class_with_fewer_clients_still_means_one_label_each() -> None:
     labels = torch.arange(10).repeat(4)
     parts = partition(labels, "one_class", 2, generator())
     assert [labels[part].unique().tolist() for part in parts] == [[0], [1]]
@@ -145,18 +137,15 @@ def test_what_cannot_be_dealt_is_refused_in_one_sentence(kind: str, options: dic
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
-def test_an_empty_client_is_named() -> None:
-    with pytest.raises(UserError, match="Client hospital-b"):
-        refuse_empty({"hospital-a": torch.arange(2), "hospital-b": torch.arange(0)}, "natural")
-
-
-def test_hold_out_is_disjoint_and_keeps_at_least_one_record() -> None:
+def test_hold_out_is_disjoint_and_keeps_at_least_one_record_and_an_empty_client_is_named() -> None:
     part = torch.arange(100, 150)
     kept, held = hold_out(part, 0.3, generator())
     assert len(held) == 15
     assert torch.cat([kept, held]).sort().values.tolist() == part.tolist()
     assert [len(side) for side in hold_out(torch.tensor([4]), 0.9, generator())] == [1, 0]
     assert_refused("val_fraction", hold_out, part, 1.0, generator())
+    with pytest.raises(UserError, match="Client hospital-b"):
+        refuse_empty({"hospital-a": torch.arange(2), "hospital-b": torch.arange(0)}, "natural")
 
 
 def test_the_table_counts_clients_by_classes() -> None:
@@ -220,15 +209,12 @@ def test_classes_have_their_names_wherever_they_are_shown(tmp_path: Path, capsys
     assert "=1+1 healthy records" in " ".join(capsys.readouterr().out.split())
 
 
-def test_nothing_is_written_without_labels_or_datamodule(tmp_path: Path) -> None:
+def test_nothing_is_written_without_labels_or_datamodule_or_by_another_process(tmp_path: Path) -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4, 2)))
     trainer(tmp_path).fit(Mean(), loader)
     fake = SimpleNamespace(datamodule=SimpleNamespace(data=SimpleNamespace(labels=None)), is_global_zero=True)
     PartitionReport().on_fit_start(fake, Mean())  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_only_the_first_process_writes(tmp_path: Path) -> None:
     data = SimpleNamespace(labels={"a": torch.zeros(3, dtype=torch.int64)})
     other = SimpleNamespace(datamodule=SimpleNamespace(data=data), is_global_zero=False, default_root_dir=str(tmp_path))
     PartitionReport().on_fit_start(other, Mean())  # type: ignore[arg-type]
@@ -272,14 +258,11 @@ def test_written_names_do_not_run_into_each_other(clients: int, suffix: str) -> 
     assert all(left.x1 <= right.x0 for left, right in pairwise(boxes))
 
 
-def test_a_large_partition_is_printed_as_one_line() -> None:
+def test_a_large_partition_is_printed_as_one_line_and_names_and_counts_are_never_cut() -> None:
     assert "client-3" in printed(draw_table(4, 4, "one_class"))
     assert printed(draw_table(100, 10, "iid")).splitlines() == [
         "100 clients hold 500 records of 10 classes, 5 to 5 each; who holds what: partition.csv"
     ]
-
-
-def test_names_and_counts_are_never_cut() -> None:
     counts = np.full((10, 10), 6000)
     table = pd.DataFrame(counts, index=[f"client-{k}" for k in range(10)], columns=range(10))
     whole = printed(table, width=80)

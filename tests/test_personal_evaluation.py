@@ -87,21 +87,15 @@ def test_local_buffers_are_evaluated_too(tmp_path: Path) -> None:
     assert found != pytest.approx(merged, rel=0.1)
 
 
-def test_without_a_checkpoint_personal_layers_are_refused() -> None:
+def test_personal_layers_that_are_missing_are_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="personal layers stand in a run's checkpoint: give it, as ckpt_path="):
         evaluated("test", evaluator(FederationCallback(local=HEAD)), HeldOut())
-
-
-def test_a_checkpoint_of_no_federation_is_refused(tmp_path: Path) -> None:
     module = HeldOut()
     trainer = evaluator()
     trainer.validate(module, datamodule=data(), verbose=False)
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     with pytest.raises(UserError, match=r"plain\.ckpt holds no personal layers, as federation\.local asks for"):
         evaluated("test", evaluator(FederationCallback(local=HEAD)), module, ckpt_path=tmp_path / "plain.ckpt")
-
-
-def test_whose_layers_are_missing_and_that_a_common_set_is_nobodys_is_said(tmp_path: Path) -> None:
     few = federation(clients_per_round=1, test_dataset=held_out(), seed=1)  # client 0 or 2 is not drawn
     assert set(few.sampler.draw([0, 1, 2, 3], 1, 0)[0]) != {0}
     fit(HeldOut(), few, 1, tmp_path, local=HEAD, **saved())

@@ -68,11 +68,13 @@ def test_kept_adam_of_two_optimizers() -> None:
     assert_same(module, reference, skip=noise, tolerance=1e-6)
 
 
-def test_unknown_policies_are_named() -> None:
+def test_unknown_policies_and_patterns_that_match_nothing_are_named() -> None:
     with pytest.raises(UserError, match=r"optimizer_state is 'remember'; choose reset or keep"):
         fit(Regression(), federation(), rounds=1, optimizer_state="remember")
     with pytest.raises(UserError, match=r"buffers is 'mean'; choose merge, local or exclude"):
         fit(Regression(), federation(), rounds=1, buffers="mean")
+    with pytest.raises(UserError, match=r"no parameter or buffer matches the local name pattern tail\.\*"):
+        fit(Regression(), federation(), rounds=1, local=["body.3.*", "tail.*"])
 
 
 class Drifting(Regression):
@@ -173,11 +175,6 @@ def test_a_client_is_validated_with_its_own_layers() -> None:
         assert torch.equal(head, reference.get_parameter("body.3.weight"))
 
 
-def test_a_pattern_that_matches_nothing_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"no parameter or buffer matches the local name pattern tail\.\*"):
-        fit(Regression(), federation(), rounds=1, local=["body.3.*", "tail.*"])
-
-
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_fedbn_merges_everything_but_the_norms(norm: Any) -> None:
     """With the settings of algorithms/fedbn.yaml, which are the same for both of ResNet-18's norms."""
@@ -261,6 +258,10 @@ def test_a_client_keeps_at_most_so_many_of_its_records() -> None:
         assert torch.equal(labels, torch.tensor([0, 5, 7])[places % 3])
     other = Hardship(most_records=20).on(data(), seed=1)
     assert not torch.equal(other.train["client-0"].rows, hard.train["client-0"].rows)  # type: ignore[attr-defined]
+    module = ImageDataModule(clients=10, seed=4, hardship=Hardship(most_records=20))
+    module.setup()
+    assert [client.records for client in module.clients] == [20] * 10
+    assert len(module.data.test) > 300  # type: ignore[arg-type]
 
 
 def test_sizes_follow_the_power_of_ranks_that_are_drawn() -> None:
@@ -285,14 +286,6 @@ def test_a_share_of_a_clients_labels_is_wrong(batched: bool) -> None:
         assert sorted(hard.labels[name].tolist()) == sorted(labels.tolist())  # type: ignore[index]
 
 
-def test_a_wrong_label_is_any_other_with_the_same_probability() -> None:
-    labels, classes = torch.full((9000,), 5), torch.tensor([0, 5, 7, 9])
-    wrong = mistaken(labels, 1.0, classes, torch.Generator().manual_seed(0))
-    counts = [(wrong == c).sum().item() for c in (0, 5, 7, 9)]
-    assert counts[1] == 0
-    assert all(abs(count - 3000) < 5 * 45 for count in (counts[0], *counts[2:]))  # five standard deviations
-
-
 @pytest.mark.parametrize(
     ("hardship", "said"),
     [
@@ -306,17 +299,15 @@ def test_settings_out_of_their_range_are_refused(hardship: Hardship, said: str) 
     assert_refused(said, hardship.on, data(), 0)
 
 
-def test_wrong_labels_need_labels() -> None:
+def test_wrong_labels_need_labels_and_a_wrong_one_is_any_other_with_the_same_probability() -> None:
     without = data()
     without.labels = None
     assert_refused("needs data whose labels are classes", Hardship(wrong_labels={"client-1": 0.5}).on, without, 0)
-
-
-def test_a_data_module_puts_it_on_what_it_loads() -> None:
-    module = ImageDataModule(clients=10, seed=4, hardship=Hardship(most_records=20))
-    module.setup()
-    assert [client.records for client in module.clients] == [20] * 10
-    assert len(module.data.test) > 300  # type: ignore[arg-type]
+    labels, classes = torch.full((9000,), 5), torch.tensor([0, 5, 7, 9])
+    wrong = mistaken(labels, 1.0, classes, torch.Generator().manual_seed(0))
+    counts = [(wrong == c).sum().item() for c in (0, 5, 7, 9)]
+    assert counts[1] == 0
+    assert all(abs(count - 3000) < 5 * 45 for count in (counts[0], *counts[2:]))  # five standard deviations
 
 
 def there(sampler: Sampler, round_: int, clients: int = 10) -> set[int]:
@@ -348,20 +339,14 @@ def test_a_cohort_larger_than_those_who_are_there_is_refused() -> None:
         ComingAndGoing(late=0.3, joins=5, leaving=0.3, leaves=2, of=FixedSize(7)).check(10)
 
 
-def test_no_accountant_can_read_a_rate() -> None:
-    assert_refused("has no rate that an accountant could read", ComingAndGoing(late=0.3).rate, 10)
-
-
-def test_shares_that_leave_nobody_are_refused() -> None:
+def test_shares_that_leave_nobody_are_refused_and_no_accountant_can_read_a_rate() -> None:
     assert_refused(r"late and leaving are 0.6 and 0.4", ComingAndGoing, late=0.6, leaving=0.4)
+    assert_refused("has no rate that an accountant could read", ComingAndGoing(late=0.3).rate, 10)
+    assert_refused("only 10 clients", EveryoneAtFirst(FixedSize(11)).check, 10)
+    assert_refused("has no rate that an accountant could read", EveryoneAtFirst(FixedSize(4)).rate, 10)
 
 
 def test_everyone_takes_part_at_first_and_cohorts_after_it() -> None:
     sampler, cohorts = EveryoneAtFirst(FixedSize(4)), FixedSize(4)
     assert there(sampler, 0) == set(range(10))
     assert [there(sampler, r) for r in range(1, 6)] == [there(cohorts, r) for r in range(1, 6)]
-
-
-def test_everyone_at_first_is_checked_as_its_cohorts_and_has_no_rate() -> None:
-    assert_refused("only 10 clients", EveryoneAtFirst(FixedSize(11)).check, 10)
-    assert_refused("has no rate that an accountant could read", EveryoneAtFirst(FixedSize(4)).rate, 10)

@@ -82,7 +82,7 @@ def test_averaged_snapshots_are_the_mean_of_those_that_have_one(taken, weights, 
         assert server.filled[place].item() == pytest.approx(sum(w for w, _ in have) / total)
 
 
-def test_gaussian_prior_adds_the_gradient_of_its_own_density() -> None:
+def test_a_gaussian_prior_adds_the_gradient_of_its_own_density_and_a_uniform_one_nothing() -> None:
     """-log N(theta; 0, 1 / precision), differentiated by autograd."""
     network, prior = nn.Linear(3, 2).double(), GaussianPrior(0.3)
     parameters = list(network.parameters())
@@ -93,9 +93,6 @@ def test_gaussian_prior_adds_the_gradient_of_its_own_density() -> None:
     with torch.no_grad():
         prior.adjust_gradients(parameters, data)
     torch.testing.assert_close(data, expected)
-
-
-def test_a_uniform_prior_adds_nothing() -> None:
     prior, gradient = UniformPrior(), [torch.ones(3)]
     prior.adjust_gradients([torch.randn(3)], gradient)
     assert torch.equal(gradient[0], torch.ones(3))

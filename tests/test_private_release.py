@@ -34,38 +34,32 @@ class Recorder(GaussianMechanism):
         return vector
 
 
-def noised(x: Tensor, phi: nn.Module) -> Recorder:
-    mechanism = Recorder(1.0)
-    EmbeddingFactor.of(x.split(5), phi, x).released(mechanism)
-    return mechanism
+def moves(x: Tensor, phi: nn.Module) -> tuple[float, list[float]]:
+    """The sensitivity that is stated, and how far each record moves the release when it is taken out."""
+
+    def noised(x: Tensor) -> Recorder:
+        mechanism = Recorder(1.0)
+        EmbeddingFactor.of(x.split(5), phi, x).released(mechanism)
+        return mechanism
+
+    whole = noised(x).__dict__
+    without = (noised(torch.cat([x[:i], x[i + 1 :]])).__dict__["vector"] for i in range(len(x)))
+    return whole["sensitivity"], [float((whole["vector"] - vector).norm()) for vector in without]
+
+
+ABSURD = torch.tensor([[math.nan, 0, 0], [math.inf, 1, 1]])
 
 
 def test_no_record_moves_the_release_further_than_its_sensitivity() -> None:
     """Every record is taken out in turn, absurd ones among them; nearly all move it by exactly the stated norm."""
     phi = RandomFourierFeatures(3, 40, (0.1, 1.0), stream("sensitivity"))
-    x = torch.cat([rows(12, 3), 1e9 * rows(3, 3), torch.tensor([[math.nan, 0, 0], [math.inf, 1, 1]])])
-    whole = noised(x, phi)
-    moves = []
-    for i in range(len(x)):
-        without = noised(torch.cat([x[:i], x[i + 1 :]]), phi)
-        moves.append(float((whole.__dict__["vector"] - without.__dict__["vector"]).norm()))
-    assert whole.__dict__["sensitivity"] == SENSITIVITY
-    assert max(moves) <= SENSITIVITY * (1 + 1e-9)
-    assert sorted(moves)[2:] == pytest.approx([SENSITIVITY] * (len(x) - 2))
-
-
-def test_no_record_moves_the_moments_further_either() -> None:
-    """A record without features, and ones that are not finite, move the count alone."""
-    phi = NormalisedMoments()
-    x = torch.cat(
-        [rows(12, 3), 1e9 * rows(3, 3), torch.zeros(1, 3), torch.tensor([[math.nan, 0, 0], [math.inf, 1, 1]])]
-    )
-    whole = noised(x, phi)
-    moves = []
-    for i in range(len(x)):
-        without = noised(torch.cat([x[:i], x[i + 1 :]]), phi)
-        moves.append(float((whole.__dict__["vector"] - without.__dict__["vector"]).norm()))
-    assert moves == pytest.approx([SENSITIVITY] * (len(x) - 3) + [COUNT_WEIGHT] * 3)
+    stated, found = moves(torch.cat([rows(12, 3), 1e9 * rows(3, 3), ABSURD]), phi)
+    assert stated == SENSITIVITY
+    assert max(found) <= SENSITIVITY * (1 + 1e-9)
+    assert sorted(found)[2:] == pytest.approx([SENSITIVITY] * 15)
+    # a record without moments, and ones that are not finite, move the count alone
+    _, found = moves(torch.cat([rows(12, 3), 1e9 * rows(3, 3), torch.zeros(1, 3), ABSURD]), NormalisedMoments())
+    assert found == pytest.approx([SENSITIVITY] * 15 + [COUNT_WEIGHT] * 3)
 
 
 def test_features_that_break_their_promise_are_clipped() -> None:
@@ -117,7 +111,7 @@ def test_a_record_that_is_replaced_costs_what_the_page_says(z: float, epsilon: f
     assert delta_of(guarantee.epsilon, z * SENSITIVITY / 2) == pytest.approx(1e-5, rel=1e-6)
 
 
-def test_public_seeds_do_not_tell_the_noise() -> None:
+def test_public_seeds_do_not_tell_the_noise_but_a_studys_is_repeatable_and_every_clients_own() -> None:
     draws = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -126,18 +120,11 @@ def test_public_seeds_do_not_tell_the_noise() -> None:
         assert torch.equal(torch.get_rng_state(), state)
     assert not (draws[0] == draws[1]).any()
     assert bool(torch.isfinite(secure_normal(100_000)).all())
-
-
-def test_a_studys_noise_is_repeatable_and_every_clients_own() -> None:
     mechanism, zeros = GaussianMechanism(1.0, noise_seed=5), torch.zeros(50, dtype=torch.float64)
     first, again, other = (mechanism.release(zeros, 1.0, 0, client) for client in (0, 0, 1))
     assert torch.equal(first, again)
     assert not (first == other).any()
-
-
-def test_without_noise_the_release_is_exact() -> None:
-    x = rows(5, 3)
-    assert torch.equal(GaussianMechanism(0.0).release(x, 1.0), x)
+    assert torch.equal(GaussianMechanism(0.0).release(first, 1.0), first)  # without noise it is exact
 
 
 @pytest.mark.parametrize("z", [-1.0, math.inf, math.nan])

@@ -19,7 +19,6 @@ from lit_epgan.engine import (
     Median,
     Message,
     NormClipping,
-    PlainFederation,
     Plan,
     Rounds,
     Server,
@@ -32,6 +31,7 @@ from lit_epgan.privacy import CentralNoise, RecordNoise
 from tests.federations import client_sets, federation, fit
 from tests.ledgers import the_ledger
 from tests.modules import Regression
+from tests.plain_federation import descending
 
 
 @pytest.fixture(autouse=True)
@@ -103,13 +103,8 @@ def test_almost_no_noise_is_plain_clipping_by_equal_weights(algorithm: Any) -> N
 
 
 def test_expectation_propagation_counts_its_second_exchange(tmp_path: Path) -> None:
-    fit(
-        Regression(),
-        federation(),
-        algorithm=ExpectationPropagation(),
-        mechanism=CentralNoise(1.0, 1e-3),
-        folder=tmp_path,
-    )
+    noise = CentralNoise(1.0, 1e-3)
+    fit(Regression(), federation(), folder=tmp_path, algorithm=ExpectationPropagation(), mechanism=noise)
     (account,) = the_ledger().read().accounts.values()
     assert (account.made, account.planned.count, account.ended) == (4, 4, True)
 
@@ -134,15 +129,11 @@ def test_a_client_that_diverges_for_a_round_keeps_what_it_had_and_is_heard_again
         x = torch.randn(8, 3, generator=torch.Generator().manual_seed(10 * client + round_))
         return [(x, x.sum(1, keepdim=True) * (float("nan") if (client, round_) == (0, 1) else 1.0))]
 
-    plain = PlainFederation(
-        SCAFFOLD(),
-        nn.Linear(3, 1),
-        lambda module, batch: (module(batch[0]) - batch[1]).square().mean(),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.05),
-        batches,
-        [8.0, 8.0],
-        mechanism=CentralNoise(1.0, 1e-9),
-    )
+    def loss(module: nn.Module, batch: Any) -> torch.Tensor:
+        return (module(batch[0]) - batch[1]).square().mean()
+
+    noise = CentralNoise(1.0, 1e-9)
+    plain = descending(SCAFFOLD(), nn.Linear(3, 1), loss, batches, [8.0, 8.0], 0.05, mechanism=noise)
     plain.federation.mechanism.begin(Plan(plain.federation.sampler, 2, 3))  # type: ignore[union-attr]
     kept = []
     for number in range(3):
@@ -156,15 +147,12 @@ def test_a_client_that_diverges_for_a_round_keeps_what_it_had_and_is_heard_again
 @pytest.mark.parametrize(("mechanism", "steps"), [(CentralNoise(1.0, 1.0), [0, 0]), (NormClipping(1.0), [1, 3])])
 def test_an_answer_tells_no_steps_where_users_are_hidden(mechanism: Mechanism, steps: list[int]) -> None:
     """Their sum would be exact beside the noised sum, also under secure aggregation."""
-    plain = PlainFederation(
-        FedAvg(),
-        nn.Linear(3, 1),
-        lambda module, batch: module(batch[0]).square().mean(),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.05),
-        lambda client, round_: [(torch.ones(8, 3),)] * (1 + 2 * client),
-        [8.0, 24.0],
-        mechanism=mechanism,
-    )
+
+    def batches(client: int, round_: int) -> list[Any]:
+        return [(torch.ones(8, 3),)] * (1 + 2 * client)
+
+    squares = lambda module, batch: module(batch[0]).square().mean()  # noqa: E731
+    plain = descending(FedAvg(), nn.Linear(3, 1), squares, batches, [8.0, 24.0], mechanism=mechanism)
     mechanism.begin(Plan(plain.federation.sampler, 2, 1))
     round_ = Round(plain.federation, 0)
     assert [answer.steps for _, answer in plain.answers(plain._asked(round_))] == steps
@@ -172,14 +160,8 @@ def test_an_answer_tells_no_steps_where_users_are_hidden(mechanism: Mechanism, s
 
 def test_training_logs_and_clients_own_metrics_are_left_out(tmp_path: Path) -> None:
     data = federation(val_dataset=dict.fromkeys(("client-0", "client-3"), client_sets()[0]))
-    trainer = fit(
-        Telling(),
-        data,
-        mechanism=CentralNoise(0.5, 1.0),
-        callbacks=[PartitionReport()],
-        logger=CSVLogger(tmp_path),
-        log_every_n_steps=1,
-    )
+    options: dict[str, Any] = {"logger": CSVLogger(tmp_path), "log_every_n_steps": 1}
+    trainer = fit(Telling(), data, mechanism=CentralNoise(0.5, 1.0), callbacks=[PartitionReport()], **options)
     names = set(trainer.logged_metrics) | set(trainer.callback_metrics) | set(trainer.progress_bar_metrics)
     assert "val_loss" in names
     assert not names & {"loss", "double", "client/steps"}
@@ -226,10 +208,16 @@ def test_settings_that_would_tell_more_are_refused(options: dict[str, Any], name
         fit(Regression(), federation(), mechanism=CentralNoise(0.5, 1.0), **options)
 
 
-def test_running_statistics_are_refused_with_the_remedy() -> None:
+def test_running_statistics_are_refused_with_the_remedy_and_counters_before_anything_is_released(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UserError, match=r"layers\.1\.running_mean.*use GroupNorm"):
         fit(Normalised(), federation(), mechanism=CentralNoise(0.5, 1.0))
     fit(Normalised(), federation(), mechanism=CentralNoise(0.5, 1.0), buffers="exclude", rounds=1)
+    with pytest.raises(UserError, match="clients have changed 'seen'"):
+        fit(Counting(), federation(), mechanism=CentralNoise(0.5, 1.0), folder=tmp_path)
+    *_, account = the_ledger().read().accounts.values()
+    assert account.made == 0
 
 
 class Counting(Regression):
@@ -242,22 +230,20 @@ class Counting(Regression):
         return super().training_step(batch, batch_idx)
 
 
-def test_a_counter_of_records_is_refused_before_anything_is_released(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="clients have changed 'seen'"):
-        fit(Counting(), federation(), mechanism=CentralNoise(0.5, 1.0), folder=tmp_path)
-    (account,) = the_ledger().read().accounts.values()
-    assert account.made == 0
-
-
 class Everybody(FedAvg):
     def round(self, server: Server) -> Rounds:
         yield Exchange({"parameters": server.parameters}, to=range(server.clients))
 
 
-def test_clients_beside_the_cohort_are_not_asked() -> None:
+def test_clients_beside_the_cohort_are_not_asked_and_a_drawn_cohort_is_not_asked_again(tmp_path: Path) -> None:
     """Whoever is asked more often than the sampler says pays for more than is said."""
     with pytest.raises(UserError, match="Everybody asks clients beside the round's cohort"):
         fit(Regression(), federation(clients_per_round=3), algorithm=Everybody(), mechanism=CentralNoise(0.5, 1.0))
+    data, noise = federation(clients_per_round=3), CentralNoise(0.5, 1.0)
+    with pytest.raises(UserError, match="asks a drawn cohort more than once a round"):
+        fit(Regression(), data, folder=tmp_path, algorithm=Again(), mechanism=noise)
+    *_, account = the_ledger().read().accounts.values()
+    assert account.made == 1
 
 
 class One(Message):
@@ -273,19 +259,6 @@ class Again(FedAvg):
 
     def one(self, client: Client, sent: Broadcast) -> Message:
         return One(one=torch.ones(1))
-
-
-def test_a_drawn_cohort_is_not_asked_again_whatever_was_announced(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="asks a drawn cohort more than once a round"):
-        fit(
-            Regression(),
-            federation(clients_per_round=3),
-            folder=tmp_path,
-            algorithm=Again(),
-            mechanism=CentralNoise(0.5, 1.0),
-        )
-    (account,) = the_ledger().read().accounts.values()
-    assert account.made == 1
 
 
 class Stop(Callback):
