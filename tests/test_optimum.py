@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -75,18 +74,10 @@ class Slow(Quadratic):
 def diagonal_miss(algorithm: Algorithm) -> float:
     """Single records at +-3/h^1/2 around the centre, so that squared gradients are proportional to the curvature."""
     data = quadratics.clients(noise=3.0, records=(40, 40), batch_size=1, local_steps=400)
-    return float((federated(Slow(), data, algorithm).run(3) - quadratics.optimum((40, 40))).abs().max())
+    return float((federated(Slow(), data, algorithm).run(8) - quadratics.optimum((40, 40))).abs().max())
 
 
-def test_fedavg_misses_the_optimum_of_two_diagonal_curvatures() -> None:
+def test_fedla_and_ep_with_laplace_sites_are_near_the_optimum_that_fedavg_misses() -> None:
     assert diagonal_miss(FedAvg()) > 1.1
-
-
-@pytest.mark.parametrize(("strength", "closer"), [(0.0, 0.12), (1.0, 0.05)])
-def test_fedla_is_near_the_optimum_that_fedavg_misses(strength: float, closer: float) -> None:
-    assert diagonal_miss(FedLA(strength)) < closer
-
-
-@pytest.mark.parametrize(("prior_scale", "closer"), [(0.0, 0.12), (0.1, 0.18)])
-def test_ep_with_laplace_sites_is_near_the_optimum_that_fedavg_misses(prior_scale: float, closer: float) -> None:
-    assert diagonal_miss(ExpectationPropagation(prior_scale)) < closer
+    assert diagonal_miss(FedLA(1.0)) < 0.05
+    assert diagonal_miss(ExpectationPropagation(0.0)) < 0.12

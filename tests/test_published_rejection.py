@@ -31,16 +31,13 @@ def posterior() -> Posterior:
     return Posterior(MIXTURE, KEPT)
 
 
-def test_the_nearest_of_all_so_far_are_kept() -> None:
+def test_the_nearest_of_all_so_far_are_kept_by_the_distance_of_one_point_to_one_record() -> None:
     """Distances 3 and 5, then 4, 1 and 9, of which three stay: 1, 3, 4."""
     rows = torch.arange(5.0, dtype=torch.float64)[:, None]
     held = Accepted(rows[:2], torch.tensor([3.0, 5.0]))
     found = held.with_more(rows[2:], torch.tensor([4.0, 1.0, 9.0]), most=3)
     assert found.distances.tolist() == [1.0, 3.0, 4.0]
     assert found.theta.flatten().tolist() == [3.0, 0.0, 2.0]
-
-
-def test_a_distance_is_that_of_one_point_to_one_record() -> None:
     points, x = torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([[3.0, 4.0], [1.0, 0.0]])
     assert distances(points, x).tolist() == [25.0, 4.0]
 
@@ -70,9 +67,10 @@ def test_it_is_algorithm_2() -> None:
     assert torch.equal(module.particles.detach(), in_one_place(3, 2))
 
 
-def test_a_warning_names_both_defects() -> None:
+def test_a_warning_names_both_defects_and_without_an_iteration_it_is_refused() -> None:
     with pytest.warns(UserWarning, match="it learns next to nothing, and its answers give every record away"):
         federated(posterior(), data(), PublishedRejection())
+    assert_refused("iterations is 0; it must be at least 1", PublishedRejection, iterations=0)
 
 
 def test_each_iteration_asks_everybody_once_for_as_many_points_as_he_has_records() -> None:
@@ -114,10 +112,6 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     fit(resumed, data(), 4, algorithm=PublishedRejection(), ckpt_path=last)
     assert torch.equal(straight.particles, resumed.particles)
     assert not torch.equal(straight.particles, stopped.particles)
-
-
-def test_without_an_iteration_it_is_refused() -> None:
-    assert_refused("iterations is 0; it must be at least 1", PublishedRejection, iterations=0)
 
 
 def test_on_the_papers_toy_it_is_as_wrong_as_the_prior() -> None:

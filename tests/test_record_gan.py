@@ -138,18 +138,12 @@ def test_a_generator_sees_the_discriminator_alone() -> None:
     assert any(not torch.equal(a, b) for a, b in zip(*seen, strict=True))
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        FedAvg(),
-        FedAvgGAN(server_steps=2, batch_size=8),
-        F2A(server_steps=2, batch_size=8),
-        MDGAN(batch_size=8, swap_every=1),
-        ExpectationPropagation(prior_scale=10.0),
-        GeneratorSites("average", own_rows=4, pool=20),
-    ],
-    ids=lambda a: type(a).__name__,
-)
+ON_SERVER = {"server_steps": 2, "batch_size": 8}
+FOR_GANS: list[Algorithm] = [FedAvg(), FedAvgGAN(**ON_SERVER), F2A(**ON_SERVER), MDGAN(batch_size=8, swap_every=1)]
+FOR_GANS += [ExpectationPropagation(prior_scale=10.0), GeneratorSites("average", own_rows=4, pool=20)]
+
+
+@pytest.mark.parametrize("algorithm", FOR_GANS, ids=lambda a: type(a).__name__)
 def test_every_algorithm_for_gans_trains_so(algorithm: Algorithm) -> None:
     prior = None if isinstance(algorithm, MDGAN) else HistoryPrior(size=2, every=2)
     module = gan(average=0.9, r1=0.5, r1_every=2, prior=prior)

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import PartitionReport
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.clients import DatasetClient
-from lit_epgan.engine import Algorithm, PlainFederation
+from lit_epgan.engine import Algorithm
 from lit_epgan.engine.mechanisms import LocalPlan, Plan
 from lit_epgan.engine.samplers import Everyone
 from lit_epgan.errors import UserError
@@ -32,6 +32,7 @@ from lit_epgan.privacy import Ledger, RecordNoise, Releases, spent
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.ledgers import the_ledger
 from tests.modules import Regression, TwoOptimizers
+from tests.plain_federation import descending
 from tests.refusals import assert_refused
 
 
@@ -347,7 +348,7 @@ def test_algorithms_that_look_at_records_elsewhere_are_refused(algorithm: Algori
         fit(Regression(), federation(), rounds=1, algorithm=algorithm, mechanism=RecordNoise(1.0, 1.0))
 
 
-def test_data_whose_draws_nobody_knows_are_refused() -> None:
+def test_data_whose_draws_nobody_knows_and_batches_of_more_than_tensors_are_refused() -> None:
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Any:
             return iter(client_sets((20,))[0])
@@ -355,19 +356,14 @@ def test_data_whose_draws_nobody_knows_are_refused() -> None:
     data = FederatedDataModule.from_datasets([Stream()], batch_size=8)
     with pytest.raises(UserError, match="the records of client-0 are drawn by a loader of their own"):
         fit(Regression(), data, mechanism=RecordNoise(1.0, 1.0))
-    plain = PlainFederation(
-        FedAvg(),
-        nn.Linear(3, 1),
-        lambda module, batch: module(batch).mean(),
-        lambda parameters: torch.optim.SGD(parameters, 0.1),
-        lambda client, round_: [torch.ones(2, 3)],
-        [2],
-        mechanism=RecordNoise(1.0, 1.0),
-    )
+
+    def mean(module: nn.Module, batch: Tensor) -> Tensor:
+        return module(batch).mean()
+
+    ones = lambda client, round_: [torch.ones(2, 3)]  # noqa: E731
+    plain = descending(FedAvg(), nn.Linear(3, 1), mean, ones, [2], mechanism=RecordNoise(1.0, 1.0))
     assert_refused("train by the FederationCallback", plain.run, 1)
 
-
-def test_a_batch_that_holds_more_than_tensors_is_refused() -> None:
     class Named(TensorDataset):
         def __getitem__(self, index: int) -> Any:
             return (*super().__getitem__(index), "name")

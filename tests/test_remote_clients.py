@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_epgan.carriers.contributions import Contribution, Contributions
 from lit_epgan.carriers.policy import Policy, ReportFilter
-from lit_epgan.carriers.protocol import VERSION, Endpoint, Frame, Kind, answer_to, answered
+from lit_epgan.carriers.protocol import VERSION, Endpoint, Frame, Kind, answered
 from lit_epgan.carriers.remote_clients import RemoteClients, Shapes, agreed
 from lit_epgan.carriers.remote_server import RemoteServer
 from lit_epgan.engine.messages import Count, Task, Weighted, scalar
@@ -115,7 +115,9 @@ def test_what_is_no_answer_leaves_one_institution_out(at, clients, sent, why):
     assert [k for k, each in clients.ask({1: task(1)}) if each is not None] == []  # nobody is asked: nothing waits
 
 
-def test_an_answer_that_comes_twice_is_not_counted_twice(at: Endpoint, clients: RemoteClients) -> None:
+def test_an_answer_that_comes_twice_is_not_counted_twice_and_what_was_heard_of_it_is_its_seconds_and_bytes(
+    at: Endpoint, clients: RemoteClients
+) -> None:
     link = called(at, "a")
     clients.meet([0])
     link.send_bytes(note())
@@ -125,6 +127,8 @@ def test_an_answer_that_comes_twice_is_not_counted_twice(at: Endpoint, clients: 
     ((_, second),) = clients.ask({0: task(0, exchange=2)})
     assert second is None
     assert "another question" in clients.lost[0]
+    assert clients.heard[0].bytes == len(note())
+    assert 0 <= clients.heard[0].seconds < PATIENCE
 
 
 def test_who_is_lost_calls_again_and_takes_part_from_then_on(at: Endpoint, clients: RemoteClients) -> None:
@@ -141,7 +145,9 @@ def test_who_is_lost_calls_again_and_takes_part_from_then_on(at: Endpoint, clien
     assert not clients.lost
 
 
-def test_strangers_are_not_let_in(at: Endpoint, clients: RemoteClients) -> None:
+def test_strangers_are_not_let_in_and_one_that_says_nothing_holds_nobody_up(
+    at: Endpoint, clients: RemoteClients
+) -> None:
     """A wrong key, a name that is not expected, a note that is no hello, and no note at all."""
     with pytest.raises(AuthenticationError):
         Client(at.address, "AF_UNIX", authkey=b"wrong")
@@ -153,6 +159,10 @@ def test_strangers_are_not_let_in(at: Endpoint, clients: RemoteClients) -> None:
     assert clients.meet([2]) == {2}
     assert clients.present == {2}
     link.close()
+    silent = at.called()
+    called(at, "a")
+    assert clients.meet([0], seconds=5) == {0}
+    silent.close()
 
 
 def test_one_under_other_settings_is_told_which_they_are(at: Endpoint, recwarn: pytest.WarningsRecorder) -> None:
@@ -171,13 +181,6 @@ def test_one_under_other_settings_is_told_which_they_are(at: Endpoint, recwarn: 
     ours.end()
 
 
-def test_one_that_says_nothing_holds_nobody_up(at: Endpoint, clients: RemoteClients) -> None:
-    silent = at.called()
-    called(at, "a")
-    assert clients.meet([0], seconds=5) == {0}
-    silent.close()
-
-
 def test_rounds_are_told_to_everybody(at: Endpoint, clients: RemoteClients) -> None:
     links = {k: called(at, NAMES[k]) for k in (0, 1)}
     clients.meet(links)
@@ -189,10 +192,6 @@ def test_rounds_are_told_to_everybody(at: Endpoint, clients: RemoteClients) -> N
         assert told[0].about() == {"round": 7, "trains": k == 1, "cohort": 3}
         assert told[1].about() == {"round": 7, "counts": k != 0}
         assert told[2].kind is Kind.END
-
-
-def test_an_answer_is_read_back(at: Endpoint) -> None:
-    assert answer_to(task(0), Frame.read(note())) == encode_answer(answer())
 
 
 def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it() -> None:
@@ -239,15 +238,6 @@ def test_an_institution_that_is_refused_ends_in_a_sentence(tmp_path: Path) -> No
     theirs.send_bytes(Frame.of(Kind.REFUSED, why="the server speaks version 2").written())
     with pytest.raises(UserError, match="does not let this institution in: the server speaks version 2"):
         institution.trains(0)
-
-
-def test_what_was_heard_of_an_answer_is_its_seconds_and_bytes(at: Endpoint, clients: RemoteClients) -> None:
-    link = called(at, "a")
-    clients.meet([0])
-    link.send_bytes(note())
-    list(clients.ask({0: task(0)}))
-    assert clients.heard[0].bytes == len(note())
-    assert 0 <= clients.heard[0].seconds < PATIENCE
 
 
 def test_all_have_the_same_time_to_answer(at, clients, monkeypatch):

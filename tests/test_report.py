@@ -20,6 +20,7 @@ from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import LENGTH, decode_answer, encode_answer
 from lit_epgan.federated import SCAFFOLD, FedNP
 from tests.pipe_federations import half
+from tests.plain_federation import descending
 from tests.refusals import assert_refused
 from tests.test_sealed_server import federation
 
@@ -91,14 +92,18 @@ def test_small_terms_are_not_lost_in_a_large_sum() -> None:
     assert total["x"].tolist() == [2**24 + 10 * GROUP]
 
 
-def test_integers_and_half_precision_sum_exactly() -> None:
+def test_integers_counts_and_half_precision_sum_exactly() -> None:
     big = 2**24 + 1  # no float32
     total = summed([{"i": torch.tensor([big]), "h": torch.tensor([1.5], dtype=torch.bfloat16)} for _ in range(300)])
     assert total["i"].tolist() == [300 * big]
     assert total["h"].tolist() == [450]
+    total = summed([{"n": Count(2**53 - 300)} if k == 0 else {"n": Count(1)} for k in range(300)])
+    assert total["n"].tolist() == [2**53 - 1]
+    assert total["n"].dtype == torch.float64
+    assert not is_finite({"n": Count(math.nan)})
 
 
-def test_the_sum_keeps_no_hold_of_the_reports() -> None:
+def test_the_sum_is_of_double_precision_and_keeps_no_hold_of_the_reports() -> None:
     """A client's vector is live: the next client overwrites it."""
     live = torch.ones(4)
     total = plain_sum()
@@ -109,23 +114,16 @@ def test_the_sum_keeps_no_hold_of_the_reports() -> None:
     sums = total.close()
     assert sums["x"].tolist() == [30] * 4
     assert sums["y"].tolist() == [3] * 4
-
-
-def test_reports_may_differ_in_their_keys() -> None:
-    total = summed([{"a": torch.ones(2)}, {"b": torch.ones(1)}, {"a": torch.ones(2)}])
-    assert {k: v.tolist() for k, v in total.items()} == {"a": [2, 2], "b": [1]}
-
-
-def test_counts_sum_exactly() -> None:
-    total = summed([{"n": Count(2**53 - 300)} if k == 0 else {"n": Count(1)} for k in range(300)])
-    assert total["n"].tolist() == [2**53 - 1]
-    assert total["n"].dtype == torch.float64
-    assert not is_finite({"n": Count(math.nan)})
-
-
-def test_totals_are_of_double_precision() -> None:
     total = summed([{"x": Weighted(torch.ones(1), 2.0), "y": torch.ones(1, dtype=torch.bfloat16)}])
     assert {name: value.dtype for name, value in total.items()} == {"x": torch.float64, "y": torch.float64}
+
+
+def test_reports_may_differ_in_their_keys_or_be_empty() -> None:
+    total = summed([{"a": torch.ones(2)}, {"b": torch.ones(1)}, {"a": torch.ones(2)}])
+    assert {k: v.tolist() for k, v in total.items()} == {"a": [2, 2], "b": [1]}
+    assert is_finite({})
+    assert summed([{}]) == {}
+    assert is_finite({"x": torch.empty(0)})
 
 
 finite = st.floats(-1e3, 1e3, width=32)
@@ -152,22 +150,12 @@ def test_one_bad_number_is_found(bad: float, dtype: torch.dtype) -> None:
         assert not is_finite({"x": Weighted(tensor, 3.0), "a": torch.ones(2)})
 
 
-def test_opposite_infinities_do_not_hide_each_other() -> None:
+def test_what_is_not_finite_is_found_behind_sums_and_weights() -> None:
     assert not is_finite({"x": torch.tensor([math.inf, -math.inf, 1.0])})
-
-
-def test_finite_numbers_whose_sum_overflows_are_finite() -> None:
-    assert is_finite({"x": torch.full((1000,), 3e38)})
-    assert is_finite({"x": torch.tensor([3e38, 3e38, -3e38, -3e38])})
-
-
-def test_a_weight_that_is_not_finite_is_found() -> None:
     assert not is_finite({"x": Weighted(torch.ones(2), math.nan)})
-
-
-def test_a_weight_of_zero_hides_nothing() -> None:
-    """The term is still added, and 0 times infinity is NaN."""
-    assert not is_finite({"x": Weighted(torch.tensor([math.inf]), 0.0)})
+    assert not is_finite({"x": Weighted(torch.tensor([math.inf]), 0.0)})  # it is still added, and 0 times inf is NaN
+    assert is_finite({"x": torch.full((1000,), 3e38)})  # though their sum overflows
+    assert is_finite({"x": torch.tensor([3e38, 3e38, -3e38, -3e38])})
 
 
 @pytest.mark.usefixtures("large")
@@ -175,12 +163,6 @@ def test_an_overflow_of_the_sum_shows() -> None:
     """3e38 is a float32, ten thousand times it is not; whoever takes the total must be able to see that."""
     total = summed([{"x": Weighted(torch.tensor([3e38, 1.0]), 1e4)} for _ in range(40)])
     assert not is_finite(total)
-
-
-def test_an_empty_report() -> None:
-    assert is_finite({})
-    assert summed([{}]) == {}
-    assert is_finite({"x": torch.empty(0)})
 
 
 BOUND = 0.05
@@ -223,15 +205,7 @@ class WithBatchNorm(nn.Sequential):
 
 def normed(algorithm: Algorithm, **options: Any) -> PlainFederation:
     plain = federation(algorithm)
-    return PlainFederation(
-        algorithm,
-        WithBatchNorm(),
-        plain.loss,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-        plain.batches,
-        plain.records,
-        **options,
-    )
+    return descending(algorithm, WithBatchNorm(), plain.loss, plain.batches, plain.records, 0.5, **options)
 
 
 @pytest.mark.parametrize("algorithm", [SCAFFOLD(), FedNP("0", "2")], ids=lambda a: type(a).__name__)
@@ -257,14 +231,7 @@ def test_generator_sites_are_clipped_with_the_rest() -> None:
     assert norm(tensors) == pytest.approx(BOUND, rel=1e-5)
 
 
-def test_a_report_within_the_bound_passes_as_it_is() -> None:
-    report = {"parameters": Weighted(torch.tensor([0.3, 0.4]), 1.0), "weight": Count(1)}
-    clipped = NormClipping(1.0).at_client(report, {})
-    assert clipped["parameters"] == report["parameters"]
-    assert NormClipping(1.0).at_client({"parameters": torch.zeros(2)}, {})["parameters"].tolist() == [0, 0]
-
-
-def test_clipping_by_hand() -> None:
+def test_clipping_by_hand_lets_a_report_within_the_bound_pass_as_it_is() -> None:
     """||(3, 4), 12|| = 13; bound 6.5 halves it; a weight of 20 counts as 5."""
     report = {
         "a": Weighted(torch.tensor([3.0, 4.0]), 20.0),
@@ -280,6 +247,10 @@ def test_clipping_by_hand() -> None:
     assert clipped["b"].tolist() == [6.0]  # type: ignore[union-attr]
     assert clipped["weight"] == Count(5.0, True)
     assert clipped["steps"] == Count(9)
+    report = {"parameters": Weighted(torch.tensor([0.3, 0.4]), 1.0), "weight": Count(1)}
+    clipped = NormClipping(1.0).at_client(report, {})
+    assert clipped["parameters"] == report["parameters"]
+    assert NormClipping(1.0).at_client({"parameters": torch.zeros(2)}, {})["parameters"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("arguments", [(0.0,), (-1.0,), (1.0, 0.0), (math.nan,)])
