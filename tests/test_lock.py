@@ -238,7 +238,7 @@ def test_torch_tells_no_cause_and_the_system_is_asked_again(tmp_path, save):
 @pytest.mark.usefixtures("folder")
 def test_a_cause_is_told_even_where_the_disk_has_room_again_and_what_is_no_error_of_the_disk_passes(
     tmp_path, monkeypatch
-) -> None:
+):
     monkeypatch.setattr(atomic, "PROBE", 0)  # bytes that are written to ask again
     with pytest.raises(OSError, match=r"last\.ckpt") as caught, files_up_to(1000):
         tensor_file.save({"x": torch.zeros(10_000)}, tmp_path / "last.ckpt")

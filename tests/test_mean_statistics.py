@@ -85,9 +85,7 @@ def test_simulated_means_and_their_noise_are_those_of_gaussians(rows: int, monke
         assert torch.allclose(torch.cov(means.T), covariance, atol=0.15 * float(covariance.diagonal().max()))
 
 
-def test_pieces_are_averaged_by_their_sizes_and_small_data_sets_simulated_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pieces_are_averaged_by_their_sizes_and_small_data_sets_simulated_together(monkeypatch):
     monkeypatch.setattr("lit_epgan.bayes.mean_embeddings.ROWS", 10)
     simulator, phi = Counted(), features()
     theta = torch.tensor([[0.3], [-1.0]], dtype=torch.float64)
@@ -111,9 +109,7 @@ def test_the_covariance_is_that_within_a_data_set() -> None:
     assert float(between.diagonal().max()) > 0.2 * float(expected.diagonal().max())
 
 
-def test_moments_along_directions_are_those_of_gaussians_and_of_few_records_unbiased(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_moments_along_directions_are_those_of_gaussians_and_of_few_records_unbiased(monkeypatch):
     """V phi has mean V E phi and covariance V Cov(phi) V^T, each of its own parameters: 20,000 records, a percent."""
     monkeypatch.setattr("lit_epgan.bayes.mean_embeddings.ROWS", 30_000)  # one data set at a time
     phi, v = features(), torch.randn(2, 12, generator=generator_for("v"), dtype=torch.float64)

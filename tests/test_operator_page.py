@@ -47,9 +47,7 @@ def test_a_page_of_a_running_training_loads_itself_again(path: Path) -> None:
     assert "The training has ended." in ended
 
 
-def test_a_run_that_goes_on_loses_no_row_if_it_is_stopped_at_its_start_but_one_that_was_cut_off(
-    path, monkeypatch
-) -> None:
+def test_a_run_that_goes_on_loses_no_row_if_it_is_stopped_at_its_start_but_one_that_was_cut_off(path, monkeypatch):
     before = path.read_bytes()
 
     def refuses(*_: object) -> None:

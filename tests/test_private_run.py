@@ -208,9 +208,7 @@ def test_settings_that_would_tell_more_are_refused(options: dict[str, Any], name
         fit(Regression(), federation(), mechanism=CentralNoise(0.5, 1.0), **options)
 
 
-def test_running_statistics_are_refused_with_the_remedy_and_counters_before_anything_is_released(
-    tmp_path: Path,
-) -> None:
+def test_running_statistics_are_refused_with_the_remedy_and_counters_before_anything_is_released(tmp_path):
     with pytest.raises(UserError, match=r"layers\.1\.running_mean.*use GroupNorm"):
         fit(Normalised(), federation(), mechanism=CentralNoise(0.5, 1.0))
     fit(Normalised(), federation(), mechanism=CentralNoise(0.5, 1.0), buffers="exclude", rounds=1)

@@ -133,7 +133,7 @@ def test_sigterm_ends_a_rank_that_waits_for_the_others(begin: Any) -> None:
 @pytest.mark.parametrize(("killed", "said"), [(0, "has ended without a word"), (1, "was ended by SIGKILL")])
 def test_a_killed_rank_ends_the_other(begin: Any, killed: int, said: str) -> None:
     """Rank 0 is killed at its batch, rank 1 while it waits for rank 0 at the round's end."""
-    ranks = begin("--trouble", "0=stuck", launched=True)
+    ranks = begin("--trouble", "0=stuck", launched=killed == 1)
     ranks.await_line("rank 0 is stuck")
     ranks.signal(killed, signal.SIGKILL)
     assert ranks.code() == (-signal.SIGKILL if killed == 0 else 1)

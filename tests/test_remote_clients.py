@@ -115,9 +115,7 @@ def test_what_is_no_answer_leaves_one_institution_out(at, clients, sent, why):
     assert [k for k, each in clients.ask({1: task(1)}) if each is not None] == []  # nobody is asked: nothing waits
 
 
-def test_an_answer_that_comes_twice_is_not_counted_twice_and_what_was_heard_of_it_is_its_seconds_and_bytes(
-    at: Endpoint, clients: RemoteClients
-) -> None:
+def test_an_answer_that_comes_twice_is_not_counted_twice_and_what_was_heard_of_it_is_its_seconds_and_bytes(at, clients):
     link = called(at, "a")
     clients.meet([0])
     link.send_bytes(note())
@@ -145,9 +143,7 @@ def test_who_is_lost_calls_again_and_takes_part_from_then_on(at: Endpoint, clien
     assert not clients.lost
 
 
-def test_strangers_are_not_let_in_and_one_that_says_nothing_holds_nobody_up(
-    at: Endpoint, clients: RemoteClients
-) -> None:
+def test_strangers_are_not_let_in_and_one_that_says_nothing_holds_nobody_up(at, clients):
     """A wrong key, a name that is not expected, a note that is no hello, and no note at all."""
     with pytest.raises(AuthenticationError):
         Client(at.address, "AF_UNIX", authkey=b"wrong")

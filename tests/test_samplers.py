@@ -16,7 +16,6 @@ from lit_epgan.engine import (
     Exchange,
     FixedSize,
     InTurn,
-    PlainFederation,
     Poisson,
     Rounds,
     Sampler,
@@ -29,6 +28,7 @@ from lit_epgan.federated import FedAvg
 from lit_epgan.modules.gan import GAN
 from lit_epgan.randomness import derive_seed
 from tests.generative import Images, gan, trainer
+from tests.plain_federation import descending
 from tests.refusals import assert_refused
 from tests.test_sealed_server import federation
 
@@ -78,35 +78,26 @@ def test_in_turn_every_client_takes_part_once_in_as_many_rounds_as_there_are_gro
     assert InTurn(groups).separation == groups
 
 
-def test_in_turn_groups_of_neighbours_follow_each_other() -> None:
+def test_in_turn_groups_of_neighbours_follow_each_other_and_others_promise_no_separation() -> None:
     sampler, clients = InTurn(3), [1, 2, 4, 5, 6, 7, 8, 9]
     assert [[k for (k,) in sampler.draw(clients, 0, r)] for r in range(4)] == [[1, 2], [4, 5, 6], [7, 8, 9], [1, 2]]
     assert sampler.rate(8) == pytest.approx(1 / 3)
-
-
-def test_what_others_promise_of_participation() -> None:
     promised = [s.separation for s in (Everyone(), FixedSize(2), Poisson(0.5), Chains(2))]
     assert promised == [1, None, None, None]
 
 
-def test_chains_deal_the_cohort_of_another_sampler() -> None:
+def test_chains_deal_the_cohort_of_another_sampler_and_stages_are_the_places_in_them() -> None:
     chains = Chains(3, FixedSize(8)).draw(CLIENTS, 0, 0)
     assert sorted(map(len, chains), reverse=True) == [3, 3, 2]
     assert sorted(k for chain in chains for k in chain) == [c[0] for c in FixedSize(8).draw(CLIENTS, 0, 0)]
-
-
-def test_stages_are_the_places_in_the_chains() -> None:
     assert stages([[1, 2, 3], [4], [5, 6]]) == [[1, 4, 5], [2, 6], [3]]
     assert stages([]) == []
 
 
-def test_a_round_that_nobody_takes_part_in_changes_nothing() -> None:
+def test_a_round_that_nobody_takes_part_in_changes_nothing_and_too_large_a_cohort_is_refused() -> None:
     plain = federation(FedAvg(), sampler=Poisson(1e-9))
     before = plain.server.parameters.clone()
     assert torch.equal(plain.run(2), before)
-
-
-def test_a_cohort_larger_than_the_federation_is_refused() -> None:
     assert_refused("choose at most 3", FixedSize(4).check, 3)
     assert_refused("take at most that", InTurn(4).check, 3)
     assert_refused("at least one group", InTurn, 0)
@@ -131,15 +122,10 @@ def test_who_is_asked_the_same_again_in_a_round_draws_anew() -> None:
         out: Tensor = module(batch[0]).square().mean()
         return out
 
-    plain = PlainFederation(
-        Asking(),
-        nn.Linear(1, 1),
-        loss,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        lambda client, round_: [[torch.ones(2, 1)]],
-        [2.0, 2.0],
-        seed=7,
-    )
+    def batches(client: int, round_: int) -> list[list[Tensor]]:
+        return [[torch.ones(2, 1)]]
+
+    plain = descending(Asking(), nn.Linear(1, 1), loss, batches, [2.0, 2.0], seed=7)
     plain.run(2)
     words = [(0, 0, "steps"), (0, 0, "steps", 1), (0, 1, "steps"), (1, 0, "steps"), (1, 0, "steps", 1), (1, 1, "steps")]
     assert drawn == [draws(derive_seed(7, *each)) for each in words]

@@ -163,7 +163,6 @@ def test_what_cannot_be_is_named(options: dict[str, Any], sentence: str) -> None
 
 
 def test_inference_under_much_noise_comes_to_an_end() -> None:
-    """z = 3 of 70 records: little is learnt, and the posterior stays as wide as it is."""
     algorithm = Watched(noise_multiplier=3.0, noise_seed=1, generations=25)
     plain = federated(Posterior(MIXTURE, 100), data(), algorithm)
     plain.run(2)

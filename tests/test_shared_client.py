@@ -20,7 +20,7 @@ WORDS = ["--config", "digits_classifier.yaml", "--config", "algorithms/fedprox.y
 WORDS += ["--data.batch_size", "7", "--data.local_steps", "6", "--trainer.max_epochs", "2"]
 
 
-def test_each_rank_has_its_rows_and_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_its_rows_and_its_weight_and_rows_are_those_of_the_first_tensor(monkeypatch):
     batch = {"x": torch.arange(7), "scale": torch.tensor(2.0), "y": (torch.arange(7),)}
     factors = []
     for rank, rows in ((0, [0, 3, 6]), (1, [1, 4]), (2, [2, 5])):
@@ -36,6 +36,8 @@ def test_each_rank_has_its_rows_and_its_weight(monkeypatch: pytest.MonkeyPatch) 
     client = SharedClient()
     assert client.part(torch.arange(2)).tolist() == [0, 1]  # fewer rows than ranks: all have all
     assert client.factor == 1
+    assert rows_of([torch.zeros(5, 2), torch.zeros(3)]) == 5
+    assert rows_of("no tensor") == 0
 
 
 def test_a_loss_counts_by_its_rows() -> None:
@@ -46,11 +48,6 @@ def test_a_loss_counts_by_its_rows() -> None:
     loss.add_(weight * 10)  # an algorithm's loss is alike on all ranks
     loss.backward()
     assert weight.grad == 0.5 * 2 + 10
-
-
-def test_rows_are_those_of_the_first_tensor() -> None:
-    assert rows_of([torch.zeros(5, 2), torch.zeros(3)]) == 5
-    assert rows_of("no tensor") == 0
 
 
 @pytest.mark.slow

@@ -53,16 +53,9 @@ def fit(folder, module, rounds=3, trainer=None, **options):
     resumed = options.pop("ckpt_path", None)
     clients = options.pop("data", {})
     own = clients if callable(clients) else lambda: data(**clients)
-    fitted = Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        max_epochs=rounds,
-        callbacks=[FederationCallback(**options), RoundCheckpoint()],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **(trainer or {}),
-    )
+    off = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False) | (trainer or {})
+    callbacks = [FederationCallback(**options), RoundCheckpoint()]
+    fitted = Trainer(accelerator="cpu", max_epochs=rounds, callbacks=callbacks, default_root_dir=folder, **off)
     fitted.fit(module, datamodule=own(), ckpt_path=resumed)
     return fitted
 

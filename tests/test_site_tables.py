@@ -72,21 +72,15 @@ def test_classes_are_thinned_to_a_ratio(ratio: float, left: list[int]) -> None:
     rows = thinned(labels, ratio, generator())
     assert counts(labels[rows]) == left
     assert len(set(rows.tolist())) == len(rows)
-
-
-def test_a_single_class_is_not_thinned() -> None:
     assert len(thinned(torch.zeros(7, dtype=torch.int64), 5, generator())) == 7
 
 
-def test_pooled_statistics_are_those_of_all_rows_in_one_place() -> None:
+def test_pooled_statistics_are_those_of_all_rows_in_one_place_but_for_columns_that_a_site_lacks() -> None:
     rows = torch.randn(60, 3, dtype=torch.float64, generator=generator()) * torch.tensor([1.0, 5, 1e-3]) + 1e6
     sites = [rows[:10], rows[10:35], rows[35:]]
     location = pooled_location(sites)
     torch.testing.assert_close(location, rows.mean(0), rtol=1e-14, atol=0)
     torch.testing.assert_close(pooled_scale(sites, location), rows.std(0, correction=0), rtol=1e-6, atol=0)
-
-
-def test_a_site_without_a_column_does_not_count_in_its_statistics() -> None:
     rows = torch.randn(30, 2, dtype=torch.float64, generator=generator())
     lacking = rows[10:].clone()
     lacking[:, 1] = torch.nan
@@ -102,11 +96,8 @@ def test_breast_cancer_has_the_papers_ratios_and_every_row_once() -> None:
     assert list(train) == list(test) == ["site-1", "site-2", "site-3"]
     both = {name: counts(torch.cat([train[name][1], test[name][1]])) for name in train}
     assert both == {"site-1": [119, 24], "site-2": [119, 24], "site-3": [119, 20]}
-    assert {name: counts(y) for name, (_, y) in test.items()} == {
-        "site-1": [36, 7],
-        "site-2": [36, 7],
-        "site-3": [36, 6],
-    }
+    held_out = {name: counts(y) for name, (_, y) in test.items()}
+    assert held_out == {"site-1": [36, 7], "site-2": [36, 7], "site-3": [36, 6]}
     assert all(torch.equal(data.labels[name], y) for name, (_, y) in train.items())
     rows = np.concatenate([joined(train)[0], joined(test)[0]])
     assert len(np.unique(rows, axis=0)) == len(rows) == 68 + 3 * 119
@@ -164,21 +155,10 @@ def test_the_seed_alone_decides_who_holds_what(partition: Any) -> None:
     assert not np.array_equal(first, joined(tensors(other, "train"))[0])
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
-def test_another_seed_deals_other_rows(partition: Any) -> None:
-    options: dict[str, Any] = {"partition": partition, "ratio": None, "test_fraction": 0, "location": 0, "scale": 1}
-    one, other = (BreastCancerDataModule(split_seed=seed, doubtful="warn", **options).load() for seed in (1, 2))
-    rows = [set(map(tuple, tensors(data, "train")["site-1"][0].numpy())) for data in (one, other)]
-    assert rows[0] != rows[1]
-
-
-def test_without_a_ratio_all_rows_are_dealt() -> None:
+def test_without_a_ratio_all_rows_are_dealt_and_the_sites_are_clients_of_a_round() -> None:
     data = BreastCancerDataModule(sites=4, partition="iid", ratio=None, batch_size=16, test_fraction=0).load()
     assert data.test is None
     assert np.bincount(joined(tensors(data, "train"))[1]).tolist() == [357, 212]
-
-
-def test_the_sites_are_clients_of_a_round() -> None:
     module = BreastCancerDataModule(batch_size=16)
     module.setup("fit")
     assert module.client_names == ["site-1", "site-2", "site-3"]
@@ -251,13 +231,10 @@ def test_a_column_that_is_constant_everywhere_becomes_zero() -> None:
         np.testing.assert_allclose(joined(tensors(module.load(), "train"))[0][:, 1], 0, atol=1e-12)
 
 
-def test_good_data_are_no_cause_for_a_warning() -> None:
+def test_good_data_and_a_constant_column_that_is_not_used_are_no_cause_for_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert given().load().train
-
-
-def test_a_constant_column_that_is_not_used_does_no_harm() -> None:
     module = given(BAD["constant"][0], features=["age"])
     assert joined(tensors(module.load(), "train"))[0].shape[1] == 1
 

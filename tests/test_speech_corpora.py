@@ -60,11 +60,8 @@ def test_no_two_pools_share_a_sentence():
     assert all(pool_of(sentence) == pool for pool, own in drawn.items() for sentence in own)
 
 
-def test_every_word_has_a_pronunciation():
+def test_every_word_has_a_pronunciation_and_every_topic_can_fill_a_session() -> None:
     assert not [word for word in vocabulary() if word not in cmudict()]
-
-
-def test_every_topic_can_fill_a_session():
     for topic in range(len(TOPICS)):
         only = [float(topic == k) for k in range(len(TOPICS))]
         for pool in ("dev", "eval"):
@@ -143,32 +140,23 @@ def test_a_mistake_in_a_manifest_is_named(tmp_path, row, said):
     assert_refused(said, read_manifest, manifest(tmp_path, ["S1,anna,two,a.wav,1.0,train", row]))
 
 
-def test_a_header_that_ends_in_a_comma_lets_no_text_be_cut(tmp_path):
+def test_commas_at_a_headers_end_and_in_quotation_marks(tmp_path) -> None:
     tone(tmp_path / "a.wav")
     header = "session,speaker,audio,seconds,text,"
     row = "S1,anna,a.wav,1.0,two,"
     assert read_manifest(manifest(tmp_path, [row], header))[0].text == "two"
     rows = [row, "S1,anna,a.wav,1.0,well, I think so"]
-    assert_refused(
-        "line 3 holds 'I think so' where the first line names no column",
-        read_manifest,
-        manifest(tmp_path, rows, header),
-    )
-
-
-def test_a_comma_in_quotation_marks_belongs_to_the_text(tmp_path):
+    said = "line 3 holds 'I think so' where the first line names no column"
+    assert_refused(said, read_manifest, manifest(tmp_path, rows, header))
     tone(tmp_path / "a.wav")
     (read,) = read_manifest(manifest(tmp_path, ['S1,anna,"well, I think so",a.wav,1.0,train']))
     assert read.text == "well i think so"
 
 
-def test_a_column_that_is_there_twice_is_refused(tmp_path):
+def test_a_column_that_is_there_twice_and_one_or_a_split_that_is_missing_are_refused(tmp_path) -> None:
     tone(tmp_path / "a.wav")
     with pytest.raises(UserError, match="more than one column 'text'"):
         read_manifest(manifest(tmp_path, ["S1,anna,a,b,a.wav,1"], "session,speaker,text,Text,audio,seconds"))
-
-
-def test_a_manifest_without_a_column_or_split_is_refused(tmp_path):
     tone(tmp_path / "a.wav")
     with pytest.raises(UserError, match="no column 'speaker'"):
         read_manifest(manifest(tmp_path, ["S1,two,a.wav,1"], "session,text,audio,seconds"))
@@ -273,6 +261,7 @@ def test_bad_audio_is_named_and_refused_or_skipped(tmp_path, fault):
 
 
 def test_chime5s_published_layout(tmp_path):
+    assert_refused("not CHiME-5", chime5, tmp_path)
     for split, session, speaker in (("train", "S03", "P09"), ("dev", "S02", "P05"), ("eval", "S01", "P01")):
         stereo = np.stack([np.sin(np.arange(4 * RATE) / 9), np.zeros(4 * RATE)], 1)
         (tmp_path / "audio" / split).mkdir(parents=True)
@@ -301,7 +290,3 @@ def test_chime5s_published_layout(tmp_path):
     transcription = tmp_path / "transcriptions" / "eval" / "S01.json"
     transcription.write_text(transcription.read_text().replace("P01", "/../../elsewhere"))
     assert_refused(r"S01\.json: the speaker '/\.\./\.\./elsewhere' is no part of a file's name", chime5, tmp_path)
-
-
-def test_a_folder_that_is_not_chime5_is_refused(tmp_path):
-    assert_refused("not CHiME-5", chime5, tmp_path)

@@ -60,16 +60,13 @@ def test_sessions_are_clients_and_iid_deals_the_same_chunks(settings):
     assert not torch.equal(iid.data.train["S01"].starts.sort().values, sessions.data.train["S01"].starts.sort().values)
 
 
-def test_features_are_normalised_by_speaker_and_aligned(settings):
+def test_features_of_a_speaker_are_normalised_and_sentences_from_different_pools(settings) -> None:
     data = SpeechDataModule(**settings)
     own = [u for u in data.utterances("train") if u.recording.speaker == "S01-1"]
     frames = torch.cat([u.mel for u in own])
     torch.testing.assert_close(frames.mean(0), torch.zeros(40), atol=1e-3, rtol=0)
     torch.testing.assert_close(frames.std(0), torch.ones(40), atol=1e-2, rtol=0)
     assert all(len(u.pdfs) == len(u.mel) and u.pdfs[0] != UNALIGNED for u in own)
-
-
-def test_sentences_of_the_splits_and_of_the_grammar_are_from_different_pools(settings):
     corpus = SpeechDataModule(**settings)._corpus()
     for split in ("train", "dev", "eval"):
         assert {pool_of(r.text) for r in corpus.recordings if r.split == split} == {split}
@@ -109,10 +106,6 @@ def test_a_users_manifest_with_a_broken_file(settings, tmp_path):
     kept = data.utterances("train")
     assert len(kept) == len(own.utterances("train")) - 1
     np.testing.assert_allclose(kept[0].mel, own.utterances("train")[0].mel, atol=0.5)
-
-
-def test_two_corpora_are_one_too_many():
-    assert_refused(r"data\.manifest and data\.chime5", SpeechDataModule, manifest="a", chime5="b")
 
 
 def test_what_is_unknown_and_what_cannot_be_is_said(settings, speech_cache, monkeypatch):
@@ -200,11 +193,8 @@ def test_what_was_given_stays_and_nothing_is_masked_at_zero():
 
 
 @pytest.mark.parametrize("wrong", [{"bins": 41}, {"bins": -1}, {"frames": 25}, {"masks": 0}])
-def test_a_mask_that_a_chunk_has_no_room_for_is_refused(wrong):
+def test_a_mask_that_a_chunk_has_no_room_for_is_refused(wrong) -> None:
     assert_refused("masking's bins, frames and masks", SpectralMasking, **wrong)
-
-
-def test_without_being_asked_nothing_is_masked():
     assert SpeechDataModule().masking is None
     assert_refused("at most 40 bins", SpeechDataModule, mask_bins=50)
 

@@ -38,16 +38,13 @@ class Maker:
         (folder / "b.txt").write_text(self.text)
 
 
-def test_the_same_origin_is_made_once_and_another_one_anew(stages):
+def test_the_same_origin_is_made_once_and_called_by_its_content(stages) -> None:
     make = Maker()
     folder = stages.result("stage", {"x": 1}, make)
     assert stages.result("stage", {"x": 1}, make) == folder
     assert make.calls == 1
     assert stages.result("stage", {"x": 2}, make) != folder
     assert make.calls == 2
-
-
-def test_a_result_is_called_by_its_content(stages):
     one, same = (stages.result("stage", k, Maker()) for k in (1, 2))
     other = stages.result("stage", 3, Maker("other"))
     assert digest_of_result(one) == digest_of_result(same) != digest_of_result(other)

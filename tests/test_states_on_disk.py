@@ -47,7 +47,7 @@ def test_a_proposal_counts_when_the_round_is_finished(states: PrivateStates) -> 
     assert value(states, "ward-1") is None
 
 
-def test_a_client_that_is_left_out_keeps_what_it_had_and_what_it_has_released(states: PrivateStates) -> None:
+def test_a_client_that_is_left_out_and_what_is_taken_up_change_nothing_that_is_kept(states: PrivateStates) -> None:
     states.propose("ward-2", state(1.0))
     states.commit()
     states.propose("ward-2", state(2.0, released={"r": torch.ones(1)}))
@@ -55,9 +55,6 @@ def test_a_client_that_is_left_out_keeps_what_it_had_and_what_it_has_released(st
     states.commit()
     kept = states.take_up("ward-2")
     assert (float(kept.algorithm["c"][0]), list(kept.released)) == (1.0, ["r"])
-
-
-def test_what_is_taken_up_may_be_changed(states: PrivateStates) -> None:
     states.propose("ward-0", state(1.0, delivered={"q": 3}))
     states.commit()
     taken = states.take_up("ward-0")
@@ -104,16 +101,6 @@ def test_files_stay_as_long_as_one_of_two_checkpoints_refers_to_them(tmp_path: P
         assert (value(resumed, "ward-0"), value(resumed, "ward-1")) == (float(round_), 9.0)
 
 
-def test_a_checkpoint_whose_files_are_gone_is_refused(tmp_path: Path) -> None:
-    states = StatesOnDisk(tmp_path, NAMES)
-    states.propose("ward-1", state(1.0))
-    states.commit()
-    saved = states.saved()
-    (states.folder / "1.0.pt").unlink()
-    with pytest.raises(UserError, match=r"client 'ward-1' keeps its state in .*1\.0\.pt, which is not there"):
-        StatesOnDisk(tmp_path, NAMES).load(*saved, CPU)
-
-
 def test_what_a_resumed_run_does_not_refer_to_goes(tmp_path: Path) -> None:
     """Two rounds were made after the checkpoint; they are repeated, and the files of before them go in the end."""
     states = StatesOnDisk(tmp_path, NAMES)
@@ -149,7 +136,7 @@ def test_another_runs_files_stay_until_both_of_its_checkpoints_are_replaced(tmp_
     assert [path.name for path in tmp_path.iterdir()] == [now.folder.name]
 
 
-def test_states_of_memory_are_taken_over(tmp_path: Path) -> None:
+def test_states_of_memory_are_taken_over_and_a_checkpoint_whose_files_are_gone_is_refused(tmp_path: Path) -> None:
     memory, disk = PrivateStates(), StatesOnDisk(tmp_path, NAMES)
     memory.propose("ward-3", state(3.0))
     memory.commit()
@@ -158,6 +145,13 @@ def test_states_of_memory_are_taken_over(tmp_path: Path) -> None:
     disk.forget("ward-3")
     assert value(disk, "ward-3") == 3.0
     assert_refused("private_states: disk", PrivateStates().load, *disk.saved(), CPU)
+    states = StatesOnDisk(tmp_path, NAMES)
+    states.propose("ward-1", state(1.0))
+    states.commit()
+    saved = states.saved()
+    (states.folder / "1.0.pt").unlink()
+    with pytest.raises(UserError, match=r"client 'ward-1' keeps its state in .*1\.0\.pt, which is not there"):
+        StatesOnDisk(tmp_path, NAMES).load(*saved, CPU)
 
 
 def share(monkeypatch: pytest.MonkeyPatch, *ranks: PrivateStates) -> None:
@@ -230,10 +224,9 @@ def fitted(folder: Path, place: Any, *callbacks: Any) -> tuple[LightningModule, 
 
 
 def trainer_of(folder: Path, *callbacks: Any) -> Trainer:
-    off = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
-    return Trainer(
-        accelerator="cpu", max_epochs=4, precision="64-true", callbacks=list(callbacks), default_root_dir=folder, **off
-    )  # type: ignore[arg-type]
+    off: dict[str, Any] = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
+    off |= {"accelerator": "cpu", "precision": "64-true", "default_root_dir": folder}
+    return Trainer(max_epochs=4, callbacks=list(callbacks), **off)
 
 
 def test_the_same_model_and_a_checkpoint_without_the_clients_tensors(tmp_path: Path) -> None:

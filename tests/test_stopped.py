@@ -146,7 +146,7 @@ def test_a_process_that_is_stopped(tmp_path: Path, number: signal.Signals, code:
     assert "KeyboardInterrupt" not in said
 
 
-def test_a_second_fit_in_the_folder_is_refused_and_touches_nothing(folder, capsys):
+def test_a_second_fit_or_study_in_the_folder_is_refused_and_touches_nothing(folder, capsys) -> None:
     run = folder / "runs" / "toy"
     assert main(["fit", *TINY]) == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -157,9 +157,6 @@ def test_a_second_fit_in_the_folder_is_refused_and_touches_nothing(folder, capsy
         refusal(capsys, "fit", *TINY, "--ckpt_path", "last")
     assert {path: path.read_bytes() for path in before} == before
     assert not (folder / "runs" / "toy.1").exists()
-
-
-def test_a_second_study_in_the_output_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with held_by_another(folder / "out") as holder:
         told = refusal(capsys, "study", "--config", "studies/demo.yaml", "--output", "out")
     assert told.startswith(f"out is being written by process {holder.pid} on host")

@@ -23,7 +23,7 @@ from lit_epgan.cli.study_run import Run, runs_of
 from lit_epgan.cli.study_runner import Display, run_all
 from lit_epgan.cli.table import Cell, best, cell_text, markdown, number_text, tabulate
 from tests.refusals import assert_refused
-from tests.studies import read_study, rewritten, run_quietly, write_plan, write_stand_in
+from tests.studies import read_study, rewritten, run_quietly, tabulated, write_plan, write_stand_in
 
 
 @pytest.fixture
@@ -36,11 +36,8 @@ def stand_in(tmp_path):
     return write_stand_in(tmp_path)
 
 
-def test_the_table_has_mean_deviation_and_p_by_hand(plan, stand_in, tmp_path):
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, stand_in)
-    rows = {row.method.name: row for row in tabulate(trial, runs)}
+def test_the_table_has_mean_deviation_and_p_by_hand(plan, tmp_path):
+    trial, _, rows = tabulated(plan, tmp_path)
     # last rounds: 10/3 + seed (+ 3 for plain), seeds 0, 1, 2
     assert rows["plain"].cells["fd"].mean == pytest.approx(10 / 3 + 1 + 3)
     assert rows["clever"].cells["fd"].mean == pytest.approx(10 / 3 + 1)
@@ -58,10 +55,15 @@ def test_the_table_has_mean_deviation_and_p_by_hand(plan, stand_in, tmp_path):
 
 
 @pytest.mark.parametrize("n", [2, 5])
-def test_welch_is_scipys(n):
+def test_welch_and_paired_are_scipys(n) -> None:
     draw = np.random.default_rng(n)
     a, b = draw.normal(0, 1, n), draw.normal(1, 5, n + 1)
     assert welch(list(a), list(b)) == pytest.approx(stats.ttest_ind(a, b, equal_var=False).pvalue)
+    b = b[:n]
+    assert paired(list(a), list(b)) == pytest.approx(stats.ttest_rel(a, b).pvalue)
+    assert paired([1.0, 2.0], [1.5, 2.5]) == 0.0
+    assert paired([1.0, 2.0], [1.0, 2.0]) == 1.0
+    assert paired([1.0], [2.0]) is None
 
 
 def test_welch_without_variance_or_values():
@@ -70,22 +72,10 @@ def test_welch_without_variance_or_values():
     assert welch([1.0], [1.0, 2.0]) is None
 
 
-def test_paired_is_scipys():
-    draw = np.random.default_rng(1)
-    a, b = draw.normal(0, 1, 5), draw.normal(1, 5, 5)
-    assert paired(list(a), list(b)) == pytest.approx(stats.ttest_rel(a, b).pvalue)
-    assert paired([1.0, 2.0], [1.5, 2.5]) == 0.0
-    assert paired([1.0, 2.0], [1.0, 2.0]) == 1.0
-    assert paired([1.0], [2.0]) is None
-
-
-def test_a_paired_study_compares_seed_by_seed(plan, stand_in, tmp_path):
+def test_a_paired_study_compares_seed_by_seed(plan, tmp_path):
     """Plain is worse by 3 on each seed: no spread at all, which Welch's test cannot see."""
     plan.write_text(plan.read_text() + "test: paired\n")
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, stand_in)
-    rows = {row.method.name: row for row in tabulate(trial, runs)}
+    trial, _, rows = tabulated(plan, tmp_path)
     assert rows["clever"].cells["fd"].p < 1e-9
     assert "paired by seed" in markdown(trial, list(rows.values()))
     plan.write_text(plan.read_text().replace("test: paired", "test: sign"))
@@ -93,14 +83,8 @@ def test_a_paired_study_compares_seed_by_seed(plan, stand_in, tmp_path):
 
 
 def test_numbers_are_written_as_people_write_them():
-    assert [number_text(x) for x in (0.0, 0.05, 1.19, 35.21, 12345.6, 2e-5)] == [
-        "0",
-        "0.05",
-        "1.19",
-        "35.2",
-        "12346",
-        "2.00e-05",
-    ]
+    numbers = (0.0, 0.05, 1.19, 35.21, 12345.6, 2e-5)
+    assert [number_text(x) for x in numbers] == ["0", "0.05", "1.19", "35.2", "12346", "2.00e-05"]
     assert cell_text(Cell(())) == "-"
     assert cell_text(Cell((1.734596,) * 5)) == "1.73 ± 0"
     assert cell_text(Cell((math.inf, 1.0))) == "inf"
@@ -116,21 +100,21 @@ def test_csv_files_hold_every_run_and_the_table(plan, stand_in, tmp_path, capsys
     with (tmp_path / "out" / "table.csv").open() as file:
         table = {line["method"]: line for line in csv.DictReader(file)}
     assert float(table["clever"]["fd_mean"]) == pytest.approx(10 / 3 + 1)
-    assert (tmp_path / "out" / "table.md").read_text() == markdown(
-        read_study(plan), tabulate(read_study(plan), runs_of(read_study(plan), tmp_path / "out"))
-    )
+    trial = read_study(plan)
+    expected = markdown(trial, tabulate(trial, runs_of(trial, tmp_path / "out")))
+    assert (tmp_path / "out" / "table.md").read_text() == expected
     shown = capsys.readouterr().out
     assert "Clever" in shown
     assert "index.html" in shown
 
 
-def test_a_metric_that_nobody_logged_is_said(plan, stand_in, tmp_path, capsys):
+def test_a_metric_that_nobody_logged_is_said_and_one_that_a_method_does_not_have_is_left_empty(
+    plan, stand_in, tmp_path, capsys
+):
     plan.write_text(plan.read_text().replace("metric: classes", "metric: clases"))
     assert study(["--config", str(plan), "--output", str(tmp_path / "out")], stand_in) == 1
     assert "No run of plain logged 'clases'" in capsys.readouterr().err
-
-
-def test_a_metric_that_a_method_does_not_have_is_left_empty(plan, stand_in, tmp_path, capsys):
+    plan.write_text(plan.read_text().replace("metric: clases", "metric: classes"))
     plan.write_text(plan.read_text().replace("metrics: {fd: union/fid}", "metrics: {fd: null, cls: union/classes}"))
     study(["--config", str(plan), "--output", str(tmp_path / "out")], stand_in)
     said = capsys.readouterr().err
@@ -163,14 +147,11 @@ def test_the_page_stands_alone_and_shows_the_pictures(plan, stand_in, tmp_path):
         assert (output / name).stat().st_size > 500
 
 
-def test_a_live_display_follows_the_runs(plan, stand_in, tmp_path):
+def test_a_live_display_follows_the_runs_and_shows_a_runs_round_and_client(plan, stand_in, tmp_path) -> None:
     with (tmp_path / "terminal.txt").open("w") as file:
         display = Display(Console(file=file, force_terminal=True, width=120))
         run_all(runs_of(read_study(plan), tmp_path / "out"), 2, display, stand_in, poll_seconds=0.01)
     assert "6/6" in (tmp_path / "terminal.txt").read_text()
-
-
-def test_a_runs_bar_shows_its_round_and_client(tmp_path):
     now = {"done": 3, "round": 4, "rounds": 9, "client": "a", "client_position": 1, "clients": 2, "metrics": {"fd": 1}}
     with (tmp_path / "terminal.txt").open("w") as file:
         display = Display(Console(file=file, force_terminal=True, width=120))
@@ -229,9 +210,8 @@ def test_a_paired_ratio_is_that_of_the_logarithms_differences() -> None:
     error = math.sqrt(sum((x - mean) ** 2 for x in logs) / 3 / 4)
     for level, low, high in ((0.975, found.low, found.high), (0.95, found.inner_low, found.inner_high)):
         reach = stats.t.ppf(level, 3) * error
-        assert (low, found.ratio, high) == pytest.approx(
-            (math.exp(mean - reach), math.exp(mean), math.exp(mean + reach))
-        )
+        expected = (math.exp(mean - reach), math.exp(mean), math.exp(mean + reach))
+        assert (low, found.ratio, high) == pytest.approx(expected)
     assert found.p == pytest.approx(2 * stats.t.sf(mean / error, 3))
 
 
@@ -267,12 +247,8 @@ def test_verdicts(ratio: dict[str, float], verdict: str) -> None:
 
 
 def test_claims_stand_in_a_file_and_on_the_page(plan: Path, tmp_path: Path) -> None:
-    asked = rewritten(
-        plan,
-        "seeds: [0, 1, 2]",
-        "seeds: [0, 1, 2]\nratios:\n- {metric: fd, of: clever, to: plain, at_most: 0.9}\n"
-        "- {metric: cls, of: clever, to: plain}",
-    )
+    ratios = "\n- {metric: fd, of: clever, to: plain, at_most: 0.9}\n- {metric: cls, of: clever, to: plain}"
+    asked = rewritten(plan, "seeds: [0, 1, 2]", f"seeds: [0, 1, 2]\nratios:{ratios}")
     output = tmp_path / "out"
     assert study(["--config", str(asked), "--output", str(output)], write_stand_in(tmp_path)) == 0
     table = (output / "ratios.md").read_text()

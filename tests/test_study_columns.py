@@ -21,7 +21,7 @@ from lit_epgan.cli.table import best, cell_text, tabulate
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import find_config
 from tests.refusals import assert_refused
-from tests.studies import read_study, rewritten, run_quietly, write_plan, write_stand_in
+from tests.studies import read_study, rewritten, tabulated, write_plan, write_stand_in
 
 
 @pytest.fixture
@@ -31,17 +31,13 @@ def plan(tmp_path: Path) -> Path:
 
 def test_a_heading_may_be_a_bare_number(plan: Path, tmp_path: Path) -> None:
     rewritten(plan, "title: classes}", "title: 12, after: 1}")
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
+    trial, runs, _ = tabulated(plan, tmp_path)
     write_report(trial, runs, tmp_path / "out", "command")
     assert "| 12 |" in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_curves_are_drawn_over_rounds_where_all_methods_have_as_many(plan: Path, tmp_path: Path) -> None:
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
+    trial, runs, _ = tabulated(plan, tmp_path)
     (axes,) = plots.curves(trial, trial.metrics[0], runs).axes
     assert axes.get_xlabel() == "rounds"
     assert axes.lines[0].get_xdata()[-1] == 3
@@ -63,10 +59,7 @@ def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, 
         "  second: {metric: classes, better: lower, title: after two, after: 2}\n"
         "  ninth: {metric: classes, better: lower, title: after nine, after: 9}",
     )
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
-    rows = {row.method.name: row for row in tabulate(trial, runs)}
+    trial, runs, rows = tabulated(plan, tmp_path)
     # classes are seed, seed + 1, seed + 2 over three rounds
     assert rows["clever"].cells["cls"].values == (1.5, 3.0, 4.5)
     assert rows["clever"].cells["mean"].values == (1.0, 2.0, 3.0)
@@ -85,9 +78,7 @@ def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, 
 def test_on_a_narrow_terminal_the_methods_keep_their_names(plan: Path, tmp_path: Path) -> None:
     prices = "".join(f"  price{k}: {{metric: classes, better: neither, title: price {k}}}\n" for k in range(9))
     rewritten(plan, "  cls: {metric: classes, better: higher, title: classes}\n", prices)
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
+    trial, runs, _ = tabulated(plan, tmp_path)
 
     def shown(width: int) -> str:
         console = Console(file=io.StringIO(), width=width)
@@ -102,9 +93,7 @@ def test_on_a_narrow_terminal_the_methods_keep_their_names(plan: Path, tmp_path:
 
 
 def test_what_is_measured_once_is_not_drawn(plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
+    trial, runs, _ = tabulated(plan, tmp_path)
     curve = Run.curve
     monkeypatch.setattr(Run, "curve", lambda run, name: curve(run, name)[-1:])
     write_report(trial, runs, tmp_path / "out", "study")
@@ -112,10 +101,8 @@ def test_what_is_measured_once_is_not_drawn(plan: Path, tmp_path: Path, monkeypa
 
 
 def test_changes_against_the_baseline(plan: Path, tmp_path: Path) -> None:
-    trial = read_study(rewritten(plan, "title: Frechet distance}", "title: Frechet distance, relative: true}"))
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
-    rows = {row.method.name: row for row in tabulate(trial, runs)}
+    asked = rewritten(plan, "title: Frechet distance}", "title: Frechet distance, relative: true}")
+    _, _, rows = tabulated(asked, tmp_path)
     assert rows["clever"].cells["fd"].relative == pytest.approx((10 / 3 + 1) / (10 / 3 + 4) - 1)
     assert rows["plain"].cells["fd"].relative is None
     assert rows["clever"].cells["cls"].relative is None
@@ -166,7 +153,7 @@ def test_a_mistake_is_named(plan: Path, old: str, new: str, said: str) -> None:
     assert_refused(said, read_study, rewritten(plan, old, new))
 
 
-def test_known_runs_are_not_run_again(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_known_runs_are_not_run_again_but_those_of_other_settings(plan, tmp_path, capsys):
     stand_in = write_stand_in(tmp_path)
     study(["--config", str(plan), "--output", str(tmp_path / "first")], stand_in)
     rewritten(plan, "seeds: [0, 1, 2]", "seeds: [0, 1, 2, 3]")
@@ -180,6 +167,11 @@ def test_known_runs_are_not_run_again(plan: Path, tmp_path: Path, capsys: pytest
     for name in ("table.csv", "runs.csv"):
         first, second = (without_seconds(tmp_path / folder / name) for folder in ("whole", "second"))
         pd.testing.assert_frame_equal(first, second)
+    rewritten(plan, "model.lr: 0.5", "model.lr: 0.6")
+    known = tmp_path / "second" / "runs.csv"
+    study(["--config", str(plan), "--output", str(tmp_path / "third"), "--known", str(known)], stand_in)
+    assert "4 runs are known; 4 more were run with other settings" in capsys.readouterr().out
+    assert (tmp_path / "third" / "runs" / "clever" / "seed-0" / "calls.txt").exists()
 
 
 def without_seconds(table: Path) -> pd.DataFrame:
@@ -187,28 +179,14 @@ def without_seconds(table: Path) -> pd.DataFrame:
     return frame[[column for column in frame if "seconds" not in column]]
 
 
-def test_known_runs_of_other_settings_are_run_again(plan, tmp_path, capsys):
-    stand_in = write_stand_in(tmp_path)
-    study(["--config", str(plan), "--output", str(tmp_path / "first")], stand_in)
-    rewritten(plan, "model.lr: 0.5", "model.lr: 0.6")
-    capsys.readouterr()
-    known = tmp_path / "first" / "runs.csv"
-    study(["--config", str(plan), "--output", str(tmp_path / "second"), "--known", str(known)], stand_in)
-    assert "3 runs are known; 3 more were run with other settings" in capsys.readouterr().out
-    assert (tmp_path / "second" / "runs" / "clever" / "seed-0" / "calls.txt").exists()
-
-
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
 
-def test_a_table_of_before_runs_told_their_settings_is_read_and_not_trusted(tmp_path: Path) -> None:
+def test_a_table_that_tells_no_settings_is_not_trusted_and_published_ones_tell_them(tmp_path: Path) -> None:
     trial, old = read_study(find_config("studies/graffl_boost.yaml")), tmp_path / "runs.csv"
     table = pd.read_csv(RESULTS / "graffl_boost.csv")
     table.drop(columns="settings").to_csv(old, index=False)
     assert take_known(trial, runs_of(trial, tmp_path), old) == (0, len(table))
-
-
-def test_all_published_tables_tell_them() -> None:
     for table in RESULTS.glob("*.csv"):
         assert {"settings", "method", "seed", "exit_code", "seconds"} <= set(pd.read_csv(table, nrows=1))
 
@@ -230,10 +208,9 @@ def test_a_file_that_is_no_runs_csv_is_refused(plan: Path, tmp_path: Path, conte
     path = tmp_path / "known.csv"
     if content is not None:
         path.write_text(content)
+    words = ["--config", str(plan), "--output", str(tmp_path / "out")]
     with pytest.raises(UserError, match=said):
-        study(
-            ["--config", str(plan), "--output", str(tmp_path / "out"), "--known", str(path)], write_stand_in(tmp_path)
-        )
+        study([*words, "--known", str(path)], write_stand_in(tmp_path))
 
 
 VARIANTS = """
@@ -317,13 +294,11 @@ def test_pages_show_the_samples_of_every_method_in_all_settings(variants_plan: P
     assert study(words, stand_in) == 0
     assert (out / "settings.png").is_file()
     for variant in ("hard", "easy"):
-        drawn = re.search(
-            r'<figure[^>]*>\s*<div role="img".*?</figure>', (out / variant / "index.html").read_text(), re.S
-        )
+        page = (out / variant / "index.html").read_text()
+        drawn = re.search(r'<figure[^>]*>\s*<div role="img".*?</figure>', page, re.S)
         assert drawn[0].count("<image") == 2
-        assert [title in drawn[0] for title in ("Plain", "The hard one", "The easy one", "Clever")] == [True] * 3 + [
-            False
-        ]
+        assert all(title in drawn[0] for title in ("Plain", "The hard one", "The easy one"))
+        assert "Clever" not in drawn[0]
 
 
 def test_only_the_variants_that_are_named_run(variants_plan: Path, tmp_path: Path) -> None:

@@ -144,15 +144,8 @@ def test_a_name_that_a_spreadsheet_would_compute_is_text_in_every_csv_and_known_
 def test_names_and_logs_do_not_command_the_terminal(plan: Path, tmp_path: Path) -> None:
     (trial,) = read_studies(changed(plan, lambda content: content["methods"].__setitem__("a [bold] :x:", {})))
     run, other = (Run(trial.methods["a [bold] :x:"], seed, tmp_path) for seed in (0, 1))
-    now = {
-        "done": 3,
-        "round": 4,
-        "rounds": 9,
-        "client": "\x1b[2J[/]",
-        "client_position": 1,
-        "clients": 2,
-        "metrics": {},
-    }
+    now = {"done": 3, "round": 4, "rounds": 9, "client_position": 1, "clients": 2, "metrics": {}}
+    now["client"] = "\x1b[2J[/]"
     for terminal in (True, False):
         console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=120)
         display = Display(console)

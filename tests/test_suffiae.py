@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from sklearn.metrics import roc_auc_score
-from torch import Tensor, nn
+from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,6 +23,8 @@ from tests.federations import fit
 from tests.refusals import assert_refused
 
 D, CODE = 6, 2
+OFF: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
+OFF |= {"enable_model_summary": False, "accelerator": "cpu", "precision": "64-true"}
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -54,10 +56,7 @@ def federation(**options: Any) -> FederatedDataModule:
 
 
 def alone(module: SuffiAE, data: TensorDataset, epochs: int = 10) -> SuffiAE:
-    trainer = Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, precision="64-true",
-    )  # fmt: skip
+    trainer = Trainer(max_epochs=epochs, **OFF)
     trainer.fit(module, DataLoader(data, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(1)))
     return module
 
@@ -70,7 +69,7 @@ def test_the_divergence_is_that_of_torch(alpha: float) -> None:
     torch.testing.assert_close(divergence(code, alpha), kl_divergence(own, prior))
 
 
-def test_the_objective_by_hand() -> None:
+def test_the_objective_by_hand_and_of_two_classes_the_papers_logistic_classifiers() -> None:
     """x = (1, 2), f(z) = (0, 2), g(z) = (0, log 3), y = 1, q(x) = (1, 0), alpha = 1/2.
 
     -1/2 (1 + 0) + log(3/4) - 1/2 [1 + 2 (1/2 - 1 + log 2)] = -1/2 + log(3/4) - log 2
@@ -79,10 +78,7 @@ def test_the_objective_by_hand() -> None:
     logits, code = torch.tensor([[0.0, math.log(3)]]), torch.tensor([[1.0, 0.0]])
     value = objective(x, reconstruction, logits, torch.tensor([1]), code, 0.5)
     assert value.tolist() == pytest.approx([-0.5 + math.log(3 / 4) - math.log(2)])
-
-
-def test_two_classes_are_the_papers_logistic_classifier() -> None:
-    """y log g(z) + (1 - y) log(1 - g(z)), g the logistic function of the difference of the two logits."""
+    # y log g(z) + (1 - y) log(1 - g(z)), g the logistic function of the difference of the two logits
     logits, y = torch.randn(7, 2, dtype=torch.float64), torch.arange(7) % 2
     zero = torch.zeros(7, 1, dtype=torch.float64)
     own = objective(zero, zero, logits, y, zero, 1.0)
@@ -100,21 +96,6 @@ def test_every_term_has_the_sign_that_makes_it_better() -> None:
     assert value() > value(error=1.0) > value(error=-2.0)
     assert value() > value(swapped=True)
     assert value(scale=0.0) > value() > value(scale=-2.0)
-
-
-def test_a_gradient_step_on_the_loss_raises_the_objective() -> None:
-    module, (x, y) = suffiae(), records(50, 0).tensors
-
-    def mean() -> Tensor:
-        torch.manual_seed(3)  # the same noise
-        return module.training_step((x, y), 0)
-
-    before = mean()
-    before.backward()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter -= 1e-3 * parameter.grad
-    assert -mean().item() > -before.item()
 
 
 def test_the_loss_is_the_expectation_over_the_noise() -> None:
@@ -217,10 +198,7 @@ def test_codes_of_encoders_trained_apart_cannot_be_compared_and_a_shared_encoder
     assert min(float((a - b).norm(dim=1).mean()) for a, b in pairwise(apart)) > spread
 
     callback = Codes(FedAvg(), local=["decoder.*"])
-    trainer = Trainer(
-        max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, precision="64-true", num_sanity_val_steps=0, callbacks=[callback],
-    )  # fmt: skip
+    trainer = Trainer(max_epochs=3, num_sanity_val_steps=0, callbacks=[callback], **OFF)
     trainer.fit(suffiae(), datamodule=federation())
     (shared, *others), (decoded, *others_decoded) = zip(*callback.seen, strict=True)
     assert all(torch.equal(shared, other) for other in others)

@@ -223,11 +223,10 @@ def test_one_client_is_centralised_training(name: str) -> None:
     assert_same(module, plain)
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [SCAFFOLD(), FedDyn(), FedPA(every=2), FedLA(), FedAdam(), FedYogi()],
-    ids=lambda algorithm: type(algorithm).__name__,
-)
+STATEFUL = [SCAFFOLD(), FedDyn(), FedPA(every=2), FedLA(), FedAdam(), FedYogi()]
+
+
+@pytest.mark.parametrize("algorithm", STATEFUL, ids=lambda algorithm: type(algorithm).__name__)
 def test_any_number_of_optimizers(algorithm: Algorithm) -> None:
     module = TwoOptimizers()
     fit(module, federation(local_steps=4), 2, algorithm=algorithm)

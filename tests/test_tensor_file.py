@@ -82,27 +82,12 @@ def test_every_cut_is_found(path: Path) -> None:
             assert tensor_file.fault(path) is not None
 
 
-def test_torchs_own_file_is_taken_where_no_digest_is_asked_for(path: Path) -> None:
+def test_torchs_own_file_is_taken_where_no_digest_is_asked_for_and_what_is_no_file_is_said(path: Path) -> None:
     torch.save(content(), path)
     assert_equal(tensor_file.load(path), content())
     with pytest.raises(TensorFileError, match=r"a\.pt has no digest"):
         tensor_file.load(path, sealed=True)
-
-
-@pytest.mark.parametrize("sealed", [True, False])
-def test_no_code_is_run(path: Path, tmp_path: Path, sealed: bool) -> None:
-    marker = tmp_path / "code-was-run"
-    (tensor_file.save if sealed else torch.save)({"w": Trap(marker)}, path)
-    with pytest.raises(TensorFileError, match="holds objects whose code would be run"):
-        tensor_file.load(path)
-    with pytest.raises(TensorFileError, match="holds objects whose code would be run"):
-        tensor_file.outline(path)
-    assert not marker.exists()
-    torch.load(path, weights_only=False)
-    assert marker.exists(), "the trap must work, or this test shows nothing"
-
-
-def test_what_is_no_file_is_said(path: Path) -> None:
+    path.unlink()
     assert tensor_file.fault(path) == "does not exist"
     path.symlink_to("nowhere.pt")
     assert tensor_file.fault(path) == "is a link to a file that does not exist"
@@ -111,13 +96,25 @@ def test_what_is_no_file_is_said(path: Path) -> None:
     assert tensor_file.fault(path) == "is a folder"
 
 
+@pytest.mark.parametrize("sealed", [True, False])
+def test_no_code_is_run(path: Path, tmp_path: Path, sealed: bool) -> None:
+    marker = tmp_path / "code-was-run"
+    (tensor_file.save if sealed else torch.save)({"w": Trap(marker)}, path)
+    for read in (tensor_file.load, tensor_file.outline):
+        with pytest.raises(TensorFileError, match="holds objects whose code would be run"):
+            read(path)
+    assert not marker.exists()
+    torch.load(path, weights_only=False)
+    assert marker.exists(), "the trap must work, or this test shows nothing"
+
+
 def test_it_is_written_beside_its_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
     tensor_file.save(content(), path)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_a_full_disk_is_an_error_of_the_disk_and_the_old_file_stays(path: Path) -> None:
+def test_a_save_that_fails_or_finds_a_full_disk_leaves_the_old_file(path: Path) -> None:
     tensor_file.save(content(), path)
     before = path.read_bytes()
     path.with_name(".a.pt.part").symlink_to("/dev/full")
@@ -126,9 +123,6 @@ def test_a_full_disk_is_an_error_of_the_disk_and_the_old_file_stays(path: Path) 
     assert caught.value.errno == errno.ENOSPC
     assert path.read_bytes() == before
     assert [each.name for each in path.parent.iterdir()] == [path.name]  # what was begun is not in the way
-
-
-def test_a_failed_save_leaves_the_old_file(path: Path) -> None:
     tensor_file.save({"epoch": 1}, path)
     with pytest.raises(Exception, match="pickle"):
         tensor_file.save({"epoch": 2, "unpicklable": lambda: None}, path)
@@ -152,7 +146,9 @@ def trap(request: pytest.FixtureRequest, tmp_path: Path, marker: Path) -> Path:
     return path
 
 
-def test_a_file_that_shares_the_first_digits_of_the_digest_is_refused(trap: Path, marker: Path) -> None:
+def test_whoever_shares_the_first_digits_of_the_digest_or_all_runs_no_code(
+    trap: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = hashlib.sha256(trap.read_bytes()).hexdigest()
 
     class Near(Inception):
@@ -160,11 +156,11 @@ def test_a_file_that_shares_the_first_digits_of_the_digest_is_refused(trap: Path
 
     assert_refused(rf"is not Inception's weights file \(its SHA-256 is {found}", Near, trap)
     assert not marker.exists()
-
-
-def test_no_code_is_run_whatever_the_digest_says(trap: Path, marker: Path) -> None:
     with pytest.raises(pickle.UnpicklingError):
         stand_in(trap)
+    assert not marker.exists()
+    monkeypatch.setattr(pretrained_extractors, "weights_file", lambda: trap)
+    assert_refused("is not EfficientNet-Lite0's weights file", Lite0)
     assert not marker.exists()
 
 
@@ -181,12 +177,6 @@ def test_what_is_loaded_is_what_was_checked(tmp_path: Path, zipped: bool, monkey
 
     monkeypatch.setattr(torch, "load", replaced)
     assert torch.equal(published_weights(path, digest, "Somebody", "there")["w"], weights["w"])
-
-
-def test_lite0s_are_known_by_their_digest(trap: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained_extractors, "weights_file", lambda: trap)
-    assert_refused("is not EfficientNet-Lite0's weights file", Lite0)
-    assert not marker.exists()
 
 
 def test_the_published_digests_are_whole_and_those_of_the_files_names() -> None:
@@ -283,15 +273,11 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     return info
 
 
-@pytest.mark.parametrize(
-    "trap",
-    [
-        [member("../outside")],
-        [member("cifar-10-batches-py/link", tarfile.SYMTYPE, "../.."), member("cifar-10-batches-py/link/outside")],
-        [member("device", tarfile.CHRTYPE)],
-    ],
-    ids=["above", "through a link", "a device"],
-)
+LINKED = [member("cifar-10-batches-py/link", tarfile.SYMTYPE, "../.."), member("cifar-10-batches-py/link/outside")]
+ELSEWHERE = {"above": [member("../outside")], "a link": LINKED, "a device": [member("device", tarfile.CHRTYPE)]}
+
+
+@pytest.mark.parametrize("trap", ELSEWHERE.values(), ids=ELSEWHERE)
 def test_an_archive_of_the_right_sum_puts_nothing_elsewhere(root, trap, monkeypatch):
     packed(root, *trap)
     monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5((root / CIFAR10.filename).read_bytes()).hexdigest())

@@ -207,10 +207,6 @@ def test_gradients_are_those_of_finite_differences(terms: int, scale: float) -> 
     assert torch.autograd.gradcheck(lambda *x: tilted_moments(*x, terms), cavity, rtol=1e-4, atol=1e-6)
 
 
-def test_a_number_of_terms_that_there_is_not() -> None:
-    assert_refused("terms=7", tilted_moments, *tensors(0.0, 1.0, 1.0), terms=7)
-
-
 def draws(n: int) -> list[Tensor]:
     """Cavities and tilts: mean ~ N(0, 4), variance ~ U(0, 4), f ~ N(0, 4)."""
     generator = torch.Generator().manual_seed(0)
@@ -269,9 +265,6 @@ def test_theorem_4_1_by_hand() -> None:
         assert float(log_z) == pytest.approx(-math.log(2))
         assert float(mean) == pytest.approx(s1, abs=1e-6)
         assert float(variance) == pytest.approx(s2 - s1**2, abs=2e-6)
-
-
-def test_theorem_4_1_has_the_right_normaliser() -> None:
     mean, variance, f, z = columns("mean", "variance", "f", "Z")
     for variant in ("printed", "corrected"):
         log_z, _, _ = tilted_moments_printed(mean, variance, f, variant)
@@ -282,6 +275,7 @@ def test_arguments_that_there_are_not() -> None:
     cavity = tensors(0.0, 1.0, 1.0)
     assert_refused(r"'right'.*choose one of 'printed', 'corrected'", tilted_moments_printed, *cavity, variant="right")
     assert_refused("points=0", tilted_moments_quadrature, *cavity, points=0)
+    assert_refused("terms=7", tilted_moments, *tensors(0.0, 1.0, 1.0), terms=7)
 
 
 @pytest.mark.parametrize("moments", [tilted_moments, tilted_moments_printed, tilted_moments_quadrature])

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lit_epgan.bayes import GaussianFactor
 from lit_epgan.bayes.gaussian import factor_of, own_site
-from lit_epgan.cli.main import main
 from lit_epgan.engine import Broadcast, Client
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedProx, TiltedExpectationPropagation
@@ -299,17 +298,6 @@ def test_a_gan_shows_its_real_rows_first(options: dict[str, Any]) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_the_command_line_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
-    name = "--federation.algorithm"
-    words = [name, "lit_epgan.federated.TiltedExpectationPropagation", f"{name}.features", "discriminator.layers.3",
-             f"{name}.components", "10", f"{name}.variant", "corrected"]  # fmt: skip
-    with pytest.raises(SystemExit, match="0"):
-        main(["fit", "--config", "digits.yaml", *words, "--print_config"])
-    printed = capsys.readouterr().out
-    assert "variant: corrected" in printed
-    assert "features: discriminator.layers.3" in printed
-
-
 @pytest.mark.parametrize("options", [{}, {"components": 2, "recentre": True}, {"step": "proximal"}], ids=str)
 def test_resumed_it_goes_on_bit_by_bit(tmp_path: Path, options: dict[str, Any]) -> None:
     def algorithm() -> TiltedExpectationPropagation:
@@ -345,12 +333,9 @@ def test_arguments_out_of_range(argument: dict[str, Any]) -> None:
         TiltedExpectationPropagation(FEATURES, **argument)
 
 
-def test_features_that_do_not_exist_are_named() -> None:
+def test_features_that_do_not_exist_or_that_no_step_passes_through_are_named() -> None:
     with pytest.raises(UserError, match=r"TwoOptimizers has no submodule 'discriminator\.9'.*discriminator\.0, "):
         fit(TwoOptimizers(), federation(), algorithm=TiltedExpectationPropagation("discriminator.9"))
-
-
-def test_a_step_that_does_not_pass_through_the_features_is_an_error() -> None:
     module = TwoOptimizers()
     module.spare = nn.Linear(3, 2)
     with pytest.raises(UserError, match="makes no pass through the features 'spare'"):

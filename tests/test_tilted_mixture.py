@@ -80,7 +80,9 @@ def test_a_sample_of_coordinates_gives_fs_gradient_on_average(point, monkeypatch
     torch.testing.assert_close(different.mean(0), whole)
 
 
-def test_a_later_tilt_forgets_the_earlier_one(point: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_a_later_tilt_forgets_the_earlier_one_and_a_components_pull_is_its_share(
+    point: tuple[Tensor, Tensor, Tensor],
+) -> None:
     theta, f, log_weights = point
     components = GaussianFactor.from_moments(*cavity(len(f)))
     twice, once = (TiltedMixture(components, CLOSED_FORM[1]) for _ in range(2))
@@ -90,26 +92,11 @@ def test_a_later_tilt_forgets_the_earlier_one(point: tuple[Tensor, Tensor, Tenso
         torch.testing.assert_close(ours, fresh)
     torch.testing.assert_close(twice.log_densities(theta), once.log_densities(theta))
     torch.testing.assert_close(twice.attraction(theta).precision_mean, once.attraction(theta).precision_mean)
-
-
-def test_with_f_zero_the_prior_is_the_cavity(point: tuple[Tensor, Tensor, Tensor]) -> None:
-    theta, f, log_weights = point
-    components = GaussianFactor.from_moments(*cavity(len(f)))
-    mixture = TiltedMixture(components, partial(tilted_moments, terms=3))
-    mixture.tilt(theta, torch.zeros_like(f), log_weights)
-    torch.testing.assert_close(mixture.tilted.precision, components.precision)
-    torch.testing.assert_close(mixture.tilted.precision_mean, components.precision_mean)
-
-
-def test_a_components_pull_is_its_share(point: tuple[Tensor, Tensor, Tensor]) -> None:
-    theta, f, log_weights = point
-    mixture = TiltedMixture(GaussianFactor.from_moments(*cavity(len(f))), partial(tilted_moments, terms=3))
-    mixture.tilt(*point)
-    share = responsibilities(log_weights, mixture.log_densities(theta))
+    share = responsibilities(log_weights, once.log_densities(theta))
     assert len(f) == 1 or 0.001 < float(share.max()) < 0.999
-    pull = mixture.attraction(theta)
-    torch.testing.assert_close(pull.precision, (share[:, None] * mixture.tilted.precision).sum(0))
-    torch.testing.assert_close(pull.precision_mean, (share[:, None] * mixture.tilted.precision_mean).sum(0))
+    pull = once.attraction(theta)
+    torch.testing.assert_close(pull.precision, (share[:, None] * once.tilted.precision).sum(0))
+    torch.testing.assert_close(pull.precision_mean, (share[:, None] * once.tilted.precision_mean).sum(0))
 
 
 def test_a_site_is_what_makes_the_cavity_the_tilted_distribution() -> None:
@@ -200,12 +187,16 @@ def test_responsibilities_are_the_derivatives_of_the_log_density_and_give_its_gr
     torch.testing.assert_close(-(r[:, None] * (theta - mean) / variance).sum(0), slope)
 
 
-def test_responsibilities_do_not_overflow_where_densities_do() -> None:
+def test_responsibilities_do_not_overflow_where_densities_do_and_a_hot_gumbel_softmax_is_uniform() -> None:
     r = responsibilities(torch.zeros(3), torch.tensor([-1e6, -1e6 + 1, -2e6]))
     assert r.tolist() == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e), 0])
+    logits = torch.tensor([0.0, 1.0, -1.0], dtype=torch.float64)
+    assert gumbel_softmax(logits, temperature=1e6).exp().tolist() == pytest.approx([1 / 3] * 3, abs=1e-4)
+    for temperature in (1e-3, 0.5, 2.0):
+        assert float(gumbel_softmax(logits, temperature).exp().sum()) == pytest.approx(1)
 
 
-def test_a_cold_gumbel_softmax_draws_single_components_with_the_right_frequencies() -> None:
+def test_a_gumbel_softmax_draws_with_the_right_frequencies_and_has_a_softmaxs_gradient() -> None:
     """argmax(logits + g) is a draw from softmax(logits) (Gumbel-max): 20,000 draws, five standard errors."""
     torch.manual_seed(0)
     logits = torch.tensor([0.0, 1.0, -1.0])
@@ -214,16 +205,6 @@ def test_a_cold_gumbel_softmax_draws_single_components_with_the_right_frequencie
     p = torch.softmax(logits, 0)
     error = 5 * (p * (1 - p) / 20_000).sqrt()
     assert bool(((draws.mean(0) - p).abs() < error).all())
-
-
-def test_a_hot_gumbel_softmax_is_uniform_and_every_one_sums_to_one() -> None:
-    logits = torch.tensor([0.0, 1.0, -1.0], dtype=torch.float64)
-    assert gumbel_softmax(logits, temperature=1e6).exp().tolist() == pytest.approx([1 / 3] * 3, abs=1e-4)
-    for temperature in (1e-3, 0.5, 2.0):
-        assert float(gumbel_softmax(logits, temperature).exp().sum()) == pytest.approx(1)
-
-
-def test_a_gumbel_softmax_has_the_gradient_of_a_softmax_of_its_noise() -> None:
     logits = torch.tensor([0.2, -0.4, 1.0], dtype=torch.float64, requires_grad=True)
     torch.manual_seed(1)
     noise = -torch.empty(3, dtype=torch.float64).exponential_().log()

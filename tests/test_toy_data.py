@@ -28,7 +28,7 @@ def grid_points(half_width: float, steps: int) -> tuple[torch.Tensor, float]:
     return torch.cartesian_prod(axis, axis), step**2
 
 
-def test_density_agrees_with_torchs_mixture() -> None:
+def test_density_agrees_with_torchs_mixture_and_global_streams_are_untouched() -> None:
     generator = torch.Generator().manual_seed(0)
     means = torch.randn(5, 2, generator=generator, dtype=torch.float64)
     variances = torch.rand(5, generator=generator, dtype=torch.float64) + 0.1
@@ -36,6 +36,9 @@ def test_density_agrees_with_torchs_mixture() -> None:
     parts = Independent(Normal(means, variances.sqrt()[:, None].expand(5, 2)), 1)
     independent = MixtureSameFamily(Categorical(torch.ones(5)), parts).log_prob(points).exp()
     torch.testing.assert_close(GaussianMixture2d(means, variances).density(points), independent)
+    before = torch.get_rng_state()
+    loaded()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("options", [{}, {"layout": "ring"}, {"layout": "ring", "components": 3}, {"clients": 2}])
@@ -74,15 +77,13 @@ def test_a_crowded_ring_keeps_its_gaussians_apart() -> None:
         assert distances.min() >= 7.99 * datamodule.mixture.variances.max().sqrt()
 
 
-def test_iid_clients_see_every_gaussian_and_pooled_is_one_client() -> None:
+def test_iid_clients_see_every_gaussian_and_pooled_is_one_client_of_the_same_points() -> None:
     iid = loaded(partition="iid", clients=7).data
     assert len(iid.train) == 7
     assert all(own.unique().tolist() == [0, 1, 2, 3] for own in iid.labels.values())
     pooled = loaded(partition="pooled", clients=5).data
     assert [len(dataset) for dataset in pooled.train.values()] == [4 * 1024]
 
-
-def test_partitions_deal_out_the_same_points() -> None:
     def points(**options: Any) -> list[list[float]]:
         return sorted(p for dataset in loaded(**options).data.train.values() for p in dataset.tensors[0].tolist())
 
@@ -94,12 +95,6 @@ def test_fewer_clients_leave_gaussians_out_of_the_truth_and_of_the_test_points()
     datamodule = loaded(clients=2)
     assert len(datamodule.mixture.means) == len(datamodule.mixture.variances) == 2
     assert datamodule.data.test.tensors[1].unique().tolist() == [0, 1]
-
-
-def test_global_streams_are_untouched() -> None:
-    before = torch.get_rng_state()
-    loaded()
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
@@ -206,24 +201,16 @@ def samples(modes: list[int], each: int = 1000) -> Tensor:
     return torch.cat([MEANS[k] + 0.4**0.5 * torch.randn(each, 2, generator=generator) for k in modes])
 
 
-def test_coverage_by_hand() -> None:
+def test_coverage_by_hand_and_modes_of_five_percent() -> None:
     """Ten points: six at a centre, two just inside and one just outside three standard deviations, one far away."""
     three = 3 * 0.4**0.5
-    points = torch.cat(
-        [
-            MEANS[[0, 0, 0, 0, 0, 1]],
-            MEANS[[1, 2]] + torch.tensor([0.999 * three, 0.0]),
-            MEANS[[3]] + torch.tensor([0.0, 1.001 * three]),
-            torch.zeros(1, 2),
-        ]
-    )
+    inside, outside = torch.tensor([[0.999 * three, 0.0], [0.0, 1.001 * three]])
+    centres = MEANS[[0, 0, 0, 0, 0, 1]]
+    points = torch.cat([centres, MEANS[[1, 2]] + inside, MEANS[[3]] + outside, torch.zeros(1, 2)])
     found = mode_coverage(points, MEANS, VARIANCES)
     assert found.coverage == pytest.approx(0.8)
     assert found.weakest == 0
     assert found.modes == 3
-
-
-def test_modes_need_five_percent() -> None:
     points = torch.cat([MEANS[[0] * 91], MEANS[[1] * 5], MEANS[[2] * 4]])
     found = mode_coverage(points, MEANS, VARIANCES)
     assert (found.modes, found.coverage) == (2, 1.0)
@@ -234,14 +221,11 @@ def test_modes_need_five_percent() -> None:
     assert full.modes == 4
 
 
-def test_grid_is_the_cells_centres() -> None:
+def test_grid_is_the_cells_centres_and_kernel_density_the_sum_of_its_kernels() -> None:
     assert axis()[0] == pytest.approx(-4.95)
     assert axis()[-1] == pytest.approx(4.95, rel=1e-6)
     assert grid()[1].tolist() == pytest.approx([-4.85, -4.95])  # x runs fastest
     assert density(grid()).sum().item() * 0.01 == pytest.approx(1, abs=0.002)
-
-
-def test_kernel_density_is_the_sum_of_its_kernels() -> None:
     points = torch.randn(50, 2)
     squared = torch.cdist(grid(), points).square()
     expected = torch.exp(-squared / (2 * 0.2**2)).mean(1) / (2 * math.pi * 0.2**2)

@@ -34,15 +34,12 @@ def test_a_width_is_told_in_one_dimension() -> None:
     assert found == pytest.approx(best, abs=0.03)
 
 
-def test_a_correlation_is_told() -> None:
+def test_a_correlation_is_told_and_a_constant_coordinate_does_no_harm() -> None:
     """The margins are equal; only their dependence is not."""
     rng = np.random.default_rng(3)
     first = rng.standard_normal((1000, 2))
     second = first.copy() @ np.array([[1.0, 0.9], [0.0, np.sqrt(1 - 0.81)]])
     assert classifier_accuracy(rng.standard_normal((1000, 2)), second) > 0.7
-
-
-def test_a_constant_coordinate_does_no_harm() -> None:
     rng = np.random.default_rng(4)
     first, second = (np.column_stack([x, np.ones(500)]) for x in (rng.normal(size=500), rng.normal(4, size=500)))
     assert classifier_accuracy(first, second) > 0.95

@@ -24,26 +24,22 @@ class ByStage(Institution):
     """Makes the data of its stage, and no others."""
 
     def setup(self, stage: str) -> None:
-        if stage == "fit":
-            self.train, self.val = client_sets()[self.k], client_sets((6,))[0]
-        elif stage == "validate":
-            self.val = client_sets((6,))[0]
-        elif stage == "test":
-            self.held_out = client_sets((9,))[0]
-        else:
-            self.new = client_sets((4,))[0]
+        sizes = {"validate": 6, "test": 9, "predict": 4}
+        sets = {"train": client_sets()[self.k], "val": client_sets((6,))[0]} if stage == "fit" else {}
+        name = {"validate": "val"}.get(stage, stage)
+        self.made = sets or {name: client_sets((sizes[stage],))[0]}
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.train, batch_size=5)
+        return DataLoader(self.made["train"], batch_size=5)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.val, batch_size=5)
+        return DataLoader(self.made["val"], batch_size=5)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.held_out, batch_size=5)
+        return DataLoader(self.made["test"], batch_size=5)
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.new, batch_size=5)
+        return DataLoader(self.made["predict"], batch_size=5)
 
 
 class Staged(Regression):
@@ -113,12 +109,15 @@ def test_a_list_of_one_loader_is_that_loader() -> None:
     assert "val_loss/client/hospital-3" in trainer.callback_metrics
 
 
-def test_loaders_that_lightning_made_of_data_sets_count() -> None:
+def test_loaders_that_lightning_made_of_data_sets_count_and_empty_held_out_sets_do_not() -> None:
     """``LightningDataModule.from_datasets`` puts them on the instance."""
     sets = client_sets()
     made = {f"h{k}": LightningDataModule.from_datasets(s, val_dataset=s, batch_size=5) for k, s in enumerate(sets)}
     trainer = fit(Regression(), Institutions(made), rounds=1)
     assert "val_loss/client/h2" in trainer.callback_metrics
+    nobody = TensorDataset(*(t[:0] for t in client_sets()[0].tensors))
+    trainer = fit(Regression(), federation(val_dataset={"client-0": client_sets()[0], "client-1": nobody}), rounds=1)
+    assert [n for n in trainer.callback_metrics if "/client/" in n] == ["val_loss/client/client-0"]
 
 
 def test_held_out_streams_have_no_length() -> None:
@@ -258,9 +257,3 @@ def test_an_institution_without_training_data_sits_out(nothing: Any) -> None:
     with pytest.warns(UserWarning, match="clients without training data sit out: hospital-1"):
         fit(module, institutions(Some), rounds=2)
     assert_same(module, reference)
-
-
-def test_empty_held_out_sets() -> None:
-    nobody = TensorDataset(*(t[:0] for t in client_sets()[0].tensors))
-    trainer = fit(Regression(), federation(val_dataset={"client-0": client_sets()[0], "client-1": nobody}), rounds=1)
-    assert [n for n in trainer.callback_metrics if "/client/" in n] == ["val_loss/client/client-0"]

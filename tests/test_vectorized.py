@@ -118,18 +118,18 @@ def test_batches_have_any_structure(made: Callable[[Batch], Any]) -> None:
     assert_side_by_side(batches=lambda k, r: [made(batch) for batch in batches_of(k, r)])
 
 
-def test_more_clients_than_go_together_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_clients_than_go_together_go_in_parts_and_each_report_passes_the_mechanism(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("lit_epgan.engine.side_by_side.CLIENTS", 2)
     assert_side_by_side(algorithm=SCAFFOLD)
-
-
-def test_each_report_passes_the_mechanism() -> None:
     assert_side_by_side(mechanism=NormClipping(0.05))
 
 
 def test_budget_and_private_states_are_those_of_clients_one_after_another() -> None:
     together, alone = run(True, algorithm=SCAFFOLD), run(False, algorithm=SCAFFOLD)
     assert together.round(ROUNDS).budget == alone.round(ROUNDS).budget
+    assert run(True).round(ROUNDS).budget["client/steps"] == 4  # where no work looks at them, too
     controls = [
         [f.federation.private.clients[f"client-{k}"].algorithm["control"] for k in range(CLIENTS)]
         for f in (together, alone)
@@ -145,13 +145,6 @@ def test_a_client_that_diverges_is_left_out_by_itself() -> None:
 
     with pytest.warns(UserWarning, match="client-2"):
         assert_side_by_side(batches=batches)
-
-
-def test_steps_are_counted_where_no_work_looks_at_them() -> None:
-    together, alone = run(True), run(False)
-    budget = together.round(ROUNDS).budget
-    assert budget["client/steps"] == 4
-    assert budget == alone.round(ROUNDS).budget
 
 
 def test_weights_that_are_tied_stay_tied() -> None:

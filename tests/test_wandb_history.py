@@ -152,7 +152,9 @@ def test_without_a_table_older_files_stay(tmp_path: Path) -> None:
     assert older.exists()
 
 
-def test_a_new_run_has_nothing_to_log_again(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_new_run_has_nothing_to_log_again_and_disabled_it_does_nothing(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table_of(tmp_path, 1)
     one = logger(tmp_path)
     one.rewind(0)
@@ -160,11 +162,7 @@ def test_a_new_run_has_nothing_to_log_again(tmp_path: Path, recwarn: pytest.Warn
     assert not list(recwarn)
     (file,) = offline_files(tmp_path)
     assert history(file) == []
-
-
-def test_disabled_it_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    table_of(tmp_path, 2)
     older = older_file(tmp_path)
     logger(tmp_path).rewind(2)
     assert older.exists()
@@ -174,17 +172,10 @@ def test_a_server_gets_the_rounds_that_it_does_not_know(tmp_path: Path) -> None:
     """A run resumed online, as W&B presents it: here is no server."""
     table_of(tmp_path, 4)
     logged: list[tuple[int, dict[str, Any]]] = []
-    online = SimpleNamespace(
-        disabled=False,
-        resumed=True,
-        step=7,
-        starting_step=7,
-        summary={"epoch": 1},
-        dir=str(tmp_path / "wandb" / "run-20260101_000000-abc" / "files"),
-        id="abc",
-        log=lambda row, step, commit=None: logged.append((step, row)),
-        define_metric=lambda *args, **options: None,
-    )
+    known = {"disabled": False, "resumed": True, "step": 7, "starting_step": 7, "summary": {"epoch": 1}, "id": "abc"}
+    folder = str(tmp_path / "wandb" / "run-20260101_000000-abc" / "files")
+    online = SimpleNamespace(dir=folder, define_metric=lambda *args, **options: None, **known)
+    online.log = lambda row, step, commit=None: logged.append((step, row))
     one = logger(tmp_path)
     one._experiment = online  # type: ignore[assignment]
     one.rewind(4)
