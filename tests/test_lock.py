@@ -86,14 +86,11 @@ def test_another_process_is_refused_by_the_holders_number_host_and_time_until_it
             assert str(os.getpid()) in "".join(path.read_text() for path in tmp_path.iterdir() if path.is_file())
 
 
-def test_whoever_waits_gets_it_when_the_holder_ends(tmp_path: Path, kind: str) -> None:
+def test_whoever_waits_gets_it_when_the_holder_ends_and_may_enter_again(tmp_path: Path, kind: str) -> None:
     with held_by_another(tmp_path / "digits", kind) as holder:
         threading.Timer(0.3, holder.terminate).start()
         with locked(tmp_path / "digits", "--output", patience=30):
             assert holder.wait() == -signal.SIGTERM
-
-
-def test_the_same_process_may_enter_again_and_leaves_nothing_behind(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "digits"
     with locked(folder, "--output"):
         with locked(folder, "--output"):
@@ -213,7 +210,9 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named_and_one_that_must_last_is_on_the_disk_first(
+    tmp_path: Path, monkeypatch
+) -> None:
     path = tmp_path / "x.json"
     write_text(path, "old")
     with pytest.raises(OSError, match=r"x\.json") as caught, files_up_to(10):
@@ -221,6 +220,15 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path: 
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
     assert path.read_text() == "old"
+    flushed = []
+
+    def fsync(handle: int) -> None:
+        flushed.append((os.readlink(f"/proc/self/fd/{handle}"), path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = tmp_path / "end.json"
+    write_text(path, "new", durable=True)
+    assert flushed == [(str(tmp_path / ".end.json.part"), False), (str(tmp_path), True)]
 
 
 @pytest.mark.usefixtures("folder")
@@ -251,19 +259,6 @@ def test_a_cause_is_told_even_where_the_disk_has_room_again_and_what_is_no_error
     assert disk_error(RuntimeError("of its own")) is None
     assert disk_error(ConnectionError(errno.ECONNREFUSED, "refused")) is None
     assert disk_error(ValueError()) is None
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_file_that_must_outlast_a_power_cut_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
-    flushed = []
-
-    def fsync(handle: int) -> None:
-        flushed.append((os.readlink(f"/proc/self/fd/{handle}"), path.exists()))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    path = tmp_path / "end.json"
-    write_text(path, "new", durable=True)
-    assert flushed == [(str(tmp_path / ".end.json.part"), False), (str(tmp_path), True)]
 
 
 @pytest.mark.usefixtures("folder")

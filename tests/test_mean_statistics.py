@@ -192,12 +192,6 @@ def test_where_means_are_linear_the_spread_tells_the_same_and_the_widest_comes_f
     assert float((linear.means @ v).var()) == pytest.approx(widest, rel=1e-2)
 
 
-def test_a_ridge_is_a_share_of_the_mean_variance() -> None:
-    covariance = torch.tensor([[1.0, 0.5], [0.5, 3.0]], dtype=torch.float64)
-    assert ridged(covariance, 0.01).tolist() == [[1.02, 0.5], [0.5, 3.02]]
-    assert torch.linalg.cholesky(ridged(torch.ones(3, 3, dtype=torch.float64), 1e-4)).isfinite().all()
-
-
 def test_the_root_of_a_metric_has_its_rank_and_a_basis_spans_the_rows_once() -> None:
     factor = torch.randn(4, 9, generator=generator_for("metric"), dtype=torch.float64)
     r = root(factor.T @ factor)
@@ -210,7 +204,7 @@ def test_the_root_of_a_metric_has_its_rank_and_a_basis_spans_the_rows_once() -> 
     torch.testing.assert_close(rows @ q.T @ q, rows)
 
 
-def test_a_metric_keeps_the_directions_that_are_worth_most() -> None:
+def test_a_metric_keeps_the_directions_that_are_worth_most_and_a_ridge_is_a_share_of_the_variance() -> None:
     """R Sigma R^T is known: the kept directions have its largest eigenvalues, and nothing between them."""
     worth = torch.tensor([5.0, 1.0, 9.0, 3.0], dtype=torch.float64)
     covariance = torch.diag(torch.tensor([4.0, 4.0, 1.0, 0.25], dtype=torch.float64))
@@ -218,6 +212,9 @@ def test_a_metric_keeps_the_directions_that_are_worth_most() -> None:
     assert leading(r, covariance, 4) is r
     kept = leading(r, covariance, 2)
     torch.testing.assert_close(kept @ covariance @ kept.T, torch.diag(torch.tensor([5.0, 9.0], dtype=torch.float64)))
+    covariance = torch.tensor([[1.0, 0.5], [0.5, 3.0]], dtype=torch.float64)
+    assert ridged(covariance, 0.01).tolist() == [[1.02, 0.5], [0.5, 3.02]]
+    assert torch.linalg.cholesky(ridged(torch.ones(3, 3, dtype=torch.float64), 1e-4)).isfinite().all()
 
 
 def test_pairs_are_mirrored_and_have_the_same_random_numbers() -> None:
@@ -269,6 +266,7 @@ def test_features_of_a_convolution_are_means_over_positions() -> None:
         assert features.take() is None
     assert not module.net[1]._forward_hooks
     assert Features(module, "net").width == 1
+    assert_refused("no layer up to 'body' says how many features", Features, nn.ModuleDict({"body": nn.Tanh()}), "body")
 
 
 def test_features_of_a_sequence_are_means_over_time_even_of_as_many_frames_as_features() -> None:
@@ -285,7 +283,3 @@ def test_features_of_a_sequence_are_means_over_time_even_of_as_many_frames_as_fe
     with linear.watching(module), convolution.watching(module):
         torch.testing.assert_close(linear.of(module, x), module["body"](x).mean(1))
         torch.testing.assert_close(convolution.of(module, x.mT), module["convolution"](x.mT).mean(2))
-
-
-def test_a_network_without_a_width_is_an_error() -> None:
-    assert_refused("no layer up to 'body' says how many features", Features, nn.ModuleDict({"body": nn.Tanh()}), "body")

@@ -57,13 +57,10 @@ def test_a_search_finds_how_near_a_generator_comes() -> None:
     assert found.tolist() == pytest.approx([-3.0, -0.5], abs=1e-3)
 
 
-def test_the_inner_product_by_hand() -> None:
+def test_inner_products_and_least_squares_by_hand() -> None:
     candidates = torch.tensor([[2.0, 1.0], [0.0, 0.0]])
     scores = by_inner_product(candidates, torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
     assert scores.tolist() == [0.0, -2.0]
-
-
-def test_least_squares_by_hand_and_without_noise() -> None:
     features = gaussian(30, 50, of="features")
     inside = (torch.arange(30) % 3 > 0).double()
     assert torch.allclose(by_least_squares(features, inside @ features, 2 / 3), inside, atol=1e-9, rtol=0)
@@ -93,8 +90,7 @@ def test_nearness_and_ties_by_hand() -> None:
     """Nearest training record at 1, 1, 2, nearest held-out one at 3, 1, 1: one is nearer, one is a tie."""
     samples, train, test = line(1, 9, 18), [line(0, 10, 16)], [line(4, 8, 19)]
     found = nearer_to_training(samples, train, test, generator_for("draws"))
-    assert found.share == 0.5
-    assert found.ratio == 1.0
+    assert (found.share, found.ratio) == (0.5, 1.0)
     assert exceeding(line(1, 2), line(1, 2)[:, 0]) == 0.5
     assert exceeding(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 1.0, 4.0])) == pytest.approx(0.5)
 
@@ -107,11 +103,15 @@ def test_as_many_training_records_as_held_out_ones_are_drawn_of_every_class() ->
     assert nearer_to_training(line(-99), train, test, generator_for("draws")).share == 1  # that one is always drawn
 
 
-def test_copies_are_nearer_to_training_records() -> None:
+def test_copies_are_nearer_to_training_records_and_what_cannot_be_compared_is_said() -> None:
     train, test = records(200, "train"), records(200, "test")
     found = nearer_to_training(train[:50], [train], [test], generator_for("draws"))
     assert (found.share, found.ratio) == (1, 0)
     assert copying_score(train[:50], [train], test) == pytest.approx(-math.sqrt(3 * 50 * 200 / 251))
+    with pytest.raises(ValueError, match="more held-out records than training records"):
+        nearer_to_training(line(0), [line(0)], [line(1, 2)], generator_for("draws"))
+    with pytest.raises(ValueError, match="no cell has samples and held-out records"):
+        copying_score(line(0), [line(0), line(9)], line(9))
 
 
 def test_fresh_records_are_as_near_to_both() -> None:
@@ -136,10 +136,3 @@ def test_copying_scores_by_hand_and_of_one_cell_scipys_u() -> None:
     samples, train = line(2, -2, 100), [line(0), line(100), line(500)]
     expected = (1 * 0.5 * math.sqrt(12 * 2 / 4) - 3 * 0.5 * math.sqrt(12 * 3 / 5)) / 4
     assert copying_score(samples, train, line(1, 99, 101, 102, 500)) == pytest.approx(expected)
-
-
-def test_what_cannot_be_compared_is_said() -> None:
-    with pytest.raises(ValueError, match="more held-out records than training records"):
-        nearer_to_training(line(0), [line(0)], [line(1, 2)], generator_for("draws"))
-    with pytest.raises(ValueError, match="no cell has samples and held-out records"):
-        copying_score(line(0), [line(0), line(9)], line(9))

@@ -53,16 +53,13 @@ def features(n: int, seed: int) -> Tensor:
     return torch.randn(n, 6, generator=generator, dtype=torch.double) @ mixing + seed
 
 
-def test_frechet_distance_against_scipys_matrix_square_root() -> None:
+def test_frechet_distance_is_scipys_and_by_hand() -> None:
     a, b = features(300, 1), features(200, 2)
     s, t = np.cov(a.numpy().T), np.cov(b.numpy().T)
     root = scipy.linalg.sqrtm(s @ t)
     expected = ((a.mean(0) - b.mean(0)) ** 2).sum().item() + np.trace(s + t - 2 * root.real)
     assert distance(a, b) == pytest.approx(expected, rel=1e-8)
-
-
-def test_frechet_distance_by_hand_and_of_identical_sets_zero() -> None:
-    """Diagonal covariances: sum (m - m')^2 + sum (s - s')^2 in standard deviations; here 9 + (2 - 1)^2 / 4 * 4."""
+    # Diagonal covariances: sum (m - m')^2 + sum (s - s')^2 in standard deviations; here 9 + (2 - 1)^2 / 4 * 4
     corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]) * math.sqrt(3 / 4)  # covariance I
     assert distance(corners, corners * torch.tensor([2.0, 1.0]) + torch.tensor([3.0, 0.0])) == pytest.approx(10.0)
     assert distance(features(300, 1), features(300, 1)) == pytest.approx(0, abs=1e-6)
@@ -89,16 +86,13 @@ def test_against_torchmetrics() -> None:
     assert inception_score(a) == pytest.approx(score.compute()[0].item(), rel=1e-4)
 
 
-def test_inception_score_by_hand() -> None:
+def test_inception_scores_and_confident_classes_by_hand() -> None:
     """Certain and even over k classes: k. The same uncertain answer for all: 1. Huge logits must not give NaN."""
     assert inception_score(torch.eye(5).repeat(20, 1) * 50) == pytest.approx(5, rel=1e-6)
     assert inception_score(torch.randn(1, 5).repeat(20, 1)) == pytest.approx(1, rel=1e-6)
     assert inception_score(torch.eye(5)[:1].repeat(20, 1) * 1e4) == pytest.approx(1, rel=1e-6)
     assert inception_score(torch.eye(5).repeat(20, 1) * 50, splits=10) <= 5 + 1e-6
-
-
-def test_classes_count_confident_samples_only() -> None:
-    """100 samples of 4 classes: 50 sure of class 0, 3 of class 1, 2 of class 2, and 45 that only lean to class 3."""
+    # 100 samples of 4 classes: 50 sure of class 0, 3 of class 1, 2 of class 2, and 45 that only lean to class 3
     lean = torch.tensor([0.0, 0.0, 0.0, 1.0])
     logits = torch.cat([torch.eye(4)[[0] * 50 + [1] * 3 + [2] * 2] * 20, lean.repeat(45, 1)])
     assert confident_counts(logits).tolist() == [50, 3, 2, 0]
@@ -130,8 +124,7 @@ def test_on_a_cpu_an_extractor_looks_at_as_many_images_as_it_says() -> None:
 def test_images_become_bytes() -> None:
     grey = torch.tensor([-2.0, -1.0, 0.0, 1.0]).view(1, 1, 2, 2)
     found = to_bytes(grey)
-    assert found.dtype == torch.uint8
-    assert found.shape == (1, 3, 2, 2)
+    assert (found.dtype, found.shape) == (torch.uint8, (1, 3, 2, 2))
     assert found[0, 2].flatten().tolist() == [0, 0, 128, 255]
     every = torch.arange(256).view(1, 1, 16, 16)
     assert torch.equal(to_bytes(every / 127.5 - 1)[:, :1], every.to(torch.uint8))
@@ -196,8 +189,7 @@ def test_lite0s_first_blocks_are_those_of_the_whole_network() -> None:
         block.register_forward_hook(lambda module, arguments, output: seen.append(output.flatten(1)))
     extractor(images)
     features = Lite0Blocks(side=32, blocks=5)(images)
-    assert features.shape == (2, 8448)
-    assert len(seen) == 16
+    assert (features.shape, len(seen)) == ((2, 8448), 16)
     torch.testing.assert_close(features, torch.cat(seen[:5], 1))
     assert bool(torch.autograd.grad(features.sum(), images)[0].any())
     for blocks in (0, 17):
@@ -215,8 +207,7 @@ def test_lite0_recognises_what_is_in_a_photograph() -> None:
         image = torch.tensor(np.array(photograph)).permute(2, 0, 1)[None, :, :, 106:533] / 127.5 - 1
         found, logits = extractor.extract(image)
         best.append(int(logits.argmax()))
-    assert best == [698, 985]
-    assert found.shape == (1, 1280)
+    assert (best, found.shape) == ([698, 985], (1, 1280))
 
 
 def test_pixels_are_their_own_features_and_have_no_inception_score() -> None:

@@ -202,7 +202,14 @@ def test_draws_have_the_priors_distribution() -> None:
     assert torch.cov(values["place"].T)[0, 1] == pytest.approx(0.5, abs=0.1)
 
 
-def test_all_randomness_comes_from_the_generator() -> None:
+def test_without_parameters_or_with_a_discrete_one_it_is_refused_and_draws_from_the_generator_alone() -> None:
+    class Own(Waiting):
+        def __init__(self, **priors: torch.distributions.Distribution) -> None:
+            Independent.__init__(self, priors, dimensions=1)
+
+    assert_refused("Own has no parameter: give at least one prior", Own)
+    with pytest.raises(UserError, match=r"the prior of 'beds' is Poisson, .* take a continuous distribution"):
+        Own(rate=Gamma(1.0, 1.0), beds=Poisson(3.0))
     before = torch.get_rng_state()
     simulator = Everything()
     theta = simulator.prior(3, generator_for("one"))
@@ -211,16 +218,6 @@ def test_all_randomness_comes_from_the_generator() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(simulator.prior(3, generator_for("one")), theta)
     assert not torch.equal(simulator.prior(3, generator_for("other")), theta)
-
-
-def test_without_parameters_or_with_a_discrete_one_it_is_refused() -> None:
-    class Own(Waiting):
-        def __init__(self, **priors: torch.distributions.Distribution) -> None:
-            Independent.__init__(self, priors, dimensions=1)
-
-    assert_refused("Own has no parameter: give at least one prior", Own)
-    with pytest.raises(UserError, match=r"the prior of 'beds' is Poisson, .* take a continuous distribution"):
-        Own(rate=Gamma(1.0, 1.0), beds=Poisson(3.0))
 
 
 @pytest.mark.slow

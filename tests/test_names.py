@@ -196,7 +196,6 @@ def images(root: bytes, rng: np.random.Generator) -> None:
 
 @pytest.mark.slow
 def test_folders_whose_names_are_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run by the command line, its resumption."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     try:
@@ -215,16 +214,15 @@ def test_folders_whose_names_are_not_utf_8(tmp_path: Path, monkeypatch: pytest.M
     assert (run / "pictures" / "partition.png").is_file()
 
 
-def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said_is_one_line_and_does_nothing_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog
+) -> None:
     def refuse(args: list[str]) -> int:
         raise UserError("client a\u2028b\x1b[31m\nerror: is empty")
 
     monkeypatch.setattr("lit_epgan.cli.main._run", refuse)
     assert main(["fit"]) == 2
     assert capsys.readouterr().err == "error: client a\\u2028b\\x1b[31m\\nerror: is empty\n"
-
-
-def test_warnings_and_log_records_do_nothing_to_a_terminal(capsys, caplog):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, category, *_: print(category.__name__, message)  # type: ignore[assignment]

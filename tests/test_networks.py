@@ -180,15 +180,12 @@ def test_an_ensemble_equals_a_loop_over_separate_networks(kind: str, norm: str, 
         torch.testing.assert_close(statistics, torch.cat([single.layers[1].running_var for single in singles]))  # type: ignore[index]
 
 
-def test_only_the_first_layer_and_its_norm_are_disjoint() -> None:
+def test_only_the_first_layer_and_its_norm_are_disjoint_and_members_start_as_single_networks() -> None:
     toy = MLPGenerator((2,), latent_dim=2, hidden=(32, 32), norm="batch", slope=0.0, tanh=False, members=4)
     assert sorted(toy.get_parameter(name).numel() for name in disjoint_names(toy)) == [4 * 32] * 3 + [4 * 2 * 32]
     assert count(toy) == 4 * (2 * 32 + 32 + 2 * 32) + 32 * 32 + 32 + 2 * 32 + 32 * 2 + 2
     assert not list(disjoint_names(MLPGenerator()))
     assert sum(isinstance(m, nn.Linear) for m in MLPGenerator().modules()) == 3  # a single one is the plain network
-
-
-def test_members_start_as_a_single_network_does() -> None:
     torch.manual_seed(0)
     he, uniform = (MLPGenerator(hidden=(500, 4), members=MEMBERS, init=init).layers[0] for init in ("he", "torch"))  # type: ignore[arg-type]
     assert isinstance(he, DisjointLinear)
@@ -244,7 +241,7 @@ def discriminator() -> DCGANDiscriminator:
     return DCGANDiscriminator(image_size=16, width=4, downsamplings=2)
 
 
-def test_it_is_batch_norm_in_training() -> None:
+def test_batch_statistics_are_batch_norms_in_training_wherever_the_layer_stands() -> None:
     network, x = discriminator(), torch.randn(5, 3, 16, 16)
     ours = with_batch_statistics(copy.deepcopy(network))
     assert not [part for part in ours.modules() if isinstance(part, nn.BatchNorm2d)]
@@ -252,6 +249,12 @@ def test_it_is_batch_norm_in_training() -> None:
     assert torch.equal(ours(x), network.train()(x))
     layer = nn.BatchNorm1d(3, affine=False)
     assert torch.equal(with_batch_statistics(nn.Sequential(layer))(x[:, :, 0, 0]), layer(x[:, :, 0, 0]))
+    x, layer, own = torch.randn(5, 3, 4, 4), nn.BatchNorm2d(3), Shifted(3)
+    network = with_batch_statistics(nn.Sequential(layer, layer, own))
+    assert [type(part) for part in network._modules.values()] == [BatchStatistics, BatchStatistics, Shifted]
+    assert own.running_mean is None
+    assert torch.equal(network(x), own(layer(layer(x))))
+    assert with_batch_statistics(layer).running_mean is None
 
 
 class Shifted(nn.BatchNorm2d):
@@ -259,15 +262,6 @@ class Shifted(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + 1
-
-
-def test_a_layer_at_two_places_is_replaced_at_both_and_one_with_a_forward_of_its_own_keeps_it() -> None:
-    x, layer, own = torch.randn(5, 3, 4, 4), nn.BatchNorm2d(3), Shifted(3)
-    network = with_batch_statistics(nn.Sequential(layer, layer, own))
-    assert [type(part) for part in network._modules.values()] == [BatchStatistics, BatchStatistics, Shifted]
-    assert own.running_mean is None
-    assert torch.equal(network(x), own(layer(layer(x))))
-    assert with_batch_statistics(layer).running_mean is None
 
 
 def test_networks_at_once_score_as_each_alone_with_images_channels_last() -> None:

@@ -64,7 +64,7 @@ def test_heads_and_members_are_averaged_after_the_loss(name: str) -> None:
     torch.testing.assert_close(losses.discriminator_loss(real, fake), discriminator)
 
 
-def test_gradient_penalty_takes_the_norm_over_the_whole_sample() -> None:
+def test_a_gradient_penaltys_norm_is_over_the_sample_and_its_pairs_are_random() -> None:
     """D(x) = <a, x> has gradient a everywhere: the penalty is (||a|| - 1)^2 with the norm over all 3 x 4 x 4 entries.
 
     That is 6.07 here; a norm per pixel, over channels only, would give (sqrt(3) / 2 - 1)^2 = 0.018.
@@ -72,10 +72,7 @@ def test_gradient_penalty_takes_the_norm_over_the_whole_sample() -> None:
     direction = torch.full((3, 4, 4), 0.5)  # ||a|| = sqrt(48 / 4), ||a_p|| = sqrt(3) / 2
     penalty = gradient_penalty(lambda x: (x * direction).flatten(1).sum(1, keepdim=True), *torch.randn(2, 6, 3, 4, 4))
     assert penalty.item() == pytest.approx((math.sqrt(12) - 1) ** 2, rel=1e-5)
-
-
-def test_gradient_penalty_pairs_each_real_row_with_a_generated_one_at_random() -> None:
-    """D(x) = x^2 / 2 has || grad D(x) || = | x |: the mixtures e r + (1 - e) f can be read off the penalty."""
+    # D(x) = x^2 / 2 has || grad D(x) || = | x |: the mixtures e r + (1 - e) f can be read off the penalty
     real, fake = torch.zeros(1000, 1, dtype=torch.double), torch.tensor([[3.0], [7.0], [11.0]], dtype=torch.double)
     torch.manual_seed(9)
     penalty = gradient_penalty(lambda x: x.square() / 2, real, fake, torch.full((1000,), 1e-3, dtype=torch.double))
@@ -102,13 +99,19 @@ def test_gradient_penalty_draws_nothing_for_rows_that_match_and_takes_generated_
     assert torch.equal(*penalties)
 
 
-def test_r1_by_hand() -> None:
+def test_r1_by_hand_and_a_flat_discriminators_gradients() -> None:
     """D(x) = 1/2 sum a x^2 has gradient a x: R1 is 1/2 sum_i w_i sum (a x_i)^2."""
     a = torch.tensor([1.0, 2.0])
     x = torch.tensor([[1.0, 1.0], [3.0, -1.0]], requires_grad=True)
     scores = (a * x.square()).sum(1, keepdim=True) / 2
     assert r1_penalty(scores, x).item() == pytest.approx((5 + 13) / 4)
     assert r1_penalty(scores, x, torch.tensor([0.9, 0.1])).item() == pytest.approx((0.9 * 5 + 0.1 * 13) / 2)
+    # ||grad|| = 0 everywhere: the square root has no derivative there, the penalty's gradient must not be NaN
+    weight = torch.zeros(4, requires_grad=True)
+    penalty = gradient_penalty(lambda x: (x * weight).sum(1, keepdim=True), torch.randn(3, 4), torch.randn(3, 4))
+    penalty.backward()
+    assert penalty.item() == pytest.approx(1, rel=1e-4)
+    assert weight.grad.isfinite().all()
 
 
 def _network() -> nn.Module:
@@ -126,14 +129,11 @@ def _numeric_gradients(discriminator: nn.Module, x: Tensor, step: float = 1e-6) 
     return torch.stack(columns, 1)
 
 
-def test_gradient_norms_match_finite_differences() -> None:
+def test_gradient_norms_and_penalties_match_finite_differences() -> None:
     discriminator, x = _network(), torch.randn(5, 2, 2, 2, dtype=torch.double, requires_grad=True)
     norms = squared_gradient_norms(discriminator(x), x)
     expected = _numeric_gradients(discriminator, x.detach()).square().sum(1)
     torch.testing.assert_close(norms, expected, rtol=1e-6, atol=1e-9)
-
-
-def test_gradient_penalty_matches_finite_differences_at_the_mixtures() -> None:
     discriminator, (real, fake) = _network(), torch.randn(2, 5, 2, 2, 2, dtype=torch.double)
     weight = torch.rand(5, dtype=torch.double).softmax(0)
     torch.manual_seed(9)
@@ -169,15 +169,6 @@ def test_penalties_train_the_discriminator(kind: str) -> None:
 def penalty_value(penalty) -> float:  # type: ignore[no-untyped-def]
     with torch.enable_grad():
         return penalty().item()
-
-
-def test_flat_discriminator_has_finite_gradients() -> None:
-    """||grad|| = 0 everywhere: the square root has no derivative there, the penalty's gradient must not be NaN."""
-    weight = torch.zeros(4, requires_grad=True)
-    penalty = gradient_penalty(lambda x: (x * weight).sum(1, keepdim=True), torch.randn(3, 4), torch.randn(3, 4))
-    penalty.backward()
-    assert penalty.item() == pytest.approx(1, rel=1e-4)
-    assert weight.grad.isfinite().all()
 
 
 A = torch.tensor([[2.0, 0.9], [0.9, 1.0]], dtype=torch.float64)  # precision of a correlated target
@@ -280,8 +271,7 @@ def test_a_parameter_without_a_gradient_stays_and_groups_have_settings_and_closu
     optimizer = SGHMC([{"params": [still, slow], "lr": 0.01}, {"params": [fast]}], lr=1.0, temperature=0.0)
     slow.grad, fast.grad = torch.ones(3), torch.ones(3, dtype=torch.float64)
     optimizer.step()
-    assert still.tolist() == [1] * 3
-    assert slow.tolist() == pytest.approx([0.99] * 3)
+    assert (still.tolist(), slow.tolist()) == ([1] * 3, pytest.approx([0.99] * 3))
     assert fast.tolist() == pytest.approx([0.0] * 3)
     theta = nn.Parameter(torch.tensor([2.0]))
     optimizer = SGHMC([theta], lr=0.5, temperature=0.0)

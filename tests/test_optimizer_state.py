@@ -303,15 +303,6 @@ def test_a_group_that_a_client_adds_is_gone_and_one_that_is_added_between_rounds
     assert len(optimizer.state) == 4
 
 
-def test_a_hook_that_somebody_registers_stays() -> None:
-    made = make("sgd")
-    states, steps = OptimizerStates([made[1]], [], "keep"), []
-    made[1].register_step_post_hook(lambda *_: steps.append(1))
-    states.begin(states.collect())
-    work(made, 2, 0, False)
-    assert len(steps) == 3
-
-
 def test_an_iterator_in_an_optimizer_is_named() -> None:
     module, optimizer, _ = make("sgd")
     optimizer.order = itertools.cycle([1, 2, 3])  # type: ignore[attr-defined]
@@ -331,13 +322,19 @@ def test_an_iterator_in_an_optimizer_is_named() -> None:
     assert_refused(r"SGD keeps a list_iterator in its state", states.collect)
 
 
-def test_mistakes_are_named() -> None:
+def test_mistakes_are_named_and_a_hook_that_somebody_registers_stays() -> None:
     with pytest.raises(UserError, match=r"optimizer_state is 'remember'; choose reset or keep"):
         OptimizerStates([], [], "remember")  # type: ignore[arg-type]
     optimizer = make("sam-own-groups")[1]
     optimizer.base_optimizer.param_groups[0]["lr"] = float("nan")  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"learning rate is nan; it must be a finite number, 0 or more"):
         OptimizerStates([optimizer], [], "reset")
+    made = make("sgd")
+    states, steps = OptimizerStates([made[1]], [], "keep"), []
+    made[1].register_step_post_hook(lambda *_: steps.append(1))
+    states.begin(states.collect())
+    work(made, 2, 0, False)
+    assert len(steps) == 3
 
 
 class Listing:
@@ -391,14 +388,12 @@ def test_a_schedule_between_rounds_runs_with_the_rounds(name: str, policy: str) 
     assert_same(together(scheduled, policy, cohort=some, each_step=False, early=True), expected)
 
 
-def test_torch_does_not_take_a_fresh_optimizer_for_one_that_never_stepped() -> None:
+def test_a_schedule_is_carried_beside_fresh_and_wrapped_optimizers() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         together(lambda: make("sgd", SCHEDULES["exponential"]), "reset", each_step=False)
     assert not [str(each.message) for each in said]
 
-
-def test_a_wrapped_optimizers_rate_runs_with_the_rounds_and_its_momentum_is_the_clients() -> None:
     def scheduled() -> Made:
         return make("sam", SCHEDULES["exponential"])
 

@@ -38,12 +38,11 @@ def test_fednova_by_hand() -> None:
     torch.testing.assert_close(module.theta.detach(), expected)
 
 
-def test_a_median_of_ones_own_is_the_aggregators() -> None:
+def test_a_median_of_ones_own_is_the_aggregators_and_a_search_finds_the_optimum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ours, theirs = federation(MedianOfClients()).run(3), federation(FedAvg(), aggregator=Median()).run(3)
     torch.testing.assert_close(ours, theirs)
-
-
-def test_a_gradient_free_search_finds_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     seal(monkeypatch)
     module = Quadratic()
     federated(module, clients(), RandomSearch(64, 0.3)).run(60)
@@ -111,14 +110,11 @@ class Grows(Rounded):
     """Inherits the mistake."""
 
 
-def test_a_misspelt_hook_of_an_algorithm_is_named() -> None:
+def test_a_misspelt_hook_of_an_algorithm_is_named_and_no_class_of_the_package_suspected() -> None:
     with pytest.raises(UserError, match=r"Rounded\.rounds is never called: did you mean the hook round\? .* _rounds\."):
         FederationCallback(Rounded())
     assert_refused(r"Grows\.rounds is never called", FederationCallback, Grows())
     FederationCallback(Helped())
-
-
-def test_no_class_of_the_package_is_suspected() -> None:
     for kind in (FedProx, Algorithm):
         check_hooks(kind, Algorithm)
 

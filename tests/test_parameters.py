@@ -110,8 +110,7 @@ def test_parameters_with_gaps_become_contiguous_and_tied_ones_count_once() -> No
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[1].weight = module[0].weight
     flat = FlatParameters.of(module)
-    assert flat.numel == 9 + 3 + 3
-    assert flat.names == ["0.weight", "0.bias", "1.bias"]
+    assert (flat.numel, flat.names) == (9 + 3 + 3, ["0.weight", "0.bias", "1.bias"])
     flat.load(torch.arange(15.0))
     assert module[1].weight is module[0].weight
     assert module[1].weight.flatten().tolist() == list(range(9))
@@ -149,8 +148,7 @@ def test_several_dtypes_with_slices_and_views(mixed: nn.Sequential) -> None:
     values = {n: p.detach().clone() for n, p in mixed.named_parameters()}
     flat = FlatParameters.of(mixed)
     assert not flat.is_live
-    assert flat.dtype == torch.float64
-    assert flat.vector.dtype == torch.float64
+    assert (flat.dtype, flat.vector.dtype) == (torch.float64, torch.float64)
     assert flat.numel == sum(p.numel() for p in mixed.parameters())
     for name, value in flat.as_dict(flat.vector).items():
         assert value.dtype == values[name].dtype
@@ -227,8 +225,7 @@ def test_an_optimizers_parameters_may_lack_gradients_and_its_lr_is_the_one_befor
     own = optimized(FlatParameters.of(module), 0, list(module.parameters()))
     assert own.lr == 0.5
     torch.optim.lr_scheduler.LambdaLR(own.optimizer, lambda _: 0.1)
-    assert own.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
-    assert own.lr == 0.5
+    assert (own.optimizer.param_groups[0]["lr"], own.lr) == (pytest.approx(0.05), 0.5)
 
 
 QUIET: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
@@ -310,7 +307,7 @@ def test_a_layer_unfrozen_later_starts_from_the_servers_too() -> None:
     assert not torch.equal(module.body[0].weight, first[0])
 
 
-def test_weight_averaging_callbacks_and_dataloader_iter_are_refused() -> None:
+def test_what_a_federation_cannot_do_for_a_module_is_refused() -> None:
     trainer = Trainer(callbacks=[EMAWeightAveraging()], logger=False)
     assert_refused("EMAWeightAveraging would average one client's weights into the next one's", check_trainer, trainer)
 
@@ -319,9 +316,6 @@ def test_weight_averaging_callbacks_and_dataloader_iter_are_refused() -> None:
             return None
 
     assert_refused("reads past the end of a client", check_module, Iterating(), RoundLoop.of(Trainer(**QUIET)), ranks=1)
-
-
-def test_meeting_other_ranks_in_a_step_is_refused() -> None:
     module = Regression()
     loop = RoundLoop.of(Trainer(**QUIET))
     check_module(module, loop, ranks=2)

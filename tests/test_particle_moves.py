@@ -94,7 +94,7 @@ def test_a_references_density_is_scipys_and_it_is_a_fifth_wider_than_the_particl
     assert single.factor.square().tolist() == [[pytest.approx(1.2 * float(theta[:, 0].var()))]]
 
 
-def test_a_step_grows_while_moves_are_accepted_and_stays_in_its_range() -> None:
+def test_a_step_grows_while_moves_are_accepted_and_a_difference_is_that_of_two_particles() -> None:
     kernel = CrankNicolson(0.4, MEAN, FACTOR)
     kernel.adapt(0.3)
     assert kernel.step == pytest.approx(0.4)
@@ -104,9 +104,6 @@ def test_a_step_grows_while_moves_are_accepted_and_stays_in_its_range() -> None:
         for _ in range(20):
             kernel.adapt(accepted)
         assert kernel.step == end
-
-
-def test_a_difference_is_that_of_two_particles() -> None:
     population = normal(6, 2)
     start = normal(500, 2, stream="start")
     moved = Differences(0.7, population).propose(start, generator_for("propose")) - start

@@ -59,11 +59,17 @@ def test_the_generator_alone_decides_and_global_streams_are_untouched(kind: str)
     assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_iid_sizes_differ_by_at_most_one_and_classes_are_mixed() -> None:
+def test_iid_sizes_natural_groups_and_the_table_of_clients_by_classes() -> None:
     labels = torch.arange(10).repeat_interleave(100)
     parts = partition(labels, "iid", 3, generator())
     assert sorted(len(part) for part in parts) == [333, 333, 334]
     assert all(len(labels[part].unique()) == 10 for part in parts)
+    groups = torch.tensor([30, 10, 30, 20])
+    parts = partition(torch.zeros(4, dtype=torch.int64), "natural", 3, generator(), groups=groups)
+    assert [part.tolist() for part in parts] == [[1], [3], [0, 2]]
+    table = partition_table({"b": torch.tensor([7, 7, 3]), "a": torch.tensor([3])})
+    assert (table.index.tolist(), table.columns.tolist()) == (["b", "a"], [3, 7])
+    assert table.to_numpy().tolist() == [[1, 2], [1, 0]]
 
 
 def test_one_class_gives_client_k_the_kth_label_whole_or_shares_it_or_leaves_labels_out() -> None:
@@ -81,12 +87,6 @@ def test_one_class_gives_client_k_the_kth_label_whole_or_shares_it_or_leaves_lab
     parts = partition(labels, "one_class", 2, generator())
     assert [labels[part].unique().tolist() for part in parts] == [[0], [1]]
     assert [len(part) for part in parts] == [4, 4]
-
-
-def test_natural_follows_the_groups() -> None:
-    groups = torch.tensor([30, 10, 30, 20])
-    parts = partition(torch.zeros(4, dtype=torch.int64), "natural", 3, generator(), groups=groups)
-    assert [part.tolist() for part in parts] == [[1], [3], [0, 2]]
 
 
 @pytest.mark.parametrize("beta", [0.3, 1.0, 5.0])
@@ -146,13 +146,6 @@ def test_hold_out_is_disjoint_and_keeps_at_least_one_record_and_an_empty_client_
     assert_refused("val_fraction", hold_out, part, 1.0, generator())
     with pytest.raises(UserError, match="Client hospital-b"):
         refuse_empty({"hospital-a": torch.arange(2), "hospital-b": torch.arange(0)}, "natural")
-
-
-def test_the_table_counts_clients_by_classes() -> None:
-    table = partition_table({"b": torch.tensor([7, 7, 3]), "a": torch.tensor([3])})
-    assert table.index.tolist() == ["b", "a"]
-    assert table.columns.tolist() == [3, 7]
-    assert table.to_numpy().tolist() == [[1, 2], [1, 0]]
 
 
 class Mean(LightningModule):
@@ -221,13 +214,6 @@ def test_nothing_is_written_without_labels_or_datamodule_or_by_another_process(t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_random_streams_are_left_alone(tmp_path: Path) -> None:
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    partition_picture(draw_table(5, 4)).savefig(tmp_path / "x.png")
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1])
-
-
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (2, 10), (10, 10), (100, 10), (4, 100), (100, 100)])
 def test_the_picture_shows_every_count_where_it_belongs(clients: int, classes: int) -> None:
     table = draw_table(clients, classes)
@@ -238,7 +224,7 @@ def test_the_picture_shows_every_count_where_it_belongs(clients: int, classes: i
     assert len(cells.get_xticklabels()) <= 50
 
 
-def test_small_pictures_bear_their_counts_and_the_classes_names() -> None:
+def test_small_pictures_bear_counts_and_names_and_leave_random_streams_alone(tmp_path: Path) -> None:
     table = partition_table({"north": torch.tensor([0, 0, 2]), "south": torch.tensor([1])})
     figure = partition_picture(with_names(table, ["cat", "dog", "eel"]))
     cells = figure.axes[1]
@@ -247,6 +233,10 @@ def test_small_pictures_bear_their_counts_and_the_classes_names() -> None:
     }  # fmt: skip
     assert [label.get_text() for label in cells.get_yticklabels()] == ["cat", "dog", "eel"]
     assert figure.get_suptitle() == "2 clients, 3 classes, 4 records"
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    partition_picture(draw_table(5, 4)).savefig(tmp_path / "x.png")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
 
 
 @pytest.mark.parametrize("suffix", ["", " in the hills"])

@@ -111,7 +111,6 @@ def test_personal_layers_that_are_missing_are_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_best_works_beside_round_checkpoint(first: bool, tmp_path: Path) -> None:
-    """Whichever of the two callbacks comes first."""
     best = ModelCheckpoint(monitor="val_loss", mode="max", dirpath=tmp_path / "best")  # the first round is the worst
     callbacks = [RoundCheckpoint(), best] if first else [best, RoundCheckpoint()]
     module = HeldOut()

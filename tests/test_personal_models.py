@@ -58,7 +58,6 @@ def test_ditto_ends_between_the_clients_own_optimum_and_the_server() -> None:
 
 
 def test_ditto_is_a_plain_loop_with_buffers_of_its_own() -> None:
-    """Batch norm's statistics: the personal model's are those of its own passes."""
     module = Regression(batch_norm=True)
     server = copy.deepcopy(module).double()
     theta = dict(server.named_parameters())

@@ -16,7 +16,6 @@ from torch import Tensor
 from lit_epgan.callbacks import SampleWriter
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.pictures import tile
-from lit_epgan.callbacks.prediction_writer import SampleWriter
 from lit_epgan.callbacks.sample_grid import SampleGrid
 from lit_epgan.callbacks.toy_metrics import DensityMap, ToyMetrics
 from lit_epgan.cli.main import main
@@ -39,8 +38,7 @@ def test_tile_enlarges_and_orders_images() -> None:
     """Three 8 x 8 images in two columns: tiles of 48 pixels, two grey pixels between, -1 black, 0 grey, 1 white."""
     images = torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1, 1).expand(3, 1, 8, 8)
     sheet = tile(images, columns=2)
-    assert sheet.shape == (2 * 50 + 2, 2 * 50 + 2, 3)
-    assert sheet[2:50, 2:50].max() == 0
+    assert (sheet.shape, sheet[2:50, 2:50].max()) == ((2 * 50 + 2, 2 * 50 + 2, 3), 0)
     assert (sheet[2:50, 52:100] == 128).all()
     assert sheet[52:100, 2:50].min() == 255
     assert (sheet[:2] == 128).all()
@@ -88,8 +86,7 @@ def test_several_generators_have_a_row_each(tmp_path: Path) -> None:
     module = Two(MLPGenerator(hidden=(16,)), MLPDiscriminator(hidden=(16,)))
     trainer(tmp_path, SampleGrid(8, 3), max_epochs=1).fit(module, Images())
     sheet = np.asarray(Image.open(tmp_path / "pictures" / "samples.png"))
-    assert sheet.shape[0] == 2 * 50 + 2
-    assert sheet[2:50, 2:50].max() == 0
+    assert (sheet.shape[0], sheet[2:50, 2:50].max()) == (2 * 50 + 2, 0)
     assert sheet[52:100, 2:50].min() == 255
 
 
@@ -171,7 +168,6 @@ def images(folder: Path) -> Path:
 
 
 def test_one_switch_for_colour_and_size_and_samples_without_test_data(images, capsys):
-    """The data, both networks, and what predict draws."""
     colour = ["--data.color", "rgb", "--data.image_size", "16"]
     assert main(["fit", *OWN, *colour]) == 0
     assert "The networks take images of 3 x 16 x 16" in capsys.readouterr().err
@@ -188,7 +184,6 @@ def test_one_switch_for_colour_and_size_and_samples_without_test_data(images, ca
 
 
 def test_what_is_drawn_hangs_on_the_seed_alone(tmp_path: Path) -> None:
-    """Not on what drew before, which it does not disturb either."""
     drawn = []
     for seed in (1, 2):
         writer = SampleWriter(samples=5, images=0)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -60,12 +61,19 @@ def test_kept_momentum_is_the_clients_own(cohort: int | None) -> None:
         assert_same(reset, reference, tolerance=1e-3)
 
 
-def test_kept_adam_of_two_optimizers() -> None:
+def test_kept_adam_of_two_optimizers_and_averaged_statistics_of_length_one() -> None:
     module = TwoOptimizers()
     reference = PlainLoop(Kept(gan_steps)).run(module, 4)
     fit(module, federation(), rounds=4, optimizer_state="keep")
     noise = ("generator.0.bias", "running_mean")  # a bias before BatchNorm moves by rounding
     assert_same(module, reference, skip=noise, tolerance=1e-6)
+    # A module that has been trained before may hold such ones
+    module = Regression(batch_norm=True).double()
+    norm = module.body[1]
+    norm.running_mean.copy_(nn.functional.normalize(torch.arange(8.0), dim=0))  # type: ignore[operator]
+    reference = PlainLoop(sgd).run(module, 2)
+    fit(module, federation(), rounds=2)
+    assert_same(module, reference)
 
 
 def test_unknown_policies_and_patterns_that_match_nothing_are_named() -> None:
@@ -120,16 +128,6 @@ def test_buffers(policy: str) -> None:
             torch.testing.assert_close(value, loop.private[int(client[-1])][name], rtol=1e-7, atol=1e-7)
 
 
-def test_statistics_that_happen_to_be_of_length_one_are_averaged() -> None:
-    """A module that has been trained before may hold such ones."""
-    module = Regression(batch_norm=True).double()
-    norm = module.body[1]
-    norm.running_mean.copy_(nn.functional.normalize(torch.arange(8.0), dim=0))  # type: ignore[operator]
-    reference = PlainLoop(sgd).run(module, 2)
-    fit(module, federation(), rounds=2)
-    assert_same(module, reference)
-
-
 def is_head(name: str) -> bool:
     return name.startswith("body.3.")
 
@@ -159,12 +157,11 @@ def test_a_client_is_validated_with_its_own_layers() -> None:
     held_out = dict(zip(["client-0", "client-2"], client_sets((5, 11)), strict=True))
     heads = []
 
-    class Watch(Callback):
-        def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            heads.append(pl_module.get_parameter("body.3.weight").detach().clone())
+    def look(trainer: Trainer, module: LightningModule) -> None:
+        heads.append(module.get_parameter("body.3.weight").detach().clone())
 
     data = federation(val_dataset=held_out)
-    trainer = fit(module, data, rounds=3, local=["body.3.*"], callbacks=[Watch()])
+    trainer = fit(module, data, rounds=3, local=["body.3.*"], callbacks=[LambdaCallback(on_validation_end=look)])
     for client, dataset in held_out.items():
         own = copy.deepcopy(reference).eval()
         own.load_state_dict(loop.private[int(client[-1])], strict=False)
@@ -248,7 +245,7 @@ def held(hard: ClientData, name: str) -> list[Tensor]:
     return list(batch)
 
 
-def test_a_client_keeps_at_most_so_many_of_its_records() -> None:
+def test_sizes_follow_the_power_of_ranks_and_most_records_what_is_kept() -> None:
     hard = Hardship(most_records=20).on(data(), seed=0)
     for k, name in enumerate(hard.train):
         values, labels = held(hard, name)
@@ -262,9 +259,6 @@ def test_a_client_keeps_at_most_so_many_of_its_records() -> None:
     module.setup()
     assert [client.records for client in module.clients] == [20] * 10
     assert len(module.data.test) > 300  # type: ignore[arg-type]
-
-
-def test_sizes_follow_the_power_of_ranks_that_are_drawn() -> None:
     hard = Hardship(size_power=1.5).on(data(6), seed=3)
     sizes = [len(dataset) for dataset in hard.train.values()]  # type: ignore[arg-type]
     assert sorted(sizes, reverse=True) == [round(30 * r**-1.5) for r in range(1, 7)]
@@ -314,14 +308,16 @@ def there(sampler: Sampler, round_: int, clients: int = 10) -> set[int]:
     return {k for chain in sampler.draw(list(range(clients)), 0, round_) for k in chain}
 
 
-def test_late_clients_join_and_others_leave() -> None:
+def test_late_clients_join_others_leave_or_everyone_takes_part_at_first() -> None:
     sampler = ComingAndGoing(late=0.3, joins=2, leaving=0.2, leaves=4)
     rounds = [there(sampler, r) for r in range(6)]
     assert [len(each) for each in rounds] == [7, 7, 10, 10, 8, 8]
     late, gone = rounds[2] - rounds[1], rounds[3] - rounds[4]
-    assert rounds[0] == rounds[1]
-    assert rounds[4] == rounds[5]
+    assert (rounds[0], rounds[4]) == (rounds[1], rounds[5])
     assert (len(late), len(gone), late & gone) == (3, 2, set())
+    sampler, cohorts = EveryoneAtFirst(FixedSize(4)), FixedSize(4)
+    assert there(sampler, 0) == set(range(10))
+    assert [there(sampler, r) for r in range(1, 6)] == [there(cohorts, r) for r in range(1, 6)]
 
 
 def test_a_cohort_is_drawn_among_those_who_are_there() -> None:
@@ -331,9 +327,6 @@ def test_a_cohort_is_drawn_among_those_who_are_there() -> None:
     assert all(len(cohort) == 4 and cohort <= present for cohort in cohorts)
     assert len(set(map(frozenset, cohorts))) > 1
     assert any(not there(sampler, r) <= present for r in range(3, 9))
-
-
-def test_a_cohort_larger_than_those_who_are_there_is_refused() -> None:
     ComingAndGoing(late=0.3, joins=2, leaving=0.3, leaves=5, of=FixedSize(7)).check(10)
     with pytest.raises(UserError, match="only 4 clients"):
         ComingAndGoing(late=0.3, joins=5, leaving=0.3, leaves=2, of=FixedSize(7)).check(10)
@@ -344,9 +337,3 @@ def test_shares_that_leave_nobody_are_refused_and_no_accountant_can_read_a_rate(
     assert_refused("has no rate that an accountant could read", ComingAndGoing(late=0.3).rate, 10)
     assert_refused("only 10 clients", EveryoneAtFirst(FixedSize(11)).check, 10)
     assert_refused("has no rate that an accountant could read", EveryoneAtFirst(FixedSize(4)).rate, 10)
-
-
-def test_everyone_takes_part_at_first_and_cohorts_after_it() -> None:
-    sampler, cohorts = EveryoneAtFirst(FixedSize(4)), FixedSize(4)
-    assert there(sampler, 0) == set(range(10))
-    assert [there(sampler, r) for r in range(1, 6)] == [there(cohorts, r) for r in range(1, 6)]

@@ -57,8 +57,7 @@ def records(n):
 )
 def test_labels_are_found_in_what_a_model_predicts(answer, expected):
     found = labels(answer, 2)
-    assert found.dtype == torch.int64
-    assert found.tolist() == expected
+    assert (found.dtype, found.tolist()) == (torch.int64, expected)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +132,7 @@ def test_the_command_writes_a_classifiers_answers(folder: Path, capsys: pytest.C
     probability, label = (hidden @ layers[1][0].T + layers[1][1]).softmax(1).max(1)
     assert list(table) == ["record", "split", "class", "probability"]
     assert table["record"].tolist() == list(range(len(images)))
-    assert set(table["split"]) == {"test"}
-    assert table["class"].tolist() == label.tolist()
+    assert (set(table["split"]), table["class"].tolist()) == ({"test"}, label.tolist())
     torch.testing.assert_close(torch.tensor(table["probability"]).float(), probability)
 
 
@@ -173,8 +171,7 @@ def test_any_modules_answers(tmp_path: Path, columns: int | None, names: list[st
 
     data = federation(test_dataset=TensorDataset(torch.arange(15.0).view(5, 3)))
     table = predicted(tmp_path, Plain(answer), data)
-    assert list(table)[2:] == names
-    assert table["output_0"].tolist() == [0, 3, 6, 9, 12]
+    assert (list(table)[2:], table["output_0"].tolist()) == (names, [0, 3, 6, 9, 12])
     linear = Regression(nn.Identity(), nn.Linear(3, 2))
     assert list(predicted(tmp_path, linear, data)) == ["record", "split", "output_0", "output_1"]
 

@@ -62,12 +62,6 @@ def test_no_record_moves_the_release_further_than_its_sensitivity() -> None:
     assert found == pytest.approx([SENSITIVITY] * 15 + [COUNT_WEIGHT] * 3)
 
 
-def test_features_that_break_their_promise_are_clipped() -> None:
-    x = rows(6, 3)
-    factor = EmbeddingFactor.of([x], lambda x: 50 * x, x)
-    torch.testing.assert_close(factor.statistics[1:], (x / x.norm(dim=1, keepdim=True)).sum(0))
-
-
 @pytest.mark.parametrize("seed", [None, 3])
 def test_the_noise_has_the_stated_standard_deviation(seed: int | None) -> None:
     n, z = 200_000, 1.7
@@ -95,12 +89,19 @@ def test_epsilon_is_the_exact_one(z: float, delta: float) -> None:
     assert guarantee.sigma == 3 * z
 
 
-def test_the_known_values_and_the_sentence() -> None:
+def test_the_known_values_and_the_sentence_and_features_that_break_their_promise() -> None:
     assert str(GaussianMechanism(1.0).guarantee(SENSITIVITY)).startswith(
         "(4.38, 1e-05)-differential privacy for one record added to or removed from one client's data: one release"
     )
     assert "can be predicted from noise_seed" in str(GaussianMechanism(1.0, noise_seed=1).guarantee(1.0))
     assert GaussianMechanism(0.0).guarantee(1.0) is None
+    x = rows(6, 3)
+    factor = EmbeddingFactor.of([x], lambda x: 50 * x, x)
+    torch.testing.assert_close(factor.statistics[1:], (x / x.norm(dim=1, keepdim=True)).sum(0))
+    with pytest.raises(UserError, match=r"give the federation a mechanism: CentralNoise"):
+        EmbeddingOnServer(unit="user", noise_multiplier=1.0)
+    with pytest.raises(UserError, match="a record or a user"):
+        EmbeddingOnServer(unit="patient")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("z", "epsilon"), [(1.0, 9.63), (2.0, 4.23)])
@@ -167,19 +168,14 @@ def means(algorithm: EmbeddingOnServer | EmbeddingSites) -> Tensor:
     return torch.stack([phi(x).mean(0) for x in records()])
 
 
-def test_every_user_counts_alike_and_the_divisor_is_their_number(tmp_path: Path) -> None:
+def test_every_user_counts_alike_by_a_vector_of_norm_one(tmp_path: Path) -> None:
     """40, 60 and 100 records: the mean of means, not of records."""
-    algorithm = Totals()
-    fit(Cloud(), data(), 2, tmp_path, algorithm=algorithm, mechanism=CentralNoise(1.0, NOTHING))
+    algorithm, mechanism = Totals(), Watching(1.0, NOTHING)
+    fit(Cloud(), data(), 2, tmp_path, algorithm=algorithm, mechanism=mechanism)
     total = EmbeddingFactor(algorithm.statistics[0])
     assert float(total.count) == len(SIZES)
     torch.testing.assert_close(total.mean, means(algorithm).mean(0), rtol=1e-6, atol=1e-9)
     assert torch.equal(algorithm.statistics[0], algorithm.statistics[1])  # one release: later rounds ask nobody
-
-
-def test_a_client_sends_a_vector_of_norm_one_at_most_and_no_number_of_records(tmp_path: Path) -> None:
-    mechanism = Watching(1.0, NOTHING)
-    fit(Cloud(), data(), 1, tmp_path, algorithm=Totals(), mechanism=mechanism)
     assert len(mechanism.came) == 3
     for came, left in zip(mechanism.came, mechanism.left, strict=True):
         assert set(came) == {"embedding", "members"}
@@ -261,10 +257,3 @@ def test_sites_of_users_divide_the_own_one_out() -> None:
     later = [seen for seen in module.seen if seen.round == 1]
     assert len(later) == 9
     assert all(float(seen.weight[:8].sum()) == pytest.approx(1 / 3) for seen in later)  # type: ignore[index]
-
-
-def test_a_records_noise_does_not_protect_users() -> None:
-    with pytest.raises(UserError, match=r"give the federation a mechanism: CentralNoise"):
-        EmbeddingOnServer(unit="user", noise_multiplier=1.0)
-    with pytest.raises(UserError, match="a record or a user"):
-        EmbeddingOnServer(unit="patient")  # type: ignore[arg-type]

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
@@ -30,13 +31,10 @@ from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedSeq
 from lit_epgan.privacy import CentralNoise, RecordNoise
 from tests.federations import client_sets, federation, fit
 from tests.ledgers import the_ledger
-from tests.modules import Regression
+from tests.modules import Regression, vector
 from tests.plain_federation import descending
 
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")  # a working directory of their own
 
 
 class Telling(Regression):
@@ -98,7 +96,7 @@ def test_almost_no_noise_is_plain_clipping_by_equal_weights(algorithm: Any) -> N
         torch.manual_seed(0)
         module = Regression().double()
         fit(module, federation(), algorithm=algorithm, mechanism=mechanism)
-        models.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+        models.append(vector(module))
     torch.testing.assert_close(models[0], models[1], rtol=1e-6, atol=1e-7)
 
 
@@ -115,9 +113,9 @@ def test_a_client_with_poison_counts_as_zero_and_is_not_named(recwarn: pytest.Wa
             return super().training_step(batch, batch_idx) * float("nan")
 
     module = Poisoned().double()
-    before = torch.cat([p.detach().flatten() for p in module.parameters()])
+    before = vector(module)
     fit(module, federation(), rounds=1, mechanism=CentralNoise(0.1, 1e-6))
-    after = torch.cat([p.detach().flatten() for p in module.parameters()])
+    after = vector(module)
     torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
     assert not [w for w in recwarn if "client" in str(w.message) and "finite" in str(w.message)]
 
@@ -259,17 +257,13 @@ class Again(FedAvg):
         return One(one=torch.ones(1))
 
 
-class Stop(Callback):
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.should_stop = True
-
-
 @pytest.mark.parametrize("mechanism", [CentralNoise(0.5, 1.0), RecordNoise(0.5, 1.0)])
 def test_a_private_run_without_a_last_round_is_refused(mechanism: Mechanism) -> None:
     """No release would be planned, and an epsilon of 0 be promised."""
+    stop = LambdaCallback(on_train_epoch_end=lambda trainer, module: setattr(trainer, "should_stop", True))
     with pytest.raises(UserError, match=r"how many rounds there will be.*set trainer\.max_epochs"):
-        fit(Regression(), federation(), -1, mechanism=mechanism, callbacks=[Stop()])
-    fit(Regression(), federation(), -1, mechanism=NormClipping(0.5), callbacks=[Stop()])
+        fit(Regression(), federation(), -1, mechanism=mechanism, callbacks=[stop])
+    fit(Regression(), federation(), -1, mechanism=NormClipping(0.5), callbacks=[stop])
 
 
 def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path: Path) -> None:

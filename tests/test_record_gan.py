@@ -1,6 +1,5 @@
 """A GAN under DP-SGD: the discriminator's real half is of records, and nothing else sees any."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +21,10 @@ from lit_epgan.privacy import RecordNoise
 from lit_epgan.privacy.noisy_steps import ClippedGradients
 from tests.federations import fit
 from tests.gans import bayesian_gan, gan
+from tests.modules import vector
 from tests.test_linear_layers import of_each
 
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")  # a working directory of their own
 
 
 def digits_like(clients: int = 3, n: int = 40) -> list[TensorDataset]:
@@ -38,10 +35,6 @@ def digits_like(clients: int = 3, n: int = 40) -> list[TensorDataset]:
 def federation(sets: list[TensorDataset] | None = None, **options: Any) -> FederatedDataModule:
     given = {"batch_size": 8, "local_steps": 3, **options}
     return FederatedDataModule.from_datasets(sets or digits_like(), **given)
-
-
-def vector(network: torch.nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in network.parameters()])
 
 
 @pytest.mark.parametrize("options", [{"r1": 0.5}, {"objective": "lsgan"}], ids=["r1", "lsgan"])
@@ -183,7 +176,7 @@ def test_rows_of_other_sites_have_their_gradient_as_it_is() -> None:
     torch.testing.assert_close(found, tuple(a + b for a, b in zip(own, others, strict=True)))
 
 
-def test_what_looks_at_labels_or_batches_elsewhere_is_refused() -> None:
+def test_what_looks_at_labels_or_batches_is_refused_but_a_generators_batch_norm_sees_noise() -> None:
     labelled = [TensorDataset(*each.tensors, torch.arange(40) % 3) for each in digits_like()]
     conditional = ConditionalGAN(MLPGenerator(latent_dim=8, hidden=(16,)), MLPDiscriminator(hidden=(16,), heads=3), 3)
     with pytest.raises(UserError, match="ConditionalGAN optimizes by itself"):
@@ -192,9 +185,6 @@ def test_what_looks_at_labels_or_batches_elsewhere_is_refused() -> None:
     normalised.discriminator = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1))
     with pytest.raises(UserError, match=r"the layer discriminator\.1 \(BatchNorm1d\) .*use GroupNorm"):
         fit(normalised, federation(), mechanism=RecordNoise(1.0, 1.0), precision="32-true")
-
-
-def test_a_generators_batch_norm_sees_noise_alone() -> None:
     points = [TensorDataset(each.tensors[0].flatten(1)[:, :3]) for each in digits_like()]
     module = bayesian_gan()
     fit(module, federation(points), rounds=1, mechanism=RecordNoise(1.0, 1.0), precision="32-true")

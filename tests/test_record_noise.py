@@ -31,18 +31,11 @@ from lit_epgan.federated import (
 from lit_epgan.privacy import Ledger, RecordNoise, Releases, spent
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.ledgers import the_ledger
-from tests.modules import Regression, TwoOptimizers
+from tests.modules import Regression, TwoOptimizers, vector
 from tests.plain_federation import descending
 from tests.refusals import assert_refused
 
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def vector(module: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
+pytestmark = pytest.mark.usefixtures("folder")  # a working directory of their own
 
 
 class Batches(Callback):
@@ -154,12 +147,14 @@ def test_the_client_who_pays_most_states_the_guarantee() -> None:
     assert mechanism.spent().epsilon == 0
 
 
-def test_a_target_is_reached_by_every_client() -> None:
+def test_a_target_is_reached_by_every_client_and_a_budget_needs_a_ledger() -> None:
     mechanism = RecordNoise(1.0, target_epsilon=2.0, delta=1e-4)
     mechanism.begin(plan({0: 100, 1: 10}, 10, {0: 10, 1: 1}))
     costs = [spent([each], 1e-4).epsilon for each in mechanism._payments.planned.values()]
     assert 1.97 < max(costs) <= 2.0
     assert {each.sampling for each in mechanism._payments.planned.values()} == {"poisson", "everyone"}
+    with pytest.raises(UserError, match="budget needs a ledger: give RecordNoise ledger=FILE"):
+        RecordNoise(1.0, 4.0, budget=8.0).begin(plan({0: 100}, 10, {0: 10}, data=None))
 
 
 def test_the_accountant_agrees_with_opacus() -> None:
@@ -202,11 +197,6 @@ def test_every_client_pays_for_its_own_steps_and_a_repeated_round_twice(tmp_path
     assert book.total().unit == "record"
     rates = {a.group: a.planned.rate for a in book.accounts.values()}
     assert rates == {f"client-{k}": min(1.0, 8 / n) for k, n in enumerate(SIZES)}
-
-
-def test_a_budget_without_a_ledger_is_refused() -> None:
-    with pytest.raises(UserError, match="budget needs a ledger: give RecordNoise ledger=FILE"):
-        RecordNoise(1.0, 4.0, budget=8.0).begin(plan({0: 100}, 10, {0: 10}, data=None))
 
 
 def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_unit(tmp_path: Path) -> None:

@@ -17,14 +17,11 @@ from tests.same_weights import assert_same
 pytestmark = pytest.mark.slow
 NAMES = [f"client-{k}" for k in range(4)]
 RUNS = [
-    ("--module", "regression"),
     ("--module", "regression", "--algorithm", "fedprox"),
     ("--module", "regression", "--algorithm", "scaffold"),
-    ("--module", "regression", "--algorithm", "feddyn"),
     ("--module", "regression", "--algorithm", "apfl"),
     ("--module", "regression", "--algorithm", "fedadam"),
     ("--module", "regression", "--algorithm", "ep"),
-    ("--module", "regression", "--algorithm", "tied_ep"),
     ("--module", "regression", "--algorithm", "fednp"),
     ("--module", "regression", "--algorithm", "fedseq"),
     ("--module", "regression", "--noise-seed", "1"),

@@ -179,7 +179,7 @@ def test_one_under_other_settings_is_told_which_they_are(at: Endpoint, recwarn: 
     ours.end()
 
 
-def test_rounds_are_told_to_everybody(at: Endpoint, clients: RemoteClients) -> None:
+def test_rounds_and_refusals_are_told(at: Endpoint, clients: RemoteClients, tmp_path: Path) -> None:
     links = {k: called(at, NAMES[k]) for k in (0, 1)}
     clients.meet(links)
     clients.begin(7, [1, 2, 3], True)
@@ -190,6 +190,12 @@ def test_rounds_are_told_to_everybody(at: Endpoint, clients: RemoteClients) -> N
         assert told[0].about() == {"round": 7, "trains": k == 1, "cohort": 3}
         assert told[1].about() == {"round": 7, "counts": k != 0}
         assert told[2].kind is Kind.END
+    ours, theirs = Pipe()
+    institution = RemoteServer(ours, "a", 0, ReportFilter(Policy(), tmp_path / "sent.csv"))
+    assert Frame.read(theirs.recv_bytes()).about() == {"name": "a", "version": VERSION, "settings": {}}
+    theirs.send_bytes(Frame.of(Kind.REFUSED, why="the server speaks version 2").written())
+    with pytest.raises(UserError, match="does not let this institution in: the server speaks version 2"):
+        institution.trains(0)
 
 
 def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it() -> None:
@@ -227,15 +233,6 @@ def test_another_version_of_the_protocol_is_refused_in_a_sentence_at_both_ends(a
     called(at, "b")
     assert clients.meet([1]) == {1}
     assert clients.present == {1}
-
-
-def test_an_institution_that_is_refused_ends_in_a_sentence(tmp_path: Path) -> None:
-    ours, theirs = Pipe()
-    institution = RemoteServer(ours, "a", 0, ReportFilter(Policy(), tmp_path / "sent.csv"))
-    assert Frame.read(theirs.recv_bytes()).about() == {"name": "a", "version": VERSION, "settings": {}}
-    theirs.send_bytes(Frame.of(Kind.REFUSED, why="the server speaks version 2").written())
-    with pytest.raises(UserError, match="does not let this institution in: the server speaks version 2"):
-        institution.trains(0)
 
 
 def test_all_have_the_same_time_to_answer(at, clients, monkeypatch):

@@ -39,7 +39,6 @@ def summed(reports: list[Report]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("clients", [1, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP, 3 * GROUP + 5])
 def test_float64_is_exact_over_groups(clients: int) -> None:
-    """Integers in float64: every sum is exact, whatever the grouping."""
     values = torch.arange(clients, dtype=torch.float64)
     total = summed([{"x": torch.stack([v, 2 * v + 1]), "n": scalar(float(v))} for v in values])
     expected = clients * (clients - 1) // 2
@@ -47,13 +46,18 @@ def test_float64_is_exact_over_groups(clients: int) -> None:
     assert total["n"].tolist() == [expected]
 
 
-def test_a_count_and_a_tensor_of_one_name_add_up() -> None:
+def test_terms_of_one_name_add_up_and_small_reports_in_any_order() -> None:
     total = plain_sum()
     for client, term in enumerate([Count(2.0), scalar(3.0), Count(4.5)]):
         total.add(client, {"n": term})
     closed = total.close()
-    assert closed["n"].tolist() == [9.5]
-    assert closed.counts == {"n"}
+    assert (closed["n"].tolist(), closed.counts) == ([9.5], {"n"})
+    # Bit by bit in the precision that they came in: also where some are summed by themselves, as on ranks
+    generator = torch.Generator().manual_seed(1)
+    reports = [{"x": Weighted(torch.randn(1000, generator=generator), 1.0 + k % 7)} for k in range(40)]
+    parts = [summed(reports[k::4])["x"] for k in range(4)]
+    for other in (summed(reports[::-1])["x"], sum(parts)):
+        assert torch.equal(torch.as_tensor(other).float(), summed(reports)["x"].float())
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 3e-7)])
@@ -75,31 +79,23 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_epgan.engine.messages.EXACT", 0)
 
 
-def test_the_order_of_small_reports_does_not_matter() -> None:
-    """Bit by bit in the precision that they came in: also where some are summed by themselves, as on ranks."""
-    generator = torch.Generator().manual_seed(1)
-    reports = [{"x": Weighted(torch.randn(1000, generator=generator), 1.0 + k % 7)} for k in range(40)]
-    parts = [summed(reports[k::4])["x"] for k in range(4)]
-    for other in (summed(reports[::-1])["x"], sum(parts)):
-        assert torch.equal(torch.as_tensor(other).float(), summed(reports)["x"].float())
-
-
 @pytest.mark.usefixtures("large")
-def test_small_terms_are_not_lost_in_a_large_sum() -> None:
+def test_small_terms_are_not_lost_in_a_large_sum_and_an_overflow_shows() -> None:
     """In one float32 sum, 2^24 + 1 + 1 + ... stays 2^24; by groups the ones survive but for the first group's."""
     terms = [2.0**24] + [0.0] * (GROUP - 1) + [1.0] * 10 * GROUP
     total = summed([{"x": torch.tensor([t])} for t in terms])
     assert total["x"].tolist() == [2**24 + 10 * GROUP]
+    # 3e38 is a float32, ten thousand times it is not; whoever takes the total must be able to see that
+    total = summed([{"x": Weighted(torch.tensor([3e38, 1.0]), 1e4)} for _ in range(40)])
+    assert not is_finite(total)
 
 
 def test_integers_counts_and_half_precision_sum_exactly() -> None:
     big = 2**24 + 1  # no float32
     total = summed([{"i": torch.tensor([big]), "h": torch.tensor([1.5], dtype=torch.bfloat16)} for _ in range(300)])
-    assert total["i"].tolist() == [300 * big]
-    assert total["h"].tolist() == [450]
+    assert (total["i"].tolist(), total["h"].tolist()) == ([300 * big], [450])
     total = summed([{"n": Count(2**53 - 300)} if k == 0 else {"n": Count(1)} for k in range(300)])
-    assert total["n"].tolist() == [2**53 - 1]
-    assert total["n"].dtype == torch.float64
+    assert (total["n"].tolist(), total["n"].dtype) == ([2**53 - 1], torch.float64)
     assert not is_finite({"n": Count(math.nan)})
 
 
@@ -112,8 +108,7 @@ def test_the_sum_is_of_double_precision_and_keeps_no_hold_of_the_reports() -> No
         total.add(k, {"x": Weighted(live, 10.0), "y": live})
     live.fill_(99)
     sums = total.close()
-    assert sums["x"].tolist() == [30] * 4
-    assert sums["y"].tolist() == [3] * 4
+    assert (sums["x"].tolist(), sums["y"].tolist()) == ([30] * 4, [3] * 4)
     total = summed([{"x": Weighted(torch.ones(1), 2.0), "y": torch.ones(1, dtype=torch.bfloat16)}])
     assert {name: value.dtype for name, value in total.items()} == {"x": torch.float64, "y": torch.float64}
 
@@ -156,13 +151,6 @@ def test_what_is_not_finite_is_found_behind_sums_and_weights() -> None:
     assert not is_finite({"x": Weighted(torch.tensor([math.inf]), 0.0)})  # it is still added, and 0 times inf is NaN
     assert is_finite({"x": torch.full((1000,), 3e38)})  # though their sum overflows
     assert is_finite({"x": torch.tensor([3e38, 3e38, -3e38, -3e38])})
-
-
-@pytest.mark.usefixtures("large")
-def test_an_overflow_of_the_sum_shows() -> None:
-    """3e38 is a float32, ten thousand times it is not; whoever takes the total must be able to see that."""
-    total = summed([{"x": Weighted(torch.tensor([3e38, 1.0]), 1e4)} for _ in range(40)])
-    assert not is_finite(total)
 
 
 BOUND = 0.05
@@ -242,8 +230,7 @@ def test_clipping_by_hand_lets_a_report_within_the_bound_pass_as_it_is() -> None
     assert float(flat_norm(report)) == pytest.approx(13)
     clipped = NormClipping(6.5, max_weight=5.0).at_client(report, {})
     assert isinstance(clipped["a"], Weighted)
-    assert clipped["a"].tensor.tolist() == [1.5, 2.0]
-    assert clipped["a"].weight == 5.0
+    assert (clipped["a"].tensor.tolist(), clipped["a"].weight) == ([1.5, 2.0], 5.0)
     assert clipped["b"].tolist() == [6.0]  # type: ignore[union-attr]
     assert clipped["weight"] == Count(5.0, True)
     assert clipped["steps"] == Count(9)

@@ -114,7 +114,7 @@ def draws(seed: int) -> float:
     return float(torch.rand(()))
 
 
-def test_who_is_asked_the_same_again_in_a_round_draws_anew() -> None:
+def test_who_is_asked_the_same_again_in_a_round_draws_anew_also_elsewhere() -> None:
     drawn: list[float] = []
 
     def loss(module: nn.Module, batch: list[Tensor]) -> Tensor:
@@ -129,9 +129,6 @@ def test_who_is_asked_the_same_again_in_a_round_draws_anew() -> None:
     plain.run(2)
     words = [(0, 0, "steps"), (0, 0, "steps", 1), (0, 1, "steps"), (1, 0, "steps"), (1, 0, "steps", 1), (1, 1, "steps")]
     assert drawn == [draws(derive_seed(7, *each)) for each in words]
-
-
-def test_that_it_is_asked_again_reaches_a_client_elsewhere() -> None:
     for again in (False, True):
         assert decode_task(encode_task(Task(1, 4, 2, "train", True, {}, again=again)), {}).again == again
 
@@ -159,7 +156,7 @@ class Judged(GAN):
         self.log("rows", float(len(batch[0])))
 
 
-def test_held_out_images_that_no_step_looks_at_are_not_walked(tmp_path: Path) -> None:
+def test_held_out_images_are_walked_for_a_step_of_ones_own_alone(tmp_path: Path) -> None:
     """One batch a round is fetched, so that validation happens and callbacks can look."""
     seen = Batches()
     run = trainer(tmp_path, seen)
@@ -169,9 +166,6 @@ def test_held_out_images_that_no_step_looks_at_are_not_walked(tmp_path: Path) ->
     run.test(gan(), SmallBatches(), verbose=False)
     assert (seen.validated, seen.tested) == (3, 1)
     assert (run.limit_val_batches, run.limit_test_batches) == (1.0, 1.0)  # all, for whatever is evaluated next
-
-
-def test_a_step_of_ones_own_sees_all_batches(tmp_path: Path) -> None:
     module = gan()
     module.__class__ = Judged
     seen = Batches()

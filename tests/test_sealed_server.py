@@ -117,13 +117,16 @@ def test_mechanisms_aggregators_and_samplers_too(options: dict[str, Any], monkey
     assert calls
 
 
-def test_an_exact_site_asks_for_gradients_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seal_is_one_and_an_exact_site_asks_for_gradients_only(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = seal(monkeypatch)
     module = nn.Linear(3, 1, bias=False)
     squares = lambda m, batch: (m(batch[0])[:, 0] - batch[1]).square().mean()  # noqa: E731
     plain = descending(ConjugateEP(), module, squares, data, RECORDS)
     plain.run(2)
     assert set(calls) == {"run"}
+    seal(monkeypatch)
+    with pytest.raises(SealBrokenError, match=r"server\.parameters"):
+        federation(Peeking()).run(1)
 
 
 class Peeking(Algorithm):
@@ -132,9 +135,3 @@ class Peeking(Algorithm):
 
     def train(self, client: Client, sent: Broadcast) -> Message:
         return super().train(client, {"parameters": self.server.parameters})
-
-
-def test_the_seal_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    seal(monkeypatch)
-    with pytest.raises(SealBrokenError, match=r"server\.parameters"):
-        federation(Peeking()).run(1)

@@ -140,12 +140,17 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(noise_multiplier: float, tm
     assert not torch.equal(straight.particles, stopped.particles)
 
 
-def test_a_site_without_a_record_of_the_class_releases_that_too() -> None:
+def test_a_client_without_a_record_of_the_class_releases_that_and_much_noise_comes_to_an_end() -> None:
     """Whether it has any is not to be told by whether it answers."""
     algorithm = Watched()
     sites = [TensorDataset(x, torch.full((len(x),), int(k == 1))) for k, x in enumerate(records())]
     federated(Posterior(MIXTURE, 40, label=1), FederatedDataModule.from_datasets(sites, batch_size=8), algorithm).run(1)
     assert float(algorithm.totals[0][0]) == SIZES[1]
+    algorithm = Watched(noise_multiplier=3.0, noise_seed=1, generations=25)
+    plain = federated(Posterior(MIXTURE, 100), data(), algorithm)
+    plain.run(2)
+    assert stage_of(plain).kind == FOUND
+    assert plain.server.parameters.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -160,11 +165,3 @@ def test_a_site_without_a_record_of_the_class_releases_that_too() -> None:
 )
 def test_what_cannot_be_is_named(options: dict[str, Any], sentence: str) -> None:
     assert_refused(sentence, SearchOnRelease, **options)
-
-
-def test_inference_under_much_noise_comes_to_an_end() -> None:
-    algorithm = Watched(noise_multiplier=3.0, noise_seed=1, generations=25)
-    plain = federated(Posterior(MIXTURE, 100), data(), algorithm)
-    plain.run(2)
-    assert stage_of(plain).kind == FOUND
-    assert plain.server.parameters.isfinite().all()

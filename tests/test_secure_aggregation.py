@@ -129,13 +129,17 @@ def test_processes_go_on_after_a_round_that_is_void(tmp_path: Path) -> None:
         assert counted == ([] if n in void else asked[n])
 
 
-def test_a_policy_may_insist_on_secure_aggregation() -> None:
+def test_secure_aggregation_may_be_insisted_on_and_refuses_what_it_cannot_hide(secure: Callable[..., Secure]) -> None:
     Policy.of({"secure": True}, "policy.yaml").check_secure(True)
     Policy.of({"secure": False}, "policy.yaml").check_secure(False)
     Policy().check_secure(False)
     with pytest.raises(UserError, match="secure is True, and the federation's server sees every report by itself"):
         Policy.of({"secure": True}, "policy.yaml").check_secure(False)
     assert_refused("secure is 1; give true or false", Policy.of, {"secure": 1}, "policy.yaml")
+    with pytest.raises(UserError, match="Median looks at every client's report by itself"):
+        secure(changes=lambda federation: setattr(federation, "aggregator", Median()))
+    with pytest.raises(UserError, match="at least 3 institutions, and a round has 2"):
+        secure(changes=lambda federation: setattr(federation, "sampler", FixedSize(2)))
 
 
 def masked_by(institution: Any) -> np.ndarray:
@@ -348,7 +352,6 @@ def test_an_institution_masks_one_answer_to_a_question_once() -> None:
 
 @pytest.mark.parametrize("least", [1, 4])
 def test_an_institution_takes_part_in_no_sum_that_is_too_small(least: int) -> None:
-    """Of fewer than three, or than its policy says."""
     members = NAMES[: max(2, least - 1)]
     maskings = {name: Masking(name, NAMES, least=least) for name in members}
     assert_not_masked(f"{len(members)} institutions are ready, and this one takes part in sums of at", maskings)
@@ -361,12 +364,19 @@ def test_an_institution_takes_part_with_no_stranger_and_without_certificates_tha
         Masking("a", ["a"])
 
 
-def test_with_certificates_an_unsigned_key_is_refused() -> None:
+def test_who_is_unsigned_or_knows_other_members_is_refused() -> None:
     root = Root()
     identities = {name: root.identity(name) for name in NAMES[:3]}
     maskings = {name: Masking(name, NAMES, identities[name]) for name in NAMES[:2]}
     maskings[NAMES[2]] = Masking(NAMES[2], NAMES)
     assert_not_masked("the key of 'client-2' is refused: it is not signed", maskings)
+    # One has a list with a member more, as somebody may have handed it out to that one alone
+    root = Root()
+    identities = {name: root.identity(name) for name in NAMES[:3]}
+    others = replace(root.members, sites={**root.members.sites, "another": "00"})
+    identities[NAMES[1]].members = others
+    maskings = {name: Masking(name, NAMES, identity) for name, identity in identities.items()}
+    assert_not_masked(r"the key of 'client-1' is refused: .* of another members\.json", maskings)
 
 
 def test_a_server_with_kits_of_its_own_is_no_two_members() -> None:
@@ -379,16 +389,6 @@ def test_a_server_with_kits_of_its_own_is_no_two_members() -> None:
     maskings = {"north": Masking("north", told, site, least=3)}
     maskings |= {name: Masking(name, told, identity) for name, identity in own.items()}
     assert_not_masked("'operator' is to be in the sum, and is none of the sites that this one knows", maskings)
-
-
-def test_sites_that_know_different_members_do_not_mask_for_each_other() -> None:
-    """One has a list with a member more, as somebody may have handed it out to that one alone."""
-    root = Root()
-    identities = {name: root.identity(name) for name in NAMES[:3]}
-    others = replace(root.members, sites={**root.members.sites, "another": "00"})
-    identities[NAMES[1]].members = others
-    maskings = {name: Masking(name, NAMES, identity) for name, identity in identities.items()}
-    assert_not_masked(r"the key of 'client-1' is refused: .* of another members\.json", maskings)
 
 
 @pytest.mark.parametrize(
@@ -422,10 +422,3 @@ def test_algorithms_that_need_single_reports_are_refused_before_anybody_is_asked
     federation = half(name, algorithm).federation
     federation.secure = True
     assert_refused(why, Round, federation, 0)
-
-
-def test_what_secure_aggregation_cannot_hide_is_refused_at_the_start(secure: Callable[..., Secure]) -> None:
-    with pytest.raises(UserError, match="Median looks at every client's report by itself"):
-        secure(changes=lambda federation: setattr(federation, "aggregator", Median()))
-    with pytest.raises(UserError, match="at least 3 institutions, and a round has 2"):
-        secure(changes=lambda federation: setattr(federation, "sampler", FixedSize(2)))

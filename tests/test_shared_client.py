@@ -20,7 +20,7 @@ WORDS = ["--config", "digits_classifier.yaml", "--config", "algorithms/fedprox.y
 WORDS += ["--data.batch_size", "7", "--data.local_steps", "6", "--trainer.max_epochs", "2"]
 
 
-def test_each_rank_has_its_rows_and_its_weight_and_rows_are_those_of_the_first_tensor(monkeypatch):
+def test_each_rank_has_its_rows_and_its_weight_by_which_a_loss_counts(monkeypatch) -> None:
     batch = {"x": torch.arange(7), "scale": torch.tensor(2.0), "y": (torch.arange(7),)}
     factors = []
     for rank, rows in ((0, [0, 3, 6]), (1, [1, 4]), (2, [2, 5])):
@@ -31,16 +31,12 @@ def test_each_rank_has_its_rows_and_its_weight_and_rows_are_those_of_the_first_t
         assert part["x"].tolist() == part["y"][0].tolist() == rows
         assert part["scale"] == 2.0
         factors.append(client.factor)
-    assert sum(factors) == pytest.approx(3)
-    assert factors == pytest.approx([9 / 7, 6 / 7, 6 / 7])
+    assert (sum(factors), factors) == (pytest.approx(3), pytest.approx([9 / 7, 6 / 7, 6 / 7]))
     client = SharedClient()
     assert client.part(torch.arange(2)).tolist() == [0, 1]  # fewer rows than ranks: all have all
     assert client.factor == 1
     assert rows_of([torch.zeros(5, 2), torch.zeros(3)]) == 5
     assert rows_of("no tensor") == 0
-
-
-def test_a_loss_counts_by_its_rows() -> None:
     client, weight = SharedClient(), torch.tensor(3.0, requires_grad=True)
     client.factor = 0.5
     loss = weight * 2

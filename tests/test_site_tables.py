@@ -34,16 +34,13 @@ def joined(sites: dict[str, tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndar
     return torch.cat(features).numpy(), torch.cat(labels).numpy()
 
 
-def test_a_stratified_split_holds_out_a_share_of_each_class_and_keeps_a_row() -> None:
+def test_stratified_and_alike_splits() -> None:
     labels = torch.tensor([0] * 10 + [1] * 5 + [2])
     kept, out = stratified(labels, 0.3, generator())
     assert counts(labels[out]) == [3, 2]  # round(3), round(1.5), and of a single row none
     assert sorted([*kept.tolist(), *out.tolist()]) == list(range(16))
     kept, out = stratified(torch.tensor([0, 0]), 0.9, generator())
     assert (len(kept), len(out)) == (1, 1)
-
-
-def test_sites_that_are_alike_differ_by_one_record_of_a_class() -> None:
     labels = torch.tensor([0] * 10 + [1] * 7 + [2] * 4)
     parts = alike(labels, 4, generator())
     assert sorted(torch.cat(parts).tolist()) == list(range(21))
@@ -224,14 +221,11 @@ def test_doubtful_sites_are_kept_where_asked_with_a_warning(kind: str) -> None:
     assert np.isfinite(joined(tensors(data, "train"))[0]).all()
 
 
-def test_a_column_that_is_constant_everywhere_becomes_zero() -> None:
+def test_constant_columns_become_zero_or_do_no_harm_and_good_data_no_warning() -> None:
     module = given(doubtful="warn", test_fraction=0)  # the mean of 24 times .1 is not quite .1
     module.tables = {name: with_value(rows, slice(None), 1, 0.1) for name, rows in module.tables.items()}
     with pytest.warns(UserWarning, match="'dose'"):
         np.testing.assert_allclose(joined(tensors(module.load(), "train"))[0][:, 1], 0, atol=1e-12)
-
-
-def test_good_data_and_a_constant_column_that_is_not_used_are_no_cause_for_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert given().load().train

@@ -52,15 +52,12 @@ def manifest(folder, rows, header="session,speaker,text,audio,seconds,split"):
     return path
 
 
-def test_no_two_pools_share_a_sentence():
+def test_pools_share_no_sentence_have_pronunciations_and_fill_sessions() -> None:
     uniform = [1 / len(TOPICS)] * len(TOPICS)
     drawn = {pool: set(islice(sentences(pool, uniform, 0, pool), 500)) for pool in set(POOLS)}
     assert all(len(own) == 500 for own in drawn.values())
     assert len(set.union(*drawn.values())) == 500 * len(drawn)
     assert all(pool_of(sentence) == pool for pool, own in drawn.items() for sentence in own)
-
-
-def test_every_word_has_a_pronunciation_and_every_topic_can_fill_a_session() -> None:
     assert not [word for word in vocabulary() if word not in cmudict()]
     for topic in range(len(TOPICS)):
         only = [float(topic == k) for k in range(len(TOPICS))]
@@ -68,13 +65,17 @@ def test_every_word_has_a_pronunciation_and_every_topic_can_fill_a_session() -> 
             assert len(list(islice(sentences(pool, only, topic), 80))) == 80
 
 
-def test_nobody_who_trains_is_heard_in_evaluation():
+def test_nobody_who_trains_is_heard_in_evaluation_and_lengths_are_imbalanced() -> None:
     """No two speakers have voice, pitch and vocal tract in common, and no two sessions the room."""
     plans = plan_sessions(SESSIONS, 60, 3000, speakers=200)  # so many that chance alone would repeat some
     speakers = [s for p in plans for s in p.speakers]
     assert len({s.name for s in speakers}) == len(speakers)
     assert len({(s.voice, s.pitch, s.tract) for s in speakers}) == len(speakers)
     assert len({p.own for p in plans}) == len(plans)
+    plans = plan_sessions(SESSIONS, 60, 3000, imbalance=4)
+    train = [p.seconds for p in plans if p.split == "train"]
+    assert (sum(train), max(train) / min(train)) == (pytest.approx(3600), pytest.approx(4))
+    assert sum(p.words for p in plans if p.split == "eval") >= 3000
 
 
 def test_a_session_sounds_alike_whatever_was_spoken_before_it_or_beside(tmp_path):
@@ -83,14 +84,6 @@ def test_a_session_sounds_alike_whatever_was_spoken_before_it_or_beside(tmp_path
     time.sleep(1.1)  # espeak's random numbers would be those of another second
     second = corpus(plans[::-1], Stages(tmp_path / "b"), workers=2)
     assert [digest_of_result(each) for each in first] == [digest_of_result(each) for each in second[::-1]]
-
-
-def test_lengths_are_imbalanced_and_add_up():
-    plans = plan_sessions(SESSIONS, 60, 3000, imbalance=4)
-    train = [p.seconds for p in plans if p.split == "train"]
-    assert sum(train) == pytest.approx(3600)
-    assert max(train) / min(train) == pytest.approx(4)
-    assert sum(p.words for p in plans if p.split == "eval") >= 3000
 
 
 def test_few_sessions_cover_every_range_evenly():
@@ -119,8 +112,7 @@ def test_a_manifest_is_read(tmp_path):
     rows = ["S1,anna,Turn it OFF!,a.wav,1.0,train", "S2,bert,two,a.wav,1.0,dev", "S3,carl,two,a.wav,0.5,eval"]
     corpus = from_manifest(manifest(tmp_path, rows))
     assert [r.text for r in corpus.recordings] == ["turn it off", "two", "two"]
-    assert corpus.grammar == ["turn it off"]
-    assert corpus.words == ["it", "off", "turn"]
+    assert (corpus.grammar, corpus.words) == (["turn it off"], ["it", "off", "turn"])
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,6 @@ def test_what_is_made_is_kept(settings, monkeypatch):
 
 
 def test_a_users_manifest_with_a_broken_file(settings, tmp_path):
-    """The miniature, copied as a user's own corpus; one file of it is cut."""
     own = SpeechDataModule(**settings)
     rows = ["session,speaker,text,audio,seconds,split"]
     for split in ("train", "dev", "eval"):
@@ -167,7 +166,7 @@ def test_the_masked_share_is_half_of_the_widest_mask():
     assert masked(20000, bins=0, frames=6).float().mean() == pytest.approx(3 / 24, rel=0.1)
 
 
-def test_masks_are_runs_of_every_length_and_reach_both_ends():
+def test_masks_reach_both_ends_are_each_chunks_own_and_leave_what_was_given() -> None:
     found = runs((20000, 1), MELS, 4, generator_for(1)).int()
     lengths = found.sum(1)
     assert lengths.bincount().div(20000).tolist() == pytest.approx([0.2] * 5, rel=0.1)
@@ -176,15 +175,9 @@ def test_masks_are_runs_of_every_length_and_reach_both_ends():
     assert found[:, 0].any()
     assert found[:, -1].any()
     assert runs((100, 1), 4, 4, generator_for(1)).sum(1).max() == 4
-
-
-def test_every_chunk_has_masks_of_its_own_and_more_masks_hide_more():
     one, two = (masked(4000, bins=8, frames=0, masks=n)[:, 0, 0] for n in (1, 2))
     assert len(one.unique(dim=0)) > 100
     assert two.float().mean() > 1.7 * one.float().mean()
-
-
-def test_what_was_given_stays_and_nothing_is_masked_at_zero():
     x = torch.randn(8, CHUNK, INPUTS)
     kept = x.clone()
     assert torch.equal(SpectralMasking(bins=0, frames=0)(x, generator_for(0)), kept)

@@ -78,8 +78,7 @@ def test_the_gan_first_then_the_recogniser_and_the_discriminator(sampled):
     module = speech_gan(kind=Watched, noise=1.0, sample_acoustic=sampled)
     fit(module, chunks_of_two_clients(), rounds=1)
     iteration = [("discriminator", True), ("generator", True), ("network", sampled), ("discriminator", False)]
-    assert module.took == iteration * 6
-    assert module.counted == [0, 1, 2] * 2
+    assert (module.took, module.counted) == (iteration * 6, [0, 1, 2] * 2)
 
 
 TILTED = {"features": "discriminator.bottleneck", "components": 2, "hidden": 4, "weight": 1.0}

@@ -232,7 +232,6 @@ def test_a_build_that_is_killed_again_and_again(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_what_a_living_process_makes_is_left_alone(tmp_path):
-    """Only what the dead have left is removed."""
     stages = Stages(tmp_path)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()

@@ -77,7 +77,7 @@ def test_the_last_round_of_a_study_is_tested_or_held_against_the_development_ses
     assert_refused("one of nothing, dev, test", WordErrorRate, last="eval")
 
 
-def test_the_scale_is_sought_upwards_on_development_sessions_alone() -> None:
+def test_scales_are_sought_and_what_cannot_be_decoded_is_not() -> None:
     rates, tried = {0.1: 9.0, 0.15: 7.0, 0.2: 7.0, 0.3: 8.0, 0.5: 1.0}, []
     assert lowest([0.5, 0.1, 0.15, 0.2, 0.3], lambda scale: tried.append(scale) or rates[scale]) == (0.2, 7.0)
     assert tried == [0.1, 0.15, 0.2, 0.3]
@@ -90,6 +90,10 @@ def test_the_scale_is_sought_upwards_on_development_sessions_alone() -> None:
         decoder=SimpleNamespace(words=lambda scores, scale: "one two" if scale == 0.125 else "one"),
     )
     assert WordErrorRate()._best_scale(data, [None]) == (0.125, 0.0)
+    decoder = object.__new__(Decoder)
+    assert_refused(r"diverged; lower model\.lr", decoder.words, np.full((3, 123), np.nan), 0.1)
+    with pytest.raises(UserError, match="WordErrorRate decodes speech"):
+        WordErrorRate().setup(SimpleNamespace(datamodule=object()), None, "fit")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -99,13 +103,6 @@ def test_posteriors_of_utterances_of_any_length_and_of_networks_of_any_precision
     scores = log_posteriors(module, [SimpleNamespace(mel=torch.randn(n, 40)) for n in lengths])
     assert [len(each) for each in scores] == lengths
     assert all(each.dtype == np.float32 and np.isfinite(each).all() for each in scores)
-
-
-def test_posteriors_that_are_no_numbers_and_other_data_are_not_decoded() -> None:
-    decoder = object.__new__(Decoder)
-    assert_refused(r"diverged; lower model\.lr", decoder.words, np.full((3, 123), np.nan), 0.1)
-    with pytest.raises(UserError, match="WordErrorRate decodes speech"):
-        WordErrorRate().setup(SimpleNamespace(datamodule=object()), None, "fit")
 
 
 ROWS = ["S1,anna,two,a.wav,1.0,train", "S2,bert,two,a.wav,1.0,dev", "S3,carl,two,a.wav,1.0,eval"]

@@ -66,10 +66,13 @@ def test_welch_and_paired_are_scipys(n) -> None:
     assert paired([1.0], [2.0]) is None
 
 
-def test_welch_without_variance_or_values():
+def test_welch_and_paired_are_scipys_or_without_variance_certain() -> None:
     assert welch([1.0, 1.0], [1.0, 1.0]) == 1.0
     assert welch([1.0, 1.0], [2.0, 2.0]) == 0.0
     assert welch([1.0], [1.0, 2.0]) is None
+    # Of four: the smallest times 4, then times 3, 2 and 1, never less than the one before; None stays
+    assert holm([0.04, None, 0.01, 0.03, 0.5]) == pytest.approx([0.09, None, 0.04, 0.09, 0.5], nan_ok=True)
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
 
 
 def test_a_paired_study_compares_seed_by_seed(plan, tmp_path):
@@ -82,13 +85,20 @@ def test_a_paired_study_compares_seed_by_seed(plan, tmp_path):
     assert_refused("test is 'sign'; it is one of welch, paired", read_study, plan)
 
 
-def test_numbers_are_written_as_people_write_them():
+def test_numbers_are_written_as_people_write_them_and_nonsense_is_no_progress(tmp_path) -> None:
     numbers = (0.0, 0.05, 1.19, 35.21, 12345.6, 2e-5)
     assert [number_text(x) for x in numbers] == ["0", "0.05", "1.19", "35.2", "12346", "2.00e-05"]
     assert cell_text(Cell(())) == "-"
     assert cell_text(Cell((1.734596,) * 5)) == "1.73 ± 0"
     assert cell_text(Cell((math.inf, 1.0))) == "inf"
     assert cell_text(Cell((1.0, 3.0), p=1e-9)) == "2 ± 1.41 (p < 0.001)"
+    run = Run(Method("m", "M", [tmp_path]), 0, tmp_path)
+    run.folder.mkdir(parents=True)
+    assert run.progress() == {}
+    (run.folder / "progress.json").write_text("{")
+    assert run.progress() == {}
+    (run.folder / "progress.json").write_text(json.dumps({"done": 1}))
+    assert run.progress() == {"done": 1}
 
 
 def test_csv_files_hold_every_run_and_the_table(plan, stand_in, tmp_path, capsys):
@@ -184,26 +194,10 @@ def test_a_mistake_in_the_yaml_is_named(plan, old, new, said):
     assert_refused(said.replace("?", r"\?"), read_study, plan)
 
 
-def test_progress_of_a_run_that_writes_nonsense_is_nothing(tmp_path):
-    run = Run(Method("m", "M", [tmp_path]), 0, tmp_path)
-    run.folder.mkdir(parents=True)
-    assert run.progress() == {}
-    (run.folder / "progress.json").write_text("{")
-    assert run.progress() == {}
-    (run.folder / "progress.json").write_text(json.dumps({"done": 1}))
-    assert run.progress() == {"done": 1}
-
-
 FIRST, SECOND = {0: 2.0, 1: 2.4, 2: 2.9, 3: 2.2}, {0: 1.0, 1: 1.3, 2: 1.4, 3: 1.2}
 
 
-def test_holm_by_hand() -> None:
-    """Of four: the smallest times 4, then times 3, 2 and 1, never less than the one before; None stays."""
-    assert holm([0.04, None, 0.01, 0.03, 0.5]) == pytest.approx([0.09, None, 0.04, 0.09, 0.5], nan_ok=True)
-    assert holm([0.6, 0.9]) == [1.0, 1.0]
-
-
-def test_a_paired_ratio_is_that_of_the_logarithms_differences() -> None:
+def test_ratios_are_of_logarithms_paired_or_welchs() -> None:
     found = ratio_of_means("paired", FIRST, SECOND)
     logs = [math.log(FIRST[s] / SECOND[s]) for s in FIRST]
     mean = sum(logs) / 4
@@ -213,9 +207,6 @@ def test_a_paired_ratio_is_that_of_the_logarithms_differences() -> None:
         expected = (math.exp(mean - reach), math.exp(mean), math.exp(mean + reach))
         assert (low, found.ratio, high) == pytest.approx(expected)
     assert found.p == pytest.approx(2 * stats.t.sf(mean / error, 3))
-
-
-def test_an_unpaired_ratio_is_welchs() -> None:
     found = ratio_of_means("welch", FIRST, {s + 9: v for s, v in SECOND.items()})
     sides = [[math.log(v) for v in values.values()] for values in (FIRST, SECOND)]
     means = [sum(side) / 4 for side in sides]
@@ -276,13 +267,15 @@ def test_claims_that_are_not_clear_are_refused(plan: Path, entry: str, said: str
     assert_refused(said, read_study, asked)
 
 
-def test_who_holds_what_is_said_in_words(tmp_path: Path) -> None:
+def test_who_holds_what_is_said_in_words_and_a_plot_is_as_wide_as_drawn(tmp_path: Path) -> None:
     table = tmp_path / "partition.csv"
     table.write_text("client,0,1\nnorth,1200,0\nsouth,3,4\n")
     assert partition_in_words(table) == "north holds 1,200 examples of 1 class; south holds 7 examples of 2 classes"
     table.write_text("client,0,1\n" + "".join(f"site-{k},{k},1\n" for k in range(21)))
     # 0 + 1 + ... + 20 + 21
     assert partition_in_words(table) == "21 clients hold 231 examples, from 1 to 21 each"
+    imsave(tmp_path / "a.png", np.zeros((10, 300, 3)))
+    assert Picture(tmp_path / "a.png", "", "").width == 192  # 300 pixels at 150 an inch are 2 inches of 96
 
 
 def test_a_drawing_has_the_page_s_ink_and_no_background() -> None:
@@ -303,11 +296,6 @@ def test_a_drawing_has_the_page_s_ink_and_no_background() -> None:
     ids = [set(re.findall(r'id="([^"]*)"', drawing(figure, name))) for name in ("a", "b")]
     assert ids[0]
     assert not ids[0] & ids[1]  # of two drawings on one page
-
-
-def test_a_plot_is_as_wide_as_it_was_drawn(tmp_path: Path) -> None:
-    imsave(tmp_path / "a.png", np.zeros((10, 300, 3)))
-    assert Picture(tmp_path / "a.png", "", "").width == 192  # 300 pixels at 150 an inch are 2 inches of 96
 
 
 def test_curves_tell_more_methods_apart_than_there_are_colours(tmp_path: Path) -> None:

@@ -29,11 +29,17 @@ def plan(tmp_path: Path) -> Path:
     return write_plan(tmp_path)
 
 
-def test_a_heading_may_be_a_bare_number(plan: Path, tmp_path: Path) -> None:
+def test_a_bare_number_is_a_heading_and_what_is_measured_once_is_not_drawn(
+    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rewritten(plan, "title: classes}", "title: 12, after: 1}")
     trial, runs, _ = tabulated(plan, tmp_path)
     write_report(trial, runs, tmp_path / "out", "command")
     assert "| 12 |" in (tmp_path / "out" / "table.md").read_text()
+    curve = Run.curve
+    monkeypatch.setattr(Run, "curve", lambda run, name: curve(run, name)[-1:])
+    write_report(trial, runs, tmp_path / "once", "study")
+    assert not list((tmp_path / "once").glob("curve-*.png"))
 
 
 def test_curves_are_drawn_over_rounds_where_all_methods_have_as_many(plan: Path, tmp_path: Path) -> None:
@@ -67,8 +73,7 @@ def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, 
     assert rows["clever"].cells["ninth"].values == ()
     assert rows["clever"].cells["cls"].p is None
     assert best(list(rows.values()), trial.metrics[1]) == set()
-    assert trial.metrics[1].heading == "sum"
-    assert trial.metrics[0].heading == "Frechet distance ↓"
+    assert (trial.metrics[1].heading, trial.metrics[0].heading) == ("sum", "Frechet distance ↓")
     write_report(trial, runs, tmp_path / "out", "study")
     assert [path.name for path in (tmp_path / "out").glob("curve-*.png")] == ["curve-fd.png"]
     assert rows["clever"].rounds == 3
@@ -90,14 +95,6 @@ def test_on_a_narrow_terminal_the_methods_keep_their_names(plan: Path, tmp_path:
         assert "Frechet" in shown(width)
     assert "price" in shown(200)
     assert "price" not in shown(60)
-
-
-def test_what_is_measured_once_is_not_drawn(plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trial, runs, _ = tabulated(plan, tmp_path)
-    curve = Run.curve
-    monkeypatch.setattr(Run, "curve", lambda run, name: curve(run, name)[-1:])
-    write_report(trial, runs, tmp_path / "out", "study")
-    assert not list((tmp_path / "out").glob("curve-*.png"))
 
 
 def test_changes_against_the_baseline(plan: Path, tmp_path: Path) -> None:
@@ -124,7 +121,6 @@ def test_published_values_stand_beside_ours_with_their_source(plan: Path, tmp_pa
 
 
 def test_all_pairs(plan: Path, tmp_path: Path) -> None:
-    """In a file of their own and on the page; none where the study does not ask."""
     output = tmp_path / "out"
     assert study(["--config", str(plan), "--output", str(output)], write_stand_in(tmp_path)) == 0
     assert not (output / "pairwise.md").exists()
@@ -238,12 +234,9 @@ def variants_plan(tmp_path: Path) -> Path:
 def test_each_variant_is_a_study_of_its_own(variants_plan: Path) -> None:
     hard, easy = read_studies(variants_plan)
     assert (hard.variant, easy.variant) == ("hard", "easy")
-    assert hard.title == "A trial: The hard one"
-    assert hard.seeds == [0, 1, 2]
-    assert easy.seeds == [7]
-    assert list(easy.methods) == ["plain", "clever"]
-    assert hard.pairwise == ["plain", "union"]
-    assert easy.pairwise == ["plain"]
+    assert (hard.title, hard.seeds) == ("A trial: The hard one", [0, 1, 2])
+    assert (easy.seeds, list(easy.methods)) == ([7], ["plain", "clever"])
+    assert (hard.pairwise, easy.pairwise) == (["plain", "union"], ["plain"])
     assert [ratio.of for ratio in hard.ratios] == ["clever", "union"]
     assert [ratio.of for ratio in easy.ratios] == ["clever"]
     # the variant's settings first, then the method's own, then the method's in this variant

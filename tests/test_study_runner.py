@@ -141,7 +141,7 @@ def test_the_longest_known_method_starts_first(plan, stand_in, tmp_path):
     assert order == ["clever", "clever", "plain", "plain"]
 
 
-def test_a_method_may_have_configs_on_top_of_each_other(plan, tmp_path):
+def test_a_method_may_have_several_configs_and_the_command_says_all(plan, tmp_path) -> None:
     top = tmp_path / "top.yaml"
     top.write_text("trainer: {}\n")
     config = f"[{tmp_path / 'base.yaml'}, {top}]"
@@ -151,9 +151,6 @@ def test_a_method_may_have_configs_on_top_of_each_other(plan, tmp_path):
     settings = plain.settings
     top.write_text("trainer: {max_epochs: 2}\n")
     assert plain.settings != settings
-
-
-def test_the_real_command_says_folder_seed_and_settings(tmp_path):
     method = Method(
         "m", "M", [Path("base.yaml")], {"model.objective": "lsgan", "model.lr": 0.5, "federation.algorithm": {"a": 1}}
     )

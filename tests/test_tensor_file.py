@@ -108,10 +108,16 @@ def test_no_code_is_run(path: Path, tmp_path: Path, sealed: bool) -> None:
     assert marker.exists(), "the trap must work, or this test shows nothing"
 
 
-def test_it_is_written_beside_its_place(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_written_beside_its_place_and_published_digests_are_whole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
     tensor_file.save(content(), path)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+    for extractor, name in ((Inception, "6726825d"), (Lite0, "57934424")):
+        assert len(bytes.fromhex(extractor.sha256)) == 32
+        assert extractor.sha256.startswith(name)
+        assert name in extractor.file
 
 
 def test_a_save_that_fails_or_finds_a_full_disk_leaves_the_old_file(path: Path) -> None:
@@ -146,9 +152,7 @@ def trap(request: pytest.FixtureRequest, tmp_path: Path, marker: Path) -> Path:
     return path
 
 
-def test_whoever_shares_the_first_digits_of_the_digest_or_all_runs_no_code(
-    trap: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_shares_the_first_digits_of_the_digest_or_all_runs_no_code(trap, marker, monkeypatch):
     found = hashlib.sha256(trap.read_bytes()).hexdigest()
 
     class Near(Inception):
@@ -177,13 +181,6 @@ def test_what_is_loaded_is_what_was_checked(tmp_path: Path, zipped: bool, monkey
 
     monkeypatch.setattr(torch, "load", replaced)
     assert torch.equal(published_weights(path, digest, "Somebody", "there")["w"], weights["w"])
-
-
-def test_the_published_digests_are_whole_and_those_of_the_files_names() -> None:
-    for extractor, name in ((Inception, "6726825d"), (Lite0, "57934424")):
-        assert len(bytes.fromhex(extractor.sha256)) == 32
-        assert extractor.sha256.startswith(name)
-        assert name in extractor.file
 
 
 def test_the_network_unpickles_no_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from lit_epgan.bayes import GaussianFactor
@@ -102,8 +103,7 @@ def test_q_is_the_prior_times_the_sites_after_every_round(options: dict[str, Any
     algorithm = TiltedExpectationPropagation(FEATURES, hidden=4, weight=1e-2, **options)
     check = Invariant(algorithm)
     fit(TwoOptimizers(), federation(clients_per_round=2), rounds=6, algorithm=algorithm, callbacks=[check])
-    assert check.rounds == 6
-    assert check.seen == 4
+    assert (check.rounds, check.seen) == (6, 4)
 
 
 def test_sites_and_messages_are_as_long_as_the_components_say() -> None:
@@ -201,11 +201,8 @@ def test_the_sites_f_is_the_mean_over_all_own_records_in_evaluation_mode() -> No
     module, modes = TwoOptimizers(), []
     algorithm = Remembering("discriminator.2", hidden=3, lr=0.07)
 
-    class Mode(Callback):
-        def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-            modes.append(pl_module.discriminator.training)
-
-    trainer = fit(module, federation(sizes=(20,)), rounds=1, algorithm=algorithm, callbacks=[Mode()])
+    mode = LambdaCallback(on_train_epoch_end=lambda trainer, module: modes.append(module.discriminator.training))
+    trainer = fit(module, federation(sizes=(20,)), rounds=1, algorithm=algorithm, callbacks=[mode])
     tilt = algorithm.initial.double()
     nn.utils.vector_to_parameters(state_of(trainer)["networks"], tilt.parameters())
     x = client_sets((20,))[0].tensors[0]
@@ -315,12 +312,18 @@ def test_resumed_it_goes_on_bit_by_bit(tmp_path: Path, options: dict[str, Any]) 
     assert torch.equal(state_of(trainer)["networks"], state_of(expected)["networks"])
 
 
-def test_moments_that_are_none_are_counted_and_said_once() -> None:
+def test_moments_that_are_none_and_features_that_do_not_exist_are_said() -> None:
     algorithm = TiltedExpectationPropagation(FEATURES, variant="printed", lr=0.1)
     with pytest.warns(UserWarning, match=r"% of the tilted coordinates have no printed moments: not tilted") as said:
         state = state_of(fit(TwoOptimizers(), federation(), rounds=2, algorithm=algorithm))
     assert len([w for w in said if "moments" in str(w.message)]) == 1
     assert 0 < float(state["server"]["tilted.left_out"]) <= 1
+    with pytest.raises(UserError, match=r"TwoOptimizers has no submodule 'discriminator\.9'.*discriminator\.0, "):
+        fit(TwoOptimizers(), federation(), algorithm=TiltedExpectationPropagation("discriminator.9"))
+    module = TwoOptimizers()
+    module.spare = nn.Linear(3, 2)
+    with pytest.raises(UserError, match="makes no pass through the features 'spare'"):
+        fit(module, federation(), rounds=1, algorithm=TiltedExpectationPropagation("spare"))
 
 
 @pytest.mark.parametrize("argument", [
@@ -331,12 +334,3 @@ def test_arguments_out_of_range(argument: dict[str, Any]) -> None:
     name = next(iter(argument))
     with pytest.raises(UserError, match=f"TiltedExpectationPropagation's {name} is .*; it must (be|lie in)"):
         TiltedExpectationPropagation(FEATURES, **argument)
-
-
-def test_features_that_do_not_exist_or_that_no_step_passes_through_are_named() -> None:
-    with pytest.raises(UserError, match=r"TwoOptimizers has no submodule 'discriminator\.9'.*discriminator\.0, "):
-        fit(TwoOptimizers(), federation(), algorithm=TiltedExpectationPropagation("discriminator.9"))
-    module = TwoOptimizers()
-    module.spare = nn.Linear(3, 2)
-    with pytest.raises(UserError, match="makes no pass through the features 'spare'"):
-        fit(module, federation(), rounds=1, algorithm=TiltedExpectationPropagation("spare"))

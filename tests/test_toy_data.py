@@ -69,14 +69,6 @@ def test_a_client_holds_its_own_gaussian(options: dict[str, Any]) -> None:
         assert torch.allclose(x.var(0), datamodule.mixture.variances[k].expand(2), rtol=4 * (2 / 4000) ** 0.5)
 
 
-def test_a_crowded_ring_keeps_its_gaussians_apart() -> None:
-    for components in (2, 8, 25):
-        datamodule = ToyDataModule(layout="ring", components=components, radius=4)
-        assert torch.allclose(datamodule.mixture.means.norm(dim=1), torch.tensor(4.0))
-        distances = torch.cdist(datamodule.mixture.means, datamodule.mixture.means) + 100 * torch.eye(components)
-        assert distances.min() >= 7.99 * datamodule.mixture.variances.max().sqrt()
-
-
 def test_iid_clients_see_every_gaussian_and_pooled_is_one_client_of_the_same_points() -> None:
     iid = loaded(partition="iid", clients=7).data
     assert len(iid.train) == 7
@@ -91,10 +83,15 @@ def test_iid_clients_see_every_gaussian_and_pooled_is_one_client_of_the_same_poi
     assert points() != points(data_seed=1)
 
 
-def test_fewer_clients_leave_gaussians_out_of_the_truth_and_of_the_test_points() -> None:
+def test_fewer_clients_leave_gaussians_out_and_a_crowded_ring_keeps_them_apart() -> None:
     datamodule = loaded(clients=2)
     assert len(datamodule.mixture.means) == len(datamodule.mixture.variances) == 2
     assert datamodule.data.test.tensors[1].unique().tolist() == [0, 1]
+    for components in (2, 8, 25):
+        datamodule = ToyDataModule(layout="ring", components=components, radius=4)
+        assert torch.allclose(datamodule.mixture.means.norm(dim=1), torch.tensor(4.0))
+        distances = torch.cdist(datamodule.mixture.means, datamodule.mixture.means) + 100 * torch.eye(components)
+        assert distances.min() >= 7.99 * datamodule.mixture.variances.max().sqrt()
 
 
 @pytest.mark.parametrize(
@@ -118,19 +115,15 @@ def written(**settings: Any) -> dict[str, tuple[torch.Tensor, ...]]:
     return {name: each.tensors for name, each in data.load().train.items()}
 
 
-def test_everybody_writes_by_a_hand_of_their_own() -> None:
+def test_everybody_writes_by_a_hand_of_their_own_and_those_held_out_take_no_part() -> None:
     first, again, other = written(), written(seed=3), written(split_seed=8)
     assert list(first) == [f"writer-{k:02d}" for k in range(12)]
     for name, (x, y) in first.items():
-        assert x.shape == (5, 1, 8, 8)
-        assert y.shape == (5,)
+        assert (x.shape, y.shape) == ((5, 1, 8, 8), (5,))
         assert float(x.min()) >= -1
         assert float(x.max()) <= 1
         assert torch.equal(x, again[name][0])
         assert not torch.equal(x, other[name][0])
-
-
-def test_those_held_out_take_part_in_nothing() -> None:
     data = WritersDataModule(clients=4, images=5, held_out_writers=3, batch_size=5, inverted=1.0).load()
     x, _ = data.test.tensors
     assert len(x) == 15
@@ -208,8 +201,7 @@ def test_coverage_by_hand_and_modes_of_five_percent() -> None:
     centres = MEANS[[0, 0, 0, 0, 0, 1]]
     points = torch.cat([centres, MEANS[[1, 2]] + inside, MEANS[[3]] + outside, torch.zeros(1, 2)])
     found = mode_coverage(points, MEANS, VARIANCES)
-    assert found.coverage == pytest.approx(0.8)
-    assert found.weakest == 0
+    assert (found.coverage, found.weakest) == (pytest.approx(0.8), 0)
     assert found.modes == 3
     points = torch.cat([MEANS[[0] * 91], MEANS[[1] * 5], MEANS[[2] * 4]])
     found = mode_coverage(points, MEANS, VARIANCES)
@@ -217,8 +209,7 @@ def test_coverage_by_hand_and_modes_of_five_percent() -> None:
     full = mode_coverage(samples([0, 1, 2, 3]), MEANS, VARIANCES)
     # within three standard deviations in the plane: 1 - exp(-9 / 2)
     assert full.coverage == pytest.approx(1 - math.exp(-4.5), abs=0.003)
-    assert full.weakest == pytest.approx(0.25, abs=0.005)
-    assert full.modes == 4
+    assert (full.weakest, full.modes) == (pytest.approx(0.25, abs=0.005), 4)
 
 
 def test_grid_is_the_cells_centres_and_kernel_density_the_sum_of_its_kernels() -> None:
@@ -232,7 +223,7 @@ def test_grid_is_the_cells_centres_and_kernel_density_the_sum_of_its_kernels() -
     torch.testing.assert_close(kernel_density(points), expected, rtol=1e-3, atol=1e-5)
 
 
-def test_density_error_by_hand() -> None:
+def test_density_errors_by_hand_and_of_reference() -> None:
     """Modes of one variance v: nothing misses 4 pi v / 100 of their squared heights. Three of four miss one mode's
     part and overshoot the others by a third: (1 + 3 / 9) / 4 of that. (Smoothing by the kernel takes a little off.)"""
     truth = density(grid())
@@ -240,10 +231,7 @@ def test_density_error_by_hand() -> None:
     assert nothing == pytest.approx(4 * math.pi * 0.4 / 100, rel=0.02)  # no cell lies exactly at a centre
     assert density_error(samples([0, 1, 2]), truth) == pytest.approx(nothing / 3, rel=0.06)
     assert density_error(samples([0, 1, 2, 3]), truth) < 0.001
-
-
-def test_density_error_has_the_reference_values() -> None:
-    """The trials' five mixtures, variances drawn from [.3, .5]: true samples .0005, three modes .011, nothing .036."""
+    # The trials' five mixtures, variances drawn from [.3, .5]: true samples .0005, three modes .011, nothing .036
     found = []
     for seed in range(5):
         generator = torch.Generator().manual_seed(1000 + seed)

@@ -50,8 +50,10 @@ def test_options_that_a_federation_honours(options: dict[str, Any]) -> None:
     assert fit(Regression(), data, rounds=2, **options).current_epoch == 2
 
 
-def test_no_training_at_all_is_no_mistake() -> None:
+def test_no_training_at_all_is_no_mistake_but_a_loss_scale_is() -> None:
     assert fit(Regression(), federation(), rounds=1, limit_train_batches=0).global_step == 0
+    trainer = Trainer(accelerator="cpu", plugins=[MixedPrecision("16-mixed", "cpu")], logger=False)
+    assert_refused(r"'16-mixed'.*one loss scale.*'bf16-mixed'", check_trainer, trainer)
 
 
 def test_a_strategy_that_synchronises_gradients_is_refused_and_ours_has_a_name() -> None:
@@ -67,11 +69,6 @@ def test_a_strategy_that_shards_parameters(name: str) -> None:
     trainer = Trainer(accelerator="cpu", logger=False)
     trainer.strategy.__class__ = type(name, (SingleDeviceStrategy,), {})
     assert_refused(rf"the strategy {name} shards the parameters.*strategy='federated'", check_trainer, trainer)
-
-
-def test_a_loss_scale_is_carried_from_client_to_client() -> None:
-    trainer = Trainer(accelerator="cpu", plugins=[MixedPrecision("16-mixed", "cpu")], logger=False)
-    assert_refused(r"'16-mixed'.*one loss scale.*'bf16-mixed'", check_trainer, trainer)
 
 
 def test_the_clients_must_be_known() -> None:
@@ -101,13 +98,10 @@ def checkpoint(folder: Path, **options: Any) -> Path:
     return path
 
 
-def test_a_checkpoint_of_another_algorithm(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_algorithm_or_of_other_clients_is_refused(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, algorithm=ExpectationPropagation())
     sentence = r"of a federation under ExpectationPropagation, and .* algorithm is FedProx: resume with"
     assert_refused(sentence, fit, Regression(), federation(), rounds=2, algorithm=FedProx(), ckpt_path=path)
-
-
-def test_a_checkpoint_of_other_clients(tmp_path: Path) -> None:
     path = checkpoint(tmp_path)
     sentence = r"has the clients client-0, client-1, client-2, client-3, this one client-0, client-1, client-2: resume"
     assert_refused(sentence, fit, Regression(), federation(sizes=(20, 7, 34)), rounds=2, ckpt_path=path)
@@ -116,7 +110,6 @@ def test_a_checkpoint_of_other_clients(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_a_federation_starts_one(tmp_path: Path) -> None:
-    """A centrally trained model, federated from there on."""
     module = Regression()
     options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "max_epochs": 1, "precision": "64-true"}
     central = Trainer(**options, enable_checkpointing=False, enable_progress_bar=False)

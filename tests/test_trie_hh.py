@@ -54,12 +54,18 @@ def of(monkeypatch: pytest.MonkeyPatch, longest: int, **numbers: int) -> TrieHH:
     return trie
 
 
-def test_a_trie_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trie_by_hand_ends_with_the_round_in_which_nothing_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All users are drawn and four votes are asked for: five hold "ab", four "a", three "ac", nine "abcdef"."""
     trie = of(monkeypatch, 4, users=21, cohort=21, votes=4)
     held = [["ab"]] * 5 + [["a"]] * 4 + [["ac"]] * 3 + [["abcdef"]] * 8 + [[]]
     users = [lambda own=own: own for own in held]  # type: ignore[misc]
     assert trie.find(queries(tmp_path), users, "words") == ["a", "ab"]
+    trie, read = TrieHH(5000, 4.0, 1e-5, 5), Counter[int]()
+    users = [lambda k=k: read.update([k]) or [chr(k)] for k in range(5000)]  # type: ignore[misc]
+    assert trie.find(queries(tmp_path), users, "own words") == []
+    assert read.total() == trie.cohort
 
 
 class Scripted:
@@ -83,13 +89,6 @@ def test_each_round_draws_anew_and_a_prefix_joins_after_the_one_before_it(tmp_pa
     assert trie.find(queries(tmp_path), users, "words") == ["ad"]
     rounds = (range(12), range(2, 14), range(2, 14))
     assert trie.find(queries(tmp_path), users, "words") == ["bc"]
-
-
-def test_a_round_in_which_nothing_joins_is_the_last(tmp_path: Path) -> None:
-    trie, read = TrieHH(5000, 4.0, 1e-5, 5), Counter[int]()
-    users = [lambda k=k: read.update([k]) or [chr(k)] for k in range(5000)]  # type: ignore[misc]
-    assert trie.find(queries(tmp_path), users, "own words") == []
-    assert read.total() == trie.cohort
 
 
 def test_one_trie_costs_what_was_asked_for_and_reads_those_drawn_alone(tmp_path: Path) -> None:

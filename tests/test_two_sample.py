@@ -8,10 +8,13 @@ from evidence.calibration import classifier_accuracy
 from tests.refusals import assert_refused
 
 
-def test_equal_distributions_are_not_told_apart() -> None:
+def test_equal_distributions_and_what_cannot_be_compared() -> None:
     rng = np.random.default_rng(0)
     found = [classifier_accuracy(*rng.exponential(size=(2, 500, 2)), seed) for seed in (0, 1)]
     assert np.mean(found) == pytest.approx(0.5, abs=0.03)
+    assert_refused(r"tell \(100, 2\) from \(90, 2\)", classifier_accuracy, np.zeros((100, 2)), np.zeros((90, 2)))
+    assert_refused("at least 50", classifier_accuracy, np.zeros((9, 2)), np.zeros((9, 2)))
+    assert_refused("not finite", classifier_accuracy, np.full((100, 2), np.nan), np.zeros((100, 2)))
 
 
 @pytest.mark.parametrize("shift", [1.0, 3.0])
@@ -43,9 +46,3 @@ def test_a_correlation_is_told_and_a_constant_coordinate_does_no_harm() -> None:
     rng = np.random.default_rng(4)
     first, second = (np.column_stack([x, np.ones(500)]) for x in (rng.normal(size=500), rng.normal(4, size=500)))
     assert classifier_accuracy(first, second) > 0.95
-
-
-def test_what_cannot_be_compared_is_refused() -> None:
-    assert_refused(r"tell \(100, 2\) from \(90, 2\)", classifier_accuracy, np.zeros((100, 2)), np.zeros((90, 2)))
-    assert_refused("at least 50", classifier_accuracy, np.zeros((9, 2)), np.zeros((9, 2)))
-    assert_refused("not finite", classifier_accuracy, np.full((100, 2), np.nan), np.zeros((100, 2)))

@@ -70,7 +70,6 @@ def test_a_stage_needs_no_training_data(stage: str) -> None:
 
 
 def test_stages_follow_each_other() -> None:
-    """Tested, fitted, tested again, with one data module."""
     module, data = Staged(), institutions(ByStage)
     reference = PlainLoop(sgd, batches=in_order).run(module, 2)
     plain().test(module, datamodule=data, verbose=False)
@@ -189,8 +188,6 @@ def test_a_round_in_which_nobody_has_anything_learns_nothing() -> None:
 
 
 def test_fewer_local_steps_than_asked_for() -> None:
-    """A stream that is read once gives what it has."""
-
     class Once(IterableDataset[Any]):
         def __init__(self, k: int) -> None:
             self.records = iter(list(zip(*client_sets()[k].tensors, strict=True)))
@@ -209,7 +206,6 @@ def test_fewer_local_steps_than_asked_for() -> None:
 
 
 def test_an_institutions_data_may_change_between_rounds() -> None:
-    """Its loader is asked anew, and its records are counted anew."""
     rows = {0: [20, 9], 1: [7, 7], 2: [34, 16], 3: [12, 3]}
 
     class Changing(Institution):

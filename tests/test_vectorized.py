@@ -99,16 +99,20 @@ def test_so_they_do_with_every_elementwise_optimizer(kind: type[torch.optim.Opti
     assert_side_by_side(optimizer=lambda parameters: kind(parameters, lr=0.01))  # type: ignore[call-arg]
 
 
-def test_groups_of_parameters_have_their_own_settings() -> None:
+def test_groups_unequal_steps_and_tied_weights_go_together() -> None:
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         first, *others, last = parameters
         return torch.optim.Adam([{"params": [first, last], "lr": 0.05}, {"params": others}], lr=0.01, fused=True)
 
     assert_side_by_side(optimizer=optimizer)
-
-
-def test_clients_of_unequal_steps_and_batches_go_with_those_alike() -> None:
     assert_side_by_side(batches=unequal)
+
+    class Tied(Net):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+            self.backbone[3].weight = self.backbone[1].weight
+
+    assert_side_by_side(net=Tied)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +122,7 @@ def test_batches_have_any_structure(made: Callable[[Batch], Any]) -> None:
     assert_side_by_side(batches=lambda k, r: [made(batch) for batch in batches_of(k, r)])
 
 
-def test_more_clients_than_go_together_go_in_parts_and_each_report_passes_the_mechanism(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_more_clients_than_go_together_go_in_parts_and_each_report_passes_the_mechanism(monkeypatch):
     monkeypatch.setattr("lit_epgan.engine.side_by_side.CLIENTS", 2)
     assert_side_by_side(algorithm=SCAFFOLD)
     assert_side_by_side(mechanism=NormClipping(0.05))
@@ -145,15 +147,6 @@ def test_a_client_that_diverges_is_left_out_by_itself() -> None:
 
     with pytest.warns(UserWarning, match="client-2"):
         assert_side_by_side(batches=batches)
-
-
-def test_weights_that_are_tied_stay_tied() -> None:
-    class Tied(Net):
-        def __init__(self) -> None:
-            super().__init__(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
-            self.backbone[3].weight = self.backbone[1].weight
-
-    assert_side_by_side(net=Tied)
 
 
 class Counting(Net):

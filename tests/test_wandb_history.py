@@ -99,16 +99,13 @@ def test_an_evaluation_has_no_rounds(tmp_path: Path) -> None:
     assert told == {"seed_everything": 3, "data": {"init_args": {"beta": 0.5}}}
 
 
-def test_a_finished_round_is_handed_over_before_the_next_ones_numbers(tmp_path: Path) -> None:
+def test_a_finished_round_is_handed_over_by_the_federation(tmp_path: Path) -> None:
     one = logger(tmp_path)
     one.log_metrics({"loss": 0.5, "epoch": 0}, 9)
     assert one.experiment.step == 1
     one.end_round()
     one.end_round()
     assert one.experiment.step == 2  # W&B takes nothing more for the first
-
-
-def test_the_federation_ends_the_rounds_of_a_fit(tmp_path: Path) -> None:
     ended: list[int] = []
 
     class Rounds(MetricsFile):
@@ -159,9 +156,7 @@ def test_without_a_table_older_files_stay(tmp_path: Path) -> None:
     assert older.exists()
 
 
-def test_a_new_run_has_nothing_to_log_again_and_disabled_it_does_nothing(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_run_has_nothing_to_log_again_and_disabled_it_does_nothing(tmp_path, recwarn, monkeypatch):
     table_of(tmp_path, 1)
     one = logger(tmp_path)
     one.rewind(0)
@@ -253,7 +248,6 @@ def test_the_history_of_a_killed_run_is_that_of_one_never_stopped(tmp_path, monk
 
 @pytest.mark.slow
 def test_a_run_says_what_it_is_and_an_evaluation_is_a_run_of_its_own(tmp_path, monkeypatch):
-    """As a study names it; then without a study."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     wandb.setup().ensure_service()
     folder, method = tmp_path / "run", Method("sites", "Sites", [])
