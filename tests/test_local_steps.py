@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ class Scheduled(Regression):
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
 @pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_schedulers_run_with_the_client_or_with_the_rounds(interval: str, optimizer_state: str) -> None:
+def test_schedulers_run_with_the_client_or_with_the_rounds(interval, optimizer_state):
     momentum: dict[int, Any] = {}
     steps: dict[int, int] = {}
 
@@ -65,7 +64,7 @@ def test_schedulers_run_with_the_client_or_with_the_rounds(interval: str, optimi
     assert_same(module, reference)
 
 
-def test_a_schedule_per_client_and_one_per_round_side_by_side() -> None:
+def test_a_schedule_per_client_and_one_per_round_side_by_side():
     """Manual optimization: the discriminator's schedule is the client's, the generator's runs with the rounds."""
 
     class BothSchedules(TwoOptimizers):
@@ -91,7 +90,7 @@ def test_a_schedule_per_client_and_one_per_round_side_by_side() -> None:
     assert module.rates == [pytest.approx(rates) for rates in expected]
 
 
-def accumulated(every: int) -> Any:
+def accumulated(every):
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()
         optimizer.zero_grad()
@@ -105,7 +104,7 @@ def accumulated(every: int) -> Any:
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
-def test_accumulated_gradients_never_cross_clients(scheduled: bool) -> None:
+def test_accumulated_gradients_never_cross_clients(scheduled):
     """Segments of 3, 1, 5 and 2 batches, by threes; or one by one for two rounds, and by twos from then on."""
 
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
@@ -119,7 +118,7 @@ def test_accumulated_gradients_never_cross_clients(scheduled: bool) -> None:
     assert trainer.global_step == (2 * (3 + 1 + 5 + 2) + 2 * (2 + 1 + 3 + 1) if scheduled else 4 * (1 + 1 + 2 + 1))
 
 
-def test_a_restart_forgets_what_was_accumulated() -> None:
+def test_a_restart_forgets_what_was_accumulated():
     class Restarting(FedAvg):
         def train(self, client: Client, sent: Broadcast) -> Message:
             client.fit(sent["parameters"], steps=3)
@@ -141,7 +140,7 @@ def test_a_restart_forgets_what_was_accumulated() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
-def test_clipping_comes_after_the_algorithm_has_changed_the_gradients(algorithm: str) -> None:
+def test_clipping_comes_after_the_algorithm_has_changed_the_gradients(algorithm):
     clip = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}[algorithm]
 
     def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
@@ -181,7 +180,7 @@ class RootMeanSquare(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
-def test_an_extra_loss_joins_a_loss_that_is_a_square_root() -> None:
+def test_an_extra_loss_joins_a_loss_that_is_a_square_root():
     class Ridge(FedAvg):
         def train(self, client: Client, sent: Broadcast) -> Message:
             weight = client.module.get_parameter("body.weight")
@@ -201,7 +200,7 @@ def test_an_extra_loss_joins_a_loss_that_is_a_square_root() -> None:
     assert_same(module, reference)
 
 
-def batches() -> list[tuple[Tensor, ...]]:
+def batches():
     return [client_sets()[k][: 4 + k] for k in (0, 1, 2)]
 
 
@@ -214,7 +213,7 @@ class OnServer(Algorithm):
         yield from ()
 
 
-def test_automatic_optimization_equals_a_plain_loop() -> None:
+def test_automatic_optimization_equals_a_plain_loop():
     module = Regression(dropout=0.2, batch_norm=True)
     plain = copy.deepcopy(module).double().train()
     fit(module, federation(), rounds=3, algorithm=OnServer())
@@ -229,7 +228,7 @@ def test_automatic_optimization_equals_a_plain_loop() -> None:
         assert torch.equal(value, module.state_dict()[name]), name
 
 
-def test_manual_optimization_equals_a_plain_loop() -> None:
+def test_manual_optimization_equals_a_plain_loop():
     module = TwoOptimizers()
     plain = copy.deepcopy(module).double().train()
     fit(module, federation(), rounds=2, algorithm=OnServer())
@@ -247,7 +246,7 @@ def test_manual_optimization_equals_a_plain_loop() -> None:
             torch.testing.assert_close(value, module.state_dict()[name], msg=name)
 
 
-def test_validation_sees_what_the_server_learned_and_where_nobody_works_nothing_is() -> None:
+def test_validation_sees_what_the_server_learned_and_where_nobody_works_nothing_is():
     module = Regression()
     before = copy.deepcopy(module.state_dict())
     fit(module, federation(val_dataset=client_sets()[0]), rounds=1, algorithm=OnServer())
@@ -266,7 +265,7 @@ def test_validation_sees_what_the_server_learned_and_where_nobody_works_nothing_
 
 
 @pytest.mark.parametrize("killed_after", [1, 2])
-def test_distilled_sites_resume_bit_by_bit(tmp_path: Path, killed_after: int) -> None:
+def test_distilled_sites_resume_bit_by_bit(tmp_path, killed_after):
     def module() -> Any:
         torch.manual_seed(0)
         return Known(lr=0.3)
@@ -284,7 +283,7 @@ def test_distilled_sites_resume_bit_by_bit(tmp_path: Path, killed_after: int) ->
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
-def test_the_server_trains_on_samples_of_all_sites_in_proportion_to_their_records() -> None:
+def test_the_server_trains_on_samples_of_all_sites_in_proportion_to_their_records():
     module = Known()
     fit(
         module,
@@ -326,7 +325,7 @@ def fit_estimated(sizes=(20, 20), policy="reset", accumulate=1, **options):
     return module
 
 
-def cycle(steps: int) -> list[float]:
+def cycle(steps):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     schedule, own = OneCycleLR(optimizer, 0.1, total_steps=steps), []
     for _ in range(steps):
@@ -336,7 +335,7 @@ def cycle(steps: int) -> list[float]:
     return own
 
 
-def test_a_client_goes_through_one_whole_cycle_in_every_round_or_if_it_keeps_its_schedule_in_all() -> None:
+def test_a_client_goes_through_one_whole_cycle_in_every_round_or_if_it_keeps_its_schedule_in_all():
     fit_estimated(local_steps=7)
     assert rates == pytest.approx(cycle(7) * 2 * 3)
     fit_estimated()
@@ -359,7 +358,7 @@ def test_a_client_goes_through_one_whole_cycle_in_every_round_or_if_it_keeps_its
         ({"local_steps": 7, "accumulate": 2}, 4),  # a client's last batch always steps
     ],
 )
-def test_the_estimate(options: dict[str, Any], steps: int) -> None:
+def test_the_estimate(options, steps):
     assert fit_estimated(**options).estimate == steps
 
 
@@ -368,7 +367,7 @@ class Stream(IterableDataset):
         return iter([(torch.ones(3),)] * 10)
 
 
-def test_what_nobody_knows_is_refused() -> None:
+def test_what_nobody_knows_is_refused():
     data = FederatedDataModule.from_datasets([Stream()], batch_size=5)
     with pytest.raises(UserError, match=r"batches is not known: .* set the data module's local_steps"):
         fit(OneCycle(), data)

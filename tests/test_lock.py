@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -46,7 +45,7 @@ with lock.locked(sys.argv[1], "--output"):
 
 
 @contextmanager
-def held_by_another(folder: Path, kind: str = "locks") -> Iterator[subprocess.Popen[str]]:
+def held_by_another(folder, kind="locks"):
     """A process that holds the folder's lock, and is killed in the end at the latest; its child lives until then."""
     words = [sys.executable, "-c", HOLD, str(folder), kind]
     process = subprocess.Popen(words, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -59,7 +58,7 @@ def held_by_another(folder: Path, kind: str = "locks") -> Iterator[subprocess.Po
 
 
 @pytest.fixture(params=["locks", "without"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def kind(request, monkeypatch):
     """A file system with locks, and one where the call fails as it does on some network file systems."""
     if request.param == "without":
 
@@ -86,7 +85,7 @@ def test_another_process_is_refused_by_the_holders_number_host_and_time_until_it
             assert str(os.getpid()) in "".join(path.read_text() for path in tmp_path.iterdir() if path.is_file())
 
 
-def test_whoever_waits_gets_it_when_the_holder_ends_and_may_enter_again(tmp_path: Path, kind: str) -> None:
+def test_whoever_waits_gets_it_when_the_holder_ends_and_may_enter_again(tmp_path, kind):
     with held_by_another(tmp_path / "digits", kind) as holder:
         threading.Timer(0.3, holder.terminate).start()
         with locked(tmp_path / "digits", "--output", patience=30):
@@ -100,7 +99,7 @@ def test_whoever_waits_gets_it_when_the_holder_ends_and_may_enter_again(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def in_another_process(folder: Path, kind: str) -> None:
+def in_another_process(folder, kind):
     script = HOLD.replace("time.sleep(600)", "pass")
     words = [sys.executable, "-c", script, str(folder), kind]
     done = subprocess.run(words, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -108,7 +107,7 @@ def in_another_process(folder: Path, kind: str) -> None:
         raise UserError(done.stderr.splitlines()[-1])
 
 
-def test_it_stays_when_the_folder_is_renamed(tmp_path: Path) -> None:
+def test_it_stays_when_the_folder_is_renamed(tmp_path):
     folder = tmp_path / "digits"
     folder.mkdir()
     with held_by_another(folder):
@@ -120,7 +119,7 @@ def test_it_stays_when_the_folder_is_renamed(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_forked_child_neither_holds_it_nor_gives_it_back(tmp_path: Path) -> None:
+def test_a_forked_child_neither_holds_it_nor_gives_it_back(tmp_path):
     """As the workers of a DataLoader, which close all they have inherited when they end."""
     folder = tmp_path / "digits"
     with ExitStack() as block:
@@ -136,7 +135,7 @@ def test_a_forked_child_neither_holds_it_nor_gives_it_back(tmp_path: Path) -> No
         assert_refused("is being written", in_another_process, folder, "locks")
 
 
-def end_as_a_child(folder: Path, block: ExitStack) -> int:
+def end_as_a_child(folder, block):
     """Ask for the lock, leave the parent's block and close all files; 0 if the lock was refused."""
     try:
         with locked(folder, "--output"):
@@ -162,7 +161,7 @@ def test_what_another_hosts_process_left_is_refused_with_the_file_to_remove(tmp_
 
 
 @pytest.fixture
-def powerless() -> Iterator[None]:
+def powerless():
     """Not the superuser, whom no permission binds."""
     if os.geteuid() != 0:
         yield
@@ -172,7 +171,7 @@ def powerless() -> Iterator[None]:
     os.seteuid(0)
 
 
-def test_where_nothing_can_be_written_beside_the_folder_the_lock_lies_in_it(powerless: None) -> None:
+def test_where_nothing_can_be_written_beside_the_folder_the_lock_lies_in_it(powerless):
     with tempfile.TemporaryDirectory() as name:
         parent, folder = Path(name), Path(name, "digits")
         folder.mkdir()
@@ -188,7 +187,7 @@ def test_where_nothing_can_be_written_beside_the_folder_the_lock_lies_in_it(powe
             path.chmod(0o755)
 
 
-def test_a_folder_whose_name_is_as_long_as_names_get(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_as_long_as_names_get(tmp_path):
     with locked(tmp_path / ("n" * 255), "--output"):
         (tmp_path / ("n" * 255)).mkdir()
         assert len(list(tmp_path.iterdir())) == 2
@@ -199,7 +198,7 @@ DIGITS = ["--config", "digits_classifier.yaml", "--data.clients", "2", "--traine
 
 
 @contextmanager
-def files_up_to(size: int) -> Iterator[None]:
+def files_up_to(size):
     """Within, the system refuses to write files of more bytes: as a full disk does, for whoever may not mount one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -210,9 +209,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_file_that_cannot_be_written_is_named_and_one_that_must_last_is_on_the_disk_first(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_a_file_that_cannot_be_written_is_named_and_one_that_must_last_is_on_the_disk_first(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     write_text(path, "old")
     with pytest.raises(OSError, match=r"x\.json") as caught, files_up_to(10):
@@ -266,7 +263,7 @@ def test_a_cause_is_told_even_where_the_disk_has_room_again_and_what_is_no_error
     ("number", "words"),
     [(errno.ENOSPC, "Make room"), (errno.EDQUOT, "quota"), (errno.EROFS, "only be read"), (errno.EIO, "")],
 )
-def test_every_refusal_is_a_sentence_even_without_a_name(number: int, words: str) -> None:
+def test_every_refusal_is_a_sentence_even_without_a_name(number, words):
     hidden = RuntimeError("closing failed")
     hidden.__context__ = OSError(number, "why")
     for error in (OSError(number, "why"), OSError(number, "why", "a.csv"), hidden):
@@ -277,7 +274,7 @@ def test_every_refusal_is_a_sentence_even_without_a_name(number: int, words: str
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_row_of_metrics_that_was_refused_leaves_a_file_to_go_on_with(tmp_path: Path) -> None:
+def test_a_row_of_metrics_that_was_refused_leaves_a_file_to_go_on_with(tmp_path):
     logger = MetricsFile(str(tmp_path))
     logger.log_metrics({"loss": 0.5, "epoch": 9}, 1)
     whole = logger.path.read_bytes()
@@ -308,7 +305,7 @@ def test_a_checkpoint_that_is_refused_ends_the_run_and_it_resumes_to_the_same_bi
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_folder_that_cannot_be_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_made(folder, capsys):
     (folder / "file").write_text("")
     told = refusal(capsys, "fit", *DIGITS, "--trainer.default_root_dir", "file/run")
     assert "file" in told
@@ -320,7 +317,7 @@ def test_a_folder_that_cannot_be_made(folder: Path, capsys: pytest.CaptureFixtur
     assert told == "full cannot be written: File too large. Give another folder (--trainer.default_root_dir)."
 
 
-def test_a_run_goes_on_without_its_conveniences(folder: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_run_goes_on_without_its_conveniences(folder, recwarn):
     run = folder / "run"
     (run / "progress.json" / "x").mkdir(parents=True)
     (run / "pictures").write_text("")

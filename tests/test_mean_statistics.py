@@ -42,21 +42,21 @@ class Counted(Independent):
         return values["m"].float()[:, None, None] + (torch.arange(records) / records)[:, None]
 
 
-def features(frequencies: int = 6, dimensions: int = 1) -> RandomFourierFeatures:
+def features(frequencies=6, dimensions=1):
     return RandomFourierFeatures(dimensions, frequencies, [1.0, 2.0], generator_for("features")).float()
 
 
-def expected_cosines(w: Tensor, m: float, s: float) -> tuple[Tensor, Tensor]:
+def expected_cosines(w, m, s):
     """E cos(w x) and E sin(w x) of x ~ N(m, s^2)."""
     damped = torch.exp(-0.5 * (s * w) ** 2)
     return damped * torch.cos(w * m), damped * torch.sin(w * m)
 
 
-def closed_mean(phi: RandomFourierFeatures, m: float, s: float) -> Tensor:
+def closed_mean(phi, m, s):
     return torch.cat(expected_cosines(phi.omega[0].double(), m, s)) / math.sqrt(phi.size / 2)
 
 
-def closed_covariance(phi: RandomFourierFeatures, m: float, s: float) -> Tensor:
+def closed_covariance(phi, m, s):
     """Cov phi (D, D), by 2 cos a cos b = cos(a - b) + cos(a + b) and its like."""
     w = phi.omega[0].double()
     (cos_less, sin_less), (cos_more, sin_more) = (expected_cosines(w[:, None] + sign * w, m, s) for sign in (-1.0, 1.0))
@@ -72,7 +72,7 @@ TRUE = [(0.5, 0.8), (-3.0, 1.5)]
 
 
 @pytest.mark.parametrize("rows", [8_192, 64], ids=["at once", "piece by piece"])
-def test_simulated_means_and_their_noise_are_those_of_gaussians(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulated_means_and_their_noise_are_those_of_gaussians(rows, monkeypatch):
     """Of 150 records: 64 + 64 + 22 where 64 are simulated at a time. 400 data sets each: a percent or two."""
     monkeypatch.setattr("lit_epgan.bayes.mean_embeddings.ROWS", rows)
     phi = features()
@@ -99,7 +99,7 @@ def test_pieces_are_averaged_by_their_sizes_and_small_data_sets_simulated_togeth
     assert simulator.asked == [(3, 3), (3, 3), (1, 3)]
 
 
-def test_the_covariance_is_that_within_a_data_set() -> None:
+def test_the_covariance_is_that_within_a_data_set():
     """On average over two parameters far apart: what lies between their means is no part of it."""
     phi = features()
     found = Statistics(Scaled(), phi).covariance(THETA, generator_for("pairs"))
@@ -128,7 +128,7 @@ def test_moments_along_directions_are_those_of_gaussians_and_of_few_records_unbi
 
 
 @pytest.mark.parametrize("scaled", [0.0, 0.3])
-def test_the_synthetic_likelihood_is_a_gaussians(scaled: float) -> None:
+def test_the_synthetic_likelihood_is_a_gaussians(scaled):
     """N(s; V E phi, (V Cov(phi) V^T + N) / n), where N holds scaled s s^T and theta's likelihood scaled m m^T."""
     phi, v = features(), torch.randn(2, 12, generator=generator_for("v"), dtype=torch.float64)
     seen, noise = v @ closed_mean(phi, 0.4, 0.9), torch.tensor([[0.4, 0.1], [0.1, 0.3]], dtype=torch.float64)
@@ -158,7 +158,7 @@ class Linear(NamedTuple):
 
 
 @pytest.fixture
-def linear() -> Linear:
+def linear():
     generator = generator_for("linear")
     theta = torch.randn(200, 3, generator=generator, dtype=torch.float64) @ torch.diag(
         torch.tensor([1.0, 0.2, 5.0], dtype=torch.float64)
@@ -169,7 +169,7 @@ def linear() -> Linear:
     return Linear(theta, 4.0 + theta @ slope.T, slope, covariance)
 
 
-def test_as_many_numbers_as_parameters_keep_the_information(linear: Linear) -> None:
+def test_as_many_numbers_as_parameters_keep_the_information(linear):
     b = sufficient_directions(linear.theta, linear.means, linear.covariance)
     assert b.shape == (3, 12)
     torch.testing.assert_close(b @ linear.covariance @ b.T, torch.eye(3).double(), atol=5e-3, rtol=0)
@@ -179,7 +179,7 @@ def test_as_many_numbers_as_parameters_keep_the_information(linear: Linear) -> N
     assert float(fewer.det()) < 0.5 * float(everything.det())  # not any three numbers do
 
 
-def test_where_means_are_linear_the_spread_tells_the_same_and_the_widest_comes_first(linear: Linear) -> None:
+def test_where_means_are_linear_the_spread_tells_the_same_and_the_widest_comes_first(linear):
     """Both span Sigma^-1 A."""
     v = spread_directions(linear.means, linear.covariance, 3)
     torch.testing.assert_close(v @ linear.covariance @ v.T, torch.eye(3).double(), atol=5e-3, rtol=0)
@@ -192,7 +192,7 @@ def test_where_means_are_linear_the_spread_tells_the_same_and_the_widest_comes_f
     assert float((linear.means @ v).var()) == pytest.approx(widest, rel=1e-2)
 
 
-def test_the_root_of_a_metric_has_its_rank_and_a_basis_spans_the_rows_once() -> None:
+def test_the_root_of_a_metric_has_its_rank_and_a_basis_spans_the_rows_once():
     factor = torch.randn(4, 9, generator=generator_for("metric"), dtype=torch.float64)
     r = root(factor.T @ factor)
     assert r.shape == (4, 9)
@@ -204,7 +204,7 @@ def test_the_root_of_a_metric_has_its_rank_and_a_basis_spans_the_rows_once() -> 
     torch.testing.assert_close(rows @ q.T @ q, rows)
 
 
-def test_a_metric_keeps_the_directions_that_are_worth_most_and_a_ridge_is_a_share_of_the_variance() -> None:
+def test_a_metric_keeps_the_directions_that_are_worth_most_and_a_ridge_is_a_share_of_the_variance():
     """R Sigma R^T is known: the kept directions have its largest eigenvalues, and nothing between them."""
     worth = torch.tensor([5.0, 1.0, 9.0, 3.0], dtype=torch.float64)
     covariance = torch.diag(torch.tensor([4.0, 4.0, 1.0, 0.25], dtype=torch.float64))
@@ -217,7 +217,7 @@ def test_a_metric_keeps_the_directions_that_are_worth_most_and_a_ridge_is_a_shar
     assert torch.linalg.cholesky(ridged(torch.ones(3, 3, dtype=torch.float64), 1e-4)).isfinite().all()
 
 
-def test_pairs_are_mirrored_and_have_the_same_random_numbers() -> None:
+def test_pairs_are_mirrored_and_have_the_same_random_numbers():
     """A location moves a record and its pair's by opposite amounts, so that both means add up to twice the centre's."""
 
     class Located(Independent):
@@ -250,7 +250,7 @@ class Convolutions(nn.Module):
         return self.net(x)
 
 
-def test_features_of_a_convolution_are_means_over_positions() -> None:
+def test_features_of_a_convolution_are_means_over_positions():
     module, x = Convolutions(), torch.randn(3, 1, 4, 4)
     features = Features(module, "net.1")
     assert features.width == 5
@@ -269,7 +269,7 @@ def test_features_of_a_convolution_are_means_over_positions() -> None:
     assert_refused("no layer up to 'body' says how many features", Features, nn.ModuleDict({"body": nn.Tanh()}), "body")
 
 
-def test_features_of_a_sequence_are_means_over_time_even_of_as_many_frames_as_features() -> None:
+def test_features_of_a_sequence_are_means_over_time_even_of_as_many_frames_as_features():
     module = nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 6), nn.Tanh())})
     features, x = Features(module, "body.1"), torch.randn(3, 9, 4)
     with features.watching(module):

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from scipy.stats import mannwhitneyu, norm
-from torch import Tensor
 
 from evidence.attacks import (
     auc,
@@ -22,11 +21,11 @@ from evidence.attacks import (
 from lit_epgan.randomness import generator_for
 
 
-def gaussian(*shape: int, of: str) -> Tensor:
+def gaussian(*shape, of):
     return torch.randn(*shape, generator=generator_for("membership", of), dtype=torch.double)
 
 
-def test_rates_by_hand() -> None:
+def test_rates_by_hand():
     """Of six pairs four are in order and one is a tie."""
     assert auc(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 0.0, 1.0])) == pytest.approx(4.5 / 6)
     others = torch.arange(100.0)
@@ -36,7 +35,7 @@ def test_rates_by_hand() -> None:
     assert true_positive_rate(members, others, 0.02) == 0.75
 
 
-def test_who_has_copies_makes_no_mistake_and_who_has_fresh_samples_guesses() -> None:
+def test_who_has_copies_makes_no_mistake_and_who_has_fresh_samples_guesses():
     members, others = gaussian(40, 3, of="members"), gaussian(30, 3, of="others")
     scores = by_nearest(members, members), by_nearest(others, members)
     assert auc(*scores) == true_positive_rate(*scores) == 1
@@ -46,7 +45,7 @@ def test_who_has_copies_makes_no_mistake_and_who_has_fresh_samples_guesses() -> 
     assert found == pytest.approx(0.5, abs=3 * math.sqrt(801 / (12 * 400 * 400)))
 
 
-def test_a_search_finds_how_near_a_generator_comes() -> None:
+def test_a_search_finds_how_near_a_generator_comes():
     """One that fills a plane: the distance is the height above it, wherever the samples are that it starts from."""
     plane = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     candidates = torch.tensor([[1.0, 2.0, 3.0], [0.0, -1.0, -0.5]])
@@ -57,7 +56,7 @@ def test_a_search_finds_how_near_a_generator_comes() -> None:
     assert found.tolist() == pytest.approx([-3.0, -0.5], abs=1e-3)
 
 
-def test_inner_products_and_least_squares_by_hand() -> None:
+def test_inner_products_and_least_squares_by_hand():
     candidates = torch.tensor([[2.0, 1.0], [0.0, 0.0]])
     scores = by_inner_product(candidates, torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]))
     assert scores.tolist() == [0.0, -2.0]
@@ -69,7 +68,7 @@ def test_inner_products_and_least_squares_by_hand() -> None:
     assert found.flatten().tolist() == pytest.approx([1.0, 0.25, 0.5, 0.75])
 
 
-def test_least_squares_under_noise_is_as_good_as_the_gaussian_mechanism_allows() -> None:
+def test_least_squares_under_noise_is_as_good_as_the_gaussian_mechanism_allows():
     """Orthonormal features at z = 1: two Gaussians a standard deviation apart, AUC = cdf(1 / sqrt 2)."""
     n = 1000
     inside = torch.arange(n) % 2 == 0
@@ -78,15 +77,15 @@ def test_least_squares_under_noise_is_as_good_as_the_gaussian_mechanism_allows()
     assert auc(scores[inside], scores[~inside]) == pytest.approx(norm.cdf(1 / math.sqrt(2)), abs=0.05)
 
 
-def records(n: int, *words: int | str) -> Tensor:
+def records(n, *words):
     return torch.randn(n, 3, generator=generator_for("records", *words), dtype=torch.double)
 
 
-def line(*values: float) -> Tensor:
+def line(*values):
     return torch.tensor(values, dtype=torch.double)[:, None]
 
 
-def test_nearness_and_ties_by_hand() -> None:
+def test_nearness_and_ties_by_hand():
     """Nearest training record at 1, 1, 2, nearest held-out one at 3, 1, 1: one is nearer, one is a tie."""
     samples, train, test = line(1, 9, 18), [line(0, 10, 16)], [line(4, 8, 19)]
     found = nearer_to_training(samples, train, test, generator_for("draws"))
@@ -95,7 +94,7 @@ def test_nearness_and_ties_by_hand() -> None:
     assert exceeding(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 1.0, 4.0])) == pytest.approx(0.5)
 
 
-def test_as_many_training_records_as_held_out_ones_are_drawn_of_every_class() -> None:
+def test_as_many_training_records_as_held_out_ones_are_drawn_of_every_class():
     """Two of a class's four are drawn, one of which is the sample: in half of the draws it is nearer."""
     train, test = [line(0, 50, 60, 70), line(-100)], [line(1, 80), line(-90)]
     found = nearer_to_training(line(0), train, test, generator_for("draws"), draws=4000)
@@ -103,7 +102,7 @@ def test_as_many_training_records_as_held_out_ones_are_drawn_of_every_class() ->
     assert nearer_to_training(line(-99), train, test, generator_for("draws")).share == 1  # that one is always drawn
 
 
-def test_copies_are_nearer_to_training_records_and_what_cannot_be_compared_is_said() -> None:
+def test_copies_are_nearer_to_training_records_and_what_cannot_be_compared_is_said():
     train, test = records(200, "train"), records(200, "test")
     found = nearer_to_training(train[:50], [train], [test], generator_for("draws"))
     assert (found.share, found.ratio) == (1, 0)
@@ -114,7 +113,7 @@ def test_copies_are_nearer_to_training_records_and_what_cannot_be_compared_is_sa
         copying_score(line(0), [line(0), line(9)], line(9))
 
 
-def test_fresh_records_are_as_near_to_both() -> None:
+def test_fresh_records_are_as_near_to_both():
     """Thirty data sets: the mean share is .5, and C_T has mean 0 and standard deviation 1."""
     shares, scores = [], []
     for k in range(30):
@@ -127,7 +126,7 @@ def test_fresh_records_are_as_near_to_both() -> None:
     assert torch.tensor(scores).std() == pytest.approx(1, abs=0.4)
 
 
-def test_copying_scores_by_hand_and_of_one_cell_scipys_u() -> None:
+def test_copying_scores_by_hand_and_of_one_cell_scipys_u():
     samples, train, test = records(50, "a"), records(80, "b"), records(30, "c")
     u = mannwhitneyu(nearest(samples, train), nearest(test, train)).statistic
     expected = (u - 750) / math.sqrt(50 * 30 * 81 / 12)

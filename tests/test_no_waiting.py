@@ -73,12 +73,12 @@ class Questions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _masks(name: str, args: Any) -> bool:
+def _masks(name, args):
     """Whether rows are chosen by a boolean tensor, so that the host must know how many."""
     return name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
 
 
-def _refuse(*_: Any, **__: Any) -> None:
+def _refuse(*_, **__):
     raise AssertionError("a tensor's values are fetched within a step")
 
 
@@ -126,7 +126,7 @@ def test_no_step_of_a_federated_gan_asks(options, algorithm, monkeypatch):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
-def test_a_gan_steps_where_there_are_no_values(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gan_steps_where_there_are_no_values(options, monkeypatch):
     """Tensors of the meta device have none, and whoever asks for one gets an error."""
     with torch.device("meta"):
         generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
@@ -140,7 +140,7 @@ def test_a_gan_steps_where_there_are_no_values(options: dict[str, Any], monkeypa
     assert module.step_losses.is_meta
 
 
-def test_the_step_around_a_recognisers_network_asks_nothing_and_a_question_is_heard() -> None:
+def test_the_step_around_a_recognisers_network_asks_nothing_and_a_question_is_heard():
     class Linear(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -170,7 +170,7 @@ CASES: dict[str, tuple[Prior, Algorithm, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_prior_and_objective(case: str) -> None:
+def test_every_prior_and_objective(case):
     prior, algorithm, options = CASES[case]
     torch.manual_seed(0)
     generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, members=2)
@@ -184,7 +184,7 @@ def test_every_prior_and_objective(case: str) -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_losses_and_contrasts_of_half_precision_are_those_in_single(name: str) -> None:
+def test_losses_and_contrasts_of_half_precision_are_those_in_single(name):
     real, fake = (torch.randn(64, 2).to(torch.bfloat16) for _ in range(2))
     weight, objective = torch.rand(64).softmax(0), OBJECTIVES[name]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -197,7 +197,7 @@ def test_losses_and_contrasts_of_half_precision_are_those_in_single(name: str) -
     assert torch.equal(contrast(*z, 0.5), contrast(*z.float(), 0.5))
 
 
-def test_the_past_of_a_history_prior_is_not_halved_by_autocast() -> None:
+def test_the_past_of_a_history_prior_is_not_halved_by_autocast():
     """gma's distances are differences of large sums."""
     torch.manual_seed(0)
     generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, members=2)
@@ -233,7 +233,7 @@ class Observer(FedAvg):
         return self.Report(change=client.change)
 
 
-def test_algorithms_compute_without_autocast_while_the_module_trains_under_it() -> None:
+def test_algorithms_compute_without_autocast_while_the_module_trains_under_it():
     torch.manual_seed(0)
     generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4)
     module = GAN(generator, DCGANDiscriminator(image_size=8, channels=1, width=4))
@@ -263,7 +263,7 @@ class Regression(LightningModule):
 @pytest.mark.parametrize(
     "algorithm", [MOON("backbone"), MOON("head"), FedNP("backbone", "head"), TiltedExpectationPropagation("backbone.0")]
 )
-def test_algorithms_that_look_at_features_take_halved_ones(algorithm: Algorithm) -> None:
+def test_algorithms_that_look_at_features_take_halved_ones(algorithm):
     torch.manual_seed(0)
     module = Regression()
     sets = [TensorDataset(torch.randn(8, 3), torch.randint(2, (8,))) for _ in range(2)]
@@ -287,7 +287,7 @@ COMPILED: list[tuple[dict[str, Any], Algorithm]] = [
 ]
 
 
-def compiler(test: Any) -> Any:
+def compiler(test):
     """Marks what needs one."""
     there = shutil.which("g++") is not None
     return pytest.mark.slow(pytest.mark.skipif(not there, reason="torch.compile needs a C++ compiler")(test))
@@ -295,7 +295,7 @@ def compiler(test: Any) -> Any:
 
 @compiler
 @pytest.mark.parametrize(("options", "algorithm"), COMPILED, ids=["gp", "r1", "history", "ep", "tilted"])
-def test_compiled_and_eager_training_agree(options: dict[str, Any], algorithm: Algorithm) -> None:
+def test_compiled_and_eager_training_agree(options, algorithm):
     """Three rounds of several clients, whose parameters are swapped under the compiled networks; with EP's sites."""
     torch.manual_seed(0)
     generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
@@ -309,7 +309,7 @@ def test_compiled_and_eager_training_agree(options: dict[str, Any], algorithm: A
 
 
 @compiler
-def test_a_hook_that_is_put_on_later_is_called() -> None:
+def test_a_hook_that_is_put_on_later_is_called():
     """As an algorithm puts one on a network that has been compiled without."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -323,7 +323,7 @@ def test_a_hook_that_is_put_on_later_is_called() -> None:
 
 
 @compiler
-def test_compiled_convolutions_agree() -> None:
+def test_compiled_convolutions_agree():
     """Both networks' losses and gradients in one step, stacked ensembles, channels last, with BatchNorm."""
     torch.manual_seed(0)
     generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, upsamplings=2, members=2)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Algorithm
 from lit_epgan.federated import ConjugateEP, ExpectationPropagation, FedAvg, FedAvgM, FedLA, FedPA
 from tests import quadratics
 from tests.plain_federation import federated
@@ -33,7 +32,7 @@ class Line(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.8)
 
 
-def regressions() -> list[TensorDataset]:
+def regressions():
     """y = x a_k + noise of variance 1, where x has the client's curvatures for variances along ``AXES``."""
     generator = torch.Generator().manual_seed(0)
     sets = []
@@ -43,7 +42,7 @@ def regressions() -> list[TensorDataset]:
     return sets
 
 
-def miss(algorithm: Algorithm, rounds: int, local_steps: int) -> float:
+def miss(algorithm, rounds, local_steps):
     sets, module = regressions(), Line()
     data = FederatedDataModule.from_datasets(sets, batch_size=16, local_steps=local_steps)
     theta = federated(module, data, algorithm).run(rounds)
@@ -51,7 +50,7 @@ def miss(algorithm: Algorithm, rounds: int, local_steps: int) -> float:
     return float((theta - torch.linalg.lstsq(x, y[:, None]).solution[:, 0]).abs().max())
 
 
-def test_fedpa_samples_its_way_to_the_optimum_that_fedavg_misses() -> None:
+def test_fedpa_samples_its_way_to_the_optimum_that_fedavg_misses():
     """Thirty samples a round of twenty steps each; a round's steps forget where it began, so FedAvg's rounds are alike.
 
     Samples have a covariance near H_k^-1 / (16 x 20), to which the server's rate fits.
@@ -61,7 +60,7 @@ def test_fedpa_samples_its_way_to_the_optimum_that_fedavg_misses() -> None:
     assert miss(fedpa, rounds=8, local_steps=620) < 0.15
 
 
-def test_conjugate_ep_is_at_once_at_the_optimum_that_fedavg_misses() -> None:
+def test_conjugate_ep_is_at_once_at_the_optimum_that_fedavg_misses():
     assert miss(FedAvg(), rounds=1, local_steps=50) > 0.8
     assert miss(ConjugateEP(), rounds=1, local_steps=1) < 1e-12
 
@@ -71,13 +70,13 @@ class Slow(Quadratic):
         return torch.optim.SGD(self.parameters(), lr=0.02)
 
 
-def diagonal_miss(algorithm: Algorithm) -> float:
+def diagonal_miss(algorithm):
     """Single records at +-3/h^1/2 around the centre, so that squared gradients are proportional to the curvature."""
     data = quadratics.clients(noise=3.0, records=(40, 40), batch_size=1, local_steps=400)
     return float((federated(Slow(), data, algorithm).run(8) - quadratics.optimum((40, 40))).abs().max())
 
 
-def test_fedla_and_ep_with_laplace_sites_are_near_the_optimum_that_fedavg_misses() -> None:
+def test_fedla_and_ep_with_laplace_sites_are_near_the_optimum_that_fedavg_misses():
     assert diagonal_miss(FedAvg()) > 1.1
     assert diagonal_miss(FedLA(1.0)) < 0.05
     assert diagonal_miss(ExpectationPropagation(0.0)) < 0.12

@@ -49,21 +49,21 @@ class Words(LightningModule):
         return sparse, torch.optim.Adam(self.head.parameters(), lr=0.1)
 
 
-def words() -> list[TensorDataset]:
+def words():
     generator = torch.Generator().manual_seed(3)
     texts = [torch.randint(0, 3 + 2 * k, (n, 5), generator=generator) for k, n in enumerate(SIZES)]
     return [TensorDataset(t, t.double().mean(1, keepdim=True) - k) for k, t in enumerate(texts)]
 
 
-def texts(**options: Any) -> FederatedDataModule:
+def texts(**options):
     return FederatedDataModule.from_datasets(words(), batch_size=8, **options)
 
 
-def word_batches(client: int, round_: int) -> list[Any]:
+def word_batches(client, round_):
     return plain_batches(words()[client], None, round_, client)
 
 
-def steps(local: Words, batches: list[Any]) -> None:
+def steps(local, batches):
     made = local.configure_optimizers()
     optimizers = made if isinstance(made, tuple) else (made,)
     for batch in batches:
@@ -76,7 +76,7 @@ def steps(local: Words, batches: list[Any]) -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "sparse adam"])
 @pytest.mark.parametrize("policy", ["reset", "keep"])
-def test_sparse_gradients_are_the_plain_loops(optimizer: str, policy: str) -> None:
+def test_sparse_gradients_are_the_plain_loops(optimizer, policy):
     module = Words(optimizer=optimizer)
     work = Kept(steps) if policy == "keep" else lambda local, batches, client, round_: steps(local, batches)
     reference = PlainLoop(work, batches=word_batches).run(module, 3)
@@ -98,7 +98,7 @@ def test_sparse_gradients_are_the_plain_loops(optimizer: str, policy: str) -> No
     ],
     ids=["FedProx", "SCAFFOLD path", "SCAFFOLD gradient", "FedDyn", "Ditto", "FedLA", "FedPA", "EP"],
 )
-def test_sparse_gradients_give_what_dense_ones_do(algorithm: Any) -> None:
+def test_sparse_gradients_give_what_dense_ones_do(algorithm):
     module, dense = Words(), Words(sparse=False)
     dense.load_state_dict(module.state_dict())
     fit(dense, texts(), rounds=3, algorithm=algorithm())
@@ -107,7 +107,7 @@ def test_sparse_gradients_give_what_dense_ones_do(algorithm: Any) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FedProx(0.1), SCAFFOLD(), FedLA()], ids=lambda a: type(a).__name__)
-def test_an_optimizer_of_sparse_gradients_alone_is_named(algorithm: Any) -> None:
+def test_an_optimizer_of_sparse_gradients_alone_is_named(algorithm):
     sentence = r"the gradient of 'embedding\.weight' is sparse.*SparseAdam takes no dense one.*such as Adam"
     assert_refused(sentence, fit, Words(optimizer="sparse adam"), texts(), rounds=1, algorithm=algorithm)
 
@@ -125,7 +125,7 @@ class Spectral(Regression):
         return super().loss((torch.fft.irfft(torch.fft.rfft(x) * kernel, n=3), y))
 
 
-def test_complex_parameters_are_refused_and_the_advice_works() -> None:
+def test_complex_parameters_are_refused_and_the_advice_works():
     sentence = r"the parameter 'filter' is complex.*torch\.view_as_complex.*local=\['filter'\]"
     assert_refused(sentence, fit, Spectral(), federation(), rounds=1)
     module = Spectral(real=True)
@@ -134,7 +134,7 @@ def test_complex_parameters_are_refused_and_the_advice_works() -> None:
     assert_same(module, reference)
 
 
-def test_complex_parameters_may_stay_local() -> None:
+def test_complex_parameters_may_stay_local():
     module = Spectral()
     loop = PlainLoop(
         lambda local, batches, client, round_: sgd_steps(local, batches),
@@ -159,13 +159,13 @@ class Lazy(Regression):
 
 
 @pytest.mark.parametrize(("norm", "name"), [(False, "body.0.weight"), (True, "body.0.running_mean")])
-def test_lazy_layers_are_named_and_the_advice_works(norm: bool, name: str) -> None:
+def test_lazy_layers_are_named_and_the_advice_works(norm, name):
     with pytest.raises(UserError, match=rf"'{name}' of Lazy has no shape yet.*run one batch.*configure_model"):
         fit(Lazy(norm=norm), federation(), rounds=1)
     fit(Lazy(ready=True, norm=norm), federation(), rounds=1)
 
 
-def test_parameters_without_values_and_those_stored_sparsely_are_named() -> None:
+def test_parameters_without_values_and_those_stored_sparsely_are_named():
     with pytest.raises(UserError, match=r"the parameter 'body\.0\.weight' is on the meta device.*configure_model"):
         FlatParameters.of(Regression().to("meta"))
     module = nn.Module()

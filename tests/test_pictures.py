@@ -25,16 +25,16 @@ from lit_epgan.federated import GeneratorSites
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.randomness import generator_for
-from tests.generative import Images, Log, Pixels, Union, gan, trainer, use_pixels
+from tests.generative import Images, Log, Union, gan, trainer, use_pixels
 from tests.test_cli import refusal
 
 
 @pytest.fixture(autouse=True)
-def pixels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pixels:
+def pixels(monkeypatch, tmp_path):
     return use_pixels(monkeypatch, tmp_path)
 
 
-def test_tile_enlarges_and_orders_images() -> None:
+def test_tile_enlarges_and_orders_images():
     """Three 8 x 8 images in two columns: tiles of 48 pixels, two grey pixels between, -1 black, 0 grey, 1 white."""
     images = torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1, 1).expand(3, 1, 8, 8)
     sheet = tile(images, columns=2)
@@ -47,7 +47,7 @@ def test_tile_enlarges_and_orders_images() -> None:
     assert not np.array_equal(tile(colours, 4)[..., 0], tile(colours, 4)[..., 1])
 
 
-def test_grids_are_written_per_round_with_a_newest_copy(tmp_path: Path) -> None:
+def test_grids_are_written_per_round_with_a_newest_copy(tmp_path):
     module = gan()
     trainer(tmp_path, SampleGrid(2, 3), Union()).fit(module, Images())
     pictures = tmp_path / "pictures"
@@ -78,7 +78,7 @@ def test_a_grid_by_class_has_a_row_for_each_and_leaves_cells_empty(tmp_path, mon
     assert (newest[-40:] == 128).all()
 
 
-def test_several_generators_have_a_row_each(tmp_path: Path) -> None:
+def test_several_generators_have_a_row_each(tmp_path):
     class Two(GAN):
         def sample_each(self, n: int, generator: torch.Generator) -> Tensor:
             return torch.stack([torch.full((n, 1, 8, 8), value) for value in (-1.0, 1.0)])
@@ -90,7 +90,7 @@ def test_several_generators_have_a_row_each(tmp_path: Path) -> None:
     assert sheet[52:100, 2:50].min() == 255
 
 
-def test_loggers_get_the_pictures(tmp_path: Path) -> None:
+def test_loggers_get_the_pictures(tmp_path):
     wandb.finish()  # what another test of this process has left open or set would be taken over
     wandb.teardown()
     logger = WandbLogger(save_dir=tmp_path, offline=True, project="test", id="abc")
@@ -106,13 +106,13 @@ def test_loggers_get_the_pictures(tmp_path: Path) -> None:
     assert events.Tags()["images"] == ["pictures/samples"]
 
 
-def test_grids_are_for_images(tmp_path: Path) -> None:
+def test_grids_are_for_images(tmp_path):
     module = GAN(MLPGenerator((2,), 2, (8,), tanh=False), MLPDiscriminator((2,), (8,)))
     with pytest.raises(UserError, match="use DensityMap"):
         trainer(tmp_path, SampleGrid(), FederationCallback()).fit(module, ToyDataModule(points=64, local_steps=2))
 
 
-def test_toy_federation_logs_and_draws_the_union_too(tmp_path: Path) -> None:
+def test_toy_federation_logs_and_draws_the_union_too(tmp_path):
     torch.manual_seed(0)
     generator = MLPGenerator((2,), 2, (32, 32), tanh=False)
     module = GAN(generator, MLPDiscriminator((2,), (32, 32)), lr=2e-3, objective="lsgan")
@@ -131,7 +131,7 @@ def test_toy_federation_logs_and_draws_the_union_too(tmp_path: Path) -> None:
     assert picture.std() > 10  # something is drawn
 
 
-def test_predict_writes_images_and_an_array(tmp_path: Path) -> None:
+def test_predict_writes_images_and_an_array(tmp_path):
     module = gan()
     run = trainer(tmp_path, SampleWriter(images=5))
     torch.manual_seed(4)
@@ -159,7 +159,7 @@ OWN += [
 
 
 @pytest.fixture
-def images(folder: Path) -> Path:
+def images(folder):
     for client in ("a", "b"):
         (folder / "images" / client).mkdir(parents=True)
         for k in range(5):
@@ -183,7 +183,7 @@ def test_one_switch_for_colour_and_size_and_samples_without_test_data(images, ca
     assert len(list(Path("runs/folder/samples").glob("*.png"))) == 1000
 
 
-def test_what_is_drawn_hangs_on_the_seed_alone(tmp_path: Path) -> None:
+def test_what_is_drawn_hangs_on_the_seed_alone(tmp_path):
     drawn = []
     for seed in (1, 2):
         writer = SampleWriter(samples=5, images=0)
@@ -197,7 +197,7 @@ def test_what_is_drawn_hangs_on_the_seed_alone(tmp_path: Path) -> None:
     assert np.array_equal(*drawn)
 
 
-def test_networks_of_flat_rows_follow_too(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_networks_of_flat_rows_follow_too(images, capsys):
     words = ["--data.color", "rgb", "--data.image_size", "5", "--model.channels_last", "false"]
     words += ["--model.generator", "lit_epgan.networks.MLPGenerator"]
     words += ["--model.discriminator", "lit_epgan.networks.MLPDiscriminator"]
@@ -206,12 +206,12 @@ def test_networks_of_flat_rows_follow_too(images: Path, capsys: pytest.CaptureFi
     assert [model[name]["init_args"]["data_shape"] for name in ("generator", "discriminator")] == [[3, 5, 5]] * 2
 
 
-def test_a_network_cannot_differ_from_the_data(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_cannot_differ_from_the_data(images, capsys):
     told = refusal(capsys, "fit", *OWN, "--model.generator.image_size", "16")
     assert told == "model.generator.image_size follows the data: give --data.image_size and --data.color instead."
 
 
-def test_what_measures_nothing_says_so(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_measures_nothing_says_so(images, capsys):
     assert main(["fit", *OWN]) == 0
     cases = (("test", "test"), ("validate", "validation"))
     for command, kind in cases:

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.datamodules import FederatedDataModule, ImageDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.hardship import Hardship, mistaken
-from lit_epgan.engine import Broadcast, Client, ComingAndGoing, EveryoneAtFirst, FixedSize, Message, Sampler
+from lit_epgan.engine import Broadcast, Client, ComingAndGoing, EveryoneAtFirst, FixedSize, Message
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
 from lit_epgan.modules.supervised import Classifier
@@ -27,11 +27,11 @@ from tests.refusals import assert_refused
 from tests.test_federation import assert_same, gan_steps, sgd_steps
 
 
-def sgd(local: Any, batches: list[Any], client: int, round_: int) -> None:
+def sgd(local, batches, client, round_):
     sgd_steps(local, batches)
 
 
-def names(state: dict[str, Any], part: str) -> dict[str, Any]:
+def names(state, part):
     return {client: private[part] for client, private in state["clients"].items() if private[part]}
 
 
@@ -50,7 +50,7 @@ class Kept:
 
 
 @pytest.mark.parametrize("cohort", [None, 2])
-def test_kept_momentum_is_the_clients_own(cohort: int | None) -> None:
+def test_kept_momentum_is_the_clients_own(cohort):
     module = Regression(dropout=0.2)
     loop = PlainLoop(Kept(sgd_steps), **({"cohort": two_of_four} if cohort else {}))
     reference, reset = loop.run(module, 5), copy.deepcopy(module)
@@ -61,7 +61,7 @@ def test_kept_momentum_is_the_clients_own(cohort: int | None) -> None:
         assert_same(reset, reference, tolerance=1e-3)
 
 
-def test_kept_adam_of_two_optimizers_and_averaged_statistics_of_length_one() -> None:
+def test_kept_adam_of_two_optimizers_and_averaged_statistics_of_length_one():
     module = TwoOptimizers()
     reference = PlainLoop(Kept(gan_steps)).run(module, 4)
     fit(module, federation(), rounds=4, optimizer_state="keep")
@@ -76,7 +76,7 @@ def test_kept_adam_of_two_optimizers_and_averaged_statistics_of_length_one() -> 
     assert_same(module, reference)
 
 
-def test_unknown_policies_and_patterns_that_match_nothing_are_named() -> None:
+def test_unknown_policies_and_patterns_that_match_nothing_are_named():
     with pytest.raises(UserError, match=r"optimizer_state is 'remember'; choose reset or keep"):
         fit(Regression(), federation(), rounds=1, optimizer_state="remember")
     with pytest.raises(UserError, match=r"buffers is 'mean'; choose merge, local or exclude"):
@@ -99,12 +99,12 @@ class Drifting(Regression):
         return super().loss((x, y - self.offset + 1e-3 * self.seen))
 
 
-def is_buffer(name: str) -> bool:
+def is_buffer(name):
     return name in ("offset", "seen") or "running" in name or "tracked" in name
 
 
 @pytest.mark.parametrize("policy", ["merge", "local", "exclude"])
-def test_buffers(policy: str) -> None:
+def test_buffers(policy):
     module = Drifting()
     initial = {n: b.clone() for n, b in module.named_buffers()}
     options: dict[str, Any] = {
@@ -128,12 +128,12 @@ def test_buffers(policy: str) -> None:
             torch.testing.assert_close(value, loop.private[int(client[-1])][name], rtol=1e-7, atol=1e-7)
 
 
-def is_head(name: str) -> bool:
+def is_head(name):
     return name.startswith("body.3.")
 
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
-def test_personal_layers_are_never_merged(optimizer_state: str) -> None:
+def test_personal_layers_are_never_merged(optimizer_state):
     module = Regression(dropout=0.1)
     head = {n: p.detach().double() for n, p in module.named_parameters() if is_head(n)}
     loop = PlainLoop(Kept(sgd_steps) if optimizer_state == "keep" else sgd, cohort=two_of_four, kept=is_head)
@@ -150,7 +150,7 @@ def test_personal_layers_are_never_merged(optimizer_state: str) -> None:
             torch.testing.assert_close(value, loop.private[int(client[-1])][name], rtol=1e-10, atol=1e-10)
 
 
-def test_a_client_is_validated_with_its_own_layers() -> None:
+def test_a_client_is_validated_with_its_own_layers():
     module = Regression()
     loop = PlainLoop(sgd, kept=is_head)
     reference = loop.run(module, 3)
@@ -173,7 +173,7 @@ def test_a_client_is_validated_with_its_own_layers() -> None:
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_fedbn_merges_everything_but_the_norms(norm: Any) -> None:
+def test_fedbn_merges_everything_but_the_norms(norm):
     """With the settings of algorithms/fedbn.yaml, which are the same for both of ResNet-18's norms."""
     config = yaml.safe_load(find_config("algorithms/fedbn.yaml").read_text())
     options = config["federation"]["init_args"]
@@ -193,7 +193,7 @@ def test_fedbn_merges_everything_but_the_norms(norm: Any) -> None:
     assert [set(own) for own in personal.values()] == [norms, norms]
 
 
-def test_a_restart_within_the_round_keeps_the_personal_layers() -> None:
+def test_a_restart_within_the_round_keeps_the_personal_layers():
     class Restarting(FedAvg):
         def train(self, client: Client, sent: Broadcast) -> Message:
             client.fit(sent["parameters"], steps=1)
@@ -217,7 +217,7 @@ def test_a_restart_within_the_round_keeps_the_personal_layers() -> None:
     torch.testing.assert_close(personal["client-2"]["body.3.bias"], loop.private[2]["body.3.bias"])
 
 
-def data(clients: int = 4, n: int = 30) -> ClientData:
+def data(clients=4, n=30):
     """Client k holds n records k, k + .01, ... of the classes 0, 5 and 7 in turn."""
     labels = torch.tensor([0, 5, 7]).repeat(n // 3)
     values = [k + torch.arange(n) / 100 for k in range(clients)]
@@ -238,14 +238,14 @@ class Listed(torch.utils.data.Dataset[Any]):
         return self.dataset[index]
 
 
-def held(hard: ClientData, name: str) -> list[Tensor]:
+def held(hard, name):
     module = FederatedDataModule.from_datasets(hard.train, batch_size=100)
     module.setup()
     (batch,) = module.clients[module.client_names.index(name)].batches(None, 1, 0, 0, 0)
     return list(batch)
 
 
-def test_sizes_follow_the_power_of_ranks_and_most_records_what_is_kept() -> None:
+def test_sizes_follow_the_power_of_ranks_and_most_records_what_is_kept():
     hard = Hardship(most_records=20).on(data(), seed=0)
     for k, name in enumerate(hard.train):
         values, labels = held(hard, name)
@@ -267,7 +267,7 @@ def test_sizes_follow_the_power_of_ranks_and_most_records_what_is_kept() -> None
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_a_share_of_a_clients_labels_is_wrong(batched: bool) -> None:
+def test_a_share_of_a_clients_labels_is_wrong(batched):
     clean = data()
     if not batched:
         clean.train = {name: Listed(dataset) for name, dataset in clean.train.items()}  # type: ignore[arg-type]
@@ -289,11 +289,11 @@ def test_a_share_of_a_clients_labels_is_wrong(batched: bool) -> None:
         (Hardship(wrong_labels={"client-1": 1.5}), "wrong_labels.client-1 is 1.5; it must lie in"),
     ],
 )
-def test_settings_out_of_their_range_are_refused(hardship: Hardship, said: str) -> None:
+def test_settings_out_of_their_range_are_refused(hardship, said):
     assert_refused(said, hardship.on, data(), 0)
 
 
-def test_wrong_labels_need_labels_and_a_wrong_one_is_any_other_with_the_same_probability() -> None:
+def test_wrong_labels_need_labels_and_a_wrong_one_is_any_other_with_the_same_probability():
     without = data()
     without.labels = None
     assert_refused("needs data whose labels are classes", Hardship(wrong_labels={"client-1": 0.5}).on, without, 0)
@@ -304,11 +304,11 @@ def test_wrong_labels_need_labels_and_a_wrong_one_is_any_other_with_the_same_pro
     assert all(abs(count - 3000) < 5 * 45 for count in (counts[0], *counts[2:]))  # five standard deviations
 
 
-def there(sampler: Sampler, round_: int, clients: int = 10) -> set[int]:
+def there(sampler, round_, clients=10):
     return {k for chain in sampler.draw(list(range(clients)), 0, round_) for k in chain}
 
 
-def test_late_clients_join_others_leave_or_everyone_takes_part_at_first() -> None:
+def test_late_clients_join_others_leave_or_everyone_takes_part_at_first():
     sampler = ComingAndGoing(late=0.3, joins=2, leaving=0.2, leaves=4)
     rounds = [there(sampler, r) for r in range(6)]
     assert [len(each) for each in rounds] == [7, 7, 10, 10, 8, 8]
@@ -320,7 +320,7 @@ def test_late_clients_join_others_leave_or_everyone_takes_part_at_first() -> Non
     assert [there(sampler, r) for r in range(1, 6)] == [there(cohorts, r) for r in range(1, 6)]
 
 
-def test_a_cohort_is_drawn_among_those_who_are_there() -> None:
+def test_a_cohort_is_drawn_among_those_who_are_there():
     sampler = ComingAndGoing(late=0.5, joins=3, of=FixedSize(4))
     present = there(ComingAndGoing(late=0.5, joins=3), 0)
     cohorts = [there(sampler, r) for r in range(3)]
@@ -332,7 +332,7 @@ def test_a_cohort_is_drawn_among_those_who_are_there() -> None:
         ComingAndGoing(late=0.3, joins=5, leaving=0.3, leaves=2, of=FixedSize(7)).check(10)
 
 
-def test_shares_that_leave_nobody_are_refused_and_no_accountant_can_read_a_rate() -> None:
+def test_shares_that_leave_nobody_are_refused_and_no_accountant_can_read_a_rate():
     assert_refused(r"late and leaving are 0.6 and 0.4", ComingAndGoing, late=0.6, leaving=0.4)
     assert_refused("has no rate that an accountant could read", ComingAndGoing(late=0.3).rate, 10)
     assert_refused("only 10 clients", EveryoneAtFirst(FixedSize(11)).check, 10)

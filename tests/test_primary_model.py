@@ -110,7 +110,7 @@ def test_a_checkpoint_is_loaded_as_data(tmp_path):
 CLASSIFIER = ["--config", "digits_classifier.yaml", "--trainer.max_epochs", "1", "--data.clients", "2"]
 
 
-def predicted(folder: Path, module: LightningModule, data: Any) -> pd.DataFrame:
+def predicted(folder, module, data):
     writer = PredictionWriter()
     options: Any = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "callbacks": [writer]}
     Trainer(default_root_dir=folder, **options).predict(module, datamodule=data)
@@ -118,7 +118,7 @@ def predicted(folder: Path, module: LightningModule, data: Any) -> pd.DataFrame:
     return pd.read_csv(writer.written, keep_default_na=False, float_precision="round_trip")
 
 
-def test_the_command_writes_a_classifiers_answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_classifiers_answers(folder, capsys):
     assert main(["fit", *CLASSIFIER]) == 0
     assert main(["predict", *CLASSIFIER]) == 0
     file = Path("runs") / "digits_classifier" / "predictions.csv"
@@ -136,13 +136,13 @@ def test_the_command_writes_a_classifiers_answers(folder: Path, capsys: pytest.C
     torch.testing.assert_close(torch.tensor(table["probability"]).float(), probability)
 
 
-def classifier() -> Classifier:
+def classifier():
     torch.manual_seed(0)
     return Classifier(nn.Identity(), nn.Linear(3, 2))
 
 
 @pytest.mark.usefixtures("folder")
-def test_clients_and_classes_are_named(tmp_path: Path) -> None:
+def test_clients_and_classes_are_named(tmp_path):
     """Those of validation data by client, with names that a spreadsheet would compute."""
     sets = {name: TensorDataset(torch.randn(n, 3), torch.zeros(n).long()) for name, n in (("=1+1", 5), ("a\nb", 3))}
     data = FederatedDataModule.from_datasets(sets, batch_size=2, val_dataset=sets)
@@ -165,7 +165,7 @@ class Plain(LightningModule):
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("columns", "names"), [(1, ["output_0"]), (None, ["output_0"]), (2, ["output_0", "output_1"])])
-def test_any_modules_answers(tmp_path: Path, columns: int | None, names: list[str]) -> None:
+def test_any_modules_answers(tmp_path, columns, names):
     def answer(x: Tensor) -> Tensor:
         return x[:, 0] if columns is None else x[:, :columns]
 
@@ -178,13 +178,13 @@ def test_any_modules_answers(tmp_path: Path, columns: int | None, names: list[st
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("answer", "words"), [(lambda x: x[:, :, None], r"a tensor \(5, 3, 1\)"), (str, "a str")])
-def test_what_is_no_table_is_refused(tmp_path: Path, answer: Any, words: str) -> None:
+def test_what_is_no_table_is_refused(tmp_path, answer, words):
     data = federation(test_dataset=TensorDataset(torch.arange(15.0).view(5, 3)))
     with pytest.raises(UserError, match=rf"Plain's predict_step returns {words} for a batch, which is no table"):
         predicted(tmp_path, Plain(answer), data)
 
 
-def test_nothing_to_predict_is_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_predict_is_a_sentence(folder, capsys):
     (folder / "images" / "a").mkdir(parents=True)
     Image.new("L", (8, 8)).save(folder / "images" / "a" / "x.png")
     words = ["--data", "lit_epgan.datamodules.FolderDataModule", "--data.path", "images", "--data.image_size", "8"]

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Prior, Snapshots, UniformPrior
+from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Snapshots, UniformPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.objectives import OBJECTIVES, objective
 from tests.refusals import assert_refused
@@ -18,7 +17,7 @@ from tests.refusals import assert_refused
 MEMBERS = 3
 
 
-def networks(kind: str, norm: str, members: int = MEMBERS) -> tuple[nn.Module, nn.Module]:
+def networks(kind, norm, members=MEMBERS):
     torch.manual_seed(0)
     if kind == "mlp":
         generator: nn.Module = MLPGenerator((3,), 5, (6, 4), norm="batch", members=members)
@@ -30,17 +29,17 @@ def networks(kind: str, norm: str, members: int = MEMBERS) -> tuple[nn.Module, n
 
 
 @torch.no_grad()
-def randomised(network: nn.Module) -> nn.Module:
+def randomised(network):
     for parameter in network.parameters():
         parameter.copy_(torch.randn_like(parameter) * 0.5 + (parameter.dim() == 1))
     return network
 
 
-def gradients(loss: Tensor, network: nn.Module) -> list[Tensor]:
+def gradients(loss, network):
     return list(torch.autograd.grad(loss, list(network.parameters()), materialize_grads=True, retain_graph=True))
 
 
-def test_snapshots_are_the_last_ones_newest_first() -> None:
+def test_snapshots_are_the_last_ones_newest_first():
     network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     snapshots, taken = Snapshots(network, 3), []
     assert not snapshots.read().any()
@@ -82,7 +81,7 @@ def test_averaged_snapshots_are_the_mean_of_those_that_have_one(taken, weights, 
         assert server.filled[place].item() == pytest.approx(sum(w for w, _ in have) / total)
 
 
-def test_a_gaussian_prior_adds_the_gradient_of_its_own_density_and_a_uniform_one_nothing() -> None:
+def test_a_gaussian_prior_adds_the_gradient_of_its_own_density_and_a_uniform_one_nothing():
     """-log N(theta; 0, 1 / precision), differentiated by autograd."""
     network, prior = nn.Linear(3, 2).double(), GaussianPrior(0.3)
     parameters = list(network.parameters())
@@ -100,7 +99,7 @@ def test_a_gaussian_prior_adds_the_gradient_of_its_own_density_and_a_uniform_one
     assert not prior.state_dict()
 
 
-def built(prior: Prior, generator: nn.Module, discriminator: nn.Module, name: str = "lsgan") -> Prior:
+def built(prior, generator, discriminator, name="lsgan"):
     prior.build(generator, discriminator, objective(name))
     return prior.double()
 
@@ -109,7 +108,7 @@ def built(prior: Prior, generator: nn.Module, discriminator: nn.Module, name: st
 @pytest.mark.parametrize(
     ("kind", "norm"), [("mlp", "none"), ("mlp", "batch"), ("dcgan", "batch"), ("dcgan", "group"), ("dcgan", "none")]
 )
-def test_partial_summation_equals_a_loop_over_past_discriminators(kind: str, norm: str, name: str) -> None:
+def test_partial_summation_equals_a_loop_over_past_discriminators(kind, norm, name):
     generator, discriminator = networks(kind, norm)
     prior = built(HistoryPrior(size=3, every=2, weight=0.7), generator, discriminator, name)
     past: list[nn.Module] = []
@@ -125,7 +124,7 @@ def test_partial_summation_equals_a_loop_over_past_discriminators(kind: str, nor
     torch.testing.assert_close(gradients(loss, generator), gradients(expected, generator))  # type: ignore[arg-type]
 
 
-def test_a_history_that_is_not_full_is_a_mean_of_what_there_is() -> None:
+def test_a_history_that_is_not_full_is_a_mean_of_what_there_is():
     generator, discriminator = networks("mlp", "none")
     prior = built(HistoryPrior(size=5, every=1), generator, discriminator)
     fake = generator(torch.randn(6, 5, dtype=torch.double))
@@ -137,7 +136,7 @@ def test_a_history_that_is_not_full_is_a_mean_of_what_there_is() -> None:
     torch.testing.assert_close(one, objective("lsgan").generator_loss(discriminator(fake)))
 
 
-def test_one_snapshot_each_step_has_the_expectation_of_all() -> None:
+def test_one_snapshot_each_step_has_the_expectation_of_all():
     """Each of the drawn losses is one snapshot's, all come up, and their mean is the whole history's."""
     generator, discriminator = networks("mlp", "none")
     whole = built(HistoryPrior(size=5, every=1, weight=0.7), generator, discriminator)
@@ -162,7 +161,7 @@ def test_one_snapshot_each_step_has_the_expectation_of_all() -> None:
     assert shares == pytest.approx(weights, abs=4 * math.sqrt(0.24 / 300))
 
 
-def test_the_history_leaves_the_present_discriminator_alone() -> None:
+def test_the_history_leaves_the_present_discriminator_alone():
     """Its statistics do not move, its hooks see nothing, its parameters get no gradient, and it may train on."""
     generator, discriminator = networks("dcgan", "batch")
     prior = built(HistoryPrior(), generator, discriminator)
@@ -180,7 +179,7 @@ def test_the_history_leaves_the_present_discriminator_alone() -> None:
     assert all(buffer.is_floating_point() for buffer in prior.buffers())  # so that a federation averages them
 
 
-def test_a_discriminator_with_buffers_of_its_own() -> None:
+def test_a_discriminator_with_buffers_of_its_own():
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -200,7 +199,7 @@ def test_a_discriminator_with_buffers_of_its_own() -> None:
     torch.testing.assert_close(prior.generator_loss(generator, discriminator, fake), expected)
 
 
-def theta(generator: nn.Module, m: int, members: int) -> Tensor:
+def theta(generator, m, members):
     disjoint = ("layers.0.", "layers.1.") if members > 1 else ()
     parts = []
     for name, parameter in generator.named_parameters():
@@ -210,7 +209,7 @@ def theta(generator: nn.Module, m: int, members: int) -> Tensor:
 
 
 @pytest.mark.parametrize("members", [1, MEMBERS])
-def test_mixture_approximation_equals_loops_over_members_and_samples(members: int) -> None:
+def test_mixture_approximation_equals_loops_over_members_and_samples(members):
     generator, discriminator = networks("mlp", "none", members)
     prior = built(HistoryPrior(every=3, weight=0.7, approximation="gma", variance=20.0), generator, discriminator)
     prior.before_step(0, generator, discriminator)
@@ -231,7 +230,7 @@ def test_mixture_approximation_equals_loops_over_members_and_samples(members: in
     torch.testing.assert_close(gradients(loss, generator), gradients(-0.7 * log_prior, generator))
 
 
-def test_mixture_approximation_has_a_gradient_at_its_own_samples() -> None:
+def test_mixture_approximation_has_a_gradient_at_its_own_samples():
     """Right after a snapshot the distances are zero, where a square root has no derivative."""
     generator, discriminator = networks("mlp", "none")
     prior = built(HistoryPrior(approximation="gma", variance=0.1), generator, discriminator)
@@ -256,5 +255,5 @@ def test_mixture_approximation_has_a_gradient_at_its_own_samples() -> None:
         (lambda: HistoryPrior(approximation="laplace"), "psa or gma"),  # type: ignore[arg-type]
     ],
 )
-def test_nonsense_is_refused_in_a_sentence(build: Any, words: str) -> None:
+def test_nonsense_is_refused_in_a_sentence(build, words):
     assert_refused(words, build)

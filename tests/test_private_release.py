@@ -1,14 +1,13 @@
 """The Gaussian mechanism: how far one record moves a release, how large the noise is, what that guarantees."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import scipy.stats
 import torch
 from scipy.stats import norm
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lit_epgan.bayes import EmbeddingFactor, NormalisedMoments, RandomFourierFeatures
@@ -18,7 +17,7 @@ from lit_epgan.engine import Client, Message, Report, Rounds, Server, passing
 from lit_epgan.engine.mechanisms import flat_norm
 from lit_epgan.engine.messages import Broadcast, tensor_of
 from lit_epgan.errors import UserError
-from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, MatchedEmbedding
+from lit_epgan.federated import EmbeddingOnServer, MatchedEmbedding
 from lit_epgan.privacy import CentralNoise, DistributedNoise, GaussianMechanism, Releases, spent
 from lit_epgan.randomness import secure_normal
 from tests.federations import fit
@@ -34,7 +33,7 @@ class Recorder(GaussianMechanism):
         return vector
 
 
-def moves(x: Tensor, phi: nn.Module) -> tuple[float, list[float]]:
+def moves(x, phi):
     """The sensitivity that is stated, and how far each record moves the release when it is taken out."""
 
     def noised(x: Tensor) -> Recorder:
@@ -50,7 +49,7 @@ def moves(x: Tensor, phi: nn.Module) -> tuple[float, list[float]]:
 ABSURD = torch.tensor([[math.nan, 0, 0], [math.inf, 1, 1]])
 
 
-def test_no_record_moves_the_release_further_than_its_sensitivity() -> None:
+def test_no_record_moves_the_release_further_than_its_sensitivity():
     """Every record is taken out in turn, absurd ones among them; nearly all move it by exactly the stated norm."""
     phi = RandomFourierFeatures(3, 40, (0.1, 1.0), stream("sensitivity"))
     stated, found = moves(torch.cat([rows(12, 3), 1e9 * rows(3, 3), ABSURD]), phi)
@@ -63,7 +62,7 @@ def test_no_record_moves_the_release_further_than_its_sensitivity() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_the_noise_has_the_stated_standard_deviation(seed: int | None) -> None:
+def test_the_noise_has_the_stated_standard_deviation(seed):
     n, z = 200_000, 1.7
     released = EmbeddingFactor(torch.zeros(n, dtype=torch.float64)).released(GaussianMechanism(z, noise_seed=seed), 0)
     sums = released.statistics[1:]
@@ -77,19 +76,19 @@ def test_the_noise_has_the_stated_standard_deviation(seed: int | None) -> None:
     assert torch.tensor(counts).std() == pytest.approx(sigma / COUNT_WEIGHT, rel=4 / math.sqrt(2 * 400))
 
 
-def delta_of(epsilon: float, z: float) -> float:
+def delta_of(epsilon, z):
     """Balle and Wang (2018), theorem 8: the least delta of the Gaussian mechanism with sigma = z sensitivity."""
     return float(norm.cdf(0.5 / z - epsilon * z) - math.exp(epsilon) * norm.cdf(-0.5 / z - epsilon * z))
 
 
 @pytest.mark.parametrize(("z", "delta"), [(0.5, 1e-3), (1.0, 1e-5), (2.0, 1e-5), (2.0, 1e-7), (10.0, 1e-6)])
-def test_epsilon_is_the_exact_one(z: float, delta: float) -> None:
+def test_epsilon_is_the_exact_one(z, delta):
     guarantee = GaussianMechanism(z, delta).guarantee(3.0)
     assert delta_of(guarantee.epsilon, z) == pytest.approx(delta, rel=1e-6)
     assert guarantee.sigma == 3 * z
 
 
-def test_the_known_values_and_the_sentence_and_features_that_break_their_promise() -> None:
+def test_the_known_values_and_the_sentence_and_features_that_break_their_promise():
     assert str(GaussianMechanism(1.0).guarantee(SENSITIVITY)).startswith(
         "(4.38, 1e-05)-differential privacy for one record added to or removed from one client's data: one release"
     )
@@ -105,14 +104,14 @@ def test_the_known_values_and_the_sentence_and_features_that_break_their_promise
 
 
 @pytest.mark.parametrize(("z", "epsilon"), [(1.0, 9.63), (2.0, 4.23)])
-def test_a_record_that_is_replaced_costs_what_the_page_says(z: float, epsilon: float) -> None:
+def test_a_record_that_is_replaced_costs_what_the_page_says(z, epsilon):
     """Its number stays, its features of norm one move the sum by 2 at most: docs/methods/private_release.md."""
     guarantee = GaussianMechanism(z * SENSITIVITY / 2).guarantee(2.0)
     assert guarantee.epsilon == pytest.approx(epsilon, abs=0.005)
     assert delta_of(guarantee.epsilon, z * SENSITIVITY / 2) == pytest.approx(1e-5, rel=1e-6)
 
 
-def test_public_seeds_do_not_tell_the_noise_but_a_studys_is_repeatable_and_every_clients_own() -> None:
+def test_public_seeds_do_not_tell_the_noise_but_a_studys_is_repeatable_and_every_clients_own():
     draws = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -129,7 +128,7 @@ def test_public_seeds_do_not_tell_the_noise_but_a_studys_is_repeatable_and_every
 
 
 @pytest.mark.parametrize("z", [-1.0, math.inf, math.nan])
-def test_wrong_settings_are_refused(z: float) -> None:
+def test_wrong_settings_are_refused(z):
     assert_refused("noise_multiplier", GaussianMechanism, z)
     for delta in (0.0, 1.0, -1e-5):
         assert_refused("delta", GaussianMechanism, 1.0, delta)
@@ -162,13 +161,13 @@ class Totals(EmbeddingOnServer):
         self.statistics.append(server.state["embedding"].clone())
 
 
-def means(algorithm: EmbeddingOnServer | EmbeddingSites) -> Tensor:
+def means(algorithm):
     """Every client's mean embedding (3, D), worked out outside the federation."""
     phi = algorithm.release._released_phi
     return torch.stack([phi(x).mean(0) for x in records()])
 
 
-def test_every_user_counts_alike_by_a_vector_of_norm_one(tmp_path: Path) -> None:
+def test_every_user_counts_alike_by_a_vector_of_norm_one(tmp_path):
     """40, 60 and 100 records: the mean of means, not of records."""
     algorithm, mechanism = Totals(), Watching(1.0, NOTHING)
     fit(Cloud(), data(), 2, tmp_path, algorithm=algorithm, mechanism=mechanism)
@@ -185,7 +184,7 @@ def test_every_user_counts_alike_by_a_vector_of_norm_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("wrong", [1e30, float("nan"), float("inf")])
-def test_no_user_moves_the_sum_by_more_than_one(tmp_path: Path, wrong: float) -> None:
+def test_no_user_moves_the_sum_by_more_than_one(tmp_path, wrong):
     """One user's whole data set emptied, against the same user's with anything in it."""
     rows = records()
     rows[1] = torch.cat([torch.full((500, 2), wrong, dtype=torch.float64), rows[1]])
@@ -199,7 +198,7 @@ def test_no_user_moves_the_sum_by_more_than_one(tmp_path: Path, wrong: float) ->
 @pytest.mark.parametrize(
     "mechanism", [CentralNoise(1.0, 3.0), DistributedNoise(1.0, 3.0, honest=1.0)], ids=["central", "distributed"]
 )
-def test_the_noise_on_the_sum_is_drawn_once(tmp_path: Path, mechanism: CentralNoise) -> None:
+def test_the_noise_on_the_sum_is_drawn_once(tmp_path, mechanism):
     """z on every coordinate, whatever the number of users: at the server, or in shares that add up to it."""
     algorithm = Totals(frequencies=20_000, points=4, herding_steps=1)
     fit(Cloud(), data(), 1, tmp_path, algorithm=algorithm, mechanism=mechanism)
@@ -222,7 +221,7 @@ def test_one_release_is_promised_for_users_and_stands_in_the_ledger(tmp_path, ca
     assert_refused(told, fit, Cloud(), data(), 3, tmp_path / "second", algorithm=Totals(), mechanism=budget)
 
 
-def test_a_generator_is_matched_to_the_users_sum(tmp_path: Path) -> None:
+def test_a_generator_is_matched_to_the_users_sum(tmp_path):
     """DP-MERF on the mean of means: the clouds' centre, each cloud a third."""
     module = Cloud()
     algorithm = MatchedEmbedding(
@@ -233,7 +232,7 @@ def test_a_generator_is_matched_to_the_users_sum(tmp_path: Path) -> None:
     torch.testing.assert_close(module.generator.mean.detach(), centre, rtol=0, atol=0.3)
 
 
-def test_nothing_exact_of_a_user_is_kept(tmp_path: Path) -> None:
+def test_nothing_exact_of_a_user_is_kept(tmp_path):
     kept: list[dict[str, Tensor]] = []
 
     class Peeking(Totals):
@@ -245,7 +244,7 @@ def test_nothing_exact_of_a_user_is_kept(tmp_path: Path) -> None:
     assert kept == [{}, {}, {}]
 
 
-def test_sites_of_users_divide_the_own_one_out() -> None:
+def test_sites_of_users_divide_the_own_one_out():
     """Round 1's cavity is the sum of the other two users' means, counted two; own rows weigh a third."""
     module, algorithm = Cloud(), Cavities(unit="user", herding_steps=2)
     fit(module, data(local_steps=3), 2, algorithm=algorithm)

@@ -1,6 +1,5 @@
 """A private run: only the protected model leaves, and it is trained as it is said to be."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from lit_epgan.engine import (
     Broadcast,
     Client,
     Exchange,
-    Mechanism,
     Median,
     Message,
     NormClipping,
@@ -75,7 +73,7 @@ class Gathering(Regression):
         self.found.append(len(self.losses))
 
 
-def test_what_training_gathered_is_found_by_the_modules_hooks_in_an_open_run_alone(caplog: Any) -> None:
+def test_what_training_gathered_is_found_by_the_modules_hooks_in_an_open_run_alone(caplog):
     """Four clients with two steps each."""
     for mechanism, found in ((None, 8), (CentralNoise(1.0, 1.0), 0)):
         module = Gathering()
@@ -89,7 +87,7 @@ def test_what_training_gathered_is_found_by_the_modules_hooks_in_an_open_run_alo
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), SCAFFOLD()], ids=lambda a: type(a).__name__)
-def test_almost_no_noise_is_plain_clipping_by_equal_weights(algorithm: Any) -> None:
+def test_almost_no_noise_is_plain_clipping_by_equal_weights(algorithm):
     """The noise goes on the sum of clipped reports, and the mean is over the cohort."""
     models = []
     for mechanism in (CentralNoise(0.5, 1e-9), NormClipping(0.5)):
@@ -100,14 +98,14 @@ def test_almost_no_noise_is_plain_clipping_by_equal_weights(algorithm: Any) -> N
     torch.testing.assert_close(models[0], models[1], rtol=1e-6, atol=1e-7)
 
 
-def test_expectation_propagation_counts_its_second_exchange(tmp_path: Path) -> None:
+def test_expectation_propagation_counts_its_second_exchange(tmp_path):
     noise = CentralNoise(1.0, 1e-3)
     fit(Regression(), federation(), folder=tmp_path, algorithm=ExpectationPropagation(), mechanism=noise)
     (account,) = the_ledger().read().accounts.values()
     assert (account.made, account.planned.count, account.ended) == (4, 4, True)
 
 
-def test_a_client_with_poison_counts_as_zero_and_is_not_named(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_client_with_poison_counts_as_zero_and_is_not_named(recwarn):
     class Poisoned(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             return super().training_step(batch, batch_idx) * float("nan")
@@ -120,7 +118,7 @@ def test_a_client_with_poison_counts_as_zero_and_is_not_named(recwarn: pytest.Wa
     assert not [w for w in recwarn if "client" in str(w.message) and "finite" in str(w.message)]
 
 
-def test_a_client_that_diverges_for_a_round_keeps_what_it_had_and_is_heard_again() -> None:
+def test_a_client_that_diverges_for_a_round_keeps_what_it_had_and_is_heard_again():
     """Its report counts as zero, so its control variate stays that of the round before, too."""
 
     def batches(client: int, round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -143,7 +141,7 @@ def test_a_client_that_diverges_for_a_round_keeps_what_it_had_and_is_heard_again
 
 
 @pytest.mark.parametrize(("mechanism", "steps"), [(CentralNoise(1.0, 1.0), [0, 0]), (NormClipping(1.0), [1, 3])])
-def test_an_answer_tells_no_steps_where_users_are_hidden(mechanism: Mechanism, steps: list[int]) -> None:
+def test_an_answer_tells_no_steps_where_users_are_hidden(mechanism, steps):
     """Their sum would be exact beside the noised sum, also under secure aggregation."""
 
     def batches(client: int, round_: int) -> list[Any]:
@@ -156,7 +154,7 @@ def test_an_answer_tells_no_steps_where_users_are_hidden(mechanism: Mechanism, s
     assert [answer.steps for _, answer in plain.answers(plain._asked(round_))] == steps
 
 
-def test_training_logs_and_clients_own_metrics_are_left_out(tmp_path: Path) -> None:
+def test_training_logs_and_clients_own_metrics_are_left_out(tmp_path):
     data = federation(val_dataset=dict.fromkeys(("client-0", "client-3"), client_sets()[0]))
     options: dict[str, Any] = {"logger": CSVLogger(tmp_path), "log_every_n_steps": 1}
     trainer = fit(Telling(), data, mechanism=CentralNoise(0.5, 1.0), callbacks=[PartitionReport()], **options)
@@ -186,7 +184,7 @@ class Look(RoundEvaluation):
         pl_module.log("distance", 1.0)
 
 
-def test_what_is_measured_of_the_servers_model_is_kept(tmp_path: Path) -> None:
+def test_what_is_measured_of_the_servers_model_is_kept(tmp_path):
     """Without validation, too, where the round's own end is the time to look; the price of a round is public."""
     trainer = fit(Regression(), federation(), mechanism=CentralNoise(0.5, 1.0), callbacks=[Look()])
     assert {"distance", "client/bytes_up", "client/bytes_down"} <= set(trainer.callback_metrics)
@@ -201,7 +199,7 @@ def test_what_is_measured_of_the_servers_model_is_kept(tmp_path: Path) -> None:
         ({"algorithm": FedSeq(length=2)}, "Chains have no accountant"),
     ],
 )
-def test_settings_that_would_tell_more_are_refused(options: dict[str, Any], named: str) -> None:
+def test_settings_that_would_tell_more_are_refused(options, named):
     with pytest.raises(UserError, match=named):
         fit(Regression(), federation(), mechanism=CentralNoise(0.5, 1.0), **options)
 
@@ -231,7 +229,7 @@ class Everybody(FedAvg):
         yield Exchange({"parameters": server.parameters}, to=range(server.clients))
 
 
-def test_clients_beside_the_cohort_are_not_asked_and_a_drawn_cohort_is_not_asked_again(tmp_path: Path) -> None:
+def test_clients_beside_the_cohort_are_not_asked_and_a_drawn_cohort_is_not_asked_again(tmp_path):
     """Whoever is asked more often than the sampler says pays for more than is said."""
     with pytest.raises(UserError, match="Everybody asks clients beside the round's cohort"):
         fit(Regression(), federation(clients_per_round=3), algorithm=Everybody(), mechanism=CentralNoise(0.5, 1.0))
@@ -258,7 +256,7 @@ class Again(FedAvg):
 
 
 @pytest.mark.parametrize("mechanism", [CentralNoise(0.5, 1.0), RecordNoise(0.5, 1.0)])
-def test_a_private_run_without_a_last_round_is_refused(mechanism: Mechanism) -> None:
+def test_a_private_run_without_a_last_round_is_refused(mechanism):
     """No release would be planned, and an epsilon of 0 be promised."""
     stop = LambdaCallback(on_train_epoch_end=lambda trainer, module: setattr(trainer, "should_stop", True))
     with pytest.raises(UserError, match=r"how many rounds there will be.*set trainer\.max_epochs"):
@@ -266,7 +264,7 @@ def test_a_private_run_without_a_last_round_is_refused(mechanism: Mechanism) -> 
     fit(Regression(), federation(), -1, mechanism=NormClipping(0.5), callbacks=[stop])
 
 
-def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path: Path) -> None:
+def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path):
     class Unread(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             raise AssertionError("data are read")
@@ -275,7 +273,7 @@ def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path: Path) -> None:
         fit(Unread(), federation(), folder=tmp_path, mechanism=CentralNoise(0.5, 1.0, budget=1.0))
 
 
-def test_what_is_promised_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_promised_is_said(caplog):
     with caplog.at_level("INFO"):
         fit(Regression(), federation(), mechanism=CentralNoise(0.5, 8.0))
     said = "\n".join(record.getMessage() for record in caplog.records)

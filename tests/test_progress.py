@@ -25,12 +25,12 @@ from tests.modules import Regression
 from tests.refusals import assert_refused
 
 
-def clients(n: int = 3, validated: bool = False) -> FederatedDataModule:
+def clients(n=3, validated=False):
     data = {f"site-{k}": torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randn(8, 1)) for k in range(n)}
     return FederatedDataModule.from_datasets(data, batch_size=4, val_dataset=data["site-0"] if validated else None)
 
 
-def fit(folder, bar: FederatedProgressBar, rounds: int = 3, logger=False, module=None) -> None:
+def fit(folder, bar, rounds=3, logger=False, module=None):
     off = dict.fromkeys(["enable_checkpointing", "enable_model_summary"], False)
     callbacks = [FederationCallback(), bar]
     trainer = Trainer(
@@ -44,7 +44,7 @@ def fit(folder, bar: FederatedProgressBar, rounds: int = 3, logger=False, module
     trainer.fit(module, datamodule=clients(validated=validated))
 
 
-def test_share_done_counts_rounds_clients_and_steps_and_is_described_in_words() -> None:
+def test_share_done_counts_rounds_clients_and_steps_and_is_described_in_words():
     assert Position(round=1, rounds=4).done == 0
     # second of four rounds, third of five clients, 6 of its 10 steps done: 1 + (2 + .6) / 5
     assert Position(2, 4, "c", 3, 5, 6, 10).done == pytest.approx(1.52)
@@ -134,7 +134,7 @@ def test_a_step_between_refreshes_looks_at_nothing():
     bar.on_train_batch_end(SimpleNamespace(), torch.nn.Module(), None, None, 7)
 
 
-def log_round(logger: MetricsFile, epoch: int) -> None:
+def log_round(logger, epoch):
     step = 20 * (epoch + 1)
     logger.log_metrics({"loss": 1 / (epoch + 3), "epoch": epoch}, step - 10)
     if epoch % 2:
@@ -143,7 +143,7 @@ def log_round(logger: MetricsFile, epoch: int) -> None:
         logger.log_metrics({"late, quoted": float("nan"), "epoch": epoch}, step)
 
 
-def uninterrupted(folder, rounds: int) -> bytes:
+def uninterrupted(folder, rounds):
     logger = MetricsFile(str(folder))
     logger.rewind(0)
     for epoch in range(rounds):
@@ -195,7 +195,7 @@ def test_finished_rounds_come_back_as_they_were_logged(tmp_path):
     assert MetricsFile(str(tmp_path / "none")).finished(3) == {}
 
 
-def test_a_row_without_a_round_belongs_to_the_row_before_and_a_round_has_one_row(tmp_path) -> None:
+def test_a_row_without_a_round_belongs_to_the_row_before_and_a_round_has_one_row(tmp_path):
     logger = MetricsFile(str(tmp_path))
     for row in ({"a": 1.0, "epoch": 0}, {"b": 2.0}, {"a": 3.0, "epoch": 1}, {"b": 4.0}):
         logger.log_metrics(row, 0)
@@ -213,7 +213,7 @@ def test_a_row_without_a_round_belongs_to_the_row_before_and_a_round_has_one_row
     assert (tmp_path / "metrics.csv").read_text().splitlines()[-2:] == ["1,9,1,1,", "1,9,,,2"]
 
 
-def test_a_new_run_begins_an_empty_file_and_without_rewind_it_appends_what_reads_back_exactly(tmp_path) -> None:
+def test_a_new_run_begins_an_empty_file_and_without_rewind_it_appends_what_reads_back_exactly(tmp_path):
     MetricsFile(str(tmp_path)).log_metrics({"a": 1.0, "epoch": 0}, 0)
     logger = MetricsFile(str(tmp_path))
     logger.rewind(0)
@@ -234,7 +234,7 @@ def test_lightnings_own_checkpoints_stand_in_the_runs_folder(tmp_path):
     assert len(list((tmp_path / "checkpoints").glob("*.ckpt"))) == 1
 
 
-def test_a_table_removed_under_a_run_begins_with_its_columns_again_and_one_without_is_refused(tmp_path) -> None:
+def test_a_table_removed_under_a_run_begins_with_its_columns_again_and_one_without_is_refused(tmp_path):
     table = MetricsFile(tmp_path)
     table.log_metrics({"epoch": 0, "loss": 1.0}, 1)
     table.path.unlink()

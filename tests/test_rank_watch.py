@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -70,7 +68,7 @@ class Ranks:
         return said[0]
 
 
-def poll(condition: Any, message: str, seconds: float) -> None:
+def poll(condition, message, seconds):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, message
@@ -78,7 +76,7 @@ def poll(condition: Any, message: str, seconds: float) -> None:
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Any]:
+def begin(tmp_path):
     """Begins a run of two ranks; nothing of it is left when the test is over."""
     begun: list[Ranks] = []
 
@@ -93,7 +91,7 @@ def begin(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def undisturbed(tmp_path_factory):
     """The final model of a run in which rank 1's interpreter is held three times longer than the watch has patience."""
     folder = tmp_path_factory.mktemp("undisturbed")
     printed = run(folder, "--trouble", "1=busy", "--patience", "1", devices=2)
@@ -102,13 +100,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return model(folder)
 
 
-def whole_checkpoint(ranks: Ranks, said: str) -> None:
+def whole_checkpoint(ranks, said):
     last = ranks.folder / "checkpoints" / "last.ckpt"
     assert fault(last) is None
     assert f"The last checkpoint is {last} (round 2)" in said
 
 
-def test_sigterm_ends_a_rank_after_its_batch(begin: Any, undisturbed: dict[str, Any]) -> None:
+def test_sigterm_ends_a_rank_after_its_batch(begin, undisturbed):
     """It reaches rank 0 in mid-round, and rank 1 too; the run that is resumed ends with the same bits."""
     ranks = begin("--trouble", "0=slow", "1=slow")
     ranks.await_line("rank 0 is slow")
@@ -121,7 +119,7 @@ def test_sigterm_ends_a_rank_after_its_batch(begin: Any, undisturbed: dict[str, 
         assert torch.equal(value, undisturbed[name]), name
 
 
-def test_sigterm_ends_a_rank_that_waits_for_the_others(begin: Any) -> None:
+def test_sigterm_ends_a_rank_that_waits_for_the_others(begin):
     ranks = begin("--trouble", "0=stuck")
     ranks.await_line("rank 0 is stuck")
     ranks.signal(1, signal.SIGTERM)
@@ -131,7 +129,7 @@ def test_sigterm_ends_a_rank_that_waits_for_the_others(begin: Any) -> None:
 
 
 @pytest.mark.parametrize(("killed", "said"), [(0, "has ended without a word"), (1, "was ended by SIGKILL")])
-def test_a_killed_rank_ends_the_other(begin: Any, killed: int, said: str) -> None:
+def test_a_killed_rank_ends_the_other(begin, killed, said):
     """Rank 0 is killed at its batch, rank 1 while it waits for rank 0 at the round's end."""
     ranks = begin("--trouble", "0=stuck", launched=killed == 1)
     ranks.await_line("rank 0 is stuck")
@@ -141,7 +139,7 @@ def test_a_killed_rank_ends_the_other(begin: Any, killed: int, said: str) -> Non
     whole_checkpoint(ranks, ranks.sentence(1 - killed))
 
 
-def test_a_rank_killed_before_they_meet_leaves_no_orphan(begin: Any) -> None:
+def test_a_rank_killed_before_they_meet_leaves_no_orphan(begin):
     ranks = begin(launched=True)
     ranks.await_line("rank 1 is process")
     ranks.signal(0, signal.SIGKILL)
@@ -149,7 +147,7 @@ def test_a_rank_killed_before_they_meet_leaves_no_orphan(begin: Any) -> None:
     assert ranks.sentence(1) == "rank 0 has ended without a word."
 
 
-def test_a_mistake_in_one_ranks_data_is_told_by_the_other(begin: Any) -> None:
+def test_a_mistake_in_one_ranks_data_is_told_by_the_other(begin):
     ranks = begin("--trouble", "1=wrong")
     ranks.await_line("rank 1 is wrong")
     assert ranks.code() == 1
@@ -157,7 +155,7 @@ def test_a_mistake_in_one_ranks_data_is_told_by_the_other(begin: Any) -> None:
     whole_checkpoint(ranks, ranks.sentence(0))
 
 
-def test_a_rank_that_hangs_is_ended(begin: Any) -> None:
+def test_a_rank_that_hangs_is_ended(begin):
     ranks = begin("--trouble", "0=stuck", "--patience", "3", launched=True)
     ranks.await_line("rank 0 is stuck")
     ranks.signal(1, signal.SIGSTOP)
@@ -176,14 +174,14 @@ RUNS = {
 }
 
 
-def assert_near(folder: Path, expected: dict[str, Any]) -> None:
+def assert_near(folder, expected):
     for name, value in model(folder).items():
         near = 1e-6 * float(expected[name].abs().max())
         torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=near, msg=f"{folder.name}: {name}")
 
 
 @pytest.mark.parametrize(("options", "counts"), RUNS.items(), ids=map(" ".join, RUNS))
-def test_ranks_agree(tmp_path: Path, options: tuple[str, ...], counts: tuple[int, ...]) -> None:
+def test_ranks_agree(tmp_path, options, counts):
     """Float64, five rounds, cohorts of 3 of 4 clients, dropout, and a GAN with its own noise.
 
     On 3 ranks clients are shared 2-1-1, so a cohort may leave one idle.
@@ -213,7 +211,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[subprocess.Popen[bytes]]:
+def site():
     command = [sys.executable, "-m", "tests.pipe_site"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield process
@@ -222,7 +220,7 @@ def site() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @torch.no_grad()
-def over_pipes(name: str, site: subprocess.Popen[bytes]) -> torch.Tensor:
+def over_pipes(name, site):
     federation = half(name)
     delivered: dict[int, dict[str, int]] = {}
     send(site.stdin, name.encode())
@@ -242,6 +240,6 @@ def over_pipes(name: str, site: subprocess.Popen[bytes]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_two_processes_end_with_the_single_process_model(name: str, site: subprocess.Popen[bytes]) -> None:
+def test_two_processes_end_with_the_single_process_model(name, site):
     alone = half(name).run(ROUNDS)
     torch.testing.assert_close(over_pipes(name, site), alone, rtol=0, atol=1e-6)

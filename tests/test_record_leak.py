@@ -1,7 +1,6 @@
 """GRAFFL's printed rule, and what a curious server learns from clients' answers by it and by the default."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ from tests.test_discrepancy_search import MIXTURE, SIZES, data, records
 RECORDS = 3 * torch.randn(12, 2, generator=generator_for("records")) + torch.tensor([5.0, -1.0])
 
 
-def record_from_distances(points: Tensor, answers: Tensor) -> Tensor:
+def record_from_distances(points, answers):
     """The record x (d,) that points (m, d), m > d, are ``answers`` (m,) away from: how the published rule leaks.
 
         ||x - g_i||^2 - ||g_i||^2 = -2 <g_i, x> + ||x||^2
@@ -42,7 +41,7 @@ def record_from_distances(points: Tensor, answers: Tensor) -> Tensor:
     return torch.linalg.lstsq(rows, known[:, None]).solution[:-1, 0]
 
 
-def holding(records: Tensor, algorithm: Any) -> PlainFederation:
+def holding(records, algorithm):
     """One client with these records, in batches of five."""
     module = Posterior(GaussianMixture(1, records.shape[1]), particles=40)
     data = FederatedDataModule.from_datasets(
@@ -64,7 +63,7 @@ class CuriousServer:
 
 
 @pytest.mark.filterwarnings("ignore:PublishedRejection is GRAFFL's printed rule")
-def test_by_the_published_rule_the_server_solves_for_every_record() -> None:
+def test_by_the_published_rule_the_server_solves_for_every_record():
     """d + 2 chosen points for each record. The records' order is a round's, drawn from the federation's seed."""
     ask = CuriousServer(holding(RECORDS, PublishedRejection()))
     assert float(ask("records")) == 12
@@ -75,17 +74,17 @@ def test_by_the_published_rule_the_server_solves_for_every_record() -> None:
     assert torch.allclose(found, RECORDS[order].double(), atol=1e-10, rtol=0)
 
 
-def points_of(ask: CuriousServer, points: Tensor, phi: Any) -> Tensor:
+def points_of(ask, points, phi):
     """The same points as questions to the default: each a simulated data set of its own, all features by themselves."""
     own = mean_embeddings(phi, points)
     return ask("discrepancy", root=torch.eye(phi.size, dtype=torch.float64), simulated=own)
 
 
-def mean_embeddings(phi: Any, points: Tensor) -> Tensor:
+def mean_embeddings(phi, points):
     return torch.stack([mean_embedding(phi, point[None]) for point in points])
 
 
-def test_the_defaults_answers_do_not_tell_the_records_order() -> None:
+def test_the_defaults_answers_do_not_tell_the_records_order():
     algorithm = DiscrepancySearch(frequencies=8)
     points = 4 * torch.randn(30, 2, generator=generator_for("points"))
     order = torch.randperm(12, generator=generator_for("order"))
@@ -96,7 +95,7 @@ def test_the_defaults_answers_do_not_tell_the_records_order() -> None:
     assert torch.allclose(straight, shuffled, atol=1e-6, rtol=0)
 
 
-def test_other_records_of_the_same_mean_embedding_answer_alike() -> None:
+def test_other_records_of_the_same_mean_embedding_answer_alike():
     """One frequency w: records moved by whole periods 2 pi / w have the same features, and nobody sees them move."""
     x = torch.randn(12, 1, generator=generator_for("line"))
     algorithm = DiscrepancySearch(frequencies=1)
@@ -110,7 +109,7 @@ def test_other_records_of_the_same_mean_embedding_answer_alike() -> None:
     assert float(first.std()) > 0.1
 
 
-def attacked(records: Tensor, algorithm: DiscrepancySearch, rounds: int = 4) -> Tensor:
+def attacked(records, algorithm, rounds=4):
     """All features' mean, by questions that follow from the answers: each is about what lies around the last guess."""
     ask = CuriousServer(holding(records, algorithm))
     size, generator = algorithm.inference.phi.size, generator_for("attack")
@@ -123,7 +122,7 @@ def attacked(records: Tensor, algorithm: DiscrepancySearch, rounds: int = 4) -> 
     return guess
 
 
-def test_an_adaptive_attack_learns_the_mean_embedding_and_a_records_share_of_it() -> None:
+def test_an_adaptive_attack_learns_the_mean_embedding_and_a_records_share_of_it():
     """With a record more, mu moves by (phi(x) - mu) / (n + 1): what the server learns of x is divided by n."""
     algorithm = DiscrepancySearch(frequencies=8)
     stranger = torch.tensor([[40.0, 40.0]])
@@ -135,7 +134,7 @@ def test_an_adaptive_attack_learns_the_mean_embedding_and_a_records_share_of_it(
     assert float(moved.norm()) <= 2 / 13
 
 
-def test_what_is_known_of_a_client_of_one_record_is_the_record() -> None:
+def test_what_is_known_of_a_client_of_one_record_is_the_record():
     """The default is not private: the mean over one record is the record's features, and a search finds it."""
     algorithm = DiscrepancySearch(frequencies=8)
     mean = attacked(RECORDS[:1], algorithm)
@@ -149,11 +148,11 @@ KEPT = 40
 pytestmark = pytest.mark.filterwarnings("ignore:PublishedRejection is GRAFFL's printed rule")
 
 
-def posterior() -> Posterior:
+def posterior():
     return Posterior(MIXTURE, KEPT)
 
 
-def test_the_nearest_of_all_so_far_are_kept_by_the_distance_of_one_point_to_one_record() -> None:
+def test_the_nearest_of_all_so_far_are_kept_by_the_distance_of_one_point_to_one_record():
     """Distances 3 and 5, then 4, 1 and 9, of which three stay: 1, 3, 4."""
     rows = torch.arange(5.0, dtype=torch.float64)[:, None]
     held = Accepted(rows[:2], torch.tensor([3.0, 5.0]))
@@ -164,7 +163,7 @@ def test_the_nearest_of_all_so_far_are_kept_by_the_distance_of_one_point_to_one_
     assert distances(points, x).tolist() == [25.0, 4.0]
 
 
-def in_one_place(rounds: int, iterations: int) -> Tensor:
+def in_one_place(rounds, iterations):
     """Algorithm 2 written down: the particles (KEPT, p), in the order of their distances."""
     every: list[tuple[float, Tensor]] = []
     for number in range(rounds):
@@ -182,20 +181,20 @@ def in_one_place(rounds: int, iterations: int) -> Tensor:
     return torch.stack([theta for _, theta in every[:KEPT]])
 
 
-def test_it_is_algorithm_2() -> None:
+def test_it_is_algorithm_2():
     plain = federated(posterior(), data(), PublishedRejection(iterations=2))
     plain.run(3)
     module: Any = plain.module
     assert torch.equal(module.particles.detach(), in_one_place(3, 2))
 
 
-def test_a_warning_names_both_defects_and_without_an_iteration_it_is_refused() -> None:
+def test_a_warning_names_both_defects_and_without_an_iteration_it_is_refused():
     with pytest.warns(UserWarning, match="it learns next to nothing, and its answers give every record away"):
         federated(posterior(), data(), PublishedRejection())
     assert_refused("iterations is 0; it must be at least 1", PublishedRejection, iterations=0)
 
 
-def test_each_iteration_asks_everybody_once_for_as_many_points_as_he_has_records() -> None:
+def test_each_iteration_asks_everybody_once_for_as_many_points_as_he_has_records():
     asked: list[tuple[str, list[int]]] = []
 
     class Watched(PublishedRejection):
@@ -215,7 +214,7 @@ def test_each_iteration_asks_everybody_once_for_as_many_points_as_he_has_records
     assert PublishedRejection(iterations=2, from_round=1).exchanges(0, 3) == 1 + 2 * 3
 
 
-def test_until_there_are_enough_the_particles_stay_the_priors() -> None:
+def test_until_there_are_enough_the_particles_stay_the_priors():
     module = Posterior(MIXTURE, particles=100)
     before = module.particles.detach().clone()
     plain = federated(module, data(), PublishedRejection())
@@ -225,7 +224,7 @@ def test_until_there_are_enough_the_particles_stay_the_priors() -> None:
     assert not torch.equal(module.particles.detach(), before)
 
 
-def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path):
     straight, stopped, resumed = posterior(), posterior(), posterior()
     fit(straight, data(), 4, algorithm=PublishedRejection())
     options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [RoundCheckpoint()]}
@@ -236,7 +235,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     assert not torch.equal(straight.particles, stopped.particles)
 
 
-def test_on_the_papers_toy_it_is_as_wrong_as_the_prior() -> None:
+def test_on_the_papers_toy_it_is_as_wrong_as_the_prior():
     """540,000 points for 1,000 particles, as in docs/errata.md, with names put right: the means miss by 9."""
     mixture = GaussianMixture(3, 2, mean_precision=0.01)
     module = Posterior(mixture, particles=1000)

@@ -1,8 +1,6 @@
 """DP-SGD at every client of a federation: what is promised, what is paid, what leaves, and what is refused."""
 
 import copy
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import PartitionReport
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.clients import DatasetClient
-from lit_epgan.engine import Algorithm
 from lit_epgan.engine.mechanisms import LocalPlan, Plan
 from lit_epgan.engine.samplers import Everyone
 from lit_epgan.errors import UserError
@@ -62,7 +59,7 @@ def test_without_noise_and_clipping_full_batches_are_the_algorithms_own_steps(al
     torch.testing.assert_close(models[0], models[1], rtol=1e-9, atol=1e-10)
 
 
-def test_the_noise_of_a_step_is_as_large_as_it_is_said_to_be() -> None:
+def test_the_noise_of_a_step_is_as_large_as_it_is_said_to_be():
     """Without a gradient, one step of SGD leaves lr z C / b N(0, I): over 40,000 coordinates within 2 %."""
 
     class Flat(Regression):
@@ -82,7 +79,7 @@ def test_the_noise_of_a_step_is_as_large_as_it_is_said_to_be() -> None:
     assert abs(float(noise.mean())) < 0.01 * float(noise.std()) * 2.5
 
 
-def test_steps_without_a_record_are_noise_alone_and_nobody_sees_a_record(tmp_path: Path) -> None:
+def test_steps_without_a_record_are_noise_alone_and_nobody_sees_a_record(tmp_path):
     """At a rate of 1 / 34 a third of the batches are empty; what callbacks see says nothing, and losses are 0."""
     watch = Batches()
     module = Regression().double()
@@ -95,7 +92,7 @@ def test_steps_without_a_record_are_noise_alone_and_nobody_sees_a_record(tmp_pat
     assert bool(vector(module).isfinite().all())
 
 
-def test_poison_in_one_record_is_not_learnt() -> None:
+def test_poison_in_one_record_is_not_learnt():
     (data,) = client_sets((20,))
     data.tensors[0][7] = float("nan")
     data.tensors[0][3] = 1e30
@@ -107,7 +104,7 @@ def test_poison_in_one_record_is_not_learnt() -> None:
     assert not torch.equal(vector(module), before)
 
 
-def test_a_layer_that_is_thawed_within_a_round_is_trained_from_then_on() -> None:
+def test_a_layer_that_is_thawed_within_a_round_is_trained_from_then_on():
     class Thawing(Regression):
         def __init__(self) -> None:
             super().__init__(momentum=0.0)
@@ -125,12 +122,12 @@ def test_a_layer_that_is_thawed_within_a_round_is_trained_from_then_on() -> None
     assert module.moved == [False, False, True]
 
 
-def plan(records: dict[int, int], batch_size: int, steps: dict[int, int], rounds: int = 5, **more: Any) -> Plan:
+def plan(records, batch_size, steps, rounds=5, **more):
     local = LocalPlan(records, ["a", "b", "c"], batch_size, lambda round_: steps)
     return Plan(Everyone(), len(records), rounds, rounds=range(rounds), local=local, **({"data": "data"} | more))
 
 
-def test_the_client_who_pays_most_states_the_guarantee() -> None:
+def test_the_client_who_pays_most_states_the_guarantee():
     """Clients are parallel: five rounds cost the dearest one's 50 steps, not the sum of all; another has more."""
     mechanism = RecordNoise(1.0, 2.0)
     mechanism.begin(plan({0: 100, 1: 40, 2: 1000}, 10, {0: 10, 1: 1, 2: 100}))
@@ -147,7 +144,7 @@ def test_the_client_who_pays_most_states_the_guarantee() -> None:
     assert mechanism.spent().epsilon == 0
 
 
-def test_a_target_is_reached_by_every_client_and_a_budget_needs_a_ledger() -> None:
+def test_a_target_is_reached_by_every_client_and_a_budget_needs_a_ledger():
     mechanism = RecordNoise(1.0, target_epsilon=2.0, delta=1e-4)
     mechanism.begin(plan({0: 100, 1: 10}, 10, {0: 10, 1: 1}))
     costs = [spent([each], 1e-4).epsilon for each in mechanism._payments.planned.values()]
@@ -157,7 +154,7 @@ def test_a_target_is_reached_by_every_client_and_a_budget_needs_a_ledger() -> No
         RecordNoise(1.0, 4.0, budget=8.0).begin(plan({0: 100}, 10, {0: 10}, data=None))
 
 
-def test_the_accountant_agrees_with_opacus() -> None:
+def test_the_accountant_agrees_with_opacus():
     """Its Renyi bound is looser by up to 15 %; its numerical one is an estimate within 0.5 %."""
     from opacus.accountants import PRVAccountant, RDPAccountant
 
@@ -168,7 +165,7 @@ def test_the_accountant_agrees_with_opacus() -> None:
     assert ours <= rdp.get_epsilon(1e-5) <= 1.15 * ours
 
 
-def test_every_client_pays_for_its_own_steps_and_a_repeated_round_twice(tmp_path: Path) -> None:
+def test_every_client_pays_for_its_own_steps_and_a_repeated_round_twice(tmp_path):
     """Killed in the third of four rounds, after its first client's steps, and resumed: the third counts twice."""
 
     class Kill(Callback):
@@ -199,7 +196,7 @@ def test_every_client_pays_for_its_own_steps_and_a_repeated_round_twice(tmp_path
     assert rates == {f"client-{k}": min(1.0, 8 / n) for k, n in enumerate(SIZES)}
 
 
-def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_unit(tmp_path: Path) -> None:
+def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_unit(tmp_path):
     class Unread(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             raise AssertionError("data are read")
@@ -213,7 +210,7 @@ def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_un
     assert_refused("do not add up", spent, [Releases(1.0), Releases(1.0, unit="record")], 1e-5)
 
 
-def test_a_fits_first_batch_is_drawn_by_coins_like_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fits_first_batch_is_drawn_by_coins_like_all_others(tmp_path, monkeypatch):
     """A Trainer makes it before training starts; a resumed fit does so again."""
     shuffled: list[Any] = []
     original = DatasetClient.draw
@@ -232,7 +229,7 @@ def test_a_fits_first_batch_is_drawn_by_coins_like_all_others(tmp_path: Path, mo
     assert shuffled  # without the noise
 
 
-def test_every_rank_pays_for_its_own_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_pays_for_its_own_clients(tmp_path, monkeypatch):
     """Rank 0 announces for all; each rank writes the steps of the clients that it trains, once a round."""
     asked = plan({0: 100, 1: 40, 2: 1000}, 10, {0: 10, 1: 4, 2: 100}, folder=tmp_path)
     shared = []
@@ -319,7 +316,7 @@ class Searching(Regression):
         (TwoOptimizers, "TwoOptimizers optimizes by itself, .* class attribute over_records = None"),
     ],
 )
-def test_modules_that_it_cannot_protect_are_refused(module: Callable[[], Any], named: str) -> None:
+def test_modules_that_it_cannot_protect_are_refused(module, named):
     assert_refused(named, fit, module(), federation(), rounds=1, mechanism=RecordNoise(1.0, 1.0))
 
 
@@ -333,12 +330,12 @@ def test_modules_that_it_cannot_protect_are_refused(module: Callable[[], Any], n
     ],
     ids=lambda case: case if isinstance(case, str) else type(case).__name__,
 )
-def test_algorithms_that_look_at_records_elsewhere_are_refused(algorithm: Algorithm, named: str) -> None:
+def test_algorithms_that_look_at_records_elsewhere_are_refused(algorithm, named):
     with pytest.raises(UserError, match=named):
         fit(Regression(), federation(), rounds=1, algorithm=algorithm, mechanism=RecordNoise(1.0, 1.0))
 
 
-def test_data_whose_draws_nobody_knows_and_batches_of_more_than_tensors_are_refused() -> None:
+def test_data_whose_draws_nobody_knows_and_batches_of_more_than_tensors_are_refused():
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Any:
             return iter(client_sets((20,))[0])
@@ -375,11 +372,11 @@ def test_data_whose_draws_nobody_knows_and_batches_of_more_than_tensors_are_refu
         ({"noise_multiplier": 1.0, "at_once": 0}, "at_once"),
     ],
 )
-def test_what_cannot_be_is_refused(given: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_is_refused(given, named):
     assert_refused(named, RecordNoise, **given)
 
 
-def test_a_padding_row_stays_zero() -> None:
+def test_a_padding_row_stays_zero():
     class Words(Regression):
         def __init__(self) -> None:
             super().__init__()

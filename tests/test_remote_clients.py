@@ -5,15 +5,11 @@ import html
 import json
 import re
 import secrets
-from collections.abc import Iterator
 from multiprocessing import AuthenticationError, Pipe
 from multiprocessing.connection import Client, Connection
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lit_epgan.carriers.contributions import Contribution, Contributions, in_words, operator_page, read_contributions
 from lit_epgan.carriers.policy import Policy, ReportFilter
@@ -31,36 +27,36 @@ PATIENCE, LARGEST = 0.2, 10_000
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Endpoint:
+def at(tmp_path):
     return Endpoint("server", str(tmp_path / "s"), secrets.token_hex(16))
 
 
 @pytest.fixture
-def clients(at: Endpoint) -> Iterator[RemoteClients]:
+def clients(at):
     found = RemoteClients(at.listener(), NAMES, PATIENCE, LARGEST)
     yield found
     found.end()
 
 
-def called(at: Endpoint, name: str, version: Any = VERSION) -> Any:
+def called(at, name, version=VERSION):
     link = at.called()
     link.send_bytes(Frame.of(Kind.HELLO, name=name, version=version).written())
     return link
 
 
-def task(client: int, round_: int = 3, exchange: int = 1) -> Task:
+def task(client, round_=3, exchange=1):
     return Task(client, round_, exchange, "train", True, {"parameters": torch.ones(2)})
 
 
-def answer(value: float = 1.0) -> Answer:
+def answer(value=1.0):
     return Answer({"change": Weighted(torch.full((2,), value), 5.0), "weight": Count(5.0, True)}, Private(), 4)
 
 
-def note(value: float = 1.0, round_: int = 3, exchange: int = 1) -> bytes:
+def note(value=1.0, round_=3, exchange=1):
     return answered(task(0, round_, exchange), encode_answer(answer(value))).written()
 
 
-def saying(**instead: Any) -> bytes:
+def saying(**instead):
     """An answer whose header says something else; its tensors are whole."""
     body = encode_answer(answer())
     end = LENGTH + int.from_bytes(body[:LENGTH], "little")
@@ -68,7 +64,7 @@ def saying(**instead: Any) -> bytes:
     return answered(task(0), len(words).to_bytes(LENGTH, "little") + words + body[end:]).written()
 
 
-def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at: Endpoint, clients: RemoteClients) -> None:
+def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at, clients):
     links = [called(at, name) for name in NAMES]
     assert clients.meet(range(3)) == {0, 1, 2}
     for k in (2, 0, 1):
@@ -131,7 +127,7 @@ def test_an_answer_that_comes_twice_is_not_counted_twice_and_what_was_heard_of_i
     assert 0 <= clients.heard[0].seconds < PATIENCE
 
 
-def test_who_is_lost_calls_again_and_takes_part_from_then_on(at: Endpoint, clients: RemoteClients) -> None:
+def test_who_is_lost_calls_again_and_takes_part_from_then_on(at, clients):
     first = called(at, "a")
     clients.meet([0])
     first.close()
@@ -163,7 +159,7 @@ def test_strangers_are_not_let_in_and_one_that_says_nothing_holds_nobody_up(at, 
     silent.close()
 
 
-def test_one_under_other_settings_is_told_which_they_are(at: Endpoint, recwarn: pytest.WarningsRecorder) -> None:
+def test_one_under_other_settings_is_told_which_they_are(at, recwarn):
     ours = RemoteClients(at.listener(), NAMES, PATIENCE, LARGEST, agreed({"model.lr": "0.1"}))
     link = at.called()
     link.send_bytes(Frame.of(Kind.HELLO, name="b", version=VERSION, settings=agreed({"model.lr": "0.2"})).written())
@@ -179,7 +175,7 @@ def test_one_under_other_settings_is_told_which_they_are(at: Endpoint, recwarn: 
     ours.end()
 
 
-def test_rounds_and_refusals_are_told(at: Endpoint, clients: RemoteClients, tmp_path: Path) -> None:
+def test_rounds_and_refusals_are_told(at, clients, tmp_path):
     links = {k: called(at, NAMES[k]) for k in (0, 1)}
     clients.meet(links)
     clients.begin(7, [1, 2, 3], True)
@@ -198,7 +194,7 @@ def test_rounds_and_refusals_are_told(at: Endpoint, clients: RemoteClients, tmp_
         institution.trains(0)
 
 
-def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it() -> None:
+def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it():
     """The first one is wrong in one entry, the last one in another; the third one has an entry of its own."""
     reports = [
         {"change": torch.zeros(4), "n": Count(1.0)},
@@ -216,7 +212,7 @@ def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it() -> No
 
 
 @pytest.mark.parametrize(("sent", "right"), [({"theta": torch.zeros(3)}, 1), ({"theta": torch.zeros(4)}, 0), ({}, 0)])
-def test_of_two_shapes_that_are_as_frequent_the_servers_own_is_right(sent: dict[str, Tensor], right: int) -> None:
+def test_of_two_shapes_that_are_as_frequent_the_servers_own_is_right(sent, right):
     reports = [{"x": torch.zeros(4)}, {"x": torch.zeros(3)}]
     shapes = Shapes(reports, sent)
     assert [shapes.misfit(each) is None for each in reports] == [k == right for k in range(2)]
@@ -248,7 +244,7 @@ def test_all_have_the_same_time_to_answer(at, clients, monkeypatch):
     assert len(links) == 2
 
 
-def test_contributions_are_listed_by_round_and_repeated_rounds_anew(tmp_path: Path) -> None:
+def test_contributions_are_listed_by_round_and_repeated_rounds_anew(tmp_path):
     path = tmp_path / "run" / "contributions.csv"
     first = Contributions(path)
     for round_ in range(3):
@@ -265,7 +261,7 @@ def test_contributions_are_listed_by_round_and_repeated_rounds_anew(tmp_path: Pa
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     list_ = Contributions(tmp_path / "contributions.csv")
     for round_ in range(3):
         lost = Contribution(asked=True, why="its <link> is broken") if round_ == 1 else Contribution(True, True, 2.0, 5)
@@ -273,12 +269,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "contributions.csv"
 
 
-def rows(page: str) -> dict[str, str]:
+def rows(page):
     found = re.findall(r'<tr>\s*<th scope="row">(.*?)</th>(.*?)</tr>', page, re.DOTALL)
     return {name: html.unescape(re.sub(r"<[^>]*>|\s+", " ", cells)) for name, cells in found}
 
 
-def test_it_says_who_contributed_when(path: Path) -> None:
+def test_it_says_who_contributed_when(path):
     page = operator_page(path, "scans", 4, over=False)
     told = rows(page)
     assert "3 of 3" in told["a"]
@@ -295,7 +291,7 @@ def test_it_says_who_contributed_when(path: Path) -> None:
     assert not re.search(r"(src|href)=", page)  # nothing comes from elsewhere
 
 
-def test_a_page_of_a_running_training_loads_itself_again(path: Path) -> None:
+def test_a_page_of_a_running_training_loads_itself_again(path):
     assert 'http-equiv="refresh"' in operator_page(path, "scans", None, over=False)
     ended = operator_page(path, "scans", None, over=True)
     assert 'http-equiv="refresh"' not in ended
@@ -321,5 +317,5 @@ def test_a_run_that_goes_on_loses_no_row_if_it_is_stopped_at_its_start_but_one_t
 @pytest.mark.parametrize(
     ("size", "words"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (10**13, "10.0 TB")]
 )
-def test_bytes_have_a_unit(size: int, words: str) -> None:
+def test_bytes_have_a_unit(size, words):
     assert in_words(size) == words

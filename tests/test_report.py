@@ -11,9 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
-from torch import Tensor, nn
+from torch import nn
 
-from lit_epgan.engine import Algorithm, Answer, Count, NormClipping, PlainFederation, Report, Weighted, scalar
+from lit_epgan.engine import Answer, Count, NormClipping, Weighted, scalar
 from lit_epgan.engine.mechanisms import flat_norm
 from lit_epgan.engine.messages import GROUP, Combination, is_finite
 from lit_epgan.engine.private import Private
@@ -25,12 +25,12 @@ from tests.refusals import assert_refused
 from tests.test_sealed_server import federation
 
 
-def plain_sum() -> Combination:
+def plain_sum():
     """What takes in reports where neither the algorithm nor the user chose an aggregator."""
     return Combination({}, None, torch.device("cpu"))
 
 
-def summed(reports: list[Report]) -> dict[str, Tensor]:
+def summed(reports):
     total = plain_sum()
     for client, report in enumerate(reports):
         total.add(client, report)
@@ -38,7 +38,7 @@ def summed(reports: list[Report]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("clients", [1, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP, 3 * GROUP + 5])
-def test_float64_is_exact_over_groups(clients: int) -> None:
+def test_float64_is_exact_over_groups(clients):
     values = torch.arange(clients, dtype=torch.float64)
     total = summed([{"x": torch.stack([v, 2 * v + 1]), "n": scalar(float(v))} for v in values])
     expected = clients * (clients - 1) // 2
@@ -46,7 +46,7 @@ def test_float64_is_exact_over_groups(clients: int) -> None:
     assert total["n"].tolist() == [expected]
 
 
-def test_terms_of_one_name_add_up_and_small_reports_in_any_order() -> None:
+def test_terms_of_one_name_add_up_and_small_reports_in_any_order():
     total = plain_sum()
     for client, term in enumerate([Count(2.0), scalar(3.0), Count(4.5)]):
         total.add(client, {"n": term})
@@ -62,7 +62,7 @@ def test_terms_of_one_name_add_up_and_small_reports_in_any_order() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.float32, 3e-7)])
 @pytest.mark.usefixtures("large")
-def test_weighted_mean_of_a_thousand_clients(dtype: torch.dtype, tolerance: float) -> None:
+def test_weighted_mean_of_a_thousand_clients(dtype, tolerance):
     """Against exact fractions; the error is a rounding of the report's precision, and does not grow with clients."""
     generator = torch.Generator().manual_seed(1)
     values = torch.rand(1000, 3, generator=generator, dtype=dtype) + 0.5
@@ -75,12 +75,12 @@ def test_weighted_mean_of_a_thousand_clients(dtype: torch.dtype, tolerance: floa
 
 
 @pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
+def large(monkeypatch):
     monkeypatch.setattr("lit_epgan.engine.messages.EXACT", 0)
 
 
 @pytest.mark.usefixtures("large")
-def test_small_terms_are_not_lost_in_a_large_sum_and_an_overflow_shows() -> None:
+def test_small_terms_are_not_lost_in_a_large_sum_and_an_overflow_shows():
     """In one float32 sum, 2^24 + 1 + 1 + ... stays 2^24; by groups the ones survive but for the first group's."""
     terms = [2.0**24] + [0.0] * (GROUP - 1) + [1.0] * 10 * GROUP
     total = summed([{"x": torch.tensor([t])} for t in terms])
@@ -90,7 +90,7 @@ def test_small_terms_are_not_lost_in_a_large_sum_and_an_overflow_shows() -> None
     assert not is_finite(total)
 
 
-def test_integers_counts_and_half_precision_sum_exactly() -> None:
+def test_integers_counts_and_half_precision_sum_exactly():
     big = 2**24 + 1  # no float32
     total = summed([{"i": torch.tensor([big]), "h": torch.tensor([1.5], dtype=torch.bfloat16)} for _ in range(300)])
     assert (total["i"].tolist(), total["h"].tolist()) == ([300 * big], [450])
@@ -99,7 +99,7 @@ def test_integers_counts_and_half_precision_sum_exactly() -> None:
     assert not is_finite({"n": Count(math.nan)})
 
 
-def test_the_sum_is_of_double_precision_and_keeps_no_hold_of_the_reports() -> None:
+def test_the_sum_is_of_double_precision_and_keeps_no_hold_of_the_reports():
     """A client's vector is live: the next client overwrites it."""
     live = torch.ones(4)
     total = plain_sum()
@@ -113,7 +113,7 @@ def test_the_sum_is_of_double_precision_and_keeps_no_hold_of_the_reports() -> No
     assert {name: value.dtype for name, value in total.items()} == {"x": torch.float64, "y": torch.float64}
 
 
-def test_reports_may_differ_in_their_keys_or_be_empty() -> None:
+def test_reports_may_differ_in_their_keys_or_be_empty():
     total = summed([{"a": torch.ones(2)}, {"b": torch.ones(1)}, {"a": torch.ones(2)}])
     assert {k: v.tolist() for k, v in total.items()} == {"a": [2, 2], "b": [1]}
     assert is_finite({})
@@ -127,7 +127,7 @@ finite = st.floats(-1e3, 1e3, width=32)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(finite, st.integers(1, 1000)), min_size=1, max_size=3 * GROUP))
 @pytest.mark.usefixtures("large")
-def test_any_weighted_sum(terms: list[tuple[float, int]]) -> None:
+def test_any_weighted_sum(terms):
     total = summed([{"x": Weighted(torch.tensor([v]), w)} for v, w in terms])
     exact = sum(Fraction(v) * w for v, w in terms)
     size = sum(abs(Fraction(v)) * w for v, w in terms)
@@ -136,7 +136,7 @@ def test_any_weighted_sum(terms: list[tuple[float, int]]) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_one_bad_number_is_found(bad: float, dtype: torch.dtype) -> None:
+def test_one_bad_number_is_found(bad, dtype):
     for size in (1, 1000, 100_003):
         tensor = torch.ones(size, dtype=dtype)
         assert is_finite({"a": torch.ones(2), "x": tensor})
@@ -145,7 +145,7 @@ def test_one_bad_number_is_found(bad: float, dtype: torch.dtype) -> None:
         assert not is_finite({"x": Weighted(tensor, 3.0), "a": torch.ones(2)})
 
 
-def test_what_is_not_finite_is_found_behind_sums_and_weights() -> None:
+def test_what_is_not_finite_is_found_behind_sums_and_weights():
     assert not is_finite({"x": torch.tensor([math.inf, -math.inf, 1.0])})
     assert not is_finite({"x": Weighted(torch.ones(2), math.nan)})
     assert not is_finite({"x": Weighted(torch.tensor([math.inf]), 0.0)})  # it is still added, and 0 times inf is NaN
@@ -156,7 +156,7 @@ def test_what_is_not_finite_is_found_behind_sums_and_weights() -> None:
 BOUND = 0.05
 
 
-def leaving(plain: PlainFederation, rounds: int = 2) -> list[bytes]:
+def leaving(plain, rounds=2):
     """The bytes of every answer that leaves a client."""
     sent: list[bytes] = []
     answers = plain.answers
@@ -171,13 +171,13 @@ def leaving(plain: PlainFederation, rounds: int = 2) -> list[bytes]:
     return sent
 
 
-def decoded(data: bytes) -> tuple[dict[str, float], dict[str, Tensor]]:
+def decoded(data):
     """Weights and tensors of a message, read without the project's own decoder."""
     end = LENGTH + int.from_bytes(data[:LENGTH], "little")
     return json.loads(data[LENGTH:end])["weights"], load(data[end:])
 
 
-def norm(tensors: dict[str, Tensor]) -> float:
+def norm(tensors):
     return math.sqrt(
         sum(float(t.double().square().sum()) for name, t in tensors.items() if not name.endswith("weight"))
     )
@@ -191,13 +191,13 @@ class WithBatchNorm(nn.Sequential):
         super().__init__(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def normed(algorithm: Algorithm, **options: Any) -> PlainFederation:
+def normed(algorithm, **options):
     plain = federation(algorithm)
     return descending(algorithm, WithBatchNorm(), plain.loss, plain.batches, plain.records, 0.5, **options)
 
 
 @pytest.mark.parametrize("algorithm", [SCAFFOLD(), FedNP("0", "2")], ids=lambda a: type(a).__name__)
-def test_what_leaves_a_client_is_within_the_bound(algorithm: Algorithm) -> None:
+def test_what_leaves_a_client_is_within_the_bound(algorithm):
     """Buffers and the algorithm's networks included; without the mechanism it is not."""
     free = [norm(decoded(data)[1]) for data in leaving(normed(algorithm))]
     assert min(free) > BOUND
@@ -210,7 +210,7 @@ def test_what_leaves_a_client_is_within_the_bound(algorithm: Algorithm) -> None:
         assert "networks" in tensors
 
 
-def test_generator_sites_are_clipped_with_the_rest() -> None:
+def test_generator_sites_are_clipped_with_the_rest():
     plain = half("generator_sites")
     plain.runner.mechanism = plain.federation.mechanism = NormClipping(BOUND)
     first, *_ = leaving(plain, 1)
@@ -219,7 +219,7 @@ def test_generator_sites_are_clipped_with_the_rest() -> None:
     assert norm(tensors) == pytest.approx(BOUND, rel=1e-5)
 
 
-def test_clipping_by_hand_lets_a_report_within_the_bound_pass_as_it_is() -> None:
+def test_clipping_by_hand_lets_a_report_within_the_bound_pass_as_it_is():
     """||(3, 4), 12|| = 13; bound 6.5 halves it; a weight of 20 counts as 5."""
     report = {
         "a": Weighted(torch.tensor([3.0, 4.0]), 20.0),
@@ -241,11 +241,11 @@ def test_clipping_by_hand_lets_a_report_within_the_bound_pass_as_it_is() -> None
 
 
 @pytest.mark.parametrize("arguments", [(0.0,), (-1.0,), (1.0, 0.0), (math.nan,)])
-def test_bounds_out_of_range(arguments: tuple[float, ...]) -> None:
+def test_bounds_out_of_range(arguments):
     assert_refused("bound and max_weight", NormClipping, *arguments)
 
 
-def test_a_mechanism_at_the_server_sees_every_total() -> None:
+def test_a_mechanism_at_the_server_sees_every_total():
     cohorts: list[int] = []
 
     class Halved(NormClipping):
@@ -267,7 +267,7 @@ ANSWER = Answer(
 )
 
 
-def test_an_answer_comes_back_as_it_was() -> None:
+def test_an_answer_comes_back_as_it_was():
     found = decode_answer(encode_answer(ANSWER))
     assert set(found.report) == {"change", "loss", "weight", "joined"}
     change, loss = found.report["change"], found.report["loss"]
@@ -281,7 +281,7 @@ def test_an_answer_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["NaN", "Infinity", '"two"', "null", "[2.0]"])
-def test_a_weight_that_is_no_finite_number_is_no_answer(wrong: str) -> None:
+def test_a_weight_that_is_no_finite_number_is_no_answer(wrong):
     data = encode_answer(ANSWER)
     end = LENGTH + int.from_bytes(data[:LENGTH], "little")
     header = json.loads(data[LENGTH:end])

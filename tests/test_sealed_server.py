@@ -16,7 +16,6 @@ from lit_epgan.engine import (
     Median,
     Message,
     NormClipping,
-    PlainFederation,
     Poisson,
     Server,
     TrimmedMean,
@@ -63,12 +62,12 @@ ALGORITHMS += [
 ]
 
 
-def classifier() -> nn.Module:
+def classifier():
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def data(client: int, round_: int) -> list[list[Tensor]]:
+def data(client, round_):
     generator = torch.Generator().manual_seed(client)
     rows = RECORDS[client] // 4
     x = torch.randn(RECORDS[client], 3, generator=generator) + client
@@ -76,7 +75,7 @@ def data(client: int, round_: int) -> list[list[Tensor]]:
     return [[x[i : i + rows], y[i : i + rows]] for i in range(0, 4 * rows, rows)]
 
 
-def federation(algorithm: Algorithm, **options: Any) -> PlainFederation:
+def federation(algorithm, **options):
     def loss(module: nn.Module, batch: list[Tensor]) -> Tensor:
         return nn.functional.cross_entropy(module(batch[0]), batch[1])
 
@@ -84,7 +83,7 @@ def federation(algorithm: Algorithm, **options: Any) -> PlainFederation:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
-def test_clients_see_nothing_but_the_broadcast(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_see_nothing_but_the_broadcast(algorithm, monkeypatch):
     calls = seal(monkeypatch)
     before = federation(algorithm).server.parameters.clone()
     after = federation(algorithm).run(3)
@@ -111,13 +110,13 @@ OTHERS = [{"mechanism": NormClipping(0.1)}, {"aggregator": Median()}, {"aggregat
 
 
 @pytest.mark.parametrize("options", [*OTHERS, {"sampler": Poisson(0.5)}], ids=lambda o: type(*o.values()).__name__)
-def test_mechanisms_aggregators_and_samplers_too(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mechanisms_aggregators_and_samplers_too(options, monkeypatch):
     calls = seal(monkeypatch)
     federation(SCAFFOLD(), **options).run(4)
     assert calls
 
 
-def test_the_seal_is_one_and_an_exact_site_asks_for_gradients_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seal_is_one_and_an_exact_site_asks_for_gradients_only(monkeypatch):
     calls = seal(monkeypatch)
     module = nn.Linear(3, 1, bias=False)
     squares = lambda m, batch: (m(batch[0])[:, 0] - batch[1]).square().mean()  # noqa: E731

@@ -3,7 +3,6 @@
 import os
 import secrets
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ WORDS = ["--config", "digits_classifier.yaml", "--config", "algorithms/fedprox.y
 WORDS += ["--data.batch_size", "7", "--data.local_steps", "6", "--trainer.max_epochs", "2"]
 
 
-def test_each_rank_has_its_rows_and_its_weight_by_which_a_loss_counts(monkeypatch) -> None:
+def test_each_rank_has_its_rows_and_its_weight_by_which_a_loss_counts(monkeypatch):
     batch = {"x": torch.arange(7), "scale": torch.tensor(2.0), "y": (torch.arange(7),)}
     factors = []
     for rank, rows in ((0, [0, 3, 6]), (1, [1, 4]), (2, [2, 5])):
@@ -47,7 +46,7 @@ def test_each_rank_has_its_rows_and_its_weight_by_which_a_loss_counts(monkeypatc
 
 
 @pytest.mark.slow
-def test_two_ranks_of_an_institution_train_the_model_of_one(tmp_path: Path) -> None:
+def test_two_ranks_of_an_institution_train_the_model_of_one(tmp_path):
     address, key = str(tmp_path / "s"), secrets.token_hex(16)
     server = Endpoint("server", address, key)
     fits = {"server": (server, WORDS)}
@@ -65,6 +64,6 @@ def test_two_ranks_of_an_institution_train_the_model_of_one(tmp_path: Path) -> N
     assert len(sent) == 1 + len((tmp_path / "client-0" / "run" / "sent.csv").read_text().splitlines()[1:])
 
 
-def started(folder: Path, where: Endpoint, words: list[str]) -> Started:
+def started(folder, where, words):
     command = [sys.executable, "-m", "lit_epgan", "fit", *words, "--trainer.default_root_dir", str(folder / "run")]
     return Started(command, **where.environment(), MASTER_PORT=str(20_000 + os.getpid() % 20_000))

@@ -41,7 +41,7 @@ class Net(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
 
-def data(**options: Any) -> FederatedDataModule:
+def data(**options):
     generator = torch.Generator().manual_seed(1)
     sets = [
         TensorDataset(torch.randn(n, 5, generator=generator), torch.randint(3, (n,), generator=generator))
@@ -73,7 +73,7 @@ def fit(folder, module, rounds=3, trainer=None, **options):
         {"algorithm": FedAvg(), "local": ["net.3.*"]},
     ],
 )
-def test_models_and_metrics_are_those_of_lightnings_loop(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_models_and_metrics_are_those_of_lightnings_loop(tmp_path, options):
     ends = {}
     for kind in ("trainer", "engine"):
         module = Net()
@@ -84,7 +84,7 @@ def test_models_and_metrics_are_those_of_lightnings_loop(tmp_path: Path, options
     assert ends["engine"][1] == pytest.approx(ends["trainer"][1], rel=1e-5)
 
 
-def test_a_resumed_run_ends_bit_identical_to_one_that_was_not_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_bit_identical_to_one_that_was_not_stopped(tmp_path):
     whole, first, second = Net(), Net(), Net()
     fit(tmp_path / "whole", whole, 4, algorithm=SCAFFOLD(), side_by_side=True)
     stopped = fit(tmp_path / "parts", first, 2, algorithm=SCAFFOLD(), side_by_side=True)
@@ -104,7 +104,7 @@ def test_clients_that_cannot_go_side_by_side_go_one_after_another(tmp_path, capl
     assert torch.equal(*ends)
 
 
-def test_what_private_training_logs_is_left_out_and_a_skipped_batch_refused(tmp_path: Path) -> None:
+def test_what_private_training_logs_is_left_out_and_a_skipped_batch_refused(tmp_path):
     private = CentralNoise(1.0, 1.0, delta=1e-3, noise_seed=0, ledger=str(tmp_path / "privacy.jsonl"))
     known = fit(tmp_path, Net(), 1, mechanism=private, side_by_side=True).callback_metrics
     assert "val_loss" in known
@@ -140,7 +140,7 @@ class Overflowing(Net):
 
 @pytest.mark.parametrize("kind", ["trainer", "engine"])
 @pytest.mark.parametrize("hidden", [False, True])
-def test_records_that_noise_hides_are_not_looked_at_for_a_cause(tmp_path: Path, kind: str, hidden: bool) -> None:
+def test_records_that_noise_hides_are_not_looked_at_for_a_cause(tmp_path, kind, hidden):
     def poisoned() -> FederatedDataModule:
         bad = TensorDataset(torch.full((20, 5), float("nan")), torch.zeros(20, dtype=torch.long))
         return FederatedDataModule.from_datasets([bad], batch_size=10)

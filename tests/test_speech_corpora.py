@@ -52,7 +52,7 @@ def manifest(folder, rows, header="session,speaker,text,audio,seconds,split"):
     return path
 
 
-def test_pools_share_no_sentence_have_pronunciations_and_fill_sessions() -> None:
+def test_pools_share_no_sentence_have_pronunciations_and_fill_sessions():
     uniform = [1 / len(TOPICS)] * len(TOPICS)
     drawn = {pool: set(islice(sentences(pool, uniform, 0, pool), 500)) for pool in set(POOLS)}
     assert all(len(own) == 500 for own in drawn.values())
@@ -65,7 +65,7 @@ def test_pools_share_no_sentence_have_pronunciations_and_fill_sessions() -> None
             assert len(list(islice(sentences(pool, only, topic), 80))) == 80
 
 
-def test_nobody_who_trains_is_heard_in_evaluation_and_lengths_are_imbalanced() -> None:
+def test_nobody_who_trains_is_heard_in_evaluation_and_lengths_are_imbalanced():
     """No two speakers have voice, pitch and vocal tract in common, and no two sessions the room."""
     plans = plan_sessions(SESSIONS, 60, 3000, speakers=200)  # so many that chance alone would repeat some
     speakers = [s for p in plans for s in p.speakers]
@@ -132,7 +132,7 @@ def test_a_mistake_in_a_manifest_is_named(tmp_path, row, said):
     assert_refused(said, read_manifest, manifest(tmp_path, ["S1,anna,two,a.wav,1.0,train", row]))
 
 
-def test_commas_at_a_headers_end_and_in_quotation_marks(tmp_path) -> None:
+def test_commas_at_a_headers_end_and_in_quotation_marks(tmp_path):
     tone(tmp_path / "a.wav")
     header = "session,speaker,audio,seconds,text,"
     row = "S1,anna,a.wav,1.0,two,"
@@ -145,7 +145,7 @@ def test_commas_at_a_headers_end_and_in_quotation_marks(tmp_path) -> None:
     assert read.text == "well i think so"
 
 
-def test_a_column_that_is_there_twice_and_one_or_a_split_that_is_missing_are_refused(tmp_path) -> None:
+def test_a_column_that_is_there_twice_and_one_or_a_split_that_is_missing_are_refused(tmp_path):
     tone(tmp_path / "a.wav")
     with pytest.raises(UserError, match="more than one column 'text'"):
         read_manifest(manifest(tmp_path, ["S1,anna,a,b,a.wav,1"], "session,speaker,text,Text,audio,seconds"))

@@ -60,7 +60,7 @@ def test_sessions_are_clients_and_iid_deals_the_same_chunks(settings):
     assert not torch.equal(iid.data.train["S01"].starts.sort().values, sessions.data.train["S01"].starts.sort().values)
 
 
-def test_features_of_a_speaker_are_normalised_and_sentences_from_different_pools(settings) -> None:
+def test_features_of_a_speaker_are_normalised_and_sentences_from_different_pools(settings):
     data = SpeechDataModule(**settings)
     own = [u for u in data.utterances("train") if u.recording.speaker == "S01-1"]
     frames = torch.cat([u.mel for u in own])
@@ -166,7 +166,7 @@ def test_the_masked_share_is_half_of_the_widest_mask():
     assert masked(20000, bins=0, frames=6).float().mean() == pytest.approx(3 / 24, rel=0.1)
 
 
-def test_masks_reach_both_ends_are_each_chunks_own_and_leave_what_was_given() -> None:
+def test_masks_reach_both_ends_are_each_chunks_own_and_leave_what_was_given():
     found = runs((20000, 1), MELS, 4, generator_for(1)).int()
     lengths = found.sum(1)
     assert lengths.bincount().div(20000).tolist() == pytest.approx([0.2] * 5, rel=0.1)
@@ -186,7 +186,7 @@ def test_masks_reach_both_ends_are_each_chunks_own_and_leave_what_was_given() ->
 
 
 @pytest.mark.parametrize("wrong", [{"bins": 41}, {"bins": -1}, {"frames": 25}, {"masks": 0}])
-def test_a_mask_that_a_chunk_has_no_room_for_is_refused(wrong) -> None:
+def test_a_mask_that_a_chunk_has_no_room_for_is_refused(wrong):
     assert_refused("masking's bins, frames and masks", SpectralMasking, **wrong)
     assert SpeechDataModule().masking is None
     assert_refused("at most 40 bins", SpeechDataModule, mask_bins=50)

@@ -49,7 +49,7 @@ def test_a_tone_is_loudest_in_its_own_filter(hertz):
     assert abs(x.mean(0).argmax() - ((mel(hertz) - mel(20)) / width - 1)) <= 0.75
 
 
-def test_amplitudes_differences_and_speakers_norms_are_the_known_ones() -> None:
+def test_amplitudes_differences_and_speakers_norms_are_the_known_ones():
     x = 0.01 * np.random.default_rng(0).standard_normal(SECOND)
     np.testing.assert_allclose(log_mel(10 * x) - log_mel(x), np.log(100), atol=1e-2)
     ramp = np.outer(np.arange(20), np.ones(MELS)).astype(np.float32)
@@ -138,7 +138,7 @@ def test_the_power_of_coloured_noise_falls_with_frequency(kind, slope):
     assert np.polyfit(np.log(frequency[band]), np.log(power[band]), 1)[0] == pytest.approx(slope, abs=0.05)
 
 
-def test_the_hum_is_the_mains_and_a_recording_has_its_level() -> None:
+def test_the_hum_is_the_mains_and_a_recording_has_its_level():
     frequency, power = welch(noise("hum", 20 * RATE, VOICES, np.random.default_rng(0)), RATE, nperseg=RATE)
     assert frequency[power.argmax()] == 50
     assert power[frequency == 100] > 100 * power[frequency == 75]
@@ -268,7 +268,7 @@ def pairs():
     return [[" ".join(rng.choices("abcd", k=rng.randint(1, 8))) for _ in range(2)] for _ in range(60)]
 
 
-def test_errors_by_hand_and_the_binomials_interval() -> None:
+def test_errors_by_hand_and_the_binomials_interval():
     errors = word_errors("put the red tomatoes in the bowl", "put red tomatoes on the the bowl")
     assert ((errors.words, errors.errors), errors.substitutions) == ((7, 3), 1)
     assert errors.deletions == errors.insertions == 1
@@ -280,7 +280,7 @@ def test_errors_by_hand_and_the_binomials_interval() -> None:
     assert (low, high) == (pytest.approx(25 - 4.24, abs=0.4), pytest.approx(25 + 4.24, abs=0.4))
 
 
-def test_errors_are_the_edit_distance_and_rates_jiwers_and_torchmetrics(pairs) -> None:
+def test_errors_are_the_edit_distance_and_rates_jiwers_and_torchmetrics(pairs):
     for reference, hypothesis in pairs:
         assert word_errors(reference, hypothesis).errors == edit_distance(reference.split(), hypothesis.split())
     references, hypotheses = map(list, zip(*pairs, strict=True))

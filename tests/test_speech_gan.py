@@ -214,7 +214,7 @@ def test_what_is_evaluated_does_not_depend_on_later_frames():
     assert posteriors.shape == (6, FRAMES, STATES)
 
 
-def test_data_of_another_shape_or_with_other_states_and_what_cannot_be_are_refused() -> None:
+def test_data_of_another_shape_or_with_other_states_and_what_cannot_be_are_refused():
     module = speech_gan()
     module.trainer = SimpleNamespace(datamodule=SimpleNamespace(shape=(FRAMES, INPUTS), pdfs=STATES))
     module.on_fit_start()

@@ -38,7 +38,7 @@ class Maker:
         (folder / "b.txt").write_text(self.text)
 
 
-def test_the_same_origin_is_made_once_and_called_by_its_content(stages) -> None:
+def test_the_same_origin_is_made_once_and_called_by_its_content(stages):
     make = Maker()
     folder = stages.result("stage", {"x": 1}, make)
     assert stages.result("stage", {"x": 1}, make) == folder

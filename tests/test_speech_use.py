@@ -77,7 +77,7 @@ def test_the_last_round_of_a_study_is_tested_or_held_against_the_development_ses
     assert_refused("one of nothing, dev, test", WordErrorRate, last="eval")
 
 
-def test_scales_are_sought_and_what_cannot_be_decoded_is_not() -> None:
+def test_scales_are_sought_and_what_cannot_be_decoded_is_not():
     rates, tried = {0.1: 9.0, 0.15: 7.0, 0.2: 7.0, 0.3: 8.0, 0.5: 1.0}, []
     assert lowest([0.5, 0.1, 0.15, 0.2, 0.3], lambda scale: tried.append(scale) or rates[scale]) == (0.2, 7.0)
     assert tried == [0.1, 0.15, 0.2, 0.3]
@@ -150,7 +150,7 @@ def test_a_manifest_that_is_not_there_or_lacks_something(folder, capsys):
     assert "own.csv cannot be read as a CSV table in UTF-8" in told(capsys, "--data.manifest", "own.csv")
 
 
-def test_a_folder_that_is_not_chime5_or_audio_that_is_none_or_too_short(folder, capsys) -> None:
+def test_a_folder_that_is_not_chime5_or_audio_that_is_none_or_too_short(folder, capsys):
     (folder / "b.wav").write_text("no audio " * 100)
     sentence = told(capsys, *manifest(folder, *ROWS, "S1,anna,two,b.wav,1.0,train"))
     assert sentence.startswith("b.wav cannot be read as audio")

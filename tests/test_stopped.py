@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ ENDLESS = [*TINY, "--trainer.max_epochs", "100000"]
 
 
 @pytest.fixture(autouse=True)
-def _interruptible() -> Iterator[None]:
+def _interruptible():
     """Whoever runs the tests in the background ignores Ctrl-C, and a fit would do so too."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -88,7 +87,7 @@ class Fragile:
             pass
 
 
-def _wait(fragile: Fragile) -> None:
+def _wait(fragile):
     del fragile
     time.sleep(60)
 
@@ -101,7 +100,7 @@ def test_a_signal_that_hits_a_destructor_is_not_lost(capsys, number, code):
     assert capsys.readouterr().err == ""
 
 
-def _draw() -> None:
+def _draw():
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
@@ -111,7 +110,7 @@ def _draw() -> None:
         raise ValueError("Invalid affine transformation matrix") from None
 
 
-def test_an_ignored_signal_stays_ignored_and_the_next_one_does_not_disturb() -> None:
+def test_an_ignored_signal_stays_ignored_and_the_next_one_does_not_disturb():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with stoppable():
@@ -126,7 +125,7 @@ def test_an_ignored_signal_stays_ignored_and_the_next_one_does_not_disturb() -> 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a process's libraries are listed on Linux alone")
 @pytest.mark.parametrize(("number", "code", "moment"), [(*SIGNALS[0], "rounds"), (*SIGNALS[1], "imports")])
-def test_a_process_that_is_stopped(tmp_path: Path, number: signal.Signals, code: int, moment: str) -> None:
+def test_a_process_that_is_stopped(tmp_path, number, code, moment):
     fresh = ["-P"] if moment == "imports" else []  # else the interpreter is a fork that has imported all
     process = Started([sys.executable, *fresh, "-m", "lit_epgan", "fit", *ENDLESS])
     maps, table = Path(f"/proc/{process.pid}/maps"), tmp_path / "runs" / "toy" / "metrics.csv"
@@ -143,7 +142,7 @@ def test_a_process_that_is_stopped(tmp_path: Path, number: signal.Signals, code:
     assert "KeyboardInterrupt" not in said
 
 
-def test_a_second_fit_or_study_in_the_folder_is_refused_and_touches_nothing(folder, capsys) -> None:
+def test_a_second_fit_or_study_in_the_folder_is_refused_and_touches_nothing(folder, capsys):
     run = folder / "runs" / "toy"
     assert main(["fit", *TINY]) == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}

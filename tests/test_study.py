@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,7 +54,7 @@ def test_the_table_has_mean_deviation_and_p_by_hand(plan, tmp_path):
 
 
 @pytest.mark.parametrize("n", [2, 5])
-def test_welch_and_paired_are_scipys(n) -> None:
+def test_welch_and_paired_are_scipys(n):
     draw = np.random.default_rng(n)
     a, b = draw.normal(0, 1, n), draw.normal(1, 5, n + 1)
     assert welch(list(a), list(b)) == pytest.approx(stats.ttest_ind(a, b, equal_var=False).pvalue)
@@ -66,7 +65,7 @@ def test_welch_and_paired_are_scipys(n) -> None:
     assert paired([1.0], [2.0]) is None
 
 
-def test_welch_and_paired_are_scipys_or_without_variance_certain() -> None:
+def test_welch_and_paired_are_scipys_or_without_variance_certain():
     assert welch([1.0, 1.0], [1.0, 1.0]) == 1.0
     assert welch([1.0, 1.0], [2.0, 2.0]) == 0.0
     assert welch([1.0], [1.0, 2.0]) is None
@@ -85,7 +84,7 @@ def test_a_paired_study_compares_seed_by_seed(plan, tmp_path):
     assert_refused("test is 'sign'; it is one of welch, paired", read_study, plan)
 
 
-def test_numbers_are_written_as_people_write_them_and_nonsense_is_no_progress(tmp_path) -> None:
+def test_numbers_are_written_as_people_write_them_and_nonsense_is_no_progress(tmp_path):
     numbers = (0.0, 0.05, 1.19, 35.21, 12345.6, 2e-5)
     assert [number_text(x) for x in numbers] == ["0", "0.05", "1.19", "35.2", "12346", "2.00e-05"]
     assert cell_text(Cell(())) == "-"
@@ -157,7 +156,7 @@ def test_the_page_stands_alone_and_shows_the_pictures(plan, stand_in, tmp_path):
         assert (output / name).stat().st_size > 500
 
 
-def test_a_live_display_follows_the_runs_and_shows_a_runs_round_and_client(plan, stand_in, tmp_path) -> None:
+def test_a_live_display_follows_the_runs_and_shows_a_runs_round_and_client(plan, stand_in, tmp_path):
     with (tmp_path / "terminal.txt").open("w") as file:
         display = Display(Console(file=file, force_terminal=True, width=120))
         run_all(runs_of(read_study(plan), tmp_path / "out"), 2, display, stand_in, poll_seconds=0.01)
@@ -197,7 +196,7 @@ def test_a_mistake_in_the_yaml_is_named(plan, old, new, said):
 FIRST, SECOND = {0: 2.0, 1: 2.4, 2: 2.9, 3: 2.2}, {0: 1.0, 1: 1.3, 2: 1.4, 3: 1.2}
 
 
-def test_ratios_are_of_logarithms_paired_or_welchs() -> None:
+def test_ratios_are_of_logarithms_paired_or_welchs():
     found = ratio_of_means("paired", FIRST, SECOND)
     logs = [math.log(FIRST[s] / SECOND[s]) for s in FIRST]
     mean = sum(logs) / 4
@@ -217,7 +216,7 @@ def test_ratios_are_of_logarithms_paired_or_welchs() -> None:
 
 
 @pytest.mark.parametrize("values", [{0: 1.0}, {0: 1.0, 1: 0.0}, {0: 1.0, 1: math.inf}, {}])
-def test_too_few_values_or_none_above_zero_have_no_ratio(values: dict[int, float]) -> None:
+def test_too_few_values_or_none_above_zero_have_no_ratio(values):
     assert ratio_of_means("welch", values, SECOND) is None
 
 
@@ -232,12 +231,12 @@ def test_too_few_values_or_none_above_zero_have_no_ratio(values: dict[int, float
         ({}, ""),
     ],
 )
-def test_verdicts(ratio: dict[str, float], verdict: str) -> None:
+def test_verdicts(ratio, verdict):
     found = RatioOfMeans(1.0, 0.82, 1.3, 0.85, 1.2, 0.9)
     assert Claim(Ratio("fd", "a", "b", **ratio), found, 0.9).verdict == verdict
 
 
-def test_claims_stand_in_a_file_and_on_the_page(plan: Path, tmp_path: Path) -> None:
+def test_claims_stand_in_a_file_and_on_the_page(plan, tmp_path):
     ratios = "\n- {metric: fd, of: clever, to: plain, at_most: 0.9}\n- {metric: cls, of: clever, to: plain}"
     asked = rewritten(plan, "seeds: [0, 1, 2]", f"seeds: [0, 1, 2]\nratios:{ratios}")
     output = tmp_path / "out"
@@ -262,12 +261,12 @@ def test_claims_stand_in_a_file_and_on_the_page(plan: Path, tmp_path: Path) -> N
         ("{metric: fd, of: clever, to: plain, equal_within: 0.5}", "equal_within is 0.5; it is a number above 1"),
     ],
 )
-def test_claims_that_are_not_clear_are_refused(plan: Path, entry: str, said: str) -> None:
+def test_claims_that_are_not_clear_are_refused(plan, entry, said):
     asked = rewritten(plan, "seeds: [0, 1, 2]", f"seeds: [0, 1, 2]\nratios: [{entry}]")
     assert_refused(said, read_study, asked)
 
 
-def test_who_holds_what_is_said_in_words_and_a_plot_is_as_wide_as_drawn(tmp_path: Path) -> None:
+def test_who_holds_what_is_said_in_words_and_a_plot_is_as_wide_as_drawn(tmp_path):
     table = tmp_path / "partition.csv"
     table.write_text("client,0,1\nnorth,1200,0\nsouth,3,4\n")
     assert partition_in_words(table) == "north holds 1,200 examples of 1 class; south holds 7 examples of 2 classes"
@@ -278,7 +277,7 @@ def test_who_holds_what_is_said_in_words_and_a_plot_is_as_wide_as_drawn(tmp_path
     assert Picture(tmp_path / "a.png", "", "").width == 192  # 300 pixels at 150 an inch are 2 inches of 96
 
 
-def test_a_drawing_has_the_page_s_ink_and_no_background() -> None:
+def test_a_drawing_has_the_page_s_ink_and_no_background():
     """Black becomes the page's colour, colours stay, and what the text says is not changed."""
     figure = Figure()
     axes = figure.subplots()
@@ -298,7 +297,7 @@ def test_a_drawing_has_the_page_s_ink_and_no_background() -> None:
     assert not ids[0] & ids[1]  # of two drawings on one page
 
 
-def test_curves_tell_more_methods_apart_than_there_are_colours(tmp_path: Path) -> None:
+def test_curves_tell_more_methods_apart_than_there_are_colours(tmp_path):
     """By their dashes; and a long name does not make the figure wider."""
     plan = write_plan(tmp_path)
     more = "".join(f"  more{k}: {{title: {'long ' * 20}{k}, from: clever}}\n" for k in range(9))

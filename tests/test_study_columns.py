@@ -25,13 +25,11 @@ from tests.studies import read_study, rewritten, tabulated, write_plan, write_st
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Path:
+def plan(tmp_path):
     return write_plan(tmp_path)
 
 
-def test_a_bare_number_is_a_heading_and_what_is_measured_once_is_not_drawn(
-    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bare_number_is_a_heading_and_what_is_measured_once_is_not_drawn(plan, tmp_path, monkeypatch):
     rewritten(plan, "title: classes}", "title: 12, after: 1}")
     trial, runs, _ = tabulated(plan, tmp_path)
     write_report(trial, runs, tmp_path / "out", "command")
@@ -42,7 +40,7 @@ def test_a_bare_number_is_a_heading_and_what_is_measured_once_is_not_drawn(
     assert not list((tmp_path / "once").glob("curve-*.png"))
 
 
-def test_curves_are_drawn_over_rounds_where_all_methods_have_as_many(plan: Path, tmp_path: Path) -> None:
+def test_curves_are_drawn_over_rounds_where_all_methods_have_as_many(plan, tmp_path):
     trial, runs, _ = tabulated(plan, tmp_path)
     (axes,) = plots.curves(trial, trial.metrics[0], runs).axes
     assert axes.get_xlabel() == "rounds"
@@ -56,7 +54,7 @@ def test_curves_are_drawn_over_rounds_where_all_methods_have_as_many(plan: Path,
     assert {line.get_xdata()[-1] for line in axes.lines} == {100}
 
 
-def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, tmp_path: Path) -> None:
+def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan, tmp_path):
     rewritten(
         plan,
         "  cls: {metric: classes, better: higher, title: classes}",
@@ -80,7 +78,7 @@ def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, 
     assert rows["clever"].round_seconds == pytest.approx(rows["clever"].seconds / 3)
 
 
-def test_on_a_narrow_terminal_the_methods_keep_their_names(plan: Path, tmp_path: Path) -> None:
+def test_on_a_narrow_terminal_the_methods_keep_their_names(plan, tmp_path):
     prices = "".join(f"  price{k}: {{metric: classes, better: neither, title: price {k}}}\n" for k in range(9))
     rewritten(plan, "  cls: {metric: classes, better: higher, title: classes}\n", prices)
     trial, runs, _ = tabulated(plan, tmp_path)
@@ -97,7 +95,7 @@ def test_on_a_narrow_terminal_the_methods_keep_their_names(plan: Path, tmp_path:
     assert "price" not in shown(60)
 
 
-def test_changes_against_the_baseline(plan: Path, tmp_path: Path) -> None:
+def test_changes_against_the_baseline(plan, tmp_path):
     asked = rewritten(plan, "title: Frechet distance}", "title: Frechet distance, relative: true}")
     _, _, rows = tabulated(asked, tmp_path)
     assert rows["clever"].cells["fd"].relative == pytest.approx((10 / 3 + 1) / (10 / 3 + 4) - 1)
@@ -106,7 +104,7 @@ def test_changes_against_the_baseline(plan: Path, tmp_path: Path) -> None:
     assert "(-41 %, p = " in cell_text(rows["clever"].cells["fd"])
 
 
-def test_published_values_stand_beside_ours_with_their_source(plan: Path, tmp_path: Path) -> None:
+def test_published_values_stand_beside_ours_with_their_source(plan, tmp_path):
     rewritten(plan, "title: A trial", "title: A trial\npublished: A paper, table 7")
     rewritten(plan, "plain: {title: Plain}", 'plain: {title: Plain, published: {fd: "95.9 ± 1"}}')
     assert study(["--config", str(plan), "--output", str(tmp_path / "out")], write_stand_in(tmp_path)) == 0
@@ -120,7 +118,7 @@ def test_published_values_stand_beside_ours_with_their_source(plan: Path, tmp_pa
     assert "A paper, table 7" in page
 
 
-def test_all_pairs(plan: Path, tmp_path: Path) -> None:
+def test_all_pairs(plan, tmp_path):
     output = tmp_path / "out"
     assert study(["--config", str(plan), "--output", str(output)], write_stand_in(tmp_path)) == 0
     assert not (output / "pairwise.md").exists()
@@ -145,7 +143,7 @@ def test_all_pairs(plan: Path, tmp_path: Path) -> None:
         ("plain: {title: Plain}", "plain: {published: {fid: 3}}", r"published names 'fid'; the columns are fd, cls"),
     ],
 )
-def test_a_mistake_is_named(plan: Path, old: str, new: str, said: str) -> None:
+def test_a_mistake_is_named(plan, old, new, said):
     assert_refused(said, read_study, rewritten(plan, old, new))
 
 
@@ -170,7 +168,7 @@ def test_known_runs_are_not_run_again_but_those_of_other_settings(plan, tmp_path
     assert (tmp_path / "third" / "runs" / "clever" / "seed-0" / "calls.txt").exists()
 
 
-def without_seconds(table: Path) -> pd.DataFrame:
+def without_seconds(table):
     frame = pd.read_csv(table)
     return frame[[column for column in frame if "seconds" not in column]]
 
@@ -178,7 +176,7 @@ def without_seconds(table: Path) -> pd.DataFrame:
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
 
-def test_a_table_that_tells_no_settings_is_not_trusted_and_published_ones_tell_them(tmp_path: Path) -> None:
+def test_a_table_that_tells_no_settings_is_not_trusted_and_published_ones_tell_them(tmp_path):
     trial, old = read_study(find_config("studies/graffl_boost.yaml")), tmp_path / "runs.csv"
     table = pd.read_csv(RESULTS / "graffl_boost.csv")
     table.drop(columns="settings").to_csv(old, index=False)
@@ -187,7 +185,7 @@ def test_a_table_that_tells_no_settings_is_not_trusted_and_published_ones_tell_t
         assert {"settings", "method", "seed", "exit_code", "seconds"} <= set(pd.read_csv(table, nrows=1))
 
 
-def test_a_comment_changes_no_settings(plan: Path, tmp_path: Path) -> None:
+def test_a_comment_changes_no_settings(plan, tmp_path):
     before = [run.settings for run in runs_of(read_study(plan), tmp_path)]
     base = tmp_path / "base.yaml"
     base.write_text("# a comment\n" + base.read_text())
@@ -200,7 +198,7 @@ def test_a_comment_changes_no_settings(plan: Path, tmp_path: Path) -> None:
     ("content", "said"),
     [(None, "cannot be read"), ("", "it is empty"), ("method,seed\nplain,0\n", "it has no column exit_code")],
 )
-def test_a_file_that_is_no_runs_csv_is_refused(plan: Path, tmp_path: Path, content: str | None, said: str) -> None:
+def test_a_file_that_is_no_runs_csv_is_refused(plan, tmp_path, content, said):
     path = tmp_path / "known.csv"
     if content is not None:
         path.write_text(content)
@@ -225,13 +223,13 @@ published: A paper
 
 
 @pytest.fixture
-def variants_plan(tmp_path: Path) -> Path:
+def variants_plan(tmp_path):
     path = write_plan(tmp_path)
     path.write_text(path.read_text() + VARIANTS)
     return path
 
 
-def test_each_variant_is_a_study_of_its_own(variants_plan: Path) -> None:
+def test_each_variant_is_a_study_of_its_own(variants_plan):
     hard, easy = read_studies(variants_plan)
     assert (hard.variant, easy.variant) == ("hard", "easy")
     assert (hard.title, hard.seeds) == ("A trial: The hard one", [0, 1, 2])
@@ -267,7 +265,7 @@ def test_all_run_together_each_with_its_own_page_and_known_again(variants_plan, 
         assert first == second
 
 
-def test_pages_show_the_samples_of_every_method_in_all_settings(variants_plan: Path, tmp_path: Path) -> None:
+def test_pages_show_the_samples_of_every_method_in_all_settings(variants_plan, tmp_path):
     """A row a method, a column a setting; a method with pictures in one setting alone has no row."""
     stand_in, out, studies = write_stand_in(tmp_path), tmp_path / "out", read_studies(variants_plan)
     words = ["--config", str(variants_plan), "--output", str(out)]
@@ -294,7 +292,7 @@ def test_pages_show_the_samples_of_every_method_in_all_settings(variants_plan: P
         assert "Clever" not in drawn[0]
 
 
-def test_only_the_variants_that_are_named_run(variants_plan: Path, tmp_path: Path) -> None:
+def test_only_the_variants_that_are_named_run(variants_plan, tmp_path):
     out = tmp_path / "out"
     words = ["--config", str(variants_plan), "--output", str(out), "--variants"]
     assert study([*words, "easy"], write_stand_in(tmp_path)) == 0
@@ -311,7 +309,7 @@ def test_only_the_variants_that_are_named_run(variants_plan: Path, tmp_path: Pat
         ("methods: {plain: {model.lr: 0.9}, clever: null}", "methods: [clever]", "the baseline 'plain' is none"),
     ],
 )
-def test_a_mistake_in_variants_is_named(variants_plan: Path, old: str, new: str, said: str) -> None:
+def test_a_mistake_in_variants_is_named(variants_plan, old, new, said):
     text = variants_plan.read_text()
     assert old in text
     variants_plan.write_text(text.replace(old, new))

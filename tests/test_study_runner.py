@@ -115,7 +115,7 @@ def wait_for(condition, seconds=20.0):
         time.sleep(0.02)
 
 
-def command_lines() -> list[str]:
+def command_lines():
     return [
         path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         for path in Path("/proc").glob("[0-9]*/cmdline")
@@ -141,7 +141,7 @@ def test_the_longest_known_method_starts_first(plan, stand_in, tmp_path):
     assert order == ["clever", "clever", "plain", "plain"]
 
 
-def test_a_method_may_have_several_configs_and_the_command_says_all(plan, tmp_path) -> None:
+def test_a_method_may_have_several_configs_and_the_command_says_all(plan, tmp_path):
     top = tmp_path / "top.yaml"
     top.write_text("trainer: {}\n")
     config = f"[{tmp_path / 'base.yaml'}, {top}]"
@@ -170,13 +170,13 @@ def on_linux(test):
     return pytest.mark.slow(pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")(test))
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     status = Path(f"/proc/{pid}/stat")
     return status.is_file() and status.read_text().split()[2] != "Z"
 
 
 @on_linux
-def test_a_forked_run_is_that_of_a_new_interpreter(tmp_path: Path) -> None:
+def test_a_forked_run_is_that_of_a_new_interpreter(tmp_path):
     forked = start([*FIT, "--trainer.default_root_dir", str(tmp_path / "forked")], tmp_path / "forked.log", False)
     assert isinstance(forked, Fork)
     # another path to the same interpreter, for which nothing is forked
@@ -192,7 +192,7 @@ def test_a_forked_run_is_that_of_a_new_interpreter(tmp_path: Path) -> None:
 
 
 @on_linux
-def test_its_mistakes_are_in_its_log_which_may_go_on(tmp_path: Path) -> None:
+def test_its_mistakes_are_in_its_log_which_may_go_on(tmp_path):
     log = tmp_path / "log"
     log.write_text("before\n")
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_its_mistakes_are_in_its_log_which_may_go_on(tmp_path: Path) -> None:
 
 
 @on_linux
-def test_it_is_ended_by_a_signal_to_its_group(tmp_path: Path) -> None:
+def test_it_is_ended_by_a_signal_to_its_group(tmp_path):
     run = start(
         [*FIT, "--trainer.max_epochs", "100000", "--trainer.default_root_dir", str(tmp_path)], tmp_path / "l", False
     )
@@ -215,7 +215,7 @@ def test_it_is_ended_by_a_signal_to_its_group(tmp_path: Path) -> None:
 
 
 @on_linux
-def test_it_does_not_outlive_the_study(tmp_path: Path) -> None:
+def test_it_does_not_outlive_the_study(tmp_path):
     words = [*FIT, "--trainer.max_epochs", "100000", "--trainer.default_root_dir", str(tmp_path)]
     script = (
         "import pathlib, time; from lit_epgan.cli.study_runner import start\n"
@@ -241,7 +241,7 @@ class Refuses(Callback):
         raise UserError("out of order")
 
 
-def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder, capsys):
     run, resume = folder / "runs" / "toy", ["--ckpt_path", "last"]
     assert main(["fit", *TINY]) == 0
     assert read_end(run) == FitEnd(rounds=2, of=2, finished=True, logged=2)
@@ -255,7 +255,7 @@ def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder: Path, capsys:
     assert read_end(run) == FitEnd(rounds=1, of=2, finished=False, logged=1)
 
 
-def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder, monkeypatch):
     run, seen = folder / "runs" / "toy", []
     assert main(["fit", *TINY]) == 0
     monkeypatch.setattr(Fails, "on_train_epoch_start", lambda *args: seen.append((run / END).exists()))
@@ -265,7 +265,7 @@ def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder: Path, monkeypat
     assert read_end(run) == FitEnd(rounds=3, of=3, finished=True, logged=3)
 
 
-def test_early_stopping_is_an_end(folder: Path) -> None:
+def test_early_stopping_is_an_end(folder):
     stop = {
         "class_path": "lightning.pytorch.callbacks.EarlyStopping",
         "init_args": {"monitor": "loss/generator", "mode": "max", "patience": 1, "min_delta": 1e9},
@@ -292,7 +292,7 @@ def test_a_fit_ends_with_its_numbers_and_every_path_worth_opening(folder, capsys
 
 
 @pytest.mark.usefixtures("folder")
-def test_last_and_best_of_headline_metrics_by_hand(tmp_path: Path) -> None:
+def test_last_and_best_of_headline_metrics_by_hand(tmp_path):
     """Of one metric a family; what is no number is never the best; a metric may end before the run does."""
     head = "epoch,step,loss/generator,fid_digits,union/fid_digits,fid_digits_val,is_digits,wer"
     rows = ["0,1,.1,8.0,1.0,7,2.5,", "1,2,.1,nan,,,9.5,", "2,3,.2,4.0,,,inf,", "3,4,.2,5.0,,,3.5,"]
@@ -306,7 +306,7 @@ def test_last_and_best_of_headline_metrics_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rounds": 3}'])
-def test_a_torn_file_says_nothing(tmp_path: Path, text: str) -> None:
+def test_a_torn_file_says_nothing(tmp_path, text):
     (tmp_path / END).write_text(text)
     assert read_end(tmp_path) is None
 
@@ -334,7 +334,7 @@ def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(tmp_path, fault,
         assert [line["rounds"] for line in csv.DictReader(file)] == ["3"] * 9
 
 
-def test_an_exit_code_of_0_alone_is_a_failure_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exit_code_of_0_alone_is_a_failure_that_is_named(tmp_path, capsys):
     plan, stand_in = write_plan(tmp_path), write_stand_in(tmp_path)
     script = tmp_path / "stand_in.py"
     script.write_text(script.read_text().replace("rows = [", "sys.exit(0)\nrows = ["))

@@ -27,16 +27,16 @@ OFF: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_p
 OFF |= {"enable_model_summary": False, "accelerator": "cpu", "precision": "64-true"}
 
 
-def adam(parameters: Any) -> torch.optim.Optimizer:
+def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.01)
 
 
-def suffiae(seed: int = 0, **options: Any) -> SuffiAE:
+def suffiae(seed=0, **options):
     torch.manual_seed(seed)
     return SuffiAE(**({"features": D, "dimensions": CODE, "hidden": [16], "optimizer": adam} | options)).double()
 
 
-def records(n: int, seed: int, shift: float = 0.0) -> TensorDataset:
+def records(n, seed, shift=0.0):
     """A line tells the two classes apart, with some errors; ``shift`` makes a site unlike the others."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % 2
@@ -46,30 +46,30 @@ def records(n: int, seed: int, shift: float = 0.0) -> TensorDataset:
     return TensorDataset(x, y)
 
 
-def sites() -> dict[str, TensorDataset]:
+def sites():
     return {f"site-{k}": records(40 + 20 * k, k, shift=2.0 * k) for k in range(3)}
 
 
-def federation(**options: Any) -> FederatedDataModule:
+def federation(**options):
     held = {name: records(31, 10 + k, shift=2.0 * k) for k, name in enumerate(sites())}
     return FederatedDataModule.from_datasets(sites(), batch_size=16, val_dataset=held, **options)
 
 
-def alone(module: SuffiAE, data: TensorDataset, epochs: int = 10) -> SuffiAE:
+def alone(module, data, epochs=10):
     trainer = Trainer(max_epochs=epochs, **OFF)
     trainer.fit(module, DataLoader(data, batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(1)))
     return module
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 1.0, 3.0])
-def test_the_divergence_is_that_of_torch(alpha: float) -> None:
+def test_the_divergence_is_that_of_torch(alpha):
     code = torch.randn(5, 3, dtype=torch.float64)
     own = Independent(Normal(code, math.sqrt(alpha)), 1)
     prior = Independent(Normal(torch.zeros_like(code), 1.0), 1)
     torch.testing.assert_close(divergence(code, alpha), kl_divergence(own, prior))
 
 
-def test_the_objective_by_hand_and_of_two_classes_the_papers_logistic_classifiers() -> None:
+def test_the_objective_by_hand_and_of_two_classes_the_papers_logistic_classifiers():
     """x = (1, 2), f(z) = (0, 2), g(z) = (0, log 3), y = 1, q(x) = (1, 0), alpha = 1/2.
 
     -1/2 (1 + 0) + log(3/4) - 1/2 [1 + 2 (1/2 - 1 + log 2)] = -1/2 + log(3/4) - log 2
@@ -86,7 +86,7 @@ def test_the_objective_by_hand_and_of_two_classes_the_papers_logistic_classifier
     torch.testing.assert_close(own, y * g.log() + (1 - y) * (1 - g).log())
 
 
-def test_every_term_has_the_sign_that_makes_it_better() -> None:
+def test_every_term_has_the_sign_that_makes_it_better():
     """A worse reconstruction, a less probable label and a code farther from zero each lower the objective."""
     x, code, logits, y = torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([[0.0, 1.0]]), torch.tensor([1])
 
@@ -98,7 +98,7 @@ def test_every_term_has_the_sign_that_makes_it_better() -> None:
     assert value(scale=0.0) > value() > value(scale=-2.0)
 
 
-def test_the_loss_is_the_expectation_over_the_noise() -> None:
+def test_the_loss_is_the_expectation_over_the_noise():
     """With linear parts: E ||x - f(z)||^2 = ||x - f(q)||^2 + alpha ||W||^2, and g's term by Gauss and Hermite."""
     module, (x, y) = suffiae(hidden=[], alpha=0.7), records(3, 0).tensors
     torch.manual_seed(0)
@@ -117,7 +117,7 @@ def test_the_loss_is_the_expectation_over_the_noise() -> None:
     assert drawn == pytest.approx(float(expected), rel=3e-3)
 
 
-def test_a_summary_is_the_encoders_output_without_noise_in_evaluation_mode() -> None:
+def test_a_summary_is_the_encoders_output_without_noise_in_evaluation_mode():
     module, (x, _) = suffiae(), records(9, 0).tensors
     module.backbone = nn.Sequential(nn.Dropout(0.9), module.backbone)
     module.train()
@@ -139,11 +139,11 @@ def test_a_summary_is_the_encoders_output_without_noise_in_evaluation_mode() -> 
         ({"hidden": [0]}, "every width must be at least 1"),
     ],
 )
-def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(options, message):
     assert_refused(message, suffiae, **options)
 
 
-def test_what_evaluation_logs() -> None:
+def test_what_evaluation_logs():
     """Over all held-out records, whatever their batches: 31 of each site in batches of 16."""
     module = suffiae()
     trainer = fit(module, federation(), 4, algorithm=FedAvg())
@@ -160,7 +160,7 @@ def test_what_evaluation_logs() -> None:
     assert "reconstruction/client/site-1" in logged
 
 
-def test_codes_are_learned_of_several_classes_too() -> None:
+def test_codes_are_learned_of_several_classes_too():
     module = suffiae()
     first = fit(module, federation(), 1, algorithm=FedAvg()).callback_metrics
     last = fit(module, federation(), 15, algorithm=FedAvg()).callback_metrics
@@ -174,7 +174,7 @@ def test_codes_are_learned_of_several_classes_too() -> None:
     assert module(x).shape == (9, 3)
 
 
-def test_one_step_of_one_client_under_fedavg_is_a_plain_step() -> None:
+def test_one_step_of_one_client_under_fedavg_is_a_plain_step():
     """The callback changes nothing: the server's parameters after a full-batch step of SGD, by hand."""
     data = {"only": records(20, 0)}
     sgd = lambda p: torch.optim.SGD(p, lr=0.1)  # noqa: E731
@@ -185,7 +185,7 @@ def test_one_step_of_one_client_under_fedavg_is_a_plain_step() -> None:
         torch.testing.assert_close(own.detach(), (expected - 0.1 * expected.grad).detach(), rtol=1e-6, atol=1e-8)
 
 
-def test_codes_of_encoders_trained_apart_cannot_be_compared_and_a_shared_encoders_can() -> None:
+def test_codes_of_encoders_trained_apart_cannot_be_compared_and_a_shared_encoders_can():
     """The same records, summarised at three sites: by each one's own encoder, and by the federation's."""
 
     class Codes(FederationCallback):
@@ -212,7 +212,7 @@ def test_codes_of_encoders_trained_apart_cannot_be_compared_and_a_shared_encoder
 
 
 @pytest.mark.slow
-def test_it_trains_record_by_record_under_noise(tmp_path: Any) -> None:
+def test_it_trains_record_by_record_under_noise(tmp_path):
     module = suffiae().float()
     data = FederatedDataModule.from_datasets(
         {k: TensorDataset(d.tensors[0].float(), d.tensors[1]) for k, d in sites().items()}, batch_size=16

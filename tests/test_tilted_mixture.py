@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,33 +13,33 @@ from torch import Tensor
 import lit_epgan.bayes.tilted_mixture
 from lit_epgan.bayes import GaussianFactor, gumbel_softmax, responsibilities
 from lit_epgan.bayes.tilted import tilted_moments, tilted_moments_printed
-from lit_epgan.bayes.tilted_mixture import Moments, TiltedMixture, tilted_sites
+from lit_epgan.bayes.tilted_mixture import TiltedMixture, tilted_sites
 from tests.mixtures import component_log_densities, mixture_log_density
 
 D = 40
 CLOSED_FORM = [partial(tilted_moments, terms=1), partial(tilted_moments, terms=3)]
 
 
-def normal(seed: int, *shape: int) -> Tensor:
+def normal(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def cavity(components: int) -> tuple[Tensor, Tensor]:
+def cavity(components):
     return normal(1, components, D), normal(2, components, D).exp()
 
 
-def plain_log_density(theta: Tensor, f: Tensor, log_weights: Tensor, moments: Moments) -> Tensor:
+def plain_log_density(theta, f, log_weights, moments):
     _, mean, variance = moments(*cavity(len(f)), f[:, None])
     return mixture_log_density(theta, mean, variance, log_weights)
 
 
 @pytest.fixture(params=[1, 3])
-def point(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor, Tensor]:
+def point(request):
     return 0.3 * normal(3, D), 0.8 * normal(4, request.param), normal(5, request.param).log_softmax(0)
 
 
 @pytest.mark.parametrize("moments", CLOSED_FORM, ids=["one term", "three terms"])
-def test_gradients_are_autograds(point: tuple[Tensor, Tensor, Tensor], moments: Moments) -> None:
+def test_gradients_are_autograds(point, moments):
     mixture = TiltedMixture(GaussianFactor.from_moments(*cavity(len(point[1]))), moments)
     of_f, of_weights = mixture.tilt(*point)
     pull = mixture.attraction(point[0])
@@ -52,7 +51,7 @@ def test_gradients_are_autograds(point: tuple[Tensor, Tensor, Tensor], moments: 
 
 
 @pytest.mark.parametrize("moments", CLOSED_FORM, ids=["one term", "three terms"])
-def test_between_tilts_only_theta_moves(point: tuple[Tensor, Tensor, Tensor], moments: Moments) -> None:
+def test_between_tilts_only_theta_moves(point, moments):
     theta, f, log_weights = point
     mixture = TiltedMixture(GaussianFactor.from_moments(*cavity(len(f))), moments)
     mixture.tilt(*point)
@@ -97,7 +96,7 @@ def test_a_later_tilt_forgets_the_earlier_one_and_a_components_pull_is_its_share
     torch.testing.assert_close(pull.precision_mean, (share[:, None] * once.tilted.precision_mean).sum(0))
 
 
-def test_a_site_is_what_makes_the_cavity_the_tilted_distribution() -> None:
+def test_a_site_is_what_makes_the_cavity_the_tilted_distribution():
     f = torch.tensor([0.7, -2.0, 0.0], dtype=torch.float64)
     components = GaussianFactor.from_moments(*cavity(3))
     site, left_out = tilted_sites(components, f, partial(tilted_moments, terms=3))
@@ -110,7 +109,7 @@ def test_a_site_is_what_makes_the_cavity_the_tilted_distribution() -> None:
 
 
 @pytest.mark.parametrize("variant", ["printed", "corrected"])
-def test_moments_that_are_none_leave_the_coordinate_untilted(variant: Any) -> None:
+def test_moments_that_are_none_leave_the_coordinate_untilted(variant):
     """README of the errata: the printed second moment gives no positive variance in most draws."""
     m, s = 2 * normal(7, 2, 2000), 4 * torch.sigmoid(normal(9, 2, 2000))
     f = torch.tensor([1.5, -0.7], dtype=torch.float64)
@@ -135,7 +134,7 @@ def test_moments_that_are_none_leave_the_coordinate_untilted(variant: Any) -> No
     assert bool((mixture.tilted.precision >= components.precision * (1 - 1e-12)).all())
 
 
-def test_f_of_zero_tilts_nothing_and_a_hair_of_it_gives_no_negative_precision() -> None:
+def test_f_of_zero_tilts_nothing_and_a_hair_of_it_gives_no_negative_precision():
     components, zero = GaussianFactor.from_moments(*cavity(1)), torch.zeros(1).double()
     site, left_out = tilted_sites(components, zero, tilted_moments_printed)
     assert left_out == D
@@ -154,7 +153,7 @@ Mixture = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @pytest.fixture(params=[1, 2, 5])
-def mixture(request: pytest.FixtureRequest) -> Mixture:
+def mixture(request):
     generator = torch.Generator().manual_seed(request.param)
     theta = torch.randn(7, generator=generator, dtype=torch.float64)
     mean = torch.randn(request.param, 7, generator=generator, dtype=torch.float64)
@@ -162,7 +161,7 @@ def mixture(request: pytest.FixtureRequest) -> Mixture:
     return theta, mean, variance, torch.randn(request.param, generator=generator, dtype=torch.float64).log_softmax(0)
 
 
-def test_densities_are_scipys_and_responsibilities_their_derivatives(mixture: Mixture) -> None:
+def test_densities_are_scipys_and_responsibilities_their_derivatives(mixture):
     theta, mean, variance, log_weights = (tensor.numpy() for tensor in mixture)
     components = norm(mean, variance**0.5).logpdf(theta).sum(-1)
     assert component_log_densities(*mixture[:3]).tolist() == pytest.approx(components.tolist(), rel=1e-12)
@@ -178,7 +177,7 @@ def test_densities_are_scipys_and_responsibilities_their_derivatives(mixture: Mi
     torch.testing.assert_close(-(r[:, None] * (theta - mean) / variance).sum(0), slope)
 
 
-def test_responsibilities_do_not_overflow_where_densities_do_and_a_hot_gumbel_softmax_is_uniform() -> None:
+def test_responsibilities_do_not_overflow_where_densities_do_and_a_hot_gumbel_softmax_is_uniform():
     r = responsibilities(torch.zeros(3), torch.tensor([-1e6, -1e6 + 1, -2e6]))
     assert r.tolist() == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e), 0])
     logits = torch.tensor([0.0, 1.0, -1.0], dtype=torch.float64)
@@ -187,7 +186,7 @@ def test_responsibilities_do_not_overflow_where_densities_do_and_a_hot_gumbel_so
         assert float(gumbel_softmax(logits, temperature).exp().sum()) == pytest.approx(1)
 
 
-def test_a_gumbel_softmax_draws_with_the_right_frequencies_and_has_a_softmaxs_gradient() -> None:
+def test_a_gumbel_softmax_draws_with_the_right_frequencies_and_has_a_softmaxs_gradient():
     """argmax(logits + g) is a draw from softmax(logits) (Gumbel-max): 20,000 draws, five standard errors."""
     torch.manual_seed(0)
     logits = torch.tensor([0.0, 1.0, -1.0])

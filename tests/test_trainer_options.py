@@ -1,6 +1,5 @@
 """Every option that a federation cannot honour is refused with a sentence that says what to use instead."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "sentence"), REFUSED.values(), ids=REFUSED.keys())
-def test_options_that_would_break_a_round(options: dict[str, Any], sentence: str) -> None:
+def test_options_that_would_break_a_round(options, sentence):
     assert_refused(r"Trainer\(" + sentence, fit, Regression(), federation(), rounds=1, **options)
 
 
@@ -43,20 +42,20 @@ TOGETHER |= {"log_every_n_steps": 1, "min_epochs": 1, "detect_anomaly": True}
 
 
 @pytest.mark.parametrize("options", [TOGETHER, {"precision": "bf16-true"}, {"precision": "bf16-mixed"}])
-def test_options_that_a_federation_honours(options: dict[str, Any]) -> None:
+def test_options_that_a_federation_honours(options):
     held_out = client_sets((9,), torch.float32)[0]
     data = FederatedDataModule.from_datasets(client_sets(dtype=torch.float32), batch_size=8, val_dataset=held_out)
     options = {"precision": "32-true"} | options
     assert fit(Regression(), data, rounds=2, **options).current_epoch == 2
 
 
-def test_no_training_at_all_is_no_mistake_but_a_loss_scale_is() -> None:
+def test_no_training_at_all_is_no_mistake_but_a_loss_scale_is():
     assert fit(Regression(), federation(), rounds=1, limit_train_batches=0).global_step == 0
     trainer = Trainer(accelerator="cpu", plugins=[MixedPrecision("16-mixed", "cpu")], logger=False)
     assert_refused(r"'16-mixed'.*one loss scale.*'bf16-mixed'", check_trainer, trainer)
 
 
-def test_a_strategy_that_synchronises_gradients_is_refused_and_ours_has_a_name() -> None:
+def test_a_strategy_that_synchronises_gradients_is_refused_and_ours_has_a_name():
     sentence = r"the strategy DDPStrategy would synchronise gradients between ranks.*strategy='federated'"
     assert_refused(sentence, check_trainer, Trainer(strategy="ddp", accelerator="cpu", devices=2, logger=False))
     check_trainer(Trainer(strategy="federated", accelerator="cpu", devices=2, logger=False))
@@ -64,14 +63,14 @@ def test_a_strategy_that_synchronises_gradients_is_refused_and_ours_has_a_name()
 
 
 @pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"])
-def test_a_strategy_that_shards_parameters(name: str) -> None:
+def test_a_strategy_that_shards_parameters(name):
     """Stand-ins by name: the real ones want an accelerator, or a package, before they can be made."""
     trainer = Trainer(accelerator="cpu", logger=False)
     trainer.strategy.__class__ = type(name, (SingleDeviceStrategy,), {})
     assert_refused(rf"the strategy {name} shards the parameters.*strategy='federated'", check_trainer, trainer)
 
 
-def test_the_clients_must_be_known() -> None:
+def test_the_clients_must_be_known():
     sentence = r"needs to know the clients.*FederatedDataModule\.from_datasets\(datasets, batch_size=32\)"
     trainer = Trainer(accelerator="cpu", logger=False, callbacks=[FederationCallback()], enable_checkpointing=False)
     assert_refused(sentence, trainer.fit, Regression(), train_dataloaders=[(torch.ones(2, 3), torch.ones(2, 1))])
@@ -81,7 +80,7 @@ def test_the_clients_must_be_known() -> None:
 
 @pytest.mark.parametrize("lr", [float("nan"), float("inf"), -0.1])
 @pytest.mark.parametrize("kind", [Regression, TwoOptimizers])
-def test_a_learning_rate_must_be_a_number(lr: float, kind: Any) -> None:
+def test_a_learning_rate_must_be_a_number(lr, kind):
     class Odd(kind):  # type: ignore[misc, valid-type]
         def configure_optimizers(self) -> Any:
             optimizers = super().configure_optimizers()
@@ -92,13 +91,13 @@ def test_a_learning_rate_must_be_a_number(lr: float, kind: Any) -> None:
         fit(Odd(), federation(), rounds=1)
 
 
-def checkpoint(folder: Path, **options: Any) -> Path:
+def checkpoint(folder, **options):
     path = folder / "x.ckpt"
     fit(Regression(), federation(), rounds=1, **options).save_checkpoint(path)
     return path
 
 
-def test_a_checkpoint_of_another_algorithm_or_of_other_clients_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_algorithm_or_of_other_clients_is_refused(tmp_path):
     path = checkpoint(tmp_path, algorithm=ExpectationPropagation())
     sentence = r"of a federation under ExpectationPropagation, and .* algorithm is FedProx: resume with"
     assert_refused(sentence, fit, Regression(), federation(), rounds=2, algorithm=FedProx(), ckpt_path=path)
@@ -109,7 +108,7 @@ def test_a_checkpoint_of_another_algorithm_or_of_other_clients_is_refused(tmp_pa
     assert_refused(r"client-4 and 7 more: resume", fit, Regression(), many, rounds=2, ckpt_path=path)
 
 
-def test_a_checkpoint_without_a_federation_starts_one(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_federation_starts_one(tmp_path):
     module = Regression()
     options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "max_epochs": 1, "precision": "64-true"}
     central = Trainer(**options, enable_checkpointing=False, enable_progress_bar=False)

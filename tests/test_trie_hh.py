@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ from lit_epgan.privacy import Ledger, Queries, Releases, spent
 from tests.refusals import assert_refused
 
 
-def queries(folder: Path) -> Queries:
+def queries(folder):
     return Queries(Ledger(folder / "ledger.jsonl"), noise_seed=0)
 
 
 @pytest.mark.parametrize(("n", "epsilon", "longest"), [(2500, 2.0, 10), (4000, 6.0, 10), (6000, 1.5, 8)])
-def test_a_rounds_exact_probabilities_keep_the_theorem(n: int, epsilon: float, longest: int) -> None:
+def test_a_rounds_exact_probabilities_keep_the_theorem(n, epsilon, longest):
     """k of n users hold a prefix; one of them is emptied. A round tells whether theta of m drawn users hold it."""
     trie = TrieHH(n, epsilon, 1e-5, longest)
     assert trie.cohort >= math.sqrt(n)
@@ -34,7 +33,7 @@ def test_a_rounds_exact_probabilities_keep_the_theorem(n: int, epsilon: float, l
     assert (not_joins[:-1] <= e * not_joins[1:] * (1 + 1e-9)).all()
 
 
-def test_delta_is_the_theorems_from_as_many_users_on_as_it_takes() -> None:
+def test_delta_is_the_theorems_from_as_many_users_on_as_it_takes():
     assert delta_of(9) == pytest.approx(7 / 6 / 362_880)
     assert (fewest_votes(1e-5), fewest_votes(1e-3), fewest_votes(0.5)) == (9, 7, 4)
     needed = fewest_users(2.0, 1e-5, 10)
@@ -45,7 +44,7 @@ def test_delta_is_the_theorems_from_as_many_users_on_as_it_takes() -> None:
     assert_refused("cannot be", TrieHH, 1000, 0.0, 1e-5)
 
 
-def of(monkeypatch: pytest.MonkeyPatch, longest: int, **numbers: int) -> TrieHH:
+def of(monkeypatch, longest, **numbers):
     """One of such numbers as have no guarantee."""
     trie = TrieHH(2500, 8.0, 1e-5, longest)
     for name, value in numbers.items():
@@ -54,9 +53,7 @@ def of(monkeypatch: pytest.MonkeyPatch, longest: int, **numbers: int) -> TrieHH:
     return trie
 
 
-def test_a_trie_by_hand_ends_with_the_round_in_which_nothing_joins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trie_by_hand_ends_with_the_round_in_which_nothing_joins(tmp_path, monkeypatch):
     """All users are drawn and four votes are asked for: five hold "ab", four "a", three "ac", nine "abcdef"."""
     trie = of(monkeypatch, 4, users=21, cohort=21, votes=4)
     held = [["ab"]] * 5 + [["a"]] * 4 + [["ac"]] * 3 + [["abcdef"]] * 8 + [[]]
@@ -91,7 +88,7 @@ def test_each_round_draws_anew_and_a_prefix_joins_after_the_one_before_it(tmp_pa
     assert trie.find(queries(tmp_path), users, "words") == ["bc"]
 
 
-def test_one_trie_costs_what_was_asked_for_and_reads_those_drawn_alone(tmp_path: Path) -> None:
+def test_one_trie_costs_what_was_asked_for_and_reads_those_drawn_alone(tmp_path):
     trie, asked = TrieHH(5000, 4.0, 1e-5, 5), queries(tmp_path)
     read: list[int] = []
 

@@ -8,7 +8,7 @@ from evidence.calibration import classifier_accuracy
 from tests.refusals import assert_refused
 
 
-def test_equal_distributions_and_what_cannot_be_compared() -> None:
+def test_equal_distributions_and_what_cannot_be_compared():
     rng = np.random.default_rng(0)
     found = [classifier_accuracy(*rng.exponential(size=(2, 500, 2)), seed) for seed in (0, 1)]
     assert np.mean(found) == pytest.approx(0.5, abs=0.03)
@@ -18,7 +18,7 @@ def test_equal_distributions_and_what_cannot_be_compared() -> None:
 
 
 @pytest.mark.parametrize("shift", [1.0, 3.0])
-def test_a_shift_is_told_as_well_as_it_can_be(shift: float) -> None:
+def test_a_shift_is_told_as_well_as_it_can_be(shift):
     """Between N(0, I) and N(shift, I) the best accuracy is Phi(shift / 2), whatever the units."""
     rng = np.random.default_rng(1)
     first, second = rng.standard_normal((2, 1000, 2))
@@ -28,7 +28,7 @@ def test_a_shift_is_told_as_well_as_it_can_be(shift: float) -> None:
     assert classifier_accuracy(units * first + origin, units * second + origin) == pytest.approx(best, abs=0.03)
 
 
-def test_a_width_is_told_in_one_dimension() -> None:
+def test_a_width_is_told_in_one_dimension():
     """Between N(0, 1) and N(0, 4) the best accuracy is 1/2 + (P(|x| < c) - P(|x| < c / 2)) / 2 at equal densities c."""
     rng = np.random.default_rng(2)
     c = np.sqrt(8 * np.log(2) / 3)
@@ -37,7 +37,7 @@ def test_a_width_is_told_in_one_dimension() -> None:
     assert found == pytest.approx(best, abs=0.03)
 
 
-def test_a_correlation_is_told_and_a_constant_coordinate_does_no_harm() -> None:
+def test_a_correlation_is_told_and_a_constant_coordinate_does_no_harm():
     """The margins are equal; only their dependence is not."""
     rng = np.random.default_rng(3)
     first = rng.standard_normal((1000, 2))

@@ -50,13 +50,13 @@ class Staged(Regression):
         return self.body(batch[0])
 
 
-def plain(**options: Any) -> Trainer:
+def plain(**options):
     off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
     return Trainer(**({"accelerator": "cpu", "precision": "64-true", "enable_model_summary": False} | off | options))
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
-def test_a_stage_needs_no_training_data(stage: str) -> None:
+def test_a_stage_needs_no_training_data(stage):
     module = Staged()
     trainer, alone = plain(), plain()
     arguments: dict[str, Any] = {} if stage == "predict" else {"verbose": False}
@@ -69,7 +69,7 @@ def test_a_stage_needs_no_training_data(stage: str) -> None:
         assert ours[0] == pytest.approx(theirs[0])  # every institution's held-out data are the same
 
 
-def test_stages_follow_each_other() -> None:
+def test_stages_follow_each_other():
     module, data = Staged(), institutions(ByStage)
     reference = PlainLoop(sgd, batches=in_order).run(module, 2)
     plain().test(module, datamodule=data, verbose=False)
@@ -79,7 +79,7 @@ def test_stages_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, [], {}], ids=str)
-def test_an_institution_may_have_no_validation_data(nothing: Any) -> None:
+def test_an_institution_may_have_no_validation_data(nothing):
     class Some(Institution):
         def val_dataloader(self) -> Any:
             return nothing if self.k else DataLoader(self.dataset, batch_size=4)
@@ -93,7 +93,7 @@ def test_an_institution_may_have_no_validation_data(nothing: Any) -> None:
     assert "val_loss" not in fit(Regression(), institutions(None_), rounds=1).callback_metrics
 
 
-def test_a_list_of_one_loader_is_that_loader() -> None:
+def test_a_list_of_one_loader_is_that_loader():
     class Listed(Institution):
         def train_dataloader(self) -> Any:
             return [super().train_dataloader()]
@@ -108,7 +108,7 @@ def test_a_list_of_one_loader_is_that_loader() -> None:
     assert "val_loss/client/hospital-3" in trainer.callback_metrics
 
 
-def test_loaders_that_lightning_made_of_data_sets_count_and_empty_held_out_sets_do_not() -> None:
+def test_loaders_that_lightning_made_of_data_sets_count_and_empty_held_out_sets_do_not():
     """``LightningDataModule.from_datasets`` puts them on the instance."""
     sets = client_sets()
     made = {f"h{k}": LightningDataModule.from_datasets(s, val_dataset=s, batch_size=5) for k, s in enumerate(sets)}
@@ -119,7 +119,7 @@ def test_loaders_that_lightning_made_of_data_sets_count_and_empty_held_out_sets_
     assert [n for n in trainer.callback_metrics if "/client/" in n] == ["val_loss/client/client-0"]
 
 
-def test_held_out_streams_have_no_length() -> None:
+def test_held_out_streams_have_no_length():
     class Streaming(Institution):
         def predict_dataloader(self) -> Any:
             return DataLoader(Stream(self.k), batch_size=4)
@@ -148,7 +148,7 @@ class Shrinking(IterableDataset[Any]):
         return zip(self.x[:n], self.y[:n], strict=True)
 
 
-def shrinking_loop(module: Regression, rows: dict[int, list[int]], rounds: int) -> Any:
+def shrinking_loop(module, rows, rounds):
     """A plain loop in which a client has other rows in each round, and counts with them; without any it sits out."""
     for round_ in range(rounds):
         own = {k: each[round_] for k, each in rows.items() if each[round_]}
@@ -162,7 +162,7 @@ def shrinking_loop(module: Regression, rows: dict[int, list[int]], rounds: int) 
     return module
 
 
-def test_a_stream_may_be_shorter_in_a_later_round_and_end() -> None:
+def test_a_stream_may_be_shorter_in_a_later_round_and_end():
     """Read once, or shorter each time: who has nothing left sits out that round, by name."""
     rows = {0: [20, 9, 0], 1: [7, 0, 0], 2: [34, 34, 34], 3: [12, 3, 0]}
     module = Regression()
@@ -175,7 +175,7 @@ def test_a_stream_may_be_shorter_in_a_later_round_and_end() -> None:
     assert [n[:26] for n in named] == [f"round {r}: client 'client-{k}'" for r, k in ((1, 1), (2, 0), (2, 1), (2, 3))]
 
 
-def test_a_round_in_which_nobody_has_anything_learns_nothing() -> None:
+def test_a_round_in_which_nobody_has_anything_learns_nothing():
     module, before = Regression(), Regression()
     before.load_state_dict(module.state_dict())
     fit(before, FederatedDataModule.from_datasets([Stream(k) for k in range(4)], batch_size=8), rounds=1)
@@ -187,7 +187,7 @@ def test_a_round_in_which_nobody_has_anything_learns_nothing() -> None:
     assert trainer.current_epoch == 3
 
 
-def test_fewer_local_steps_than_asked_for() -> None:
+def test_fewer_local_steps_than_asked_for():
     class Once(IterableDataset[Any]):
         def __init__(self, k: int) -> None:
             self.records = iter(list(zip(*client_sets()[k].tensors, strict=True)))
@@ -205,7 +205,7 @@ def test_fewer_local_steps_than_asked_for() -> None:
     assert_same(module, reference)
 
 
-def test_an_institutions_data_may_change_between_rounds() -> None:
+def test_an_institutions_data_may_change_between_rounds():
     rows = {0: [20, 9], 1: [7, 7], 2: [34, 16], 3: [12, 3]}
 
     class Changing(Institution):
@@ -220,13 +220,13 @@ def test_an_institutions_data_may_change_between_rounds() -> None:
     assert_same(module, reference)
 
 
-def test_a_batch_without_a_number_of_rows_is_named() -> None:
+def test_a_batch_without_a_number_of_rows_is_named():
     data = FederatedDataModule.from_datasets([Stream(0), Stream(1)], batch_size=8, collate_fn=lambda rows: object())
     with pytest.raises(UserError, match=r"client 'client-0' does not say how many records it has.*__len__"):
         fit(Regression(), data, rounds=1)
 
 
-def test_drop_last_with_fewer_records_than_a_batch() -> None:
+def test_drop_last_with_fewer_records_than_a_batch():
     class Whole(Institution):
         def train_dataloader(self) -> DataLoader[Any]:
             return DataLoader(self.dataset, batch_size=10, drop_last=True)
@@ -243,7 +243,7 @@ def test_drop_last_with_fewer_records_than_a_batch() -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, []], ids=str)
-def test_an_institution_without_training_data_sits_out(nothing: Any) -> None:
+def test_an_institution_without_training_data_sits_out(nothing):
     class Some(Institution):
         def train_dataloader(self) -> Any:
             return nothing if self.k == 1 else super().train_dataloader()

@@ -19,7 +19,7 @@ SECONDS = 90  # for one that its limit of ten seconds of a processor does not en
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="limits of processes are POSIX's")
-def test_a_number_is_taken_or_refused_by_its_key(tmp_path: Path) -> None:
+def test_a_number_is_taken_or_refused_by_its_key(tmp_path):
     wrong, alive = [], deque[tuple[Draw, Path, BaseProcess]]()
 
     def end() -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from PIL import Image
 from lit_epgan.callbacks.progress import FederatedProgressBar
 from lit_epgan.cli.study_plan import Method
 from lit_epgan.cli.study_run import CLI, Run
-from lit_epgan.cli.study_runner import Process, start
+from lit_epgan.cli.study_runner import start
 from lit_epgan.runs import MetricsFile, WandbHistory
 from lit_epgan.runs.run_folder import round_picture
 from tests.processes import ROOT, run_words
@@ -27,7 +26,7 @@ from tests.wandb_history import configuration, history, offline_files, summary, 
 
 
 @pytest.fixture(autouse=True)
-def no_other_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_other_run(monkeypatch):
     """What another test of this process has left open or set would be taken over."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     close()
@@ -35,17 +34,17 @@ def no_other_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     close()
 
 
-def close() -> None:
+def close():
     """End the run and W&B's process, which may write the file's end after ``finish`` has returned."""
     wandb.finish()
     wandb.teardown()
 
 
-def logger(folder: Path, **options: Any) -> WandbHistory:
+def logger(folder, **options):
     return WandbHistory(save_dir=folder, project="test", id="abc", **options)
 
 
-def table_of(folder: Path, rounds: int) -> MetricsFile:
+def table_of(folder, rounds):
     """Two rows a round, and a picture in the second one."""
     table = MetricsFile(str(folder))
     for epoch in range(rounds):
@@ -57,19 +56,19 @@ def table_of(folder: Path, rounds: int) -> MetricsFile:
     return table
 
 
-def older_file(folder: Path, name: str = "offline-run-20260101_000000-abc", run_id: str = "abc") -> Path:
+def older_file(folder, name="offline-run-20260101_000000-abc", run_id="abc"):
     file = folder / "wandb" / name / f"run-{run_id}.wandb"
     file.parent.mkdir(parents=True)
     file.write_bytes(b":W&B\xe1\xbe\0")
     return file
 
 
-def numbers(file: Path) -> list[tuple[Any, ...]]:
+def numbers(file):
     names = ("_step", "round", "epoch", "trainer/global_step", "loss", "fid")
     return [tuple(row.get(name) for name in names) for row in history(file)]
 
 
-def test_numbers_and_pictures_of_a_round_are_one_row_at_the_rounds_step(tmp_path: Path) -> None:
+def test_numbers_and_pictures_of_a_round_are_one_row_at_the_rounds_step(tmp_path):
     one = logger(tmp_path)
     for epoch, (loss, fid) in enumerate([(0.5, 3.0), (0.25, 1.0), (0.125, 2.0)]):
         image = wandb.Image(np.zeros((4, 4, 3), dtype=np.uint8))
@@ -84,7 +83,7 @@ def test_numbers_and_pictures_of_a_round_are_one_row_at_the_rounds_step(tmp_path
     assert summary(file)["loss"] == 0.125
 
 
-def test_an_evaluation_has_no_rounds(tmp_path: Path) -> None:
+def test_an_evaluation_has_no_rounds(tmp_path):
     one = logger(tmp_path, job_type="test", name="digits, test", group="study")
     one.log_hyperparams({"seed_everything": 3, "data": {"init_args": {"beta": 0.5}}})
     one.log_hyperparams({"beta": 0.1, "_instantiator": "lightning.pytorch.cli.instantiate_module"})
@@ -99,7 +98,7 @@ def test_an_evaluation_has_no_rounds(tmp_path: Path) -> None:
     assert told == {"seed_everything": 3, "data": {"init_args": {"beta": 0.5}}}
 
 
-def test_a_finished_round_is_handed_over_by_the_federation(tmp_path: Path) -> None:
+def test_a_finished_round_is_handed_over_by_the_federation(tmp_path):
     one = logger(tmp_path)
     one.log_metrics({"loss": 0.5, "epoch": 0}, 9)
     assert one.experiment.step == 1
@@ -116,7 +115,7 @@ def test_a_finished_round_is_handed_over_by_the_federation(tmp_path: Path) -> No
     assert ended == [-1, 0, 1]
 
 
-def test_finished_rounds_are_logged_again_and_older_files_set_aside(tmp_path: Path) -> None:
+def test_finished_rounds_are_logged_again_and_older_files_set_aside(tmp_path):
     """Rows of round 2, which is trained again, are left out; another run's folder stays."""
     table_of(tmp_path, 3)
     older, other = older_file(tmp_path), older_file(tmp_path, "offline-run-20260101_000000-xyz", "xyz")
@@ -136,7 +135,7 @@ def test_finished_rounds_are_logged_again_and_older_files_set_aside(tmp_path: Pa
     assert len(list(newest.parent.glob("files/media/images/pictures/*.png"))) == 1
 
 
-def test_what_a_killed_runs_service_writes_late_is_set_aside_at_the_end(tmp_path: Path) -> None:
+def test_what_a_killed_runs_service_writes_late_is_set_aside_at_the_end(tmp_path):
     table_of(tmp_path, 1)
     one = logger(tmp_path)
     one.rewind(1)
@@ -147,7 +146,7 @@ def test_what_a_killed_runs_service_writes_late_is_set_aside_at_the_end(tmp_path
     assert [file.parent.name for file in offline_files(tmp_path)] == [Path(one.experiment.dir).parent.name]
 
 
-def test_without_a_table_older_files_stay(tmp_path: Path) -> None:
+def test_without_a_table_older_files_stay(tmp_path):
     older = older_file(tmp_path)
     one = logger(tmp_path)
     with pytest.warns(UserWarning, match=r"metrics.csv holds no finished round") as warned:
@@ -170,7 +169,7 @@ def test_a_new_run_has_nothing_to_log_again_and_disabled_it_does_nothing(tmp_pat
     assert older.exists()
 
 
-def test_a_server_gets_the_rounds_that_it_does_not_know(tmp_path: Path) -> None:
+def test_a_server_gets_the_rounds_that_it_does_not_know(tmp_path):
     """A run resumed online, as W&B presents it: here is no server."""
     table_of(tmp_path, 4)
     logged: list[tuple[int, dict[str, Any]]] = []
@@ -184,7 +183,7 @@ def test_a_server_gets_the_rounds_that_it_does_not_know(tmp_path: Path) -> None:
     assert [(step, row["epoch"]) for step, row in logged] == [(3, 2), (3, 2), (4, 3), (4, 3)]
 
 
-def test_the_docs_picture_is_drawn_from_a_runs_own_file(tmp_path: Path) -> None:
+def test_the_docs_picture_is_drawn_from_a_runs_own_file(tmp_path):
     one = logger(tmp_path)
     for epoch in range(2):
         image = wandb.Image(np.zeros((4, 4, 3), dtype=np.uint8))
@@ -200,17 +199,17 @@ FIT = [*CLI, "fit", "--config", "toy.yaml", "--data.points", "64", "--data.batch
 FIT += ["--data.warmup_steps", "2", "--trainer.max_epochs", str(ROUNDS)]
 
 
-def begun(folder: Path, *options: str) -> Process:
+def begun(folder, *options):
     log = folder.with_name(f"{folder.name}.log")
     return start([*FIT, "--trainer.default_root_dir", str(folder), *options], log, append=True)
 
 
-def to_the_end(folder: Path, *options: str) -> None:
+def to_the_end(folder, *options):
     code = begun(folder, *options).wait(120)
     assert code == 0, folder.with_name(f"{folder.name}.log").read_text()
 
 
-def killed_in_round(number: int, folder: Path, *options: str) -> None:
+def killed_in_round(number, folder, *options):
     process, table = begun(folder, *options), MetricsFile(str(folder))
     deadline = time.monotonic() + 120
     while number not in table.finished(number + 1):
