@@ -149,18 +149,10 @@ def federated(folder, pair, rounds, resume):
     data = federation(sizes=(9, 5), client_names=pair, val_dataset=sets)
     data.data.labels = {name: torch.arange(4) % 2 for name in pair}
     torch.manual_seed(0)
-    fit(
-        Regression(),
-        data,
-        rounds,
-        folder,
-        optimizer_state="keep",
-        callbacks=[RoundCheckpoint(), PartitionReport(), FederatedProgressBar(refresh_seconds=0)],
-        logger=MetricsFile(str(folder)),
-        enable_checkpointing=True,
-        enable_progress_bar=True,
-        ckpt_path=folder / "checkpoints" / "last.ckpt" if resume else None,
-    )
+    callbacks = [RoundCheckpoint(), PartitionReport(), FederatedProgressBar(refresh_seconds=0)]
+    options = {"logger": MetricsFile(str(folder)), "enable_checkpointing": True, "enable_progress_bar": True}
+    options["ckpt_path"] = folder / "checkpoints" / "last.ckpt" if resume else None
+    fit(Regression(), data, rounds, folder, optimizer_state="keep", callbacks=callbacks, **options)
     return (folder / "metrics.csv").read_bytes()
 
 

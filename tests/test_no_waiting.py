@@ -100,19 +100,12 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+TILTED = TiltedExpectationPropagation("discriminator.layers.1", components=2, tilt_every=2)
+ASKED = [FedProx(0.1), SCAFFOLD(), FedDyn(), ExpectationPropagation(), TILTED, GeneratorSites(own_rows=4, pool=20)]
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        FedProx(0.1),
-        SCAFFOLD(),
-        FedDyn(),
-        ExpectationPropagation(),
-        TiltedExpectationPropagation("discriminator.layers.1", components=2, tilt_every=2),
-        GeneratorSites(own_rows=4, pool=20),
-    ],
-    ids=lambda algorithm: type(algorithm).__name__,
-)
+@pytest.mark.parametrize("algorithm", ASKED, ids=lambda algorithm: type(algorithm).__name__)
 def test_no_step_of_a_federated_gan_asks(options, algorithm, monkeypatch):
     """As on an accelerator, whose Adam is not the fused one."""
     monkeypatch.setattr(lit_epgan.modules.gan, "adam", lambda network, lr, betas: torch.optim.Adam(network, lr, betas))
@@ -169,12 +162,16 @@ CASES: dict[str, tuple[Prior, Algorithm, dict[str, Any]]] = {
 }
 
 
+def convolutions(members):
+    torch.manual_seed(0)
+    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, members=members)
+    return generator, DCGANDiscriminator(image_size=8, channels=1, width=4, heads=members)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_prior_and_objective(case):
     prior, algorithm, options = CASES[case]
-    torch.manual_seed(0)
-    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, members=2)
-    discriminator = DCGANDiscriminator(image_size=8, channels=1, width=4, heads=2)
+    generator, discriminator = convolutions(2)
     module = GAN(generator, discriminator, prior=prior, noise=1e-3, **options)
     data = FederatedDataModule.from_datasets([TensorDataset(torch.randn(8, 1, 8, 8)) for _ in range(2)], batch_size=4)
     fit(module, data, rounds=2, algorithm=algorithm, precision="bf16-mixed")
@@ -199,9 +196,7 @@ def test_losses_and_contrasts_of_half_precision_are_those_in_single(name):
 
 def test_the_past_of_a_history_prior_is_not_halved_by_autocast():
     """gma's distances are differences of large sums."""
-    torch.manual_seed(0)
-    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, members=2)
-    discriminator = DCGANDiscriminator(image_size=8, channels=1, width=4, heads=2)
+    generator, discriminator = convolutions(2)
     for approximation in ("gma", "psa"):
         prior = HistoryPrior(size=2, every=1, approximation=approximation)
         prior.build(generator, discriminator, OBJECTIVES["lsgan"])
@@ -234,9 +229,7 @@ class Observer(FedAvg):
 
 
 def test_algorithms_compute_without_autocast_while_the_module_trains_under_it():
-    torch.manual_seed(0)
-    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4)
-    module = GAN(generator, DCGANDiscriminator(image_size=8, channels=1, width=4))
+    module = GAN(*convolutions(1))
     trained: list[bool] = []
     module.discriminator.register_forward_hook(lambda *_: trained.append(torch.is_autocast_enabled("cpu")))
     data = FederatedDataModule.from_datasets([TensorDataset(torch.randn(8, 1, 8, 8)) for _ in range(2)], batch_size=4)

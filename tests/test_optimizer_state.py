@@ -365,27 +365,15 @@ SCHEDULES: dict[str, Schedule] = {
 
 @pytest.mark.parametrize("policy", ["reset", "keep"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_that_a_client_steps_is_its_own(name, policy):
-    def scheduled() -> Made:
+@pytest.mark.parametrize("each_step", [True, False])
+def test_a_schedule_is_its_clients_or_runs_with_the_rounds(name, policy, each_step):
+    def scheduled():
         return make("sgd", SCHEDULES[name])
 
-    expected = separately(scheduled, policy, cohort=some)
-    assert_same(together(scheduled, policy, cohort=some), expected)
-    assert_same(together(scheduled, policy, cohort=some, backwards=True), expected)
-    assert_same(together(scheduled, policy, cohort=some, saved=True), expected)
-
-
-@pytest.mark.parametrize("policy", ["reset", "keep"])
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_between_rounds_runs_with_the_rounds(name, policy):
-    def scheduled() -> Made:
-        return make("sgd", SCHEDULES[name])
-
-    expected = separately(scheduled, policy, cohort=some, each_step=False)
-    assert len({rates[0] for rates in expected[1].values()}) > 1
-    assert_same(together(scheduled, policy, cohort=some, each_step=False), expected)
-    assert_same(together(scheduled, policy, cohort=some, each_step=False, saved=True), expected)
-    assert_same(together(scheduled, policy, cohort=some, each_step=False, early=True), expected)
+    expected = separately(scheduled, policy, cohort=some, each_step=each_step)
+    assert each_step or len({rates[0] for rates in expected[1].values()}) > 1
+    for options in ({}, {"saved": True}, {"backwards" if each_step else "early": True}):
+        assert_same(together(scheduled, policy, cohort=some, each_step=each_step, **options), expected)
 
 
 def test_a_schedule_is_carried_beside_fresh_and_wrapped_optimizers():
