@@ -37,21 +37,17 @@ def test_what_only_prints_a_text_imports_no_library():
 
 
 @pytest.mark.slow
-def test_a_configuration_is_shown_without_what_makes_tables_and_pages_or_a_look_for_garbage():
-    """Lightning and PyTorch alone make more than a quarter of a million objects, which are frozen."""
+def test_neither_a_script_nor_a_shown_configuration_imports_what_makes_tables_and_pages():
+    """Nor looks for garbage: Lightning and PyTorch alone make more than a quarter of a million objects, now frozen."""
+    names = "{name.split('.')[0] for name in sys.modules}"
+    script = f"import sys, lit_epgan.callbacks, lit_epgan.datamodules, lit_epgan.modules\nscript = {names}\n"
     shown = COMMAND.format(words=["fit", "--config", "toy.yaml", "--print_config"])
-    frozen, *found = last_line(
-        f"{shown}\nimport gc, sys\nprint(gc.get_freeze_count(), *{{name.split('.')[0] for name in sys.modules}})"
-    ).split()
+    asked = f"import gc\nprint(gc.get_freeze_count(), 'wandb' in script, *script | {names})"
+    frozen, logs, *found = last_line(script + shown + asked).split()
     assert "lightning" in found
     assert not {*found} & {"pandas", "jinja2", "sklearn"}
+    assert logs == "False"
     assert int(frozen) > 250_000
-
-
-@pytest.mark.slow
-def test_a_script_imports_neither_what_makes_tables_and_pages_nor_a_logger():
-    found = loaded_by("import lit_epgan.callbacks, lit_epgan.datamodules, lit_epgan.modules")
-    assert not found & {"pandas", "jinja2", "sklearn", "wandb"}
 
 
 def test_garbage_is_collected_again_also_after_an_error_unless_somebody_has_switched_that_off():
