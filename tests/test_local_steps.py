@@ -1,26 +1,28 @@
 """Schedulers, accumulation, clipping and extra losses within a client's local steps, each against a plain loop."""
 
 import copy
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import IterableDataset, TensorDataset
 
-from lit_epgan.callbacks import FederationCallback
+from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, Rounds, Server
 from lit_epgan.errors import UserError
 from lit_epgan.federated import DistilledSites, FedAvg, FedProx
 from lit_epgan.randomness import derive_seed, seed_streams
-from tests.federations import SIZES, assert_resumes, client_sets, federation, fit, plain_trainer
+from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.notes import Notes
-from tests.plain_loop import PlainLoop, assert_plain, own_batches, two_of_four
-from tests.test_federation import assert_same, gan_steps, sgd_steps
+from tests.plain_loop import PlainLoop, own_batches, two_of_four
+from tests.test_federation import assert_same
 from tests.test_generator_sites import Known, data
 
 
@@ -29,7 +31,7 @@ class Scheduled(Regression):
         super().__init__()
         self.interval = interval
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.interval}}
@@ -38,10 +40,10 @@ class Scheduled(Regression):
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 def test_schedulers_run_with_the_client_or_with_the_rounds(interval, optimizer_state):
-    momentum = {}
+    momentum: dict[int, Any] = {}
     steps: dict[int, int] = {}
 
-    def work(local, batches, client: int, round_: int) -> None:
+    def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         optimizer = torch.optim.SGD(local.parameters(), lr=local.lr, momentum=local.momentum)
         if optimizer_state == "keep" and client in momentum:
             optimizer.load_state_dict(momentum[client])
@@ -56,8 +58,10 @@ def test_schedulers_run_with_the_client_or_with_the_rounds(interval, optimizer_s
             steps[client] += 1
         momentum[client] = copy.deepcopy(optimizer.state_dict())
 
-    loop = PlainLoop(work, cohort=two_of_four)
-    assert_plain(Scheduled(interval), loop, 6, federation(clients_per_round=2), optimizer_state=optimizer_state)
+    module = Scheduled(interval)
+    reference = PlainLoop(work, cohort=two_of_four).run(module, 6)
+    fit(module, federation(clients_per_round=2), rounds=6, optimizer_state=optimizer_state)
+    assert_same(module, reference)
 
 
 def test_a_schedule_per_client_and_one_per_round_side_by_side():
@@ -66,7 +70,7 @@ def test_a_schedule_per_client_and_one_per_round_side_by_side():
     class BothSchedules(TwoOptimizers):
         rates = Notes()
 
-        def training_step(self, batch, batch_idx: int) -> None:
+        def training_step(self, batch: Any, batch_idx: int) -> None:
             self.rates.append(tuple(o.param_groups[0]["lr"] for o in self.optimizers()))
             super().training_step(batch, batch_idx)
             self.lr_schedulers()[0].step()
@@ -74,7 +78,7 @@ def test_a_schedule_per_client_and_one_per_round_side_by_side():
         def on_train_epoch_end(self) -> None:
             self.lr_schedulers()[1].step()
 
-        def configure_optimizers(self):
+        def configure_optimizers(self) -> Any:
             optimizers = super().configure_optimizers()
             schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in optimizers]
             intervals = zip(schedulers, ("step", "epoch"), strict=True)
@@ -86,8 +90,8 @@ def test_a_schedule_per_client_and_one_per_round_side_by_side():
     assert module.rates == [pytest.approx(rates) for rates in expected]
 
 
-def accumulated(every: int):
-    def work(local, batches, client: int, round_: int) -> None:
+def accumulated(every):
+    def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()
         optimizer.zero_grad()
         for i, batch in enumerate(batches, start=1):
@@ -99,17 +103,19 @@ def accumulated(every: int):
     return work
 
 
-def test_accumulated_gradients_never_cross_clients():
-    """Segments of 3, 1, 5 and 2 batches, by threes."""
-    module = Regression()
-    trainer = assert_plain(module, PlainLoop(accumulated(3)), 4, federation(), accumulate_grad_batches=3)
-    assert trainer.global_step == 4 * (1 + 1 + 2 + 1)
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_accumulated_gradients_never_cross_clients(scheduled):
+    """Segments of 3, 1, 5 and 2 batches, by threes; or one by one for two rounds, and by twos from then on."""
 
-    def work(local, batches, client: int, round_: int) -> None:
-        accumulated(1 if round_ < 2 else 2)(local, batches, client, round_)
+    def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
+        accumulated((1 if round_ < 2 else 2) if scheduled else 3)(local, batches, client, round_)
 
     module = Regression()
-    assert_plain(module, PlainLoop(work), 4, federation(), callbacks=[GradientAccumulationScheduler({0: 1, 2: 2})])
+    reference = PlainLoop(work).run(module, 4)
+    schedule = {"callbacks": [GradientAccumulationScheduler({0: 1, 2: 2})]}
+    trainer = fit(module, federation(), rounds=4, **(schedule if scheduled else {"accumulate_grad_batches": 3}))
+    assert_same(module, reference)
+    assert trainer.global_step == (2 * (3 + 1 + 5 + 2) + 2 * (2 + 1 + 3 + 1) if scheduled else 4 * (1 + 1 + 2 + 1))
 
 
 def test_a_restart_forgets_what_was_accumulated():
@@ -119,7 +125,7 @@ def test_a_restart_forgets_what_was_accumulated():
             client.fit(sent["parameters"])
             return self.Report(change=client.change)
 
-    def work(local, batches, client: int, round_: int) -> None:
+    def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()
         for group in (batches[3:4], batches[4:6]):  # a step after every second batch of the client: 2, 4, 6
             optimizer.zero_grad()
@@ -127,22 +133,23 @@ def test_a_restart_forgets_what_was_accumulated():
                 (local.loss(batch) / 2).backward()
             optimizer.step()
 
-    loop = PlainLoop(work, batches=own_batches(6))
-    assert_plain(Regression(), loop, 2, federation(local_steps=6), algorithm=Restarting(), accumulate_grad_batches=2)
+    module = Regression()
+    reference = PlainLoop(work, batches=own_batches(6)).run(module, 2)
+    fit(module, federation(local_steps=6), rounds=2, algorithm=Restarting(), accumulate_grad_batches=2)
+    assert_same(module, reference)
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
 def test_clipping_comes_after_the_algorithm_has_changed_the_gradients(algorithm):
     clip = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}[algorithm]
 
-    def work(local, batches, client: int, round_: int) -> None:
+    def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         server = [p.detach().clone() for p in local.parameters()]
         optimizer = local.configure_optimizers()
         for batch in batches:
             optimizer.zero_grad()
             local.loss(batch).backward()
             for p, s in zip(local.parameters(), server, strict=True):
-                assert p.grad is not None
                 p.grad += 2.0 * (p.detach() - s)
             clip(local.parameters(), 0.3)
             optimizer.step()
@@ -160,16 +167,16 @@ class RootMeanSquare(LightningModule):
         self.automatic_optimization = False
         self.body = nn.Linear(3, 1)
 
-    def training_step(self, batch, batch_idx: int) -> None:
+    def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(self.loss(batch))
         optimizer.step()
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch: Any) -> Tensor:
         return ((self.body(batch[0]) - batch[1]) ** 2).mean().sqrt()
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
@@ -180,17 +187,20 @@ def test_an_extra_loss_joins_a_loss_that_is_a_square_root():
             client.fit(sent["parameters"], loss=lambda: 0.5 * weight.square().sum())
             return self.Report(change=client.change)
 
-    def work(local, batches, client: int, round_: int) -> None:
+    def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()
         for batch in batches:
             optimizer.zero_grad()
             (local.loss(batch) + 0.5 * local.body.weight.square().sum()).backward()
             optimizer.step()
 
-    assert_plain(RootMeanSquare(), PlainLoop(work), 2, federation(), algorithm=Ridge())
+    module = RootMeanSquare()
+    reference = PlainLoop(work).run(module, 2)
+    fit(module, federation(), rounds=2, algorithm=Ridge())
+    assert_same(module, reference)
 
 
-def batches() -> list[tuple[Tensor, ...]]:
+def batches():
     return [client_sets()[k][: 4 + k] for k in (0, 1, 2)]
 
 
@@ -203,32 +213,46 @@ class OnServer(Algorithm):
         yield from ()
 
 
-@pytest.mark.parametrize(
-    ("module", "steps", "tolerance"),
-    [(Regression(dropout=0.2, batch_norm=True), sgd_steps, 0.0), (TwoOptimizers(), gan_steps, 1e-7)],
-    ids=["automatic", "manual"],
-)
-def test_training_on_the_server_equals_a_plain_loop(module, steps, tolerance):
+def test_automatic_optimization_equals_a_plain_loop():
+    module = Regression(dropout=0.2, batch_norm=True)
     plain = copy.deepcopy(module).double().train()
     fit(module, federation(), rounds=3, algorithm=OnServer())
     for round_ in range(3):
+        optimizer = plain.configure_optimizers()
         seed_streams(derive_seed(0, round_, "server", "update"))
-        steps(plain, batches())
-    assert_same(module, plain, skip=() if tolerance == 0.0 else ("num_batches_tracked",), tolerance=tolerance)
+        for batch in batches():
+            optimizer.zero_grad()
+            plain.loss(batch).backward()
+            optimizer.step()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, module.state_dict()[name]), name
 
 
-def test_validation_sees_what_the_server_learned_and_what_nobody_knows_is_refused():
+def test_manual_optimization_equals_a_plain_loop():
+    module = TwoOptimizers()
+    plain = copy.deepcopy(module).double().train()
+    fit(module, federation(), rounds=2, algorithm=OnServer())
+    for round_ in range(2):
+        optimizers = plain.configure_optimizers()
+        seed_streams(derive_seed(0, round_, "server", "update"))
+        for batch in batches():
+            for which, optimizer in zip("dg", optimizers, strict=True):
+                optimizer.zero_grad()
+                plain.zero_grad()
+                plain.losses(batch[0], which).backward()
+                optimizer.step()
+    for name, value in plain.state_dict().items():
+        if "num_batches" not in name:
+            torch.testing.assert_close(value, module.state_dict()[name], msg=name)
+
+
+def test_validation_sees_what_the_server_learned_and_where_nobody_works_nothing_is():
     module = Regression()
     before = copy.deepcopy(module.state_dict())
     fit(module, federation(val_dataset=client_sets()[0]), rounds=1, algorithm=OnServer())
     assert not torch.equal(before["body.0.weight"], module.state_dict()["body.0.weight"].float())
     assert module.trainer.callback_metrics["val_loss"] > 0
-    data = FederatedDataModule.from_datasets([Stream()], batch_size=5)
-    with pytest.raises(UserError, match=r"batches is not known: .* set the data module's local_steps"):
-        trainer().fit(OneCycle(), datamodule=data)
 
-
-def test_where_nobody_works_nothing_is_learned():
     class Idle(OnServer):
         def round(self, server: Server) -> Rounds:
             yield from ()
@@ -242,15 +266,31 @@ def test_where_nobody_works_nothing_is_learned():
 
 @pytest.mark.parametrize("killed_after", [1, 2])
 def test_distilled_sites_resume_bit_by_bit(tmp_path, killed_after):
-    sites = {"pool": 50, "server_steps": 7, "batch_size": 8}
-    parts = (lambda: Known(lr=0.3), data, lambda: DistilledSites("generator", **sites))
-    assert_resumes(*parts, tmp_path, cut=killed_after)
+    def module() -> Any:
+        torch.manual_seed(0)
+        return Known(lr=0.3)
+
+    def algorithm() -> DistilledSites:
+        return DistilledSites("generator", pool=50, server_steps=7, batch_size=8)
+
+    whole, resumed = module(), module()
+    fit(whole, data(), rounds=4, algorithm=algorithm())
+    options: dict[str, Any] = {"callbacks": [RoundCheckpoint()], "enable_checkpointing": True}
+    fit(module(), data(), rounds=killed_after, algorithm=algorithm(), folder=tmp_path, **options)
+    checkpoint = next(tmp_path.rglob("last.ckpt"))
+    fit(resumed, data(), rounds=4, algorithm=algorithm(), ckpt_path=str(checkpoint), folder=tmp_path, **options)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
 
 
 def test_the_server_trains_on_samples_of_all_sites_in_proportion_to_their_records():
     module = Known()
-    sites = DistilledSites("generator", pool=20, server_steps=200, batch_size=8)
-    fit(module, data(sizes=(40, 10)), rounds=2, algorithm=sites)
+    fit(
+        module,
+        data(sizes=(40, 10)),
+        rounds=2,
+        algorithm=DistilledSites("generator", pool=20, server_steps=200, batch_size=8),
+    )
     on_server = [seen for seen in module.seen if seen.round == 1]
     assert all(seen.client == -1 for seen in on_server)  # the idle batch is not trained on
     assert len(on_server) == 200
@@ -263,11 +303,11 @@ class OneCycle(LightningModule):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(3))
 
-    def training_step(self, batch, batch_idx: int) -> Tensor:
-        rates.append(self.optimizers().param_groups[0]["lr"])
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        rates.append(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
         return (batch[0] @ self.weight - 1).square().mean()
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Any:
         self.estimate = self.trainer.estimated_stepping_batches
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         schedule = OneCycleLR(optimizer, 0.1, total_steps=int(self.estimate))
@@ -278,22 +318,14 @@ rates: list[float] = []  # of every step, in the order in which the clients work
 
 
 def fit_estimated(sizes=(20, 20), policy="reset", accumulate=1, **options):
-    sets = [TensorDataset(torch.ones(n, 3)) for n in sizes]
-    data = FederatedDataModule.from_datasets(sets, batch_size=5, **options)
+    data = FederatedDataModule.from_datasets([TensorDataset(torch.ones(n, 3)) for n in sizes], batch_size=5, **options)
     module = OneCycle()
     rates.clear()
-    run = trainer(policy, accumulate_grad_batches=accumulate)
-    run.fit(module, datamodule=data)
-    assert type(run) is Trainer
+    fit(module, data, 3, optimizer_state=policy, accumulate_grad_batches=accumulate)
     return module
 
 
-def trainer(policy="reset", **options) -> Trainer:
-    callbacks = [FederationCallback(optimizer_state=policy)]
-    return plain_trainer(max_epochs=3, precision="32-true", callbacks=callbacks, **options)
-
-
-def cycle(steps: int) -> list[float]:
+def cycle(steps):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     schedule, own = OneCycleLR(optimizer, 0.1, total_steps=steps), []
     for _ in range(steps):
@@ -303,7 +335,7 @@ def cycle(steps: int) -> list[float]:
     return own
 
 
-def test_a_client_goes_through_one_whole_cycle_in_every_round_or_keeps_its_own():
+def test_a_client_goes_through_one_whole_cycle_in_every_round_or_if_it_keeps_its_schedule_in_all():
     fit_estimated(local_steps=7)
     assert rates == pytest.approx(cycle(7) * 2 * 3)
     fit_estimated()
@@ -331,5 +363,11 @@ def test_the_estimate(options, steps):
 
 
 class Stream(IterableDataset):
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[Tensor]]:
         return iter([(torch.ones(3),)] * 10)
+
+
+def test_what_nobody_knows_is_refused():
+    data = FederatedDataModule.from_datasets([Stream()], batch_size=5)
+    with pytest.raises(UserError, match=r"batches is not known: .* set the data module's local_steps"):
+        fit(OneCycle(), data)
