@@ -116,7 +116,7 @@ elif KIND:
 
     honest = wire.encode_answer
 
-    def encode_answer(answer):
+    def encode_answer(answer, half=False):
         report, steps = dict(answer.report), answer.steps
         name = next(n for n, t in report.items() if not isinstance(t, Count))
         tensor, weight = tensor_of(report[name]), getattr(report[name], "weight", 1.0)
@@ -140,7 +140,7 @@ elif KIND:
             "nothing": lambda: dict.fromkeys(report),
         }.get(KIND, dict)()
         report = {n: t for n, t in (report | changed).items() if t is not None}
-        data = honest(Answer(report, answer.private, 10**18 if KIND == "steps-1e18" else steps))
+        data = honest(Answer(report, answer.private, 10**18 if KIND == "steps-1e18" else steps), half)
         return {
             "random-bytes": lambda: os.urandom(len(data)),
             "no-bytes": lambda: b"",
