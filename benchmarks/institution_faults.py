@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, tzinfo
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -28,9 +29,21 @@ from lit_epgan.carriers import authority
 from tests.test_kits import free_port, kits_of, members
 
 SOUND = ("a-sound", "b-sound")  # the first by name, so that they are the same clients whoever else is there
-HOSTILE = ("float8", "integers", "weight-1e306", "weight-minus-5", "shape", "nan", "unknown", "missing", "steps-1e18")
+HOSTILE = (
+    *("float8", "integers", "weight-1e306", "weight-minus-5", "shape", "nan", "unknown", "missing", "steps-1e18"),
+    *("complex", "bool", "infinite", "largest", "weight-nan", "counts-minus-1000", "scalar", "renamed", "nothing"),
+    *("random-bytes", "no-bytes", "pickle", "cut-off"),
+)
 CALLERS = ("expired", "early", "hour-ahead", "hour-behind", "revoked", "foreign", "twice")
-FAULTY = ("killed", "stopped", "data", "disk")
+FAULTY = {
+    "killed": "a site is killed",
+    "stopped": "a site halts until a round is over",
+    "data": "a site's data fail in round 3",
+    "disk": "a site's disk is full",
+    "returns": "a site is killed and started again",
+    "deaf": "a site halts for good",
+}
+LATE = "late"
 CLOCKS = {"expired": -400.0, "early": 3.0, "hour-ahead": 1 / 24, "hour-behind": -1 / 24}  # days of who signs
 ROUNDS, PACE = 6, 0.02  # seconds of a step; eight steps a round
 AGREED = """seed_everything: 0
@@ -87,6 +100,7 @@ class Line(LightningModule):
 """
 LIE = '''"""A site whose process answers otherwise than it should, or does not look at its own certificate."""
 import os
+import pickle
 
 KIND = os.environ.get("SITE_LIES")
 if KIND == "unchecked":
@@ -115,10 +129,24 @@ elif KIND:
             "nan": lambda: {name: Weighted(tensor * float("nan"), weight)},
             "unknown": lambda: {"extra": torch.ones(3)},
             "missing": lambda: {name: None},
-            "steps-1e18": dict,
-        }[KIND]()
+            "complex": lambda: {name: Weighted(tensor.to(torch.complex64), weight)},
+            "bool": lambda: {name: Weighted(tensor.bool(), weight)},
+            "infinite": lambda: {name: Weighted(tensor * float("inf"), weight)},
+            "largest": lambda: {name: Weighted(torch.full_like(tensor, 3e38), weight)},
+            "weight-nan": lambda: {name: Weighted(tensor, float("nan"))},
+            "counts-minus-1000": lambda: {n: Count(-1000.0, True) for n, t in report.items() if type(t) is Count},
+            "scalar": lambda: {name: Weighted(tensor.sum(), weight)},
+            "renamed": lambda: {name: None, name + "s": report[name]},
+            "nothing": lambda: dict.fromkeys(report),
+        }.get(KIND, dict)()
         report = {n: t for n, t in (report | changed).items() if t is not None}
-        return honest(Answer(report, answer.private, 10**18 if KIND == "steps-1e18" else steps))
+        data = honest(Answer(report, answer.private, 10**18 if KIND == "steps-1e18" else steps))
+        return {
+            "random-bytes": lambda: os.urandom(len(data)),
+            "no-bytes": lambda: b"",
+            "pickle": lambda: pickle.dumps({"report": "what a pickle could run"}),
+            "cut-off": lambda: data[:-9],
+        }.get(KIND, lambda: data)()
 
     wire.encode_answer = encode_answer
 '''
@@ -140,7 +168,7 @@ class Faults:
     def __init__(self, folder: Path) -> None:
         self.folder, self.rows = folder, list[list[str]]()
         self.sites: dict[str, subprocess.Popen[bytes]] = {}
-        port, names = free_port(), ", ".join((*SOUND, *HOSTILE, *FAULTY, *CALLERS))
+        port, names = free_port(), ", ".join((*SOUND, *HOSTILE, *FAULTY, LATE, *CALLERS))
         (folder / "elsewhere").mkdir()
         (folder / "code").mkdir()
         (folder / "code" / "site_code.py").write_text(CODE.replace("PACE", str(PACE)))
@@ -260,6 +288,14 @@ def servers(faults: Faults) -> None:
         code = faults.serve(run, "--ckpt_path", "last", gather=20).wait(300)
         seen = f"exit {code} after --ckpt_path last; {done} rounds were over"
         faults.note(f"the server is {fault}", "survived" if not code else "failed", faults.same(run), seen)
+    with small_disk(faults.folder / "disk-of-server", 60) as disk:
+        full = faults.serve("disk-of-server", gather=20).wait(300)
+        ended = faults.said("server of disk-of-server").strip().splitlines()[-1]
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        code = faults.serve("disk-of-server", "--ckpt_path", "last", gather=20).wait(300)
+        outcome = "survived" if full and not code else "failed"
+        bits = "not promised" if code else faults.same("disk-of-server")
+        faults.note("the server's disk is full", outcome, bits, f"exit {full}: {ended}; then exit {code}")
     server = faults.serve("halted", gather=20)
     faults.round_of("halted", 1)
     kill(faults.sites[SOUND[0]], signal.SIGSTOP)
@@ -295,33 +331,28 @@ def small_disk(path: Path, kilobytes: int) -> Iterator[Path]:
 
 
 def sites(faults: Faults) -> None:
-    """A site killed, one halted for a round, one whose data fail in round 3, one whose disk is full."""
+    """Sites killed, halted, without data or disk, and one that comes when the training goes on already."""
     with small_disk(faults.folder / "disk of a site", 24) as disk:
         for name in FAULTY:
             faults.site(name, fails=150 if name == "data" else 0, run=disk / "run" if name == "disk" else None)
         server = faults.serve("faulty", patience=10)
         faults.round_of("faulty", 1)
         kill(faults.sites["killed"])
+        kill(faults.sites["returns"])
         kill(faults.sites["stopped"], signal.SIGSTOP)
+        kill(faults.sites["deaf"], signal.SIGSTOP)
+        faults.site("returns")
+        faults.site(LATE)
         faults.round_of("faulty", 2)
         kill(faults.sites["stopped"], signal.SIGCONT)
         code = server.wait(400)
     whole = all(
         sum(r["client"] == s and r["counted"] == "1" for r in faults.contributed("faulty")) == ROUNDS for s in SOUND
     )
-    for name, fault in zip(
-        FAULTY,
-        (
-            "a site is killed",
-            "a site halts until a round is over",
-            "a site's data fail in round 3",
-            "a site's disk is full",
-        ),
-        strict=True,
-    ):
+    for name, fault in {**FAULTY, LATE: "a site comes when the training goes on"}.items():
         outcome = "survived" if not code and whole else "failed"
         faults.note(fault, outcome, "not promised", f"exit {code}; {faults.told('faulty', name)}")
-    faults.end(*FAULTY)
+    faults.end(*FAULTY, LATE)
 
 
 def callers(faults: Faults) -> None:
@@ -349,8 +380,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where all files stay; by default they are deleted")
     parts = {
         "servers": servers,
-        "liars": lambda faults: liars(faults, HOSTILE[:5]),
-        "more liars": lambda faults: liars(faults, HOSTILE[5:]),
+        **{f"liars {i + 1}": partial(liars, names=HOSTILE[i::4]) for i in range(4)},
         "sites": sites,
         "callers": callers,
     }

@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 
 if not (Path(__file__).parent.parent / "callbacks").is_dir():  # no checkout: these read its folders
-    collect_ignore = ["test_docstrings.py", "test_evidence.py", "test_imports.py", "test_wheel.py"]
+    collect_ignore = ["test_evidence.py", "test_imports.py", "test_wheel.py"]
 
 
 def pytest_addoption(parser):

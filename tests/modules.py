@@ -7,6 +7,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 
+def vector(module: nn.Module) -> Tensor:
+    """All of its parameters, one after another."""
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
 class Regression(LightningModule):
     def __init__(self, lr: float = 0.01, dropout: float = 0.0, batch_norm: bool = False, momentum: float = 0.9) -> None:
         super().__init__()

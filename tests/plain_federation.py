@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 
 from lit_epgan.datamodules import FederatedDataModule
@@ -26,3 +27,16 @@ def federated(
     )
     federation.model.data = lambda k, round_: data.clients[k].batches(None, 1, data.seed, round_, k, "records")
     return federation
+
+
+def descending(
+    algorithm: Algorithm,
+    module: torch.nn.Module,
+    loss: Any,
+    batches: Any,
+    records: Any,
+    lr: float = 0.1,
+    **options: Any,
+) -> PlainFederation:
+    """One whose clients take steps of gradient descent."""
+    return PlainFederation(algorithm, module, loss, lambda p: torch.optim.SGD(p, lr=lr), batches, records, **options)

@@ -4,11 +4,13 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.randomness import derive_seed, seed_streams
-from tests.federations import SIZES, client_sets
-from tests.test_federation import plain_batches, plain_cohort
+from tests.federations import SIZES, client_sets, fit
+from tests.test_federation import assert_same, plain_batches, plain_cohort
 
 Work = Callable[[Any, list[Any], int, int], None]
 Batches = Callable[[int, int], list[Any]]
@@ -77,3 +79,18 @@ class PlainLoop:
         seed_streams(derive_seed(0, round_, client, "steps"))
         self.work(local, self.batches(client, round_), client, round_)
         return local.state_dict()
+
+
+def assert_plain(
+    module: LightningModule,
+    loop: PlainLoop,
+    rounds: int,
+    data: FederatedDataModule,
+    tolerance: float = 1e-10,
+    **options: Any,
+) -> Trainer:
+    """A fit of ``module`` ends where the plain loop ends."""
+    reference = loop.run(module, rounds)
+    trainer = fit(module, data, rounds, **options)
+    assert_same(module, reference, tolerance=tolerance)
+    return trainer

@@ -7,8 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from lit_epgan.cli.study_plan import Study, read_studies
-from lit_epgan.cli.study_run import Command, Run
+from lit_epgan.cli.study_run import Command, Run, runs_of
 from lit_epgan.cli.study_runner import Display, run_all
+from lit_epgan.cli.table import Row, tabulate
 
 PLAN = """
 title: A trial
@@ -86,3 +87,11 @@ def calls(run: Run) -> list[str]:
 def run_quietly(runs: list[Run], command: Command, workers: int = 3) -> list[Run]:
     display = Display(Console(file=io.StringIO(), force_terminal=False))
     return run_all(runs, workers, display, command, poll_seconds=0.01)
+
+
+def tabulated(plan: Path, folder: Path) -> tuple[Study, list[Run], dict[str, Row]]:
+    """A study whose runs the stand-in has made, and its table's rows by method."""
+    trial = read_study(plan)
+    runs = runs_of(trial, folder / "out")
+    run_quietly(runs, write_stand_in(folder))
+    return trial, runs, {row.method.name: row for row in tabulate(trial, runs)}

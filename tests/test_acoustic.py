@@ -30,12 +30,15 @@ from tests.federations import fit
 from tests.refusals import assert_refused
 
 
-def test_loss_and_accuracy_by_hand():
+def test_loss_and_accuracy_by_hand_and_what_is_refused():
     """Frames of probabilities (3/4, 1/4), (1/2, 1/2) and one without a state: loss = (ln 4/3 + ln 2) / 2."""
     scores = torch.tensor([[[math.log(3), 0.0], [0.0, 0.0], [9.0, 0.0]]])
     states = torch.tensor([[0, 1, -100]])
     torch.testing.assert_close(cross_entropy(scores, states), torch.tensor((math.log(4 / 3) + math.log(2)) / 2))
     assert accuracy(scores, states) == 50  # argmax of a tie is the first
+    assert_refused("lr", AcousticModel, SRUAcousticNetwork(), lr=0)
+    assert_refused("hidden", SRUAcousticNetwork, hidden=0)
+    assert_refused("set its pdfs to 123", check_states, 123, 100)
 
 
 def test_log_posteriors_and_the_networks_layers():
@@ -47,10 +50,7 @@ def test_log_posteriors_and_the_networks_layers():
     assert shapes["recurrent.layers.1.weight.weight"] == (24, 8)
     assert shapes["last.0.weight"] == (7, 8)
     assert shapes["last.2.weight"] == (3, 7)
-
-
-def test_the_papers_network():
-    """Appendix D.4 of FedNP: dense 200-1280, twelve layers of 1280 with three products each, dense 1280-1024."""
+    # Appendix D.4 of FedNP: dense 200-1280, twelve layers of 1280 with three products each, dense 1280-1024.
     network = SRUAcousticNetwork(inputs=200, hidden=1280, layers=12, projection=1024, pdfs=123)
     scores = network(torch.randn(1, 3, 200))
     assert scores.shape == (1, 3, 123)
@@ -61,7 +61,6 @@ def test_the_papers_network():
 
 
 def test_it_learns_in_a_federation(tmp_path):
-    torch.manual_seed(0)
     x = torch.randn(64, 4, 5, dtype=torch.float64)
     states = (x[:, :, 0] > 0).long()
     sets = [torch.utils.data.TensorDataset(x[i::2], states[i::2]) for i in range(2)]
@@ -70,12 +69,6 @@ def test_it_learns_in_a_federation(tmp_path):
     fit(model, data, rounds=6)
     with torch.no_grad():
         assert accuracy(model(x), states) > 90
-
-
-def test_what_cannot_be_is_refused():
-    assert_refused("lr", AcousticModel, SRUAcousticNetwork(), lr=0)
-    assert_refused("hidden", SRUAcousticNetwork, hidden=0)
-    assert_refused("set its pdfs to 123", check_states, 123, 100)
 
 
 TEXTS = ["turn it on", "turn it off", "two cats turn", "blorf it on", "to turn it on", "to turn it off"]
@@ -98,27 +91,18 @@ def posteriors(decoder, text, frames=80, sure=0.99):
     return scores
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_known_states_become_their_words(decoder, text):
-    assert decoder.words(posteriors(decoder, text), scale=1.0) == " ".join(decoder.lexicon.known(text))
-
-
-def test_a_word_without_pronunciation_is_unknown(decoder):
+def test_known_states_become_their_words_homophones_by_the_grammar(decoder):
+    for text in TEXTS:
+        assert decoder.words(posteriors(decoder, text), scale=1.0) == " ".join(decoder.lexicon.known(text))
     assert decoder.lexicon.known("blorf it on") == [UNKNOWN_WORD, "it", "on"]
-
-
-def test_the_grammar_tells_homophones_apart(decoder):
-    """``two`` sounds like ``to``, which alone stands before ``turn`` in the grammar's text."""
+    # ``two`` sounds like ``to``, which alone stands before ``turn`` in the grammar's text.
     assert decoder.words(posteriors(decoder, "two turn it on"), scale=1.0) == "to turn it on"
 
 
-def test_the_prior_is_how_often_a_state_was_aligned():
+def test_the_prior_of_aligned_states_scales_their_likelihoods(decoder, monkeypatch):
     prior = np.exp(log_prior([np.array([0, 0, 1]), np.array([1, 1])], 3))
     np.testing.assert_allclose(prior, np.array([3, 4, 1]) / 8)
-
-
-def test_posteriors_become_scaled_likelihoods(decoder, monkeypatch):
-    """Bayes' rule: scale (log p(s | x) - log p(s)) is what the search reads."""
+    # Bayes' rule: scale (log p(s | x) - log p(s)) is what the search reads.
     seen = []
     monkeypatch.setattr(type(decoder.phones), "decodable", lambda self, scores: seen.append(scores))
     monkeypatch.setattr(Decoder, "_best", lambda self, decodable: "")
@@ -154,6 +138,9 @@ def test_clients_statistics_add_up_to_those_of_all_audio(clients, phones):
     for name in together.__dataclass_fields__:
         np.testing.assert_allclose(getattr(one + other, name), getattr(together, name))
     assert together.frames == 2 * FRAMES
+    nothing = fresh().statistics([np.ones((5, DIMENSION), np.float32)], [[]], phones)
+    assert nothing.frames == 0
+    assert nothing.occupancy.sum() == 0
 
 
 def test_one_gaussian_learns_mean_and_variance_and_their_likelihood(clients, phones):
@@ -183,19 +170,19 @@ def test_every_iteration_is_likelier_and_more_gaussians_are_likelier_still(clien
     assert likelihoods[-1] > likelihoods[1] + 1
 
 
-def test_an_utterance_without_alignment_is_left_out(phones):
-    nothing = fresh().statistics([np.ones((5, DIMENSION), np.float32)], [[]], phones)
-    assert nothing.frames == 0
-    assert nothing.occupancy.sum() == 0
-
-
-def test_mixtures_are_what_their_state_says(clients, phones):
+def test_mixtures_are_what_their_state_says_and_start_flat(clients, phones, utterances):
     mixtures = fresh()
     mixtures.learn(mixtures.statistics(*clients[0], phones), PDFS + 2)
     state = mixtures.state()
     restored = Mixtures.from_state(state)
     for name, tensor in restored.state().items():
         assert torch.equal(tensor, state[name])
+    mixtures = flat_start(aligned_clients(utterances, phone_models(), APART))
+    frames = np.concatenate(utterances)
+    for pdf in (0, PDFS - 1):
+        gaussian = mixtures.model.get_pdf(pdf)
+        np.testing.assert_allclose(gaussian.means[0], frames.mean(0), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(1 / gaussian.inv_vars[0], frames.var(0), rtol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -277,15 +264,6 @@ def aligned_clients(utterances, phones, shares):
 APART, TOGETHER = [slice(0, 1), slice(1, 4), slice(4, 6)], [slice(0, 6)]
 
 
-def test_a_flat_start_is_mean_and_variance_of_all_frames(utterances):
-    mixtures = flat_start(aligned_clients(utterances, phone_models(), APART))
-    frames = np.concatenate(utterances)
-    for pdf in (0, PDFS - 1):
-        gaussian = mixtures.model.get_pdf(pdf)
-        np.testing.assert_allclose(gaussian.means[0], frames.mean(0), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(1 / gaussian.inv_vars[0], frames.var(0), rtol=1e-4)
-
-
 def test_three_clients_learn_the_mixtures_of_one(utterances, monkeypatch):
     """Nothing but sums leaves a client, and yet alignments, mixtures and transition probabilities are the same.
 
@@ -310,7 +288,6 @@ def test_three_clients_learn_the_mixtures_of_one(utterances, monkeypatch):
 
 
 ORDER = 3
-
 
 SENTENCES = [
     *("turn it on", "turn it off", "two cats turn", "to turn it on", "to turn it off", "turn two cats on"),

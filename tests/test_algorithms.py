@@ -1,7 +1,6 @@
 """FedProx, expectation propagation, and an algorithm with networks of its own, against numbers and plain loops."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -11,16 +10,30 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Algorithm, Broadcast, Client, Message, Rounds, Server, scalar
+from lit_epgan.engine import (
+    Algorithm,
+    Broadcast,
+    Client,
+    Exchange,
+    FixedSize,
+    Message,
+    PlainFederation,
+    Rounds,
+    Server,
+    merged,
+    scalar,
+)
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx, LaplaceSites
-from tests.federations import SIZES, client_sets, federation, fit
+from lit_epgan.randomness import derive_seed, seed_streams
+from tests.federations import SIZES, assert_resumes, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_federation import federated
+from tests.plain_loop import own_batches
 from tests.refusals import assert_refused
-from tests.test_federation import assert_same
+from tests.test_federation import assert_same, plain_batches, plain_cohort
 
 
-def fitted(algorithm: Algorithm, module: LightningModule, **options: Any) -> LightningModule:
+def fitted(algorithm: Algorithm, module: LightningModule, **options) -> LightningModule:
     module = copy.deepcopy(module)
     fit(module, federation(clients_per_round=3), rounds=4, algorithm=algorithm, **options)
     return module
@@ -44,28 +57,21 @@ class ProximalLoss(Algorithm):
 
 
 @pytest.mark.parametrize("module", [Regression(dropout=0.2), TwoOptimizers()], ids=["automatic", "manual"])
-def test_fedprox_of_zero_is_fedavg_bit_by_bit(module: LightningModule) -> None:
-    assert_same(fitted(FedProx(0.0), module), fitted(FedAvg(), module), tolerance=0.0)
-
-
-@pytest.mark.parametrize("module", [Regression(dropout=0.2), TwoOptimizers()], ids=["automatic", "manual"])
-def test_fedprox_is_the_gradient_of_its_loss(module: LightningModule) -> None:
+def test_fedprox_is_the_gradient_of_its_loss_and_of_zero_fedavg_bit_by_bit(module):
     ours = fitted(FedProx(0.7), module)
     # a bias before BatchNorm has no gradient but rounding, which Adam makes large
     noise = ("generator.0.bias", "running_mean")
     assert_same(ours, fitted(ProximalLoss(0.7), module), skip=noise, tolerance=1e-7)
     with pytest.raises(AssertionError):
         assert_same(ours, fitted(FedAvg(), module), skip=noise, tolerance=1e-3)
+    assert_same(fitted(FedProx(0.0), module), fitted(FedAvg(), module), tolerance=0.0)
 
 
 @pytest.mark.parametrize("argument", [{"prior_scale": -1.0}, {"prior_precision": float("nan")}, {"damping": 0.0},
                                       {"damping": 1.5}])  # fmt: skip
-def test_arguments_out_of_range(argument: dict[str, Any]) -> None:
+def test_arguments_out_of_range(argument):
     assert_refused(next(iter(argument)), ExpectationPropagation, **argument)
     assert_refused(r"mu is -1\.0", FedProx, -1.0)
-
-
-# Expectation propagation on quadratics --------------------------------------------------------------------------------
 
 
 class Quadratic(LightningModule):
@@ -76,19 +82,19 @@ class Quadratic(LightningModule):
         self.theta = nn.Parameter(torch.zeros(2, dtype=torch.float64))
         self.lr = lr
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int) -> Tensor:
         return 0.5 * ((self.theta - batch[0]) ** 2).sum(1).mean()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD([self.theta], lr=self.lr)
 
 
-def quadratics(targets: list[tuple[float, float]], sizes: list[int], **options: Any) -> FederatedDataModule:
+def quadratics(targets: list[tuple[float, float]], sizes: list[int], **options) -> FederatedDataModule:
     rows = [torch.tensor([m] * n, dtype=torch.float64) for m, n in zip(targets, sizes, strict=True)]
     return FederatedDataModule.from_datasets([TensorDataset(r) for r in rows], batch_size=8, **options)
 
 
-def test_expectation_propagation_by_hand() -> None:
+def test_expectation_propagation_by_hand():
     """Two clients, one step a round, lr 1/2, fisher_decay 1/2, prior_scale 1, uniform p0, theta = 0.
 
     Round 0, no sites, so no pull. A has m = (2, 4), n = 1; B has m = (-4, -2), n = 3:
@@ -108,11 +114,10 @@ def test_expectation_propagation_by_hand() -> None:
         s = 5, the previous round's; w_A = F_A/5 1/2, w_B = F_B/5 3/2;  q = the product of the new sites
     """
     module = Quadratic()
-    options: dict[str, Any] = {"prior_scale": 1.0, "sites": LaplaceSites(fisher_decay=0.5)}
+    options = {"prior_scale": 1.0, "sites": LaplaceSites(fisher_decay=0.5)}
     data = {"targets": [(2.0, 4.0), (-4.0, -2.0)], "sizes": [1, 3], "local_steps": 1}
     federated(module, quadratics(**data), ExpectationPropagation(**options)).run(1)
     assert module.theta.tolist() == pytest.approx([-23 / 13, 5 / 7], rel=1e-12)
-
     w_a = [(1 + 2401 / 338) / 10, (4 + 529 / 98) / 10]
     w_b = [(4 + 841 / 338) * 0.3, (1 + 361 / 98) * 0.3]
     theta_a = [(3 / 26 - 2.4) / 2.2, (33 / 14 - 0.3) / 1.3]
@@ -123,9 +128,7 @@ def test_expectation_propagation_by_hand() -> None:
     assert module.theta.tolist() == pytest.approx(merged, rel=1e-12)
 
 
-def ep_reference(
-    targets: list[tuple[float, float]], sizes: list[int], cohorts: list[list[int]], steps: int, p0: float
-) -> list[float]:
+def ep_reference(targets, sizes, cohorts, steps, p0):
     """The docstring of ExpectationPropagation, one coordinate at a time; lr 1/2, scale 3, decay 1/2, clip (.1, 2)."""
     theta, sites, fisher, s, mean_n = [0.0, 0.0], {}, {}, 0.0, 0.0
     for cohort in cohorts:
@@ -156,7 +159,7 @@ def ep_reference(
 
 @pytest.mark.parametrize("p0", [0.0, 0.7])
 @pytest.mark.parametrize("cohort", [None, 2])
-def test_expectation_propagation_equals_the_plain_equations(cohort: int | None, p0: float) -> None:
+def test_expectation_propagation_equals_the_plain_equations(cohort, p0):
     """Under a cohort of 2 of 3 an absent client's factor stays in the product."""
     targets, sizes = [(1.0, 0.2), (-3.0, 2.0), (0.5, -4.0)], [2, 5, 3]
     data = quadratics(targets, sizes, local_steps=3, clients_per_round=cohort)
@@ -180,7 +183,7 @@ class Invariant(Callback):
         self.initial = nn.utils.parameters_to_vector(pl_module.parameters()).detach().clone()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+        callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
         state = callback.state_dict()
         sites = [c["algorithm"] for c in state["clients"].values()]
         precision = self.p0 + sum(site["precision"] for site in sites)
@@ -194,10 +197,10 @@ class Invariant(Callback):
 
 
 @pytest.mark.parametrize("module", [Regression(), TwoOptimizers()], ids=["automatic", "manual"])
-def test_q_is_the_prior_times_the_sites_after_every_round(module: LightningModule) -> None:
+def test_q_is_the_prior_times_the_sites_after_every_round(module):
     module = copy.deepcopy(module)
     if isinstance(module, TwoOptimizers):
-        module.validation_step = lambda batch, batch_idx: None  # type: ignore[method-assign]
+        module.validation_step = lambda batch, batch_idx: None
     check = Invariant(p0=0.3)
     data = federation(clients_per_round=2, val_dataset=client_sets((3,))[0])
     algorithm = ExpectationPropagation(prior_scale=5.0, prior_precision=0.3)
@@ -205,7 +208,7 @@ def test_q_is_the_prior_times_the_sites_after_every_round(module: LightningModul
     assert check.rounds == 6
 
 
-def test_a_single_client_feels_no_prior() -> None:
+def test_a_single_client_feels_no_prior():
     """With one client the cavity is p0: EP is local training, round after round, and q's mean the client's optimum."""
     module, alone = Quadratic(lr=0.25), Quadratic(lr=0.25)
     data = {"targets": [(1.0, -2.0)], "sizes": [4], "local_steps": 3}
@@ -214,7 +217,7 @@ def test_a_single_client_feels_no_prior() -> None:
     assert module.theta.tolist() == pytest.approx(alone.theta.tolist(), rel=1e-12)
 
 
-def test_what_start_puts_into_the_server_is_there_in_every_round() -> None:
+def test_what_start_puts_into_the_server_is_there_in_every_round():
     seen = []
 
     class Counting(Algorithm):
@@ -235,3 +238,105 @@ def test_what_start_puts_into_the_server_is_there_in_every_round() -> None:
     fit(Regression(), federation(), rounds=2, algorithm=Counting())
     per_round = [(f"client-{k}", -(-n // 8), n) for k, n in enumerate(SIZES)]
     assert seen == [(r, name, r + 1, steps, n) for r in range(2) for name, steps, n in per_round]
+
+
+class Critic(Algorithm):
+    """A network on features that a forward hook catches, as a learned tilt would be."""
+
+    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict:
+        self.features = torch.empty(0)
+        module.get_submodule("body.1").register_forward_hook(lambda m, args, out: setattr(self, "features", out))
+        self.networks = nn.ModuleDict({"f": nn.Linear(8, 1)})
+        self.initial = copy.deepcopy(self.networks)
+        return self.networks
+
+    def network_optimizer(self, networks: nn.ModuleDict) -> torch.optim.Optimizer:
+        return torch.optim.SGD(networks.parameters(), lr=0.05, momentum=0.9)
+
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        client.fit(sent["parameters"], loss=lambda: critic_loss(self.networks["f"], self.features))
+        return self.Report(change=client.change)
+
+
+class WaitingCritic(Critic):
+    def round(self, server: Server) -> Rounds:
+        yield Exchange({"parameters": server.parameters}, answer=Nothing)
+        self.merge(server, (yield Exchange({}, question="change", training=False)))
+
+    def train(self, client: Client, sent: Broadcast) -> Message:
+        super().train(client, sent)
+        client.state["change"] = client.change
+        return Nothing()
+
+    def change(self, client: Client, sent: Broadcast) -> Message:
+        return self.Report(change=client.state.pop("change"))
+
+
+class Nothing(Message):
+    done: float | None = merged("count", default=None)
+
+
+def critic_loss(f: nn.Module, features: Tensor) -> Tensor:
+    return (f(features) ** 2).mean()
+
+
+def plain_critic(module: Regression, initial: nn.ModuleDict, rounds: int) -> tuple[Regression, nn.ModuleDict]:
+    server, networks = copy.deepcopy(module).double(), copy.deepcopy(initial).double()
+    for round_ in range(rounds):
+        reports = []
+        cohort = plain_cohort(round_, 4, 3)
+        for client in cohort:
+            local, f = copy.deepcopy(server).train(), copy.deepcopy(networks)
+            seed_streams(derive_seed(0, round_, client, "steps"))
+            optimizer, network_optimizer = local.configure_optimizers(), Critic().network_optimizer(f)
+            for x, y in plain_batches(client_sets()[client], None, round_, client):
+                optimizer.zero_grad()
+                network_optimizer.zero_grad()
+                features = local.body[1](local.body[0](x))
+                loss = ((local.body[2:](features) - y) ** 2).mean() + critic_loss(f["f"], features)
+                loss.backward()
+                optimizer.step()
+                network_optimizer.step()
+            reports.append((local.state_dict(), f.state_dict()))
+        weights = [SIZES[k] for k in cohort]
+        for target, which in ((server, 0), (networks, 1)):
+            merged = {
+                name: sum(w * r[which][name] for w, r in zip(weights, reports, strict=True)) / sum(weights)
+                for name in target.state_dict()
+            }
+            target.load_state_dict(merged)
+    return server, networks
+
+
+def test_networks_of_the_algorithm_are_trained_and_merged():
+    module, algorithm = Regression(dropout=0.2), Critic()
+    initial = copy.deepcopy(module)
+    trainer = fit(module, federation(clients_per_round=3), rounds=4, algorithm=algorithm)
+    server, networks = plain_critic(initial, algorithm.initial, 4)
+    assert_same(module, server)
+    merged = trainer.callbacks[0].state_dict()["networks"]
+    torch.testing.assert_close(merged, nn.utils.parameters_to_vector(networks.parameters()))
+
+
+@pytest.mark.parametrize("algorithm", [Critic(), WaitingCritic()], ids=["at once", "waiting"])
+def test_networks_of_the_algorithm_without_a_trainer(algorithm):
+    module = Regression(dropout=0.2).double()
+    initial = copy.deepcopy(module)
+    driven = PlainFederation(
+        algorithm,
+        module,
+        lambda trained, batch: trained.loss(batch),
+        lambda _: module.configure_optimizers(),
+        own_batches(),
+        SIZES,
+        sampler=FixedSize(3),
+    )
+    driven.run(4)
+    server, networks = plain_critic(initial, algorithm.initial, 4)
+    assert_same(module, server)
+    torch.testing.assert_close(driven.federation.networks.server, nn.utils.parameters_to_vector(networks.parameters()))
+
+
+def test_networks_of_the_algorithm_are_resumed(tmp_path):
+    module = Regression()
+    assert_resumes(lambda: copy.deepcopy(module), federation, Critic, tmp_path)

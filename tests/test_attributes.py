@@ -9,7 +9,6 @@ import threading
 from collections import Counter, deque
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +21,7 @@ from lit_epgan.engine.own import same
 from tests.refusals import assert_refused
 
 
-def loaded(state: Any) -> Any:
-    """A state after a checkpoint."""
+def loaded(state):
     buffer = io.BytesIO()
     torch.save(state, buffer)
     buffer.seek(0)
@@ -63,8 +61,7 @@ class Inner(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        out: Tensor = self.linear(x) * (1 + 0.01 * self.calls)
-        return out
+        return self.linear(x) * (1 + 0.01 * self.calls)
 
 
 class Net(nn.Module):
@@ -77,7 +74,7 @@ class Net(nn.Module):
         self.pool: list[Tensor] = []
         self.same_pool = self.pool
         self.last: deque[tuple[Tensor, int]] = deque(maxlen=2)
-        self.counts: dict[Any, int] = {"even": 0}
+        self.counts = {"even": 0}
         self.words: Counter[str] = Counter()
         self.seen: set[int] = set()
         self.rng = np.random.default_rng(0)
@@ -132,11 +129,11 @@ def made() -> Net:
 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("backwards", [False, True])
-def test_what_a_module_remembers_is_the_clients(backwards: bool, saved: bool) -> None:
+def test_what_a_module_remembers_is_the_clients(backwards, saved):
     net = made()
     initial = copy.deepcopy(net.state_dict())
     apart = {k: made() for k in range(3)}
-    attributes, own = Attributes(net), dict[int, Any]()
+    attributes, own = Attributes(net), {}
     for round_, cohort in enumerate([[0, 1], [2], [1, 2, 0], [0, 2]]):
         attributes.round_begins()
         for k in cohort[::-1] if backwards else cohort:
@@ -153,7 +150,7 @@ def test_what_a_module_remembers_is_the_clients(backwards: bool, saved: bool) ->
     assert attributes.shared() == []
 
 
-def test_what_is_collected_stays_as_it_was() -> None:
+def test_what_is_collected_stays_as_it_was():
     net = made()
     attributes = Attributes(net)
     attributes.begin(None)
@@ -170,7 +167,7 @@ def test_what_is_collected_stays_as_it_was() -> None:
     assert same(first, attributes.collect()[0])
 
 
-def test_nothing_is_kept_of_a_module_that_does_not_change() -> None:
+def test_nothing_is_kept_of_a_module_that_does_not_change():
     net = made()
     net.rate = float("nan")
     net.average.fill_(float("nan"))
@@ -182,7 +179,7 @@ def test_nothing_is_kept_of_a_module_that_does_not_change() -> None:
     assert attributes.collect() == ({}, {})
 
 
-def test_the_servers_objects_are_laid_aside_and_come_back() -> None:
+def test_the_servers_objects_are_laid_aside_and_come_back():
     net = made()
     net.nested = {"pools": [net.pool]}
     attributes = Attributes(net)
@@ -208,37 +205,7 @@ def test_the_servers_objects_are_laid_aside_and_come_back() -> None:
     assert not hasattr(net, "rate")
 
 
-def test_a_cache_of_modules_and_functions_is_left_alone() -> None:
-    """As one of compiled networks is, which fills when the first client trains."""
-    net = made()
-    net.compiled, net.hooks = {}, []
-    attributes = Attributes(net)
-    attributes.begin(None)
-    compiled = nn.Sequential(net.inner)
-    net.compiled["inner"] = compiled
-    net.hooks.append(torch.tanh)
-    attributes.collect()
-    attributes.clear()
-    attributes.round_begins()
-    attributes.begin(None)
-    assert net.compiled["inner"] is compiled
-    assert net.hooks == [torch.tanh]
-
-
-def test_an_attribute_that_becomes_a_parameter_or_a_module_is_not_put_back() -> None:
-    net = made()
-    net.head = net.gain = None
-    attributes = Attributes(net)
-    attributes.begin(None)
-    net.head, net.gain = nn.Linear(1, 1), nn.Parameter(torch.ones(1))
-    own, _ = attributes.collect()
-    assert own == {}
-    attributes.begin(own)
-    assert isinstance(net.head, nn.Linear)
-    assert isinstance(net.gain, nn.Parameter)
-
-
-def test_what_changes_between_rounds_is_what_a_client_starts_with() -> None:
+def test_what_changes_between_rounds_is_what_a_client_starts_with():
     net = made()
     attributes = Attributes(net)
     attributes.begin(None)
@@ -252,7 +219,7 @@ def test_what_changes_between_rounds_is_what_a_client_starts_with() -> None:
     assert (net.steps, net.rate, len(net.pool)) == (5, 0.1, 1)
 
 
-def test_a_method_of_a_copied_object_is_the_copys() -> None:
+def test_a_method_of_a_copied_object_is_the_copys():
     net = made()
     net.add, net.count, net.also = net.pool.append, net.buffer_.add, functools.partial(net.pool.append)
     net.run = net.step  # the module's own
@@ -271,7 +238,7 @@ def test_a_method_of_a_copied_object_is_the_copys() -> None:
     assert np.array_equal(net.buffer_.ring, ring)
 
 
-def test_a_step_that_keeps_its_loss_keeps_the_value() -> None:
+def test_a_step_that_keeps_its_loss_keeps_the_value():
     net = made()
     net.losses = []
     attributes = Attributes(net)
@@ -283,7 +250,7 @@ def test_a_step_that_keeps_its_loss_keeps_the_value() -> None:
     assert net.losses[0] == (net.inner.linear.weight**2).sum()
 
 
-def test_what_belongs_to_others_is_left_alone() -> None:
+def test_what_belongs_to_others_is_left_alone():
     net = made()
     data = torch.utils.data.TensorDataset(torch.zeros(3))
     net.optimizer, net.fn, net.data, net.view = torch.optim.SGD(net.parameters(), 0.1), len, data, None
@@ -313,13 +280,34 @@ def test_what_belongs_to_others_is_left_alone() -> None:
     assert net.late_view.data_ptr() == net.inner.linear.bias.data_ptr()
     assert bool((net.view == 3).all())
     assert net.layers == [net.inner]
-
-
-# What cannot be copied, or kept ---------------------------------------------------------------------------------------
+    # As one of compiled networks is, which fills when the first client trains.
+    net = made()
+    net.compiled, net.hooks = {}, []
+    attributes = Attributes(net)
+    attributes.begin(None)
+    compiled = nn.Sequential(net.inner)
+    net.compiled["inner"] = compiled
+    net.hooks.append(torch.tanh)
+    attributes.collect()
+    attributes.clear()
+    attributes.round_begins()
+    attributes.begin(None)
+    assert net.compiled["inner"] is compiled
+    assert net.hooks == [torch.tanh]
+    net = made()
+    net.head = net.gain = None
+    attributes = Attributes(net)
+    attributes.begin(None)
+    net.head, net.gain = nn.Linear(1, 1), nn.Parameter(torch.ones(1))
+    own, _ = attributes.collect()
+    assert own == {}
+    attributes.begin(own)
+    assert isinstance(net.head, nn.Linear)
+    assert isinstance(net.gain, nn.Parameter)
 
 
 @pytest.mark.parametrize("made_of", [lambda: (i for i in range(9)), "file"])
-def test_what_cannot_be_copied_is_shared_and_named_once(made_of: Any) -> None:
+def test_what_cannot_be_copied_is_shared_and_named_once(made_of):
     net = made()
     with open(__file__) as file:
         net.inner.source = source = file if made_of == "file" else made_of()
@@ -332,7 +320,7 @@ def test_what_cannot_be_copied_is_shared_and_named_once(made_of: Any) -> None:
 
 
 @pytest.mark.parametrize("made_of", [lambda: iter([1, 2, 3]), lambda: itertools.count(1), lambda: iter((1, 2))])
-def test_an_iterator_is_each_clients_own_and_starts_afresh(made_of: Any) -> None:
+def test_an_iterator_is_each_clients_own_and_starts_afresh(made_of):
     net = made()
     net.source, net.other = made_of(), None
     attributes = Attributes(net)
@@ -352,36 +340,31 @@ def test_an_iterator_is_each_clients_own_and_starts_afresh(made_of: Any) -> None
     ]
 
 
-def test_objects_that_a_client_makes_are_pooled_and_not_kept() -> None:
+def test_objects_that_a_client_makes_are_pooled_and_not_kept():
     net = made()
     attributes = Attributes(net)
     collected = []
     for client in range(2):
         attributes.begin(None)
-        net.pool.append(SimpleNamespace(x=client))  # type: ignore[arg-type]
+        net.pool.append(SimpleNamespace(x=client))
         kept, live = attributes.collect()
         assert kept == {}
         collected.append(live)
     attributes.pool(collected)
-    assert [each.x for each in net.pool] == [0, 1]  # type: ignore[attr-defined]
-    assert (
-        "pool` of Net changed during a client and starts afresh in each of its rounds: it holds a SimpleNamespace"
-        in (attributes.shared()[0])
-    )
+    assert [each.x for each in net.pool] == [0, 1]
+    afresh = "pool` of Net changed during a client and starts afresh in each of its rounds: it holds a SimpleNamespace"
+    assert afresh in attributes.shared()[0]
 
 
-def test_what_does_not_fit_any_more_is_named() -> None:
+def test_what_does_not_fit_any_more_is_named():
     net = made()
     attributes = Attributes(net)
     attributes.begin(None)
     net.buffer_.add(torch.ones(2))
     own = loaded(attributes.collect()[0])
-    net.buffer_ = None  # type: ignore[assignment]
+    net.buffer_ = None
     attributes.round_begins()
     assert_refused(r"keeps in buffer_ of Net does not fit it any more: a kept object", attributes.begin, own)
-
-
-# What all have gathered -----------------------------------------------------------------------------------------------
 
 
 class Meter:
@@ -391,7 +374,7 @@ class Meter:
         self.total, self.count = 0.0, 0
 
 
-def test_hooks_find_what_all_clients_gathered() -> None:
+def test_hooks_find_what_all_clients_gathered():
     net = made()
     net.meter, net.words_ = Meter(), {"a": 1}
     attributes = Attributes(net)

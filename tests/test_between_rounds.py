@@ -1,20 +1,21 @@
-"""Whatever stops or saves in the middle of a round, a round is whole: for checkpoints, and for early ends."""
+"""A round is whole for checkpoints and early ends; what a module's hooks do between rounds is done once."""
 
 import copy
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
+from torch.utils.data import DataLoader
 
+from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.federated import ExpectationPropagation, FedAvg, GeneratorSites
-from tests.federations import client_sets, federation, fit
+from tests.federations import client_sets, federation, fit, plain_trainer
 from tests.modules import Regression, TwoOptimizers
-from tests.test_federation import assert_same
+from tests.test_client_data import assert_equal_batches
+from tests.test_federation import assert_same, plain_batches
 from tests.test_generator_sites import Known
 from tests.test_generator_sites import data as known_data
 from tests.test_local_steps import Scheduled
@@ -23,11 +24,11 @@ STEPS_OF_A_ROUND = 3 + 1 + 5 + 2
 
 
 class SaveAt(Callback):
-    def __init__(self, path: Path, hook: str, round_: int, batch: int = 0) -> None:
+    def __init__(self, path, hook: str, round_: int, batch: int = 0) -> None:
         self.path, self.round, self.batch = path, round_, batch
         setattr(self, hook, self.save)
 
-    def save(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+    def save(self, trainer: Trainer, pl_module: LightningModule, *args) -> None:
         in_a_batch = bool(args) and isinstance(args[-1], int)
         if trainer.current_epoch == self.round and (not in_a_batch or args[-1] == self.batch):
             trainer.save_checkpoint(self.path)
@@ -40,15 +41,15 @@ class Personal(Scheduled):
         self.twin = self.body[3]  # a second name for the same parameters
         self.register_buffer("scratch", torch.zeros(2), persistent=False)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx: int):
         self.scratch += 1
         return super().training_step(batch, batch_idx)
 
 
-EP: dict[str, Any] = {"optimizer_state": "keep", "local": ["body.4.*"]}
+EP = {"optimizer_state": "keep", "local": ["body.4.*"]}
 
 
-def run(module: LightningModule, rounds: int, interval: str = "step", **options: Any) -> Trainer:
+def run(module: LightningModule, rounds: int, interval: str = "step", **options) -> Trainer:
     algorithm = ExpectationPropagation(prior_scale=5.0)
     return fit(module, federation(clients_per_round=3), rounds=rounds, algorithm=algorithm, **(EP | options))
 
@@ -65,18 +66,16 @@ MOMENTS = {
 
 
 @pytest.fixture(scope="module", params=["step", "epoch"])
-def whole(request: pytest.FixtureRequest) -> tuple[Personal, Personal, dict[str, Any]]:
+def whole(request):
     torch.manual_seed(1)
     module = Personal(request.param)
     initial = copy.deepcopy(module)
     trainer = run(module, 4)
-    return initial, module, trainer.callbacks[0].state_dict()  # type: ignore[attr-defined]
+    return initial, module, trainer.callbacks[0].state_dict()
 
 
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
-def test_resuming_from_any_moment_changes_nothing(
-    tmp_path: Path, whole: tuple[Personal, Personal, dict[str, Any]], moment: tuple[str, int, int]
-) -> None:
+def test_resuming_from_any_moment_changes_nothing(tmp_path, whole, moment):
     initial, expected, state = whole
     path = tmp_path / "moment.ckpt"
     saving = copy.deepcopy(initial)
@@ -85,28 +84,11 @@ def test_resuming_from_any_moment_changes_nothing(
     module = Personal(initial.interval)
     trainer = run(module, 4, ckpt_path=path)
     assert_same(module, expected, tolerance=0.0)
-    assert_equal(trainer.callbacks[0].state_dict(), state)  # type: ignore[attr-defined]
-
-
-def assert_equal(ours: Any, theirs: Any) -> None:
-    if isinstance(ours, dict):
-        assert ours.keys() == theirs.keys()
-        for key in ours:
-            assert_equal(ours[key], theirs[key])
-    elif isinstance(ours, list):
-        assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs, strict=True):
-            assert_equal(a, b)
-    elif isinstance(ours, torch.Tensor):
-        assert torch.equal(ours, theirs)
-    else:
-        assert ours == theirs
+    assert_equal_batches(trainer.callbacks[0].state_dict(), state)
 
 
 @pytest.mark.parametrize("moment", list(MOMENTS.values())[:3], ids=list(MOMENTS)[:3])
-def test_a_checkpoint_within_a_round_holds_the_server_and_loads_into_the_plain_module(
-    tmp_path: Path, moment: tuple[str, int, int]
-) -> None:
+def test_a_checkpoint_within_a_round_holds_the_server_and_loads_into_the_plain_module(tmp_path, moment):
     path, module = tmp_path / "moment.ckpt", Personal()
     before = copy.deepcopy(module)
     run(before, moment[1]) if moment[1] else before.double()
@@ -120,11 +102,11 @@ def test_a_checkpoint_within_a_round_holds_the_server_and_loads_into_the_plain_m
     assert all(not state["state"] for state in checkpoint["optimizer_states"])
 
 
-def test_lightnings_own_checkpoint_after_validation_resumes(tmp_path: Path) -> None:
+def test_lightnings_own_checkpoint_after_validation_resumes(tmp_path):
     """ModelCheckpoint(monitor=...) saves right after validation by itself, when the round is not quite over."""
     held_out = dict(zip(["client-0", "client-2"], client_sets((5, 11)), strict=True))
 
-    def fitted(module: Personal, rounds: int, **options: Any) -> ModelCheckpoint:
+    def fitted(module: Personal, rounds: int, **options) -> ModelCheckpoint:
         best = ModelCheckpoint(tmp_path, monitor="val_loss", mode="min", save_top_k=-1, filename="{epoch}")
         data = federation(val_dataset=held_out)
         fit(module, data, rounds=rounds, enable_checkpointing=True, callbacks=[best], **options, **EP)
@@ -142,24 +124,23 @@ def test_lightnings_own_checkpoint_after_validation_resumes(tmp_path: Path) -> N
 
 
 class SteppedAtTheEnd(TwoOptimizers):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx: int) -> None:
         self.log("val_loss", float(self.current_epoch))
 
     def on_train_epoch_end(self) -> None:
         for scheduler in self.lr_schedulers():
             scheduler.step()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizers = super().configure_optimizers()
         return list(optimizers), [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in optimizers]
 
 
-def test_lightnings_own_checkpoint_waits_for_the_modules_end_of_the_round(tmp_path: Path) -> None:
-    def fitted(module: SteppedAtTheEnd, **options: Any) -> None:
+def test_lightnings_own_checkpoint_waits_for_the_modules_end_of_the_round(tmp_path):
+    def fitted(module: SteppedAtTheEnd, **options) -> None:
         options |= {"enable_checkpointing": True}
-        best = ModelCheckpoint(
-            tmp_path, monitor="val_loss", save_top_k=-1, filename="{epoch}", save_on_train_epoch_end=False
-        )
+        every = {"save_top_k": -1, "filename": "{epoch}", "save_on_train_epoch_end": False}
+        best = ModelCheckpoint(tmp_path, monitor="val_loss", **every)
         data = federation(val_dataset=client_sets((5,))[0])
         fit(module, data, rounds=3, callbacks=[best], **options)
 
@@ -169,7 +150,7 @@ def test_lightnings_own_checkpoint_waits_for_the_modules_end_of_the_round(tmp_pa
     assert_same(again, whole, tolerance=0.0)
 
 
-def test_checkpoints_every_few_steps_hold_the_round_before(tmp_path: Path) -> None:
+def test_checkpoints_every_few_steps_hold_the_round_before(tmp_path):
     saving = ModelCheckpoint(tmp_path, every_n_train_steps=7, save_top_k=-1, filename="{step}")
     module = Regression()
     servers = [copy.deepcopy(module).double()]
@@ -184,40 +165,31 @@ def test_checkpoints_every_few_steps_hold_the_round_before(tmp_path: Path) -> No
         assert_same(plain, servers[(step - 1) // STEPS_OF_A_ROUND], tolerance=0.0)
 
 
-def test_saving_after_the_fit_and_training_on(tmp_path: Path) -> None:
-    module = Personal()
-    whole, half = copy.deepcopy(module), copy.deepcopy(module)
-    run(whole, 4)
-    run(half, 2).save_checkpoint(tmp_path / "half.ckpt")
-    run(module, 4, ckpt_path=tmp_path / "half.ckpt")
-    assert_same(module, whole, tolerance=0.0)
-
-
 class Spinning(Regression):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("speed", torch.zeros(2))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.speed[0] += 0.5 / len(batch[0]) if self.trainer.current_epoch < 2 else len(batch[0])  # type: ignore[index, operator]
+    def training_step(self, batch, batch_idx: int):
+        self.speed[0] += 0.5 / len(batch[0]) if self.trainer.current_epoch < 2 else len(batch[0])
         return super().training_step(batch, batch_idx)
 
 
-def test_a_resumed_run_merges_buffers_as_it_did_before(tmp_path: Path) -> None:
-    def fitted(rounds: int, **options: Any) -> Spinning:
+def test_a_resumed_run_merges_buffers_as_it_did_before(tmp_path):
+    def fitted(rounds: int, **options) -> Spinning:
         module = Spinning()
         fit(module, federation(sizes=(8, 8), local_steps=8), rounds=rounds, **options)
         return module
 
     whole = fitted(3)
     half = fitted(2, callbacks=[SaveAt(tmp_path / "x.ckpt", "on_train_end", 2)])
-    assert float(half.speed.norm()) == pytest.approx(1)  # type: ignore[operator]
-    assert float(whole.speed[0]) == pytest.approx(1 + 64)  # type: ignore[index]
-    assert torch.equal(fitted(3, ckpt_path=tmp_path / "x.ckpt").speed, whole.speed)  # type: ignore[arg-type]
+    assert float(half.speed.norm()) == pytest.approx(1)
+    assert float(whole.speed[0]) == pytest.approx(1 + 64)
+    assert torch.equal(fitted(3, ckpt_path=tmp_path / "x.ckpt").speed, whole.speed)
 
 
-def test_generator_sites_resume(tmp_path: Path) -> None:
-    def fitted(rounds: int, **options: Any) -> Known:
+def test_generator_sites_resume(tmp_path):
+    def fitted(rounds: int, **options) -> Known:
         module = Known(lr=0.3)
         algorithm = GeneratorSites("generator", own_rows=3, pool=20, refine=0.3)
         fit(module, known_data(local_steps=5, clients_per_round=2), rounds=rounds, algorithm=algorithm, **options)
@@ -228,21 +200,18 @@ def test_generator_sites_resume(tmp_path: Path) -> None:
     assert_same(fitted(5, ckpt_path=tmp_path / "x.ckpt"), whole, tolerance=0.0)
 
 
-# Early ends -----------------------------------------------------------------------------------------------------------
-
-
 class Count(Callback):
     def __init__(self, stop_at: int | None = None, sleep: float = 0.0) -> None:
         self.batches, self.stop_at, self.sleep = 0, stop_at, sleep
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args) -> None:
         self.batches += 1
         time.sleep(self.sleep)
         if self.batches == self.stop_at:
             trainer.should_stop = True
 
 
-def finished_rounds(count: Count, **options: Any) -> tuple[Regression, int]:
+def finished_rounds(count: Count, **options) -> tuple[Regression, int]:
     torch.manual_seed(2)
     module = Regression()
     trainer = fit(module, federation(val_dataset=client_sets((6,))[0]), rounds=50, **options)
@@ -254,29 +223,23 @@ def finished_rounds(count: Count, **options: Any) -> tuple[Regression, int]:
     return module, trainer.current_epoch
 
 
-def test_a_stop_in_the_middle_of_a_round_waits_for_its_end() -> None:
+def test_early_ends_wait_for_the_rounds():
     count = Count(stop_at=STEPS_OF_A_ROUND + 4)
     assert finished_rounds(count, callbacks=[count])[1] == 2
-
-
-def test_early_stopping_ends_after_a_round() -> None:
     count = Count()
     stopping = EarlyStopping("val_loss", min_delta=1e9, patience=2)  # no round improves so much
     assert finished_rounds(count, callbacks=[count, stopping])[1] == 3
-
-
-def test_max_time_ends_after_a_round() -> None:
     count = Count(sleep=0.02)
     assert finished_rounds(count, callbacks=[count], max_time={"seconds": 0.3})[1] in (1, 2, 3)
 
 
-def test_an_interrupted_round_is_dropped() -> None:
+def test_an_interrupted_round_is_dropped():
     """Ctrl-C, or an error in the module: the module goes back to the last round's server, in storage of its own."""
 
     class Broken(Regression):
         fails = 0
 
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx: int):
             if self.trainer.current_epoch == 2 and batch_idx == 3:
                 raise RuntimeError("no more")
             return super().training_step(batch, batch_idx)
@@ -292,7 +255,7 @@ def test_an_interrupted_round_is_dropped() -> None:
     fit(module, federation(), rounds=2, algorithm=FedAvg())  # and can be trained again
 
 
-def test_a_second_fit_goes_on_from_the_first() -> None:
+def test_a_second_fit_goes_on_from_the_first():
     module, reference = Regression(momentum=0.0), Regression(momentum=0.0)
     reference.load_state_dict(module.state_dict())
     fit(module, federation(), rounds=2)
@@ -303,3 +266,54 @@ def test_a_second_fit_goes_on_from_the_first() -> None:
     assert_same(module, again, tolerance=0.0)
     with pytest.raises(AssertionError):
         assert_same(module, reference, tolerance=1e-3)
+
+
+HOOKS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end")
+
+
+class Target(Regression):
+    def __init__(self) -> None:
+        super().__init__(lr=0.01)
+        self.target = nn.Linear(3, 1).requires_grad_(False)
+        self.register_buffer("temperature", torch.ones(()))
+
+    def _change(self) -> None:
+        with torch.no_grad():
+            self.temperature *= 0.5
+            self.target.weight.copy_(self.body[0].weight[:1])
+            self.body[0].bias.add_(1.0)
+
+
+def with_hook(hook: str) -> Target:
+    torch.manual_seed(0)
+    module = Target()
+    setattr(module, hook, lambda: module._change())
+    return module
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_one_client_under_a_hook_is_plain_lightning(hook):
+    module, plain = with_hook(hook).double(), with_hook(hook).double()
+    module.momentum = plain.momentum = 0.0
+    held_out = client_sets((3,))[0]
+    fit(module, federation(sizes=(20,), val_dataset=held_out), rounds=3)
+
+    class Rounds:
+        def __iter__(self):
+            return iter(plain_batches(client_sets((20,))[0], None, plain.trainer.current_epoch, 0))
+
+    plain_trainer(max_epochs=3).fit(plain, Rounds(), DataLoader(held_out, batch_size=8))
+    assert float(module.temperature) == 0.5 ** (1 if hook in ("on_fit_start", "on_train_start") else 3)
+    assert_same(module, plain, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_epoch_end"])
+def test_a_resumed_run_anneals_no_more_than_one_that_was_never_stopped(hook, tmp_path):
+    whole = with_hook(hook)
+    fit(whole, federation(), rounds=4, folder=tmp_path / "whole")
+    saved = RoundCheckpoint(dirpath=str(tmp_path / "checkpoints"))
+    fit(with_hook(hook), federation(), rounds=2, callbacks=[saved], enable_checkpointing=True)
+    resumed = with_hook(hook)
+    fit(resumed, federation(), rounds=4, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name

@@ -1,19 +1,32 @@
-"""Buffers are merged by what they mean: each kind on a module that has it, with a plain computation as the oracle."""
+"""Buffers are merged by what they mean, with a plain computation as the oracle; changes by robust aggregators."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from lit_epgan.engine import Median, PlainFederation
+from lit_epgan.engine import (
+    Aggregator,
+    Algorithm,
+    Count,
+    Krum,
+    Median,
+    PlainFederation,
+    Stack,
+    Sum,
+    Total,
+    TrimmedMean,
+    Weighted,
+)
+from lit_epgan.engine.messages import Combination
 from lit_epgan.engine.module_state import choose_merges, kind
 from lit_epgan.errors import UserError
-from lit_epgan.federated import FedAvg
+from lit_epgan.federated import ExpectationPropagation, FedAvg
 from tests.refusals import assert_refused
+from tests.test_sealed_server import federation
 
 RECORDS = (16, 8, 24)
 
@@ -24,7 +37,7 @@ def rows(client: int, round_: int) -> list[list[Tensor]]:
     return [[part, part.sum(1, keepdim=True)] for part in x.split(8)]
 
 
-def run(module: nn.Module, rounds: int = 3, **options: Any) -> PlainFederation:
+def run(module: nn.Module, rounds: int = 3, **options) -> PlainFederation:
     plain = PlainFederation(
         FedAvg(),
         module,
@@ -42,12 +55,12 @@ def sent(plain: PlainFederation, rounds: int = 1) -> list[set[str]]:
     names: list[set[str]] = []
     answers = plain.answers
 
-    def caught(asked: Any) -> Any:
+    def caught(asked):
         for client, given in answers(asked):
             names.append({n.removeprefix("module/") for n in given.report if n.startswith("module/")})
             yield client, given
 
-    plain.answers = caught  # type: ignore[method-assign]
+    plain.answers = caught
     plain.run(rounds)
     return names
 
@@ -55,7 +68,7 @@ def sent(plain: PlainFederation, rounds: int = 1) -> list[set[str]]:
 class Watched(nn.Module):
     """A linear layer, and buffers that a function changes in every training pass."""
 
-    def __init__(self, change: Callable[[nn.Module, Tensor], None], **buffers: Tensor | None) -> None:
+    def __init__(self, change, **buffers: Tensor | None) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layer = nn.Linear(4, 1)
@@ -66,36 +79,36 @@ class Watched(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.change[0](self, x)
-        out: Tensor = self.layer(x)
-        return out
+        return self.layer(x)
 
 
-def test_spectral_norm_holds_after_the_merge() -> None:
+@pytest.mark.parametrize("norm", [spectral_norm, nn.utils.spectral_norm])
+def test_spectral_norm_holds_after_the_merge(norm):
     """The largest singular value in evaluation is one: the vectors belong to the merged weights."""
-    torch.manual_seed(0)
-    module = nn.Sequential(spectral_norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 1))
-    run(module)
-    module.eval()
-    values = torch.linalg.svdvals(module[0].weight.detach())  # type: ignore[arg-type]
-    assert float(values.max()) == pytest.approx(1, abs=1e-3)
-
-
-def test_the_older_spectral_norm_too() -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 1))
+    module = nn.Sequential(norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 1))
     run(module)
     module.eval()
     module(torch.zeros(1, 4))
-    values = torch.linalg.svdvals(module[0].weight.detach())  # type: ignore[arg-type]
+    values = torch.linalg.svdvals(module[0].weight.detach())
     assert float(values.max()) == pytest.approx(1, abs=1e-3)
 
 
-def test_unit_vectors_of_unknown_modules_stay_unit_vectors() -> None:
-    def turn(m: Any, x: Tensor) -> None:
+def test_unit_vectors_and_extremes_of_unknown_modules_are_kept():
+    def turn(m, x: Tensor) -> None:
         m.direction.copy_(nn.functional.normalize(m.direction + 0.5 * x.mean(0), dim=0))
 
     plain = run(Watched(turn, direction=nn.functional.normalize(torch.ones(4), dim=0)))
-    assert float(plain.module.direction.norm()) == pytest.approx(1, abs=1e-6)  # type: ignore[operator, union-attr]
+    assert float(plain.module.direction.norm()) == pytest.approx(1, abs=1e-6)
+
+    def observe(m, x: Tensor) -> None:
+        m.min_val.copy_(torch.minimum(m.min_val, x.min()))
+        m.max_val.copy_(torch.maximum(m.max_val, x.max()))
+
+    bounds = {"min_val": torch.tensor(math.inf), "max_val": torch.tensor(-math.inf)}
+    plain = run(Watched(observe, **bounds), rounds=2)
+    everything = torch.cat([x for r in range(2) for k in range(3) for x, _ in rows(k, r)])
+    assert float(plain.module.min_val) == float(everything.min())
+    assert float(plain.module.max_val) == float(everything.max())
 
 
 class ActNorm(nn.Module):
@@ -108,17 +121,16 @@ class ActNorm(nn.Module):
         self.initialisations: list[int] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.initialized:  # type: ignore[truthy-bool]
+        if not self.initialized:
             self.initialisations.append(1)
             self.scale.data.copy_(1 / (x.detach().std(0) + 1e-6))
-            self.initialized.fill_(1)  # type: ignore[operator, union-attr]
+            self.initialized.fill_(1)
         return x * self.scale
 
 
 @pytest.mark.parametrize("flag", [torch.tensor(False), torch.tensor(0, dtype=torch.uint8), torch.tensor(0)])
-def test_a_flag_that_is_set_anywhere_is_set_for_all(flag: Tensor) -> None:
+def test_a_flag_that_is_set_anywhere_is_set_for_all(flag):
     """Each client initialises itself in its first round only, when it has met nobody who did."""
-    torch.manual_seed(0)
     norm = ActNorm(flag.clone())
     module = nn.Sequential(norm, nn.Linear(4, 1))
     plain = run(module, rounds=1)
@@ -129,68 +141,61 @@ def test_a_flag_that_is_set_anywhere_is_set_for_all(flag: Tensor) -> None:
     assert len(norm.initialisations) == before
 
 
-def test_counters_add_up_what_all_clients_counted() -> None:
+@pytest.mark.parametrize("aggregator", [None, Median()])
+def test_counters_add_up_what_all_clients_counted(aggregator):
     """BatchNorm's num_batches_tracked: 2 + 1 + 3 batches a round."""
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    run(module, rounds=3)
-    assert int(module[1].num_batches_tracked) == 3 * 6  # type: ignore[arg-type]
+    run(module, rounds=3, aggregator=aggregator)
+    assert int(module[1].num_batches_tracked) == 3 * 6
 
 
-def test_statistics_are_means_weighted_by_records() -> None:
+def test_statistics_are_means_weighted_by_records():
     """Each client's running mean starts at the server's; the oracle runs them on copies."""
-    torch.manual_seed(0)
     module = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 1))
     copies = [nn.BatchNorm1d(4, affine=False) for _ in RECORDS]
     for k, copy in enumerate(copies):
         for x, _ in rows(k, 0):
             copy(x)
     run(module, rounds=1)
-    expected = sum(n * c.running_mean for n, c in zip(RECORDS, copies, strict=True)) / sum(RECORDS)  # type: ignore[operator, misc]
+    expected = sum(n * c.running_mean for n, c in zip(RECORDS, copies, strict=True)) / sum(RECORDS)
     torch.testing.assert_close(module[0].running_mean, expected)
 
 
-def test_a_buffer_whose_name_is_weight_is_merged_as_any_other() -> None:
-    def count(m: Any, x: Tensor) -> None:
+def test_buffers_named_weight_or_without_elements_are_as_any_other():
+    def count(m, x: Tensor) -> None:
         m.weight += 1
 
     plain = run(Watched(count, weight=torch.zeros(2)), rounds=1)
     expected = sum(n * len(rows(k, 0)) for k, n in enumerate(RECORDS)) / sum(RECORDS)
-    assert plain.module.weight.tolist() == pytest.approx([expected, expected])  # type: ignore[operator, union-attr]
+    assert plain.module.weight.tolist() == pytest.approx([expected, expected])
+
+    def count(m, x: Tensor) -> None:
+        m.seen += 1
+
+    plain = run(Watched(count, queue=torch.empty(0), seen=torch.zeros(1)), rounds=1)
+    assert plain.module.queue.shape == (0,)
+    assert float(plain.module.seen) > 0
 
 
-def test_constants_are_never_sent_and_may_hold_infinities() -> None:
+def test_constants_are_never_sent_and_infinities_stay():
     """A causal mask: before, its -inf made every client's report non-finite, and all were dropped."""
     mask = torch.full((4, 4), -math.inf).triu(1)
     plain = run(Watched(lambda m, x: None, mask=mask, table=torch.arange(5.0)), rounds=0)
     assert sent(plain, 2) == [set()] * 6
-    assert torch.equal(plain.module.mask, mask)  # type: ignore[arg-type]
+    assert torch.equal(plain.module.mask, mask)
 
-
-def test_a_buffer_with_infinities_that_stay_is_merged_elsewhere() -> None:
-    def move(m: Any, x: Tensor) -> None:
+    def move(m, x: Tensor) -> None:
         m.bounds[1] += 1.0
 
     plain = run(Watched(move, bounds=torch.tensor([-math.inf, 0.0])), rounds=1)
     weighted = sum(n * -(-n // 8) for n in RECORDS) / sum(RECORDS)
-    assert plain.module.bounds.tolist() == [-math.inf, pytest.approx(weighted)]  # type: ignore[operator, union-attr]
+    assert plain.module.bounds.tolist() == [-math.inf, pytest.approx(weighted)]
 
 
-def test_observers_keep_the_extremes_of_all_clients() -> None:
-    def observe(m: Any, x: Tensor) -> None:
-        m.min_val.copy_(torch.minimum(m.min_val, x.min()))
-        m.max_val.copy_(torch.maximum(m.max_val, x.max()))
-
-    bounds = {"min_val": torch.tensor(math.inf), "max_val": torch.tensor(-math.inf)}
-    plain = run(Watched(observe, **bounds), rounds=2)
-    everything = torch.cat([x for r in range(2) for k in range(3) for x, _ in rows(k, r)])
-    assert float(plain.module.min_val) == float(everything.min())  # type: ignore[arg-type]
-    assert float(plain.module.max_val) == float(everything.max())  # type: ignore[arg-type]
-
-
-def test_a_buffer_that_appears_belongs_to_its_client_and_then_to_the_merge() -> None:
+def test_what_appears_in_training_belongs_to_the_merge_but_observers_are_refused():
     seen: list[bool] = []
 
-    def first(m: Any, x: Tensor) -> None:
+    def first(m, x: Tensor) -> None:
         seen.append(m.mean is None)
         m.mean = x.mean(0) if m.mean is None else 0.5 * m.mean + 0.5 * x.mean(0)
 
@@ -201,46 +206,34 @@ def test_a_buffer_that_appears_belongs_to_its_client_and_then_to_the_merge() -> 
         mean: Tensor | None = None
         for x, _ in rows(k, 0):
             mean = x.mean(0) if mean is None else 0.5 * mean + 0.5 * x.mean(0)
-        assert mean is not None
         expected += n * mean / sum(RECORDS)
     torch.testing.assert_close(plain.module.mean, expected)
     seen.clear()
     plain.round(1)
     assert not any(seen)
 
-
-def test_a_buffer_without_elements_is_no_change() -> None:
-    def count(m: Any, x: Tensor) -> None:
-        m.seen += 1
-
-    plain = run(Watched(count, queue=torch.empty(0), seen=torch.zeros(1)), rounds=1)
-    assert plain.module.queue.shape == (0,)  # type: ignore[operator, union-attr]
-    assert float(plain.module.seen) > 0  # type: ignore[arg-type]
-
-
-def test_an_observer_that_appears_in_training_is_refused_with_the_remedy() -> None:
-    def observe(m: Any, x: Tensor) -> None:
+    def observe(m, x: Tensor) -> None:
         m.register_buffer("min_val", x.min())
 
     with pytest.raises(UserError, match=r"the buffer 'min_val'.* appeared in training: register it in __init__"):
         run(Watched(observe), rounds=1)
 
 
-def test_a_cache_that_grows_to_one_shape_is_merged_and_to_several_is_the_servers() -> None:
-    def grow(m: Any, x: Tensor) -> None:
+def test_a_cache_that_grows_to_one_shape_is_merged_and_to_several_is_the_servers():
+    def grow(m, x: Tensor) -> None:
         m.cache = torch.cat([m.cache, x.mean().view(1)])
 
     with pytest.warns(UserWarning, match="different shapes"):
         plain = run(Watched(grow, cache=torch.zeros(1)), rounds=1)
-    assert plain.module.cache.tolist() == [0.0]  # type: ignore[operator, union-attr]
+    assert plain.module.cache.tolist() == [0.0]
 
-    def once(m: Any, x: Tensor) -> None:
+    def once(m, x: Tensor) -> None:
         if len(m.cache) == 1:
             m.cache = torch.cat([m.cache, x.mean().view(1)])
 
     plain = run(Watched(once, cache=torch.zeros(1)), rounds=1)
     expected = sum(n * float(rows(k, 0)[0][0].mean()) for k, n in enumerate(RECORDS)) / sum(RECORDS)
-    assert plain.module.cache.tolist() == [0.0, pytest.approx(expected, rel=1e-5)]  # type: ignore[operator, union-attr]
+    assert plain.module.cache.tolist() == [0.0, pytest.approx(expected, rel=1e-5)]
 
 
 @pytest.mark.parametrize(
@@ -256,40 +249,157 @@ def test_a_cache_that_grows_to_one_shape_is_merged_and_to_several_is_the_servers
         ("observer.max_val", torch.tensor(-math.inf), "max"),
     ],
 )
-def test_the_kind_of_a_buffer(name: str, tensor: Tensor, expected: str) -> None:
+def test_the_kind_of_a_buffer(name, tensor, expected):
     assert kind(name, tensor) == expected
 
 
-def test_patterns_say_otherwise() -> None:
+def test_patterns_say_otherwise():
     buffers = {"net.queue": torch.zeros(3), "net.pointer": torch.tensor(0), "norm.running_mean": torch.zeros(2)}
     merges = choose_merges(nn.Identity(), buffers, {"*.queue": "local", "*.pointer": "server"})
     assert merges == {"net.queue": "local", "net.pointer": "server", "norm.running_mean": "mean"}
+    watched = Watched(lambda m, x: None, queue=torch.zeros(()))
+    assert_refused("no buffer matches", run, watched, buffers={"nothing*": "local"})
+    for policy in ("average", {"*": "median"}):
+        assert_refused("choose", choose_merges, nn.Identity(), buffers, policy)
 
 
-def test_a_buffer_that_is_local_by_pattern_stays_with_its_client() -> None:
+def test_a_buffer_that_is_local_by_pattern_stays_with_its_client():
     """Every batch adds one, and a client finds its own number again in the next round."""
     now = [0.0]
 
-    def add(m: Any, x: Tensor) -> None:
+    def add(m, x: Tensor) -> None:
         m.queue += 1.0
         now.append(float(m.queue))
 
     plain = run(Watched(add, queue=torch.zeros(())), rounds=2, buffers={"que*": "local"})
     assert now[1:] == [1.0, 2.0, 1.0, 1.0, 2.0, 3.0, 3.0, 4.0, 2.0, 4.0, 5.0, 6.0]
-    assert float(plain.module.queue) == 0.0  # type: ignore[arg-type]
+    assert float(plain.module.queue) == 0.0
 
 
-def test_a_pattern_that_matches_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match="no buffer matches"):
-        run(Watched(lambda m, x: None, queue=torch.zeros(())), buffers={"nothing*": "local"})
+CPU = torch.device("cpu")
 
 
-def test_a_median_of_changes_takes_counters_as_sums() -> None:
-    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    run(module, rounds=1, aggregator=Median())
-    assert int(module[1].num_batches_tracked) == 6  # type: ignore[arg-type]
+def mean(changes: list[Tensor], weights: list[float], aggregator: Aggregator | None) -> Tensor:
+    combination = Combination({}, aggregator, CPU)
+    for k, (change, weight) in enumerate(zip(changes, weights, strict=True)):
+        combination.add(k, {"change": Weighted(change, weight), "weight": Count(weight)})
+    return Algorithm.Report.of(combination.close()).change
 
 
-@pytest.mark.parametrize("policy", ["average", {"*": "median"}])
-def test_merges_that_do_not_exist(policy: Any) -> None:
-    assert_refused("choose", choose_merges, nn.Identity(), {"x": torch.zeros(1)}, policy)
+@pytest.mark.parametrize("clients", [1, 2, 5, 6])
+def test_the_median_is_numpys(clients):
+    changes = torch.randn(clients, 7, generator=torch.Generator().manual_seed(clients))
+    got = mean(list(changes), [float(k + 1) for k in range(clients)], Median())
+    assert got.numpy() == pytest.approx(np.median(changes.numpy(), axis=0), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("clients", "share", "cut"), [(5, 0.2, 1), (5, 0.0, 0), (10, 0.25, 2), (3, 0.49, 1), (1, 0.4, 0)]
+)
+def test_the_trimmed_mean_leaves_out_the_extremes(clients, share, cut):
+    changes = torch.randn(clients, 4, generator=torch.Generator().manual_seed(clients))
+    got = mean(list(changes), [1.0] * clients, TrimmedMean(share))
+    kept = np.sort(changes.numpy(), axis=0)[cut : clients - cut]
+    assert got.numpy() == pytest.approx(kept.mean(0), rel=1e-6)
+
+
+def krum_by_hand(changes: np.ndarray, wrong: int, kept: int) -> np.ndarray:
+    """Client by client, as Blanchard et al. 2017 write it."""
+    n, scores = len(changes), []
+    for k in range(n):
+        others = sorted(float(((changes[k] - changes[j]) ** 2).sum()) for j in range(n) if j != k)
+        scores.append(sum(others[: n - wrong - 2]))
+    best = sorted(range(n), key=lambda k: scores[k])[:kept]
+    return changes[best].mean(0)
+
+
+@pytest.mark.parametrize(("clients", "wrong", "kept"), [(3, 0, 1), (5, 1, 1), (9, 2, 3), (9, 3, 9), (8, 1, 2)])
+def test_krum_is_that_of_its_authors(clients, wrong, kept):
+    changes = torch.randn(clients, 6, generator=torch.Generator().manual_seed(clients + wrong), dtype=torch.float64)
+    got = mean(list(changes), [float(k + 1) for k in range(clients)], Krum(wrong, kept))
+    assert got.numpy() == pytest.approx(krum_by_hand(changes.numpy(), wrong, kept), rel=1e-9)
+
+
+def test_what_cannot_be_is_refused():
+    assert_refused("needs at least 7 clients, and a round has 6", mean, [torch.ones(2)] * 6, [1.0] * 6, Krum(2))
+    assert_refused("needs at least 6 clients, and a round has 5", mean, [torch.ones(2)] * 5, [1.0] * 5, Krum(1, 6))
+    assert_refused("at least 0 and 1", Krum, -1)
+    for share in (-0.1, 0.5, float("nan")):
+        assert_refused("share", TrimmedMean, share)
+    # EP's sites are parts of a product: their median means nothing
+    assert_refused("leave the aggregator out", federation(ExpectationPropagation(), aggregator=Median()).run, 1)
+
+
+def test_one_wrong_client_of_five_moves_a_mean_and_no_median_two_of_seven_no_krum():
+    changes = [torch.full((3,), float(x)) for x in (1.0, 1.1, 0.9, 1.0, 1e6)]
+    assert mean(changes, [1.0] * 5, None).min() > 1e5
+    assert mean(changes, [1.0] * 5, Median()).tolist() == [1.0] * 3
+    assert mean(changes, [1.0] * 5, TrimmedMean(0.2)).max() < 1.1
+    changes = [torch.full((3,), x) for x in (1.0, 1.1, 0.9, 1.0, 1.05, 1e6, 1e6)]
+    assert mean(changes, [1.0] * 7, Krum(2)).max() < 1.2
+    assert mean(changes, [1.0] * 7, Krum(0, 7)).min() > 1e5  # all of them: the mean
+
+
+def test_a_stack_keeps_every_client_apart_and_no_hold_of_live_tensors():
+    live, stack = torch.ones(2), Stack()
+    for k in (2, 0):
+        live.fill_(k)
+        stack.add(k, "site", live)
+    got = Total()
+    stack.close(got)
+    assert {k: v.tolist() for k, v in got.each["site"].items()} == {0: [0.0, 0.0], 2: [2.0, 2.0]}
+    assert list(got.each["site"]) == [0, 2]
+    assert (Sum.secure, Sum.private) == (True, True)
+    assert [(a.secure, a.private) for a in (Stack, Median, TrimmedMean, Krum)] == [(False, False)] * 4
+
+
+@pytest.mark.parametrize("aggregator", [Median(), TrimmedMean(0.2), Krum()], ids=lambda a: type(a).__name__)
+def test_who_sends_no_change_of_a_frozen_parameter_has_not_changed_it(aggregator):
+    """One client of five sets it to a million: the others do not send it, and are the majority all the same."""
+    module = nn.Linear(2, 2)
+    module.weight.requires_grad_(False).fill_(1.0)
+
+    def loss(trained: nn.Module, batch: list[Tensor]) -> Tensor:
+        if batch[0][0, 0] == 3:
+            trained.weight.data.fill_(1e6)
+        return (batch[0] + trained.bias).square().mean()
+
+    plain = PlainFederation(
+        FedAvg(),
+        module,
+        loss,
+        lambda parameters: torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1),
+        lambda client, round_: [[torch.full((4, 2), float(client))]],
+        [4.0] * 5,
+        aggregator=aggregator,
+    )
+    plain.run(1)
+    assert module.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_three_of_five_that_change_the_same_move_its_median():
+    """By as much as they say, whatever the others weigh: [0, 0, 2, 2, 2] x (1 + 2 + 3 + 4 + 5)."""
+    combination = Combination({}, Median(), CPU)
+    for k in range(5):
+        moved = {"module/teacher": Weighted(torch.full((2, 2), 2.0), k + 1.0)} if k < 3 else {}
+        combination.add(k, {"parameters": Weighted(torch.ones(3), k + 1.0), **moved})
+    assert combination.close()["module/teacher"].tolist() == [[30.0, 30.0], [30.0, 30.0]]
+
+
+def test_in_a_federation_the_median_is_that_of_the_clients_changes():
+    """Against the clients' own reports, caught as they come."""
+    seen: list[Tensor] = []
+
+    class Watching(Median):
+        def add(self, client: int, name: str, term: Tensor | Weighted) -> None:
+            if name == "change":
+                assert isinstance(term, Weighted)
+                seen.append(term.tensor)
+            super().add(client, name, term)
+
+    plain = federation(FedAvg(), aggregator=Watching())
+    before = plain.server.parameters.clone()
+    # the federation's aggregator is copied for every exchange; the class's list is shared
+    after = plain.run(1)
+    assert len(seen) == 3
+    assert (after - before).numpy() == pytest.approx(np.median(torch.stack(seen).numpy(), axis=0), abs=1e-7)

@@ -16,7 +16,7 @@ TENSORS = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(atomic, "_said", set())
     return cache_folder()
@@ -36,8 +36,7 @@ def assert_found_or_equal(file: Path) -> None:
     file.write_bytes(next(flipped(content)))
 
 
-def test_cached_features_with_a_changed_byte_are_made_again(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    torch.manual_seed(0)
+def test_cached_features_with_a_changed_byte_are_made_again(cache, caplog):
     extractor, images = image_classifiers.DigitsClassifier().eval(), torch.rand(8, 1, 8, 8)
 
     def seen() -> Reference:
@@ -55,12 +54,11 @@ def test_cached_features_with_a_changed_byte_are_made_again(cache: Path, caplog:
     assert sorted(path.name for path in file.parent.iterdir()) == [file.name, f"{file.name}.damaged"]
 
 
-def test_a_cached_classifier_with_a_changed_byte_is_trained_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_classifier_with_a_changed_byte_is_trained_again(cache, monkeypatch):
     monkeypatch.setattr(image_classifiers.DigitsClassifier, "least_accuracy", -1)
     trained: list[int] = []
-    monkeypatch.setattr(
-        image_classifiers, "train", lambda *_: trained.append(1) or image_classifiers.DigitsClassifier()
-    )
+    classifier = image_classifiers.DigitsClassifier
+    monkeypatch.setattr(image_classifiers, "train", lambda *_: trained.append(1) or classifier())
     image_classifiers.digits_classifier()
     (file,) = cache.iterdir()
     assert_found_or_equal(file)
@@ -70,7 +68,7 @@ def test_a_cached_classifier_with_a_changed_byte_is_trained_again(cache: Path, m
     assert sorted(path.name for path in cache.iterdir()) == [file.name, f"{file.name}.damaged"]
 
 
-def test_a_file_of_other_content_is_set_aside(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_of_other_content_is_set_aside(cache, caplog):
     path, marker = cache / "x.pt", cache.parent / "code-was-run"
     for content, said in (
         ([1, 2], "holds something else"),
@@ -91,9 +89,7 @@ def test_a_file_of_other_content_is_set_aside(cache: Path, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
-def test_what_cannot_be_kept_is_said_once(
-    cache: Path, trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_kept_is_said_once(cache, trouble, monkeypatch, caplog):
     if trouble == "read-only":
         path = Path("/proc/nowhere/x.pt")
     else:
@@ -111,14 +107,12 @@ def test_what_cannot_be_kept_is_said_once(
     assert not cache.exists() or not list(cache.iterdir())
 
 
-def test_two_processes_that_keep_the_same_do_not_write_to_one_file(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_two_processes_that_keep_the_same_do_not_write_to_one_file(cache, monkeypatch, caplog):
     """The second finishes while the first is in the middle of its save."""
     path, save = cache / "x.pt", torch.save
 
     def interrupted(obj: object, file: object) -> None:
-        save(obj, file)  # type: ignore[arg-type]
+        save(obj, file)
         monkeypatch.setattr(torch, "save", save)
         monkeypatch.setattr("os.getpid", lambda: -1)
         save_tensors(TENSORS, path)
@@ -128,12 +122,11 @@ def test_two_processes_that_keep_the_same_do_not_write_to_one_file(
     save_tensors(TENSORS, path)
     assert not caplog.records  # the first has found its own file where it left it
     found = load_tensors(path, TENSORS)
-    assert found is not None
     assert torch.equal(found["b"], TENSORS["b"])
     assert [each.name for each in cache.iterdir()] == ["x.pt"]
 
 
-def test_features_for_which_there_is_no_room_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_for_which_there_is_no_room_are_computed(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     extractor = image_classifiers.DigitsClassifier().eval()
     assert image_scores.reference(extractor, lambda: iter([torch.rand(4, 1, 8, 8)])).features.shape == (4, 64)

@@ -3,17 +3,14 @@
 import logging
 import os
 import tempfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from lit_epgan import tensor_file
-from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
+from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.errors import UserError
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault, newest_whole, require_whole
 from tests.federations import federation, fit
@@ -24,71 +21,66 @@ from tests.refusals import assert_refused
 from tests.traps import Trap, flipped
 
 
-def checkpoint(epoch: int, **entries: Any) -> dict[str, Any]:
+def checkpoint(epoch: int, **entries):
     """What Lightning writes, with a model of 1,000 numbers."""
     state = {"w": torch.randn(1000, generator=torch.Generator().manual_seed(epoch))}
     model = {"state_dict": state, "epoch": epoch, "global_step": 8 * epoch, "pytorch-lightning_version": "2.6.0"}
-    rest: dict[str, Any] = {"loops": {"fit_loop": {}}, "callbacks": {}, "optimizer_states": [], "lr_schedulers": []}
+    rest = {"loops": {"fit_loop": {}}, "callbacks": {}, "optimizer_states": [], "lr_schedulers": []}
     return model | rest | entries
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     tensor_file.save(checkpoint(11), tmp_path / PREVIOUS)
     tensor_file.save(checkpoint(12), tmp_path / LAST)
     return tmp_path
 
 
-def test_a_whole_last_checkpoint_is_taken(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_whole_last_checkpoint_is_taken_and_for_an_evaluation_the_model_is_enough(folder, caplog):
     assert newest_whole(folder) == folder / LAST
     assert not caplog.records
+    tensor_file.save(without("loops", "callbacks", "optimizer_states", "lr_schedulers"), folder / LAST)
+    assert newest_whole(folder, to_train=False) == folder / LAST
+    assert newest_whole(folder) == folder / PREVIOUS
 
 
-def without(*names: str) -> dict[str, Any]:
+def without(*names: str):
     return {name: value for name, value in checkpoint(12).items() if name not in names}
 
 
-def as_text(path: Path) -> None:
-    path.write_bytes(b"this is no checkpoint")
-
-
-def as_nothing(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def cut(path: Path) -> None:
+def cut(path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def one_bit(path: Path) -> None:
+def one_bit(path) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(checkpoint(12)["state_dict"]["w"].numpy().tobytes()[:16]) + 5] ^= 1
     path.write_bytes(data)
 
 
-def names_of_the_archive(path: Path) -> None:
+def names_of_the_archive(path) -> None:
     torch.save(checkpoint(12), path)  # without a digest: checksums do not cover names
     path.write_bytes(path.read_bytes().replace(b"data/0", b"data/x"))
 
 
-def dangling(path: Path) -> None:
+def dangling(path) -> None:
     path.unlink()
     path.symlink_to("nowhere.ckpt")
 
 
-def a_folder(path: Path) -> None:
+def a_folder(path) -> None:
     path.unlink()
     path.mkdir()
 
 
-def holding(content: Any) -> Any:
+def holding(content):
     return lambda path: tensor_file.save(content, path)
 
 
 DAMAGE = {
     "cut": (cut, "is torn"),
-    "empty": (as_nothing, "is torn"),
-    "text": (as_text, "no file of tensors"),
+    "empty": (lambda path: path.write_bytes(b""), "is torn"),
+    "text": (lambda path: path.write_bytes(b"this is no checkpoint"), "no file of tensors"),
     "one bit": (one_bit, "is damaged: its bytes are not those that were saved"),
     "names of the archive": (names_of_the_archive, "is damaged"),
     "dangling": (dangling, "is a link to a file that does not exist"),
@@ -102,9 +94,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_faulty_one_is_named_and_the_one_before_is_taken(
-    folder: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_faulty_one_is_named_and_the_one_before_is_taken(folder, kind, caplog):
     damage, said = DAMAGE[kind]
     damage(folder / LAST)
     with caplog.at_level(logging.WARNING):
@@ -116,7 +106,13 @@ def test_a_faulty_one_is_named_and_the_one_before_is_taken(
     assert sorted(path.name for path in folder.iterdir()) == [LAST, PREVIOUS]  # nothing happens to it
 
 
-def test_a_single_changed_byte_is_found_or_changes_nothing(folder: Path) -> None:
+def test_code_is_run_by_none_and_damage_is_found(folder, tmp_path):
+    marker = tmp_path / "code-was-run"
+    tensor_file.save(checkpoint(12, hyper_parameters=Trap(marker)), folder / LAST)
+    assert newest_whole(folder) == folder / PREVIOUS
+    assert_refused("only if you trust its maker", require_whole, folder / LAST)
+    assert newest_whole(folder, trusted=True) == folder / LAST
+    assert not marker.exists()
     path = folder / LAST
     for damaged in flipped(path.read_bytes()):
         path.write_bytes(damaged)
@@ -124,33 +120,17 @@ def test_a_single_changed_byte_is_found_or_changes_nothing(folder: Path) -> None
             assert torch.equal(torch.load(path)["state_dict"]["w"], checkpoint(12)["state_dict"]["w"])
 
 
-def test_an_evaluation_needs_the_model_only(folder: Path) -> None:
-    tensor_file.save(without("loops", "callbacks", "optimizer_states", "lr_schedulers"), folder / LAST)
-    assert newest_whole(folder, to_train=False) == folder / LAST
-    assert newest_whole(folder) == folder / PREVIOUS
-
-
-def test_code_is_run_by_none_and_passed_over_unless_trusted(folder: Path, tmp_path: Path) -> None:
-    marker = tmp_path / "code-was-run"
-    tensor_file.save(checkpoint(12, hyper_parameters=Trap(marker)), folder / LAST)
-    assert newest_whole(folder) == folder / PREVIOUS
-    assert_refused("only if you trust its maker", require_whole, folder / LAST)
-    assert newest_whole(folder, trusted=True) == folder / LAST
-    assert not marker.exists()
-
-
-def test_none_left_is_an_error_that_names_them(folder: Path) -> None:
+def test_none_left_is_an_error_that_names_them(folder):
     for name in (LAST, PREVIOUS):
         (folder / name).write_bytes(b"")
     assert_refused(r"last\.ckpt is torn.*previous\.ckpt is torn", newest_whole, folder)
+    (folder / "empty").mkdir()
+    for nothing in (folder / "empty", folder / "none"):
+        assert_refused("no checkpoint in", newest_whole, nothing)
+    assert_refused("does not exist", require_whole, folder / "no.ckpt")
 
 
-def test_an_empty_or_missing_folder_is_an_error(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "none"):
-        assert_refused("no checkpoint in", newest_whole, folder)
-
-
-def test_other_names_are_taken_newest_first(tmp_path: Path) -> None:
+def test_other_names_are_taken_newest_first(tmp_path):
     for epoch in (0, 1):
         tensor_file.save(checkpoint(epoch), tmp_path / f"epoch={epoch}.ckpt")
         os.utime(tmp_path / f"epoch={epoch}.ckpt", (epoch, epoch))
@@ -159,29 +139,12 @@ def test_other_names_are_taken_newest_first(tmp_path: Path) -> None:
     assert newest_whole(tmp_path) == tmp_path / "epoch=1.ckpt"
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    assert_refused("does not exist", require_whole, tmp_path / "no.ckpt")
+def fitted(folder, rounds: int, **options) -> None:
+    callbacks = [RoundCheckpoint(), ModelCheckpoint(folder / "own", save_top_k=-1)]
+    fit(Regression(), federation(), rounds, folder, callbacks=callbacks, enable_checkpointing=True, **options)
 
 
-def fitted(folder: Path, rounds: int, **options: object) -> Regression:
-    module = Regression()
-    trainer = Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        precision="64-true",
-        logger=False,
-        callbacks=[FederationCallback(), RoundCheckpoint(), ModelCheckpoint(folder / "own", save_top_k=-1)],
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, datamodule=federation(), **options)  # type: ignore[arg-type]
-    return module
-
-
-def test_every_checkpoint_has_a_digest_and_is_written_beside_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_checkpoint_has_a_digest_and_is_written_beside_its_place(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
     torch.manual_seed(0)
     fitted(tmp_path, 2)
@@ -193,11 +156,11 @@ def test_every_checkpoint_has_a_digest_and_is_written_beside_its_place(
         assert torch.load(path, weights_only=True).keys() >= {"state_dict", "loops"}
 
 
-def test_the_last_one_is_there_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_one_is_there_at_any_moment(tmp_path, monkeypatch):
     """Also between the two renames, by which it becomes the one before."""
     there = []
 
-    def replaced(*names: Any, replace: Any = os.replace) -> None:
+    def replaced(*names, replace=os.replace) -> None:
         there.append((tmp_path / LAST).exists())
         replace(*names)
         there.append((tmp_path / LAST).exists())
@@ -210,7 +173,7 @@ def test_the_last_one_is_there_at_any_moment(tmp_path: Path, monkeypatch: pytest
     assert epochs == [2, 3]
 
 
-def test_one_that_is_damaged_after_it_was_chosen_is_not_read(tmp_path: Path) -> None:
+def test_one_that_is_damaged_after_it_was_chosen_is_not_read(tmp_path):
     fitted(tmp_path, 1)
     last = tmp_path / "checkpoints" / "last.ckpt"
     last.write_bytes(last.read_bytes().replace(b"state_dict", b"state_dicx"))
@@ -218,7 +181,7 @@ def test_one_that_is_damaged_after_it_was_chosen_is_not_read(tmp_path: Path) -> 
         fitted(tmp_path, 2, ckpt_path=last)
 
 
-def test_no_code_is_run_unless_asked_for(tmp_path: Path) -> None:
+def test_no_code_is_run_unless_asked_for(tmp_path):
     fitted(tmp_path, 1)
     last, marker = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "code-was-run"
     tensor_file.save(tensor_file.load(last) | {"hyper_parameters": Trap(marker)}, last)
@@ -240,7 +203,7 @@ KILLS = {
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def untouched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("untouched")
     run(folder, *OPTIONS)
     return folder
@@ -249,32 +212,25 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 OPTIONS = ("--module", "regression", "--algorithm", "ep", "--optimizer-state", "keep")
 
 
-def assert_same_run(folder: Path, expected: Path) -> None:
+def assert_same_run(folder, expected) -> None:
     for name, value in model(folder).items():
         assert torch.equal(value, model(expected)[name]), name
     assert (folder / "metrics.csv").read_bytes() == (expected / "metrics.csv").read_bytes()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("states", ["memory", "disk"])
 @pytest.mark.parametrize("line", KILLS.values(), ids=KILLS.keys())
-def test_killed_and_resumed(tmp_path: Path, untouched: Path, line: str) -> None:
-    run_until(tmp_path, line, *OPTIONS)
-    run(tmp_path, *OPTIONS, *(["--resume"] if "round 0" not in line else []))
-    assert_same_run(tmp_path, untouched)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", KILLS.values(), ids=KILLS.keys())
-def test_killed_and_resumed_with_the_clients_states_on_disk(tmp_path: Path, untouched: Path, line: str) -> None:
-    """The run that was never killed holds them in memory: where they are makes no difference either."""
-    options = (*OPTIONS, "--private-states", "disk")
+def test_killed_and_resumed(tmp_path, untouched, line, states):
+    """The run that was never killed holds the clients' states in memory: where they are makes no difference either."""
+    options = (*OPTIONS, "--private-states", states)
     run_until(tmp_path, line, *options)
     run(tmp_path, *options, *(["--resume"] if "round 0" not in line else []))
     assert_same_run(tmp_path, untouched)
 
 
 @pytest.mark.slow
-def test_killed_twice(tmp_path: Path, untouched: Path) -> None:
+def test_killed_twice(tmp_path, untouched):
     run_until(tmp_path, "rank 0 round 2 batch 1", *OPTIONS)
     run_until(tmp_path, "rank 0 round 3 batch 4", *OPTIONS, "--resume")
     run(tmp_path, *OPTIONS, "--resume")
@@ -282,18 +238,21 @@ def test_killed_twice(tmp_path: Path, untouched: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, untouched: Path) -> None:
-    run_until(tmp_path, "rank 0 round 3 batch 1", *OPTIONS)
+@pytest.mark.parametrize("states", ["memory", "disk"])
+def test_a_torn_checkpoint_is_passed_over(tmp_path, untouched, states):
+    """The files of states on disk to which the checkpoint before refers are still there."""
+    options = (*OPTIONS, "--private-states", states)
+    run_until(tmp_path, "rank 0 round 4 batch 1", *options)
     last = tmp_path / "checkpoints" / "last.ckpt"
     last.write_bytes(last.read_bytes()[:-500])
-    printed = run(tmp_path, *OPTIONS, "--resume")
+    printed = run(tmp_path, *options, "--resume")
     assert "last.ckpt is torn" in printed
     assert "previous.ckpt" in printed
     assert_same_run(tmp_path, untouched)
 
 
 @pytest.mark.slow
-def test_a_private_run_pays_for_the_round_that_it_repeats(tmp_path: Path) -> None:
+def test_a_private_run_pays_for_the_round_that_it_repeats(tmp_path):
     """Killed after round 3's noise was drawn, before its checkpoint: the round is released again, and counts twice."""
     options = ("--noise-seed", "1")
     run_until(tmp_path, "rank 0 round 3 ended", *options)
@@ -306,46 +265,21 @@ def test_a_private_run_pays_for_the_round_that_it_repeats(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_two_ranks(tmp_path: Path) -> None:
+def test_two_ranks(tmp_path):
     run(tmp_path / "whole", *OPTIONS, devices=2)
-    run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *OPTIONS, "--devices", "2")
-    run(tmp_path / "killed", *OPTIONS, "--resume", devices=2)
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_two_ranks_with_the_clients_states_on_disk(tmp_path: Path) -> None:
-    options = (*OPTIONS, "--private-states", "disk")
-    run(tmp_path / "whole", *OPTIONS, devices=2)
-    run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *options, "--devices", "2")
-    run(tmp_path / "killed", *options, "--resume", devices=2)
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_torn_checkpoint_is_passed_over_where_states_are_on_disk(tmp_path: Path, untouched: Path) -> None:
-    """The files that the checkpoint before refers to are still there."""
-    options = (*OPTIONS, "--private-states", "disk")
-    run_until(tmp_path, "rank 0 round 4 batch 1", *options)
-    last = tmp_path / "checkpoints" / "last.ckpt"
-    last.write_bytes(last.read_bytes()[:-500])
-    assert "previous.ckpt" in run(tmp_path, *options, "--resume")
-    assert_same_run(tmp_path, untouched)
+    for states in ("memory", "disk"):
+        options = (*OPTIONS, "--private-states", states)
+        run_until(tmp_path / states, "rank 1 round 2 batch 0", *options, "--devices", "2")
+        run(tmp_path / states, *options, "--resume", devices=2)
+        assert_same_run(tmp_path / states, tmp_path / "whole")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "algorithm"),
     [("gan", "tilted"), ("speech_gan", "tilted_acoustic"), ("regression", "feddyn"), ("regression", "apfl")],
-    ids=[
-        "f, its optimizer, sites and weights",
-        "three optimizers, the sampler's noise, discriminators of before",
-        "every client's slope and the server's",
-        "every client's own model and share",
-    ],
 )
-def test_what_stands_beside_the_model_comes_back(tmp_path: Path, module: str, algorithm: str) -> None:
-    """What algorithms keep at the server and at clients, around a classifier, a GAN and a recogniser."""
+def test_what_stands_beside_the_model_comes_back(tmp_path, module, algorithm):
     options = ("--module", module, "--algorithm", algorithm, "--optimizer-state", "keep")
     run(tmp_path / "whole", *options)
     run_until(tmp_path / "killed", "rank 0 round 2 batch 5", *options)
@@ -354,7 +288,7 @@ def test_what_stands_beside_the_model_comes_back(tmp_path: Path, module: str, al
 
 
 class Rewound(CSVLogger):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder) -> None:
         super().__init__(folder)
         self.to: list[int] = []
 
@@ -362,20 +296,11 @@ class Rewound(CSVLogger):
         self.to.append(epoch)
 
 
-def test_the_loggers_are_rewound_once(tmp_path: Path) -> None:
-    found = []
-    for again in (False, True):
-        logger = Rewound(tmp_path)
-        resumed = {"ckpt_path": tmp_path / "checkpoints" / "last.ckpt"} if again else {}
-        callbacks = [RoundCheckpoint(tmp_path / "checkpoints")]
-        fit(
-            Regression(),
-            federation(),
-            rounds=2,
-            callbacks=callbacks,
-            logger=logger,
-            enable_checkpointing=True,
-            **resumed,
-        )
+def test_the_loggers_are_rewound_once(tmp_path):
+    found, last = [], tmp_path / "checkpoints" / "last.ckpt"
+    for ckpt_path in (None, last):
+        logger, saved = Rewound(tmp_path), [RoundCheckpoint(last.parent)]
+        options = {"callbacks": saved, "logger": logger, "enable_checkpointing": True, "ckpt_path": ckpt_path}
+        fit(Regression(), federation(), rounds=2, **options)
         found.append(logger.to)
     assert found == [[0], [2]]

@@ -1,8 +1,6 @@
 """The classifier, its backbone of fully connected layers, and the rounds that it takes to be good enough."""
 
 import os
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +12,10 @@ from torchvision.models import resnet18
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.callbacks.rounds_to_target import RoundsToTarget
 from lit_epgan.datamodules.images import ImageDataModule
-from lit_epgan.engine import Algorithm
 from lit_epgan.errors import MissingFileError, UserError
 from lit_epgan.federated import MOON, FedAvg, FedNP
 from lit_epgan.metrics import feature_extractor, image_classifiers
 from lit_epgan.metrics.cache import cache_folder
-from lit_epgan.metrics.feature_extractors import FeatureExtractor
 from lit_epgan.metrics.image_classifiers import FashionClassifier
 from lit_epgan.metrics.image_scores import class_coverage, confident_counts, frechet_distance
 from lit_epgan.metrics.pretrained_extractors import Inception
@@ -37,11 +33,11 @@ def new_classifier(lr: float = 0.1) -> Classifier:
     return Classifier(MLPBackbone(hidden=[16]), nn.Linear(16, 10), lambda p: torch.optim.SGD(p, lr=lr))
 
 
-def digits(**options: Any) -> ImageDataModule:
+def digits(**options) -> ImageDataModule:
     return ImageDataModule(**({"dataset": "digits", "partition": "iid", "clients": 3, "batch_size": 64} | options))
 
 
-def test_loss_and_accuracy_by_hand() -> None:
+def test_loss_and_accuracy_by_hand():
     module = new_classifier()
     images, labels = torch.randn(7, 1, 8, 8), torch.tensor([0, 1, 2, 3, 4, 5, 6])
     logits = module(images)
@@ -52,7 +48,7 @@ def test_loss_and_accuracy_by_hand() -> None:
     assert float(scores["cross_entropy"]) == pytest.approx(-float(np.mean(rows)), rel=1e-5)
 
 
-def test_validation_weighs_rows_not_batches() -> None:
+def test_validation_weighs_rows_not_batches():
     """364 test images in batches of 64: the last one is smaller."""
     module, data = new_classifier(), digits()
     trainer = fit(module, data, 1, algorithm=FedAvg())
@@ -64,13 +60,13 @@ def test_validation_weighs_rows_not_batches() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [MOON("backbone"), FedNP("backbone", "head", latent=4, hidden=5)])
-def test_the_names_of_the_submodules_are_what_moon_and_fednp_ask_for(algorithm: Algorithm) -> None:
+def test_the_names_of_the_submodules_are_what_moon_and_fednp_ask_for(algorithm):
     module = new_classifier()
     fit(module, digits(), 2, algorithm=algorithm)
     assert all(bool(p.isfinite().all()) for p in module.parameters())
 
 
-def test_the_backbone_by_hand() -> None:
+def test_the_backbone_by_hand():
     backbone = MLPBackbone((1, 2, 2), (3, 5))
     (w, b), (v, c) = ((m.weight, m.bias) for m in backbone.modules() if isinstance(m, nn.Linear))
     x = torch.randn(4, 1, 2, 2)
@@ -80,8 +76,8 @@ def test_the_backbone_by_hand() -> None:
     assert_refused("hidden is empty", MLPBackbone, hidden=[])
 
 
-def test_a_partition_of_its_own_for_every_seed() -> None:
-    def labels(**options: Any) -> Tensor:
+def test_a_partition_of_its_own_for_every_seed():
+    def labels(**options) -> Tensor:
         return digits(partition="dirichlet", **options).data.labels["client-1"]
 
     assert torch.equal(labels(seed=1), labels(seed=2))
@@ -97,7 +93,7 @@ class Scripted(Classifier):
         return {"accuracy": torch.tensor(self.script[self.trainer.current_epoch])}
 
 
-def rounds_to(target: float, rounds: int = 5, **options: Any) -> float:
+def rounds_to(target: float, rounds: int = 5, **options) -> float:
     plain = new_classifier()
     module = Scripted(plain.backbone, plain.head)
     callbacks = [RoundsToTarget("accuracy", target), *options.pop("callbacks", [])]
@@ -107,17 +103,14 @@ def rounds_to(target: float, rounds: int = 5, **options: Any) -> float:
 
 
 @pytest.mark.parametrize(("target", "rounds"), [(0.1, 1), (0.7, 2), (0.9, 3), (0.97, 5), (1.0, 6)])
-def test_the_first_round_that_is_good_enough_or_one_more_than_all(target: float, rounds: int) -> None:
+def test_the_first_round_that_is_good_enough_or_one_more_than_all(target, rounds):
     assert rounds_to(target) == rounds
 
 
-def test_a_resumed_run_remembers_when_it_was_good_enough(tmp_path: Path) -> None:
+def test_a_metric_that_is_not_logged_is_named_and_a_resumed_run_remembers(tmp_path):
     rounds_to(0.9, 3, folder=tmp_path, callbacks=[RoundCheckpoint()])
     last = tmp_path / "checkpoints" / "last.ckpt"
     assert rounds_to(0.9, 4, folder=tmp_path, callbacks=[RoundCheckpoint()], ckpt_path=last) == 3
-
-
-def test_a_metric_that_is_not_logged_is_named() -> None:
     with pytest.raises(UserError, match="'precision', which Classifier does not log in validation: it logs accuracy"):
         fit(new_classifier(), digits(), 1, callbacks=[RoundsToTarget("precision")])
 
@@ -127,21 +120,21 @@ def distance(first: Tensor, second: Tensor) -> float:
 
 
 @pytest.fixture(scope="module")
-def classifier(classifier_cache: Path) -> Any:
+def classifier(classifier_cache):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(classifier_cache))
         yield image_classifiers.digits_classifier()
 
 
-def test_digits_split_is_the_data_modules() -> None:
+def test_digits_split_is_the_data_modules():
     """Metrics may not import data modules: the two readings of one rule must agree, row by row."""
     from lit_epgan.datamodules.images import ImageDataModule
 
     data = image_classifiers.digits_split()
     datamodule = ImageDataModule("digits", partition="iid", clients=1)
     datamodule.setup()
-    train: Any = datamodule.data.train
-    test: Any = datamodule.data.test
+    train = datamodule.data.train
+    test = datamodule.data.test
     theirs = next(iter(train.values()))
     assert torch.equal(*(_sorted(x) for x in (data.train, theirs.fetch(list(range(len(theirs))))[0])))
     found, found_labels = test.fetch(list(range(len(test))))
@@ -157,7 +150,7 @@ def _sorted(images: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-def test_digits_classifier_recognises_digits_and_scales_its_features(classifier: FeatureExtractor) -> None:
+def test_digits_classifier_recognises_digits_and_scales_its_features(classifier):
     data = image_classifiers.digits_split()
     images, test_images, test_labels = data.train, data.test, data.test_labels
     found, logits = classifier.extract(test_images)
@@ -168,7 +161,7 @@ def test_digits_classifier_recognises_digits_and_scales_its_features(classifier:
     assert class_coverage(confident_counts(logits) / len(logits))[0] == 10
 
 
-def test_distance_orders_what_is_missing(classifier: FeatureExtractor) -> None:
+def test_distance_orders_what_is_missing(classifier):
     data = image_classifiers.digits_split()
     images, labels = data.train, data.train_labels
     real = classifier.extract(data.test)[0]
@@ -178,7 +171,7 @@ def test_distance_orders_what_is_missing(classifier: FeatureExtractor) -> None:
     assert distances[2] > 10 * distances[0]
 
 
-def test_two_halves_of_real_data_are_nearest(classifier: FeatureExtractor) -> None:
+def test_two_halves_of_real_data_are_nearest(classifier):
     """By Frechet distance, against the second half spoiled a little in ways that samples are; the same half has 0."""
     data = image_classifiers.digits_split()
     images, labels = torch.cat([data.train, data.test]), torch.cat([data.train_labels, data.test_labels])
@@ -201,18 +194,16 @@ def test_two_halves_of_real_data_are_nearest(classifier: FeatureExtractor) -> No
     assert distance(real, real) == pytest.approx(0, abs=1e-6)
 
 
-def test_classifier_is_cached_and_disturbs_no_stream(
-    classifier: FeatureExtractor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_classifier_is_cached_and_disturbs_no_stream(classifier, tmp_path, monkeypatch):
     """A second classifier comes from the file; a torn file is set aside and made anew, to the same bits."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(image_classifiers.DigitsClassifier, "epochs", 4)
     monkeypatch.setattr(image_classifiers.DigitsClassifier, "least_accuracy", -1)
-    streams = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]
+    streams = torch.get_rng_state(), np.random.get_state()[1].copy()
     with torch.inference_mode():
         first = image_classifiers.digits_classifier().state_dict()
     assert torch.equal(torch.get_rng_state(), streams[0])
-    assert np.array_equal(np.random.get_state()[1], streams[1])  # type: ignore[index]
+    assert np.array_equal(np.random.get_state()[1], streams[1])
     (file,) = cache_folder().iterdir()
     trained: list[int] = []
     train = image_classifiers.train
@@ -226,33 +217,15 @@ def test_classifier_is_cached_and_disturbs_no_stream(
     assert sorted(path.name for path in cache_folder().iterdir()) == [file.name, f"{file.name}.damaged"]
 
 
-def test_a_weak_classifier_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(image_classifiers, "train", lambda *_: image_classifiers.DigitsClassifier())
-    assert_refused("recognises only", image_classifiers.digits_classifier)
-
-
-def test_an_unwritable_cache_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(image_classifiers.DigitsClassifier, "epochs", 1)
-    monkeypatch.setattr(image_classifiers.DigitsClassifier, "least_accuracy", -1)
-    assert image_classifiers.digits_classifier().extract(torch.zeros(3, 1, 8, 8))[1].shape == (3, 10)
-
-
-def test_digits_extractor_refuses_other_images(classifier: FeatureExtractor) -> None:
+def test_the_digits_extractor_refuses_other_images_and_names_its_metrics(classifier):
     assert_refused("8 x 8", classifier.extract, torch.zeros(2, 3, 32, 32))
     assert_refused("ToyMetrics", classifier.extract, torch.zeros(2, 2))
-
-
-def test_names_carry_the_extractor(classifier: FeatureExtractor) -> None:
     assert classifier.metric("fid") == "fid_digits"
     names = [Inception.metric(Inception.__new__(Inception), n) for n in ("fid", "classes")]
     assert names == ["fid", "classes_inception"]
 
 
-def test_fashion_classifier_is_trained_on_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A miniature tree; then from the cache."""
+def test_fashion_classifier_is_trained_on_the_data_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(FashionClassifier, "least_accuracy", -1)
     write_fashion(tmp_path)
@@ -265,9 +238,12 @@ def test_fashion_classifier_is_trained_on_the_data_folder(tmp_path: Path, monkey
     assert all(torch.equal(value, again[name]) for name, value in first.state_dict().items())
 
 
-def test_fashion_extractor_without_data_names_the_folder(tmp_path: Path) -> None:
+def test_a_weak_classifier_and_missing_data_are_refused(tmp_path, monkeypatch):
     with pytest.raises(MissingFileError, match=f"not in {tmp_path}/FashionMNIST/raw"):
         feature_extractor("fashion", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(image_classifiers, "train", lambda *_: image_classifiers.DigitsClassifier())
+    assert_refused("recognises only", image_classifiers.digits_classifier)
 
 
 def torchvisions() -> nn.Module:
@@ -279,8 +255,7 @@ def torchvisions() -> nn.Module:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_outputs_are_torchvisions_with_its_weights(training: bool) -> None:
-    torch.manual_seed(0)
+def test_the_outputs_are_torchvisions_with_its_weights(training):
     theirs, ours = torchvisions(), ResNet18()
     for module in theirs.modules():
         if isinstance(module, nn.BatchNorm2d):  # statistics that are not those of the beginning
@@ -293,12 +268,9 @@ def test_the_outputs_are_torchvisions_with_its_weights(training: bool) -> None:
     torch.testing.assert_close(ours(images), theirs(images))
 
 
-def test_the_parameters_are_as_many_as_torchvisions() -> None:
+def test_as_many_parameters_as_torchvisions_which_begin_as_they_do():
     count = sum(p.numel() for p in ResNet18().parameters())
     assert count == sum(p.numel() for p in torchvisions().parameters()) == 11_168_832
-
-
-def test_the_weights_begin_as_torchvisions_do() -> None:
     torch.manual_seed(0)
     theirs = dict(torchvisions().named_parameters())
     for name, parameter in ResNet18().named_parameters():
@@ -308,24 +280,19 @@ def test_the_weights_begin_as_torchvisions_do() -> None:
 
 @pytest.mark.parametrize(("size", "channels"), [(32, 3), (64, 3), (8, 1)])
 @pytest.mark.parametrize("norm", ["batch", "group", "none"])
-def test_features_of_other_sizes_and_norms(size: int, channels: int, norm: str) -> None:
-    network = ResNet18(channels, width=4, norm=norm)  # type: ignore[arg-type]
+def test_features_of_other_sizes_and_norms(size, channels, norm):
+    network = ResNet18(channels, width=4, norm=norm)
     features = network(torch.randn(2, channels, size, size))
     assert features.shape == (2, network.out_features) == (2, 32)
 
 
-def test_with_group_norm_a_row_does_not_depend_on_the_others() -> None:
-    torch.manual_seed(0)
+def test_with_group_norm_a_row_does_not_depend_on_the_others():
     images = torch.randn(4, 3, 16, 16)
     for norm, independent in (("group", True), ("none", True), ("batch", False)):
-        network = ResNet18(width=8, norm=norm)  # type: ignore[arg-type]
+        network = ResNet18(width=8, norm=norm)
         alone = torch.allclose(network(images)[:2], network(images[:2]), atol=1e-5)
         assert alone == independent, norm
     assert not list(ResNet18(width=8, norm="group").buffers())
     assert {m.num_groups for m in ResNet18(norm="group").modules() if isinstance(m, nn.GroupNorm)} == {32}
-
-
-def test_nonsense_is_refused() -> None:
-    with pytest.raises(UserError, match="norm 'layer' does not exist"):
-        ResNet18(norm="layer")  # type: ignore[arg-type]
+    assert_refused("norm 'layer' does not exist", ResNet18, norm="layer")
     assert_refused("ResNet-18 needs width of at least 1", ResNet18, width=0)

@@ -1,6 +1,7 @@
 """The command line: where configs are found, what a mistake is answered with, and what a run's folder holds."""
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -33,16 +34,10 @@ def refusal(capsys, *args: str) -> str:
     return told[0].removeprefix("error: ")
 
 
-# Configs by name
-
-
-def test_the_configs_that_every_user_starts_from_are_there():
+def test_configs_are_there_and_the_working_directorys_come_first(folder, capsys):
     assert {"toy.yaml", "digits.yaml", "cifar.yaml"} <= set(known_configs())
     assert "algorithms/scaffold.yaml" in known_configs("algorithms")
     assert "studies/demo.yaml" in known_configs("studies")
-
-
-def test_the_working_directory_comes_before_the_package(folder, capsys):
     (folder / "toy.yaml").write_text("trainer: {max_epochs: nonsense}\n")
     assert "trainer.max_epochs is 'nonsense'" in refusal(capsys, "fit", "--config", "toy.yaml")
 
@@ -59,9 +54,7 @@ def test_an_unknown_config_is_answered_with_the_nearest_names(capsys):
     assert "studies/demo.yaml" in refusal(capsys, "study", "--config=studies/dmo.yaml")
 
 
-# What a mistake is answered with
-
-
+@pytest.mark.usefixtures("only_fit")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -74,10 +67,7 @@ def test_an_unknown_config_is_answered_with_the_nearest_names(capsys):
         (["--model.lr", "fast"], "model.lr is 'fast', but a number is expected."),
         (["--model.lr", "nan"], "nan"),
         (["--trainer.max_epochs", "1.5"], "trainer.max_epochs is '1.5', but a whole number is expected."),
-        (
-            ["--model", "lit_epgan.modules.GAM"],
-            "model: there is no class lit_epgan.modules.GAM; did you mean lit_epgan.modules.GAN?",
-        ),
+        (["--model", "lit_epgan.modules.GAM"], "there is no class lit_epgan.modules.GAM; did you mean lit_epgan.mod"),
         (["--data", "nowhere.Data"], "data: there is no module nowhere."),
         (["--data.seed", "3"], "give --seed_everything instead"),
         (["--trainer.strategy", "dpp"], "invalid strategy name"),
@@ -91,6 +81,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(capsys, arguments, sentence):
     assert sentence in refusal(capsys, "fit", *TINY, *arguments)
 
 
+@pytest.mark.usefixtures("only_fit")
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
@@ -98,11 +89,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(capsys, arguments, sentence):
         ("  max_epochs:", "  max_epoch:", "There is no key trainer.max_epoch; did you mean trainer.max_epochs?"),
         ("federation:", "fedration:", "did you mean federation"),
         ("init_args: {own_rows: 16, refine: 0.3}", "init_args: {own_rows: 16, refine: 0.3", "mine.yaml, line"),
-        (
-            "lit_epgan.callbacks.RoundCheckpoint",
-            "lit_epgan.callbacks.RoundChekpoint",
-            "did you mean lit_epgan.callbacks.RoundCheckpoint?",
-        ),
+        ("callbacks.RoundCheckpoint", "callbacks.RoundChekpoint", "did you mean lit_epgan.callbacks.RoundCheckpoint?"),
     ],
 )
 def test_a_mistake_in_a_config_is_named_too(folder, capsys, old, new, sentence):
@@ -128,29 +115,38 @@ def test_an_unknown_command_and_none(capsys):
     assert "toy.yaml" in capsys.readouterr().out
 
 
-def test_debug_shows_the_traceback(monkeypatch):
+def test_tracebacks_are_for_debugging_and_for_errors_of_the_program(monkeypatch):
     monkeypatch.setenv("LIT_EPGAN_DEBUG", "1")
     with pytest.raises(Exception, match="no command"):
         main(["fti"])
-
-
-def test_a_programming_error_keeps_its_traceback(monkeypatch):
+    monkeypatch.delenv("LIT_EPGAN_DEBUG")
     monkeypatch.setattr("lit_epgan.cli.main._run", lambda args: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["fit"])
 
 
-def test_a_checkpoint_of_another_model_and_a_damaged_one(folder, capsys):
-    assert main(["fit", *TINY]) == 0
-    last = folder / "runs" / "toy" / "checkpoints" / "last.ckpt"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of TINY."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("trained"))
+        patch.setenv("WANDB_MODE", "disabled")
+        assert main(["fit", *TINY]) == 0
+        return Path("runs/toy").absolute()
+
+
+@pytest.fixture
+def run(folder, trained):
+    return Path(shutil.copytree(trained, folder / "runs" / "toy"))
+
+
+def test_a_checkpoint_of_another_model_and_a_damaged_one(folder, run, capsys):
+    last = run / "checkpoints" / "last.ckpt"
     other = [*TINY, "--model.generator.hidden", "[8]", "--ckpt_path", str(last)]
     assert "checkpoint" in (sentence := refusal(capsys, "test", *other))
     assert "another model" in sentence
     (folder / "torn.ckpt").write_bytes(last.read_bytes()[:-1000])
     assert "torn" in refusal(capsys, "fit", *TINY, "--ckpt_path", "torn.ckpt")
-
-
-# Help and print_config
 
 
 def test_help_lists_commands_and_configs_and_imports_nothing_heavy():
@@ -173,41 +169,20 @@ def test_print_config_shows_overrides(capsys):
     assert printed["weights_only"] is True
 
 
-# A run's folder
-
-
-def test_a_run_leaves_everything_in_one_folder_and_resumes_in_it(folder, capsys):
-    assert main(["fit", *TINY]) == 0
-    run = folder / "runs" / "toy"
+def test_a_run_leaves_everything_in_one_folder_and_resumes_in_it_as_if_never_stopped(folder, run):
     assert {"config.yaml", "metrics.csv", "checkpoints", "progress.json", "pictures"} <= {p.name for p in run.iterdir()}
     assert {p.name for p in folder.iterdir()} == {"runs"}
     assert json.loads((run / "progress.json").read_text())["done"] == 2
     assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_epochs"] == 2
-
-    assert main(["fit", *TINY, "--trainer.max_epochs", "3", "--ckpt_path", "last"]) == 0
+    three = [*TINY, "--trainer.max_epochs", "3"]
+    assert main(["fit", *three, "--ckpt_path", "last"]) == 0
     assert sorted(pd.read_csv(run / "metrics.csv")["epoch"].unique()) == [0, 1, 2]
     assert not (folder / "runs" / "toy.1").exists()
+    assert main(["fit", *three, "--trainer.default_root_dir", "whole"]) == 0
+    assert (run / "metrics.csv").read_bytes() == (folder / "whole" / "metrics.csv").read_bytes()
 
 
-def test_a_callback_by_itself_takes_the_configurations_place(folder):
-    assert main(["fit", *TINY, "--trainer.callbacks", "lit_epgan.callbacks.RoundCheckpoint"]) == 0
-    assert (folder / "runs" / "toy" / "checkpoints" / "last.ckpt").exists()
-    assert not (folder / "runs" / "toy" / "pictures").exists()
-
-
-def test_resumed_metrics_are_those_of_a_run_never_stopped(folder):
-    assert main(["fit", *TINY, "--trainer.max_epochs", "3", "--trainer.default_root_dir", "whole"]) == 0
-    assert main(["fit", *TINY, "--trainer.default_root_dir", "parts"]) == 0
-    assert (
-        main(["fit", *TINY, "--trainer.max_epochs", "3", "--trainer.default_root_dir", "parts", "--ckpt_path", "last"])
-        == 0
-    )
-    assert (folder / "parts" / "metrics.csv").read_bytes() == (folder / "whole" / "metrics.csv").read_bytes()
-
-
-def test_a_torn_checkpoint_is_said_and_the_one_before_is_used(folder, caplog):
-    assert main(["fit", *TINY]) == 0
-    run = folder / "runs" / "toy"
+def test_a_torn_checkpoint_is_said_and_the_one_before_is_used(run, caplog):
     whole = (run / "metrics.csv").read_bytes()
     last = run / "checkpoints" / "last.ckpt"
     last.write_bytes(last.read_bytes()[:-500])
@@ -217,13 +192,16 @@ def test_a_torn_checkpoint_is_said_and_the_one_before_is_used(folder, caplog):
     assert (run / "metrics.csv").read_bytes() == whole
 
 
-def test_a_new_run_moves_the_old_one_aside(folder, capsys):
-    for _ in range(3):
+def test_a_new_run_moves_the_old_one_aside(folder, run, capsys):
+    for _ in range(2):
         assert main(["fit", *BARE]) == 0
     told = capsys.readouterr().err
     assert sorted(p.name for p in (folder / "runs").iterdir()) == ["toy", "toy.1", "toy.2"]
     assert "runs/toy held a run; it is now runs/toy.2" in told
     assert "--ckpt_path last" in told
+    # a callback by itself takes the configuration's place
+    assert (folder / "runs" / "toy" / "checkpoints" / "last.ckpt").exists()
+    assert not (folder / "runs" / "toy" / "pictures").exists()
 
 
 def test_another_rank_moves_nothing(folder, monkeypatch):
@@ -238,12 +216,11 @@ def test_another_rank_moves_nothing(folder, monkeypatch):
     assert not (folder / "run").exists()
 
 
-def test_test_and_predict_use_the_newest_checkpoint(folder, capsys):
-    assert main(["fit", *TINY]) == 0
+def test_test_and_predict_use_the_newest_checkpoint(run, capsys):
     assert main(["test", *TINY]) == 0
-    assert (folder / "runs" / "toy" / "test_metrics.csv").is_file()
+    assert (run / "test_metrics.csv").is_file()
     assert main(["predict", *TINY]) == 0
-    assert (folder / "runs" / "toy" / "samples" / "samples.npy").is_file()
+    assert (run / "samples" / "samples.npy").is_file()
     assert "untrained" not in capsys.readouterr().err
     assert main(["predict", *TINY, "--trainer.default_root_dir", "empty"]) == 0
     assert "this is the untrained model" in capsys.readouterr().err
@@ -257,14 +234,12 @@ def test_an_untrained_model_is_not_evaluated(folder, capsys, command):
     assert not (folder / "runs" / "toy" / f"{command}_metrics.csv").exists()
 
 
-def test_the_best_checkpoint_is_the_monitors(folder, capsys, caplog):
+def test_the_best_checkpoint_is_the_monitors(folder, run, capsys, caplog):
     """The toy's clients hold no data of their own; the first round of three is best by its own number."""
     monitor = '{"class_path": "ModelCheckpoint", "init_args": {"monitor": "client/steps", "mode": "min"}}'
     words = [*TINY, "--data.warmup_steps", "1", "--trainer.max_epochs", "3"]
-    assert main(["fit", *words]) == 0
-    assert "No best checkpoint is known in runs/toy/checkpoints" in refusal(
-        capsys, "test", *words, "--ckpt_path", "best"
-    )
+    told = refusal(capsys, "test", *words, "--ckpt_path", "best")
+    assert "No best checkpoint is known in runs/toy/checkpoints" in told
     assert main(["fit", *words, "--trainer.callbacks+", monitor]) == 0
     best = next((folder / "runs" / "toy" / "checkpoints").glob("epoch=*.ckpt"))
     assert best.name.startswith("epoch=0-")  # rounds 0, 1, 2 have 1, 2, 2 steps
@@ -302,12 +277,10 @@ def test_several_processes_get_the_federations_strategy(devices, nodes, federate
 
 
 @pytest.mark.slow
-def test_two_ranks_from_the_command_line_give_the_same_metrics(folder):
-    words = [sys.executable, "-m", "lit_epgan", "fit", *TINY, "--trainer.accelerator", "cpu"]
-    for devices in ("1", "2"):
-        extra = ["--trainer.devices", devices, "--trainer.default_root_dir", f"ranks-{devices}"]
-        run_words([*words, *extra])
-    one, two = (pd.read_csv(folder / f"ranks-{n}" / "metrics.csv").drop(columns="step") for n in (1, 2))
+def test_two_ranks_from_the_command_line_give_the_same_metrics(run):
+    there = ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.default_root_dir", "two"]
+    run_words([sys.executable, "-m", "lit_epgan", "fit", *TINY, *there])
+    one, two = (pd.read_csv(folder / "metrics.csv").drop(columns="step") for folder in (run, Path("two")))
     pd.testing.assert_frame_equal(one, two, rtol=1e-4)
 
 

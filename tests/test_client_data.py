@@ -2,22 +2,20 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.errors import UserError
-from tests.federations import client_sets, federation, fit
+from tests.federations import client_sets, federation, fit, plain_trainer
 from tests.modules import Regression
 from tests.notes import Notes
-from tests.plain_loop import PlainLoop, own_batches
+from tests.plain_loop import PlainLoop, assert_plain, own_batches
 from tests.refusals import assert_refused
 from tests.test_federation import assert_same, plain_batches
 from tests.test_policies import sgd
@@ -28,15 +26,15 @@ class Pair(NamedTuple):
     y: Tensor
 
 
-class Rows(Dataset[Any]):
-    def __init__(self, k: int, structure: Any) -> None:
+class Rows(Dataset):
+    def __init__(self, k: int, structure) -> None:
         self.x, self.y = client_sets()[k].tensors
         self.structure = structure
 
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, i: int) -> Any:
+    def __getitem__(self, i: int):
         return self.structure(self.x[i], self.y[i])
 
 
@@ -44,7 +42,7 @@ class Witness(Regression):
     batches = Notes()
     indices = Notes()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int) -> Tensor:
         self.batches.append(batch)
         self.indices.append(batch_idx)
         return self.body(torch.ones(1, 3, dtype=torch.float64)).sum() * 0
@@ -59,7 +57,7 @@ STRUCTURES = {
 }
 
 
-def assert_equal_batches(ours: Any, theirs: Any) -> None:
+def assert_equal_batches(ours, theirs) -> None:
     assert type(ours) is type(theirs)
     if isinstance(ours, Tensor):
         assert torch.equal(ours, theirs)
@@ -75,7 +73,7 @@ def assert_equal_batches(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES.keys())
-def test_a_batch_is_exactly_what_the_data_set_gives(structure: Any) -> None:
+def test_a_batch_is_exactly_what_the_data_set_gives(structure):
     module, sets = Witness(), [Rows(k, structure) for k in range(4)]
     fit(module, FederatedDataModule.from_datasets(sets, batch_size=8), rounds=1)
     index = [Rows(k, lambda x, y: (x, y)) for k in range(4)]
@@ -88,7 +86,7 @@ def test_a_batch_is_exactly_what_the_data_set_gives(structure: Any) -> None:
     assert module.indices == [0, 1, 2, 0, 0, 1, 2, 3, 4, 0, 1]  # each client counts its own
 
 
-def test_a_tensor_data_set_gives_what_its_slow_way_would() -> None:
+def test_a_tensor_data_set_gives_what_its_slow_way_would():
     """It is read a whole batch at a time; a subclass, which may do anything, is not."""
 
     class Own(TensorDataset):
@@ -101,11 +99,11 @@ def test_a_tensor_data_set_gives_what_its_slow_way_would() -> None:
     assert_equal_batches(fast.batches, slow.batches)
 
 
-def test_fetch_reads_a_whole_batch() -> None:
+def test_fetch_reads_a_whole_batch():
     class Fetching(Rows, BatchDataset):
         fetched = 0
 
-        def fetch(self, indices: list[int]) -> Any:
+        def fetch(self, indices: list[int]):
             self.fetched += 1
             return [self.x[indices], self.y[indices]]
 
@@ -118,14 +116,11 @@ def test_fetch_reads_a_whole_batch() -> None:
     assert_equal_batches(module.batches, plain.batches)
 
 
-def test_a_collate_function_is_used() -> None:
+def test_a_collate_function_and_workers_are_used():
     module = Witness()
     data = FederatedDataModule.from_datasets(client_sets(), batch_size=8, collate_fn=len)
     fit(module, data, rounds=1)
     assert module.batches == [8, 8, 4, 7, 8, 8, 8, 8, 2, 8, 4]
-
-
-def test_workers_give_the_same_batches() -> None:
     alone, helped = Witness(), Witness()
     fit(alone, federation(local_steps=2), rounds=2)
     fit(helped, federation(local_steps=2, num_workers=1), rounds=2)
@@ -137,10 +132,10 @@ class Noisy(Rows):
         super().__init__(k, lambda x, y: (x + 0.1 * torch.randn(3, dtype=torch.float64), y))
 
 
-def test_augmentation_depends_on_seed_round_and_client_alone() -> None:
+def test_augmentation_depends_on_seed_round_and_client_alone():
     """The same client in the same round sees the same rows, whoever was there before; and dropout is not disturbed."""
 
-    def rows(sets: list[Dataset[Any]], seed: int) -> list[Any]:
+    def rows(sets, seed: int):
         module = Witness()
         fit(module, FederatedDataModule.from_datasets(sets, batch_size=8, local_steps=1, seed=seed), rounds=2)
         return module.batches
@@ -158,19 +153,19 @@ def test_augmentation_depends_on_seed_round_and_client_alone() -> None:
 
 
 class Hooked(Regression):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch, dataloader_idx: int):
         return [2 * batch[0], batch[1]]
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs, batch, batch_idx: int) -> None:
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.mul_(0.9)
 
 
-def test_the_modules_own_hooks_are_honoured() -> None:
+def test_the_modules_own_hooks_are_honoured():
     """Also on the last batch of a client: what it does there belongs to the client's report."""
 
-    def work(local: Any, batches: list[Any], client: int, round_: int) -> None:
+    def work(local, batches, client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()
         for x, y in batches:
             optimizer.zero_grad()
@@ -179,12 +174,7 @@ def test_the_modules_own_hooks_are_honoured() -> None:
             local.on_train_batch_end(None, None, 0)
 
     module = Hooked()
-    reference = PlainLoop(work).run(module, 3)
-    fit(module, federation(), rounds=3)
-    assert_same(module, reference)
-
-
-def test_held_out_batches_pass_the_modules_hook_too() -> None:
+    assert_plain(module, PlainLoop(work), 3, federation())
     module = Hooked()
     held_out = client_sets((6,))[0]
     trainer = fit(module, federation(val_dataset=held_out), rounds=1)
@@ -193,29 +183,22 @@ def test_held_out_batches_pass_the_modules_hook_too() -> None:
     assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(expected, rel=1e-6)
 
 
-class Stream(IterableDataset[Any]):
+class Stream(IterableDataset):
     def __init__(self, k: int, rows: int | None = None) -> None:
         self.x, self.y = client_sets()[k].tensors
         self.rows = len(self.x) if rows is None else rows
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return zip(self.x[: self.rows], self.y[: self.rows], strict=True)
 
 
-def test_iterable_clients_weigh_as_many_rows_as_they_gave() -> None:
-    def eights(client: int, round_: int) -> list[Any]:
+def test_iterable_clients_weigh_as_many_rows_as_they_gave_and_sit_out_when_they_run_dry():
+    def eights(client: int, round_: int):
         return list(zip(*(tensor.split(8) for tensor in client_sets()[client].tensors), strict=True))
 
     module = Regression(dropout=0.1)
-    reference = PlainLoop(sgd, batches=eights).run(module, 3)
-    fit(module, FederatedDataModule.from_datasets([Stream(k) for k in range(4)], batch_size=8), rounds=3)
-    assert_same(module, reference)
-
-
-def test_an_iterable_client_that_runs_dry_sits_out() -> None:
-    def eights(client: int, round_: int) -> list[Any]:
-        return list(zip(*(tensor.split(8) for tensor in client_sets()[client].tensors), strict=True))
-
+    loop = PlainLoop(sgd, batches=eights)
+    assert_plain(module, loop, 3, FederatedDataModule.from_datasets([Stream(k) for k in range(4)], batch_size=8))
     module = Regression()
     reference = PlainLoop(sgd, cohort=lambda r: [0, 3], batches=eights).run(module, 2)
     sets = [Stream(0), Stream(1, rows=0), Stream(2, rows=0), Stream(3)]
@@ -223,10 +206,10 @@ def test_an_iterable_client_that_runs_dry_sits_out() -> None:
     assert_same(module, reference)
 
 
-def test_bad_input_is_named() -> None:
+def test_bad_input_is_named():
     assert_refused(r"data\.local_steps is 0; it must be at least 1", federation, local_steps=0)
     with pytest.raises(UserError, match="client 'client-1' holds a int, which is no data set"):
-        FederatedDataModule.from_datasets([client_sets()[0], 3], batch_size=8).setup("fit")  # type: ignore[list-item]
+        FederatedDataModule.from_datasets([client_sets()[0], 3], batch_size=8).setup("fit")
     assert_refused("4 data sets need as many different client names", federation, client_names=["a", "b", "a", "c"])
     with pytest.raises(UserError, match="held-out data of clients that do not exist: nobody"):
         federation(val_dataset={"nobody": client_sets()[0]})
@@ -235,7 +218,7 @@ def test_bad_input_is_named() -> None:
     assert_refused("has no data of its own", FederatedDataModule().setup, "fit")
 
 
-def test_names_and_warm_up() -> None:
+def test_names_and_warm_up():
     module = Witness()
     data = FederatedDataModule.from_datasets(
         dict(zip("abcd", client_sets(), strict=True)), batch_size=8, local_steps=2, warmup_steps=5
@@ -246,8 +229,7 @@ def test_names_and_warm_up() -> None:
     assert own_batches(5)(0, 0)[4][0].tolist() == module.batches[4][0].tolist()
 
 
-def test_training_without_the_callback_sees_every_client_in_one_epoch() -> None:
-    """The same data module, centrally: what a federation is compared with."""
+def test_training_without_the_callback_sees_every_client_in_one_epoch():
     module = Regression()
     central = copy.deepcopy(module).double()
     optimizer = central.configure_optimizers()
@@ -256,40 +238,38 @@ def test_training_without_the_callback_sees_every_client_in_one_epoch() -> None:
             optimizer.zero_grad()
             central.loss(batch).backward()
             optimizer.step()
-    options: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
-    trainer = Trainer(accelerator="cpu", max_epochs=1, precision="64-true", enable_model_summary=False, **options)
+    trainer = plain_trainer(max_epochs=1)
     with pytest.raises(UserError, match=r"trains no federation by itself.*add FederationCallback\(\) to the Trainer"):
         trainer.fit(copy.deepcopy(module), datamodule=federation())
-    trainer = Trainer(accelerator="cpu", max_epochs=1, precision="64-true", enable_model_summary=False, **options)
     data = federation()
     data.unfederated = True
-    trainer.fit(module, datamodule=data)
+    plain_trainer(max_epochs=1).fit(module, datamodule=data)
     assert_same(module, central)
 
 
 BAD = 11  # a record of the client of 34
 
 
-class Torn(Dataset[Any]):
+class Torn(Dataset):
     def __init__(self, data: TensorDataset, bad: int | None) -> None:
         self.data, self.bad = data, bad
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int):
         if index == self.bad:
             raise ValueError("not a number: 'n/a'")
         return self.data[index]
 
 
-def torn(bad: int | None = BAD, **options: Any) -> FederatedDataModule:
+def torn(bad: int | None = BAD, **options) -> FederatedDataModule:
     sets = {f"ward-{k}": Torn(data, bad if k == 2 else None) for k, data in enumerate(client_sets())}
     return FederatedDataModule.from_datasets(sets, batch_size=8, **options)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_record_that_cannot_be_read_is_named_with_its_client(workers: int) -> None:
+def test_a_record_that_cannot_be_read_is_named_with_its_client(workers):
     with pytest.raises(UserError) as told:
         fit(Regression(), torn(num_workers=workers, local_steps=6))
     assert str(told.value) == (
@@ -298,8 +278,8 @@ def test_a_record_that_cannot_be_read_is_named_with_its_client(workers: int) -> 
     assert isinstance(told.value.__cause__, ValueError)
 
 
-def test_records_that_do_not_fit_together_are_named() -> None:
-    def refuses(records: list[Any]) -> list[Tensor]:
+def test_records_that_do_not_fit_together_are_named():
+    def refuses(records) -> list[Tensor]:
         raise TypeError("no batch")
 
     with pytest.raises(
@@ -309,7 +289,7 @@ def test_records_that_do_not_fit_together_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_many_small_clients_do_not_make_a_long_warning() -> None:
+def test_many_small_clients_do_not_make_a_long_warning():
     one = client_sets((1,))[0]
     data = FederatedDataModule.from_datasets({f"client-{k:05d}": one for k in range(10_000)}, batch_size=8)
     with warnings.catch_warnings(record=True) as seen:

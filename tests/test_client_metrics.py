@@ -2,8 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -28,26 +27,24 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.metrics.over_clients import over_clients
 from lit_epgan.modules import Classifier, Regression, SuffiAE
-from lit_epgan.modules.supervised import Supervised
-from tests.federations import fit
+from tests.federations import fit, plain_trainer
 
 # rows of each client's held-out data: more than a batch, less than a batch, exactly one
 SIZES = {"a": 7, "b": 2, "c": 4}
-
 ROUNDS = 2
 
 
 class Logger(LightningModule):
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
         self.options = options
         self.accuracy = Accuracy("binary")
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int) -> Tensor:
         return 0 * self.weight.sum()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx: int) -> None:
         values, targets = batch
         self.log("val_loss", values.mean() + ROUNDS - 1 - self.current_epoch, **self.options)
         self.log("val_accuracy", (values > 0).double().mean())
@@ -55,7 +52,7 @@ class Logger(LightningModule):
         self.log("val_metric_acc", self.accuracy)
         self.log("last", values[0], on_step=True, on_epoch=False)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
@@ -65,17 +62,18 @@ def held_out() -> dict[str, TensorDataset]:
     return {name: TensorDataset(x, torch.arange(len(x)) % 2) for name, x in rows.items()}
 
 
-def federation(**options: Any) -> FederatedDataModule:
-    train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in (*SIZES, "without held-out data")}
-    return FederatedDataModule.from_datasets(train, batch_size=4, val_dataset=held_out(), **options)
+def federation(held=None, names=None, **options) -> FederatedDataModule:
+    held = held_out() if held is None else held
+    train = {n: TensorDataset(torch.ones(8, 1).double()) for n in names or (*held, "without held-out data")}
+    return FederatedDataModule.from_datasets(train, batch_size=4, val_dataset=held, **options)
 
 
-def metrics(module: LightningModule, *callbacks: Any, **options: Any) -> dict[str, float]:
+def metrics(module: LightningModule, *callbacks, **options) -> dict[str, float]:
     trainer = fit(module, federation(), rounds=ROUNDS, callbacks=list(callbacks), **options)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def test_the_mean_of_each_client_and_the_worst() -> None:
+def test_the_mean_of_each_client_over_clients_and_the_worst():
     logged = metrics(Logger(), ClientMetrics(higher_is_better=["val_acc*"], lower_is_better=["val_loss"]))
     values = {n: dataset.tensors[0] for n, dataset in held_out().items()}
     for name, x in values.items():
@@ -85,10 +83,6 @@ def test_the_mean_of_each_client_and_the_worst() -> None:
     assert logged["val_loss/worst_client"] == max(logged[f"val_loss/client/{n}"] for n in SIZES)
     assert logged["val_accuracy/worst_client"] == min(logged[f"val_accuracy/client/{n}"] for n in SIZES)
     assert not any("without" in name or name.startswith("last/") for name in logged)
-
-
-def test_the_mean_over_clients_weighted_or_not_the_spread_and_whose_the_worst_is() -> None:
-    logged = metrics(Logger(), ClientMetrics(lower_is_better=["val_loss"]))
     means = [float(dataset.tensors[0].mean()) for dataset in held_out().values()]
     n = list(SIZES.values())
     assert logged["val_loss/mean_over_clients"] == pytest.approx(np.mean(means), abs=1e-6)
@@ -98,17 +92,13 @@ def test_the_mean_over_clients_weighted_or_not_the_spread_and_whose_the_worst_is
     assert logged["val_loss/worst_client_index"] == np.argmax(means)
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     """Values 1, 4, 4 on 1, 2, 1 records: mean 3, weighted 13 / 4, variance (4 + 1 + 1) / 3."""
     values, records = {0: 1.0, 2: 4.0, 5: 4.0}, {0: 1, 2: 2, 5: 1}
     found = over_clients(values, records, False)
     assert found.pop("std_over_clients") == pytest.approx(2**0.5)
-    assert found == {
-        "mean_over_clients": 3.0,
-        "weighted_mean_over_clients": 3.25,
-        "worst_client": 4.0,
-        "worst_client_index": 2.0,
-    }
+    means = {"mean_over_clients": 3.0, "weighted_mean_over_clients": 3.25}
+    assert found == means | {"worst_client": 4.0, "worst_client_index": 2.0}
     assert over_clients(values, records, True)["worst_client_index"] == 0
     assert over_clients(values | {5: float("nan")}, records, True)["worst_client_index"] == 5
     assert over_clients(values | {5: float("nan")}, records, False)["worst_client_index"] == 5
@@ -117,7 +107,7 @@ def test_by_hand() -> None:
     assert diverged["std_over_clients"] == pytest.approx(1e300)
 
 
-def test_without_a_direction_there_is_no_worst_client(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_direction_there_is_no_worst_client(caplog):
     """A tensor's name says nothing, not even ``accuracy`` or ``loss``; the sentence that says so comes once."""
     with caplog.at_level(logging.INFO):
         logged = metrics(Logger())
@@ -127,7 +117,7 @@ def test_without_a_direction_there_is_no_worst_client(caplog: pytest.LogCaptureF
     assert "ClientMetrics(lower_is_better=['val_accuracy']), or higher_is_better" in told[0]
 
 
-def test_the_module_may_say_which_way_its_tensors_are_better() -> None:
+def test_the_module_may_say_which_way_its_tensors_are_better():
     class Directed(Logger):
         higher_is_better: ClassVar = {"val_accuracy": True, "val_loss": False, "val_metric_acc": False}
 
@@ -138,7 +128,7 @@ def test_the_module_may_say_which_way_its_tensors_are_better() -> None:
     assert logged["val_metric_acc/worst_client"] == min(of["val_metric_acc"])  # and the torchmetrics object
 
 
-OURS: dict[str, Callable[[], Supervised]] = {
+OURS = {
     "Classifier": lambda: Classifier(nn.Identity(), nn.Linear(2, 2)),
     "SuffiAE": lambda: SuffiAE(features=2, dimensions=2),
     "Regression": lambda: Regression(nn.Identity(), nn.Linear(2, 1)),
@@ -146,7 +136,7 @@ OURS: dict[str, Callable[[], Supervised]] = {
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_own_modules_say_it_of_every_score(name: str) -> None:
+def test_our_own_modules_say_it_of_every_score(name):
     torch.manual_seed(5)
     x, module = torch.randn(60, 2, dtype=torch.float64), OURS[name]()
     y = x.sum(1, keepdim=True) if name == "Regression" else (x.sum(1) + torch.randn(60) > 0).long()
@@ -161,14 +151,6 @@ def test_our_own_modules_say_it_of_every_score(name: str) -> None:
         assert len({float(value) for value in of_clients.values()}) > 1, score
 
 
-def test_a_name_in_both_directions_is_refused() -> None:
-    with pytest.raises(UserError, match="val_loss is in higher_is_better and in lower_is_better: leave it in one"):
-        metrics(Logger(), ClientMetrics(["val_*"], ["*_loss"]))
-
-
-# torchmetrics objects -------------------------------------------------------------------------------------------------
-
-
 class Scores(Logger):
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +159,7 @@ class Scores(Logger):
         self.called = MetricCollection({"Precision": BinaryPrecision(), "Recall": BinaryRecall()}, prefix="called_")
         self.updated = MetricCollection({"Precision": BinaryPrecision(), "Recall": BinaryRecall()}, prefix="updated_")
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx: int) -> None:
         values, targets = batch
         probability = values.sigmoid()
         self.auc(probability, targets)
@@ -228,11 +210,10 @@ def scored(sizes: dict[str, int]) -> dict[str, TensorDataset]:
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate", "test"])
-def test_torchmetrics_objects_are_computed_from_each_clients_own_records(stage: str) -> None:
+def test_torchmetrics_objects_are_computed_from_each_clients_own_records(stage):
     """Batches of 4 of 40, 30 and 20 records: a mean of batches would be another number."""
     held, module = scored({"a": 40, "b": 30, "c": 20}), Scores()
-    train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in held}
-    data = FederatedDataModule.from_datasets(train, batch_size=4, val_dataset=held, test_dataset=held)
+    data = federation(held, held, test_dataset=held)
     if stage == "fit":
         trainer = fit(module, data, rounds=ROUNDS, num_sanity_val_steps=2)
     else:
@@ -256,24 +237,22 @@ def test_torchmetrics_objects_are_computed_from_each_clients_own_records(stage: 
     assert module.auc.update.__name__ == "update"
 
 
-def test_the_worst_of_three_hospitals_is_not_the_best() -> None:
+def test_the_worst_of_three_hospitals_is_not_the_best():
     """Of nine pairs of a sick and a well one each, a ranks 8 rightly, b 1, c all: AUROC 8 / 9, 1 / 9, 1."""
     ill = torch.tensor([0, 0, 0, 1, 1, 1])
     well, sick = [0.0, 1.0, 2.0], {"a": [1.5, 3.0, 4.0], "b": [-1.0, -2.0, 0.5], "c": [3.0, 4.0, 5.0]}
     held = {n: TensorDataset(torch.tensor(well + x).double(), ill) for n, x in sick.items()}
-    train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in held}
-    logged = fit(Scores(), FederatedDataModule.from_datasets(train, 4, val_dataset=held), rounds=1).callback_metrics
+    logged = fit(Scores(), federation(held), rounds=1).callback_metrics
     assert float(logged["val_auc/worst_client"]) == pytest.approx(1 / 9)
     assert int(logged["val_auc/worst_client_index"]) == 1
     assert float(logged["val_auc/mean_over_clients"]) == pytest.approx(2 / 3)
 
 
-def test_a_metric_that_is_not_defined_at_a_client_counts_for_nothing() -> None:
+def test_a_metric_that_is_not_defined_at_a_client_counts_for_nothing():
     """AUROC of one class: torchmetrics says 0, which would make the client the worst."""
     held = scored({"a": 40, "b": 30})
     held["c"] = TensorDataset(torch.randn(5, dtype=torch.float64), torch.ones(5).long())
-    train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in held}
-    data = FederatedDataModule.from_datasets(train, batch_size=4, val_dataset=held)
+    data = federation(held)
     with pytest.warns(UserWarning, match="val_auc is not defined on the data of c, who count neither in"):
         logged = fit(Scores(), data, rounds=1).callback_metrics
     assert "val_auc/client/c" not in logged
@@ -281,9 +260,9 @@ def test_a_metric_that_is_not_defined_at_a_client_counts_for_nothing() -> None:
     assert "val_f1/client/c" in logged
 
 
-def test_a_sanity_check_says_nothing_of_a_client_whose_first_batch_has_one_class() -> None:
+def test_a_sanity_check_says_nothing_of_a_client_whose_first_batch_has_one_class():
     held = {"a": TensorDataset(torch.randn(8, dtype=torch.float64), torch.arange(8) // 4)}
-    data = FederatedDataModule.from_datasets({"a": TensorDataset(torch.ones(8, 1).double())}, 4, val_dataset=held)
+    data = federation(held)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         logged = fit(Scores(), data, rounds=1, num_sanity_val_steps=1).callback_metrics
@@ -291,20 +270,15 @@ def test_a_sanity_check_says_nothing_of_a_client_whose_first_batch_has_one_class
     assert not [warning for warning in told if "not defined on the data" in str(warning.message)]
 
 
-def test_a_client_is_not_summed_over_ranks() -> None:
-    """Every rank evaluates all of its records."""
-
-    def others(*args: Any, **options: Any) -> Any:
+def test_a_metric_of_a_client_is_its_own_and_a_single_number():
+    def others(*args, **options):
         raise AssertionError("other ranks were asked")
 
     module = torch.nn.ModuleDict({"mean": MeanMetric(distributed_available_fn=lambda: True, dist_sync_fn=others)})
     copies = ClientCopies(module)
     module["mean"].update(torch.tensor([1.0, 4.0]))
-    assert copies.value(module["mean"]) == 2.5  # type: ignore[arg-type]
-
-
-def test_what_is_no_single_number_is_not_defined() -> None:
-    """R2 of one record raises an error; recall of each class is a vector; of nothing a mean would be NaN."""
+    assert copies.value(module["mean"]) == 2.5
+    # R2 of one record raises an error; recall of each class is a vector; of nothing a mean would be NaN
     metrics = {"r2": R2Score(), "recall": MulticlassRecall(3, average=None), "unused": MeanMetric()}
     copies = ClientCopies(nn.ModuleDict(metrics))
     metrics["r2"].update(torch.tensor([1.0]), torch.tensor([2.0]))
@@ -312,9 +286,9 @@ def test_what_is_no_single_number_is_not_defined() -> None:
     assert [copies.value(metric) for metric in metrics.values()] == [None, None, None]
 
 
-def test_an_error_leaves_the_modules_metrics_as_they_were() -> None:
+def test_an_error_leaves_the_modules_metrics_as_they_were():
     class Failing(Scores):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
+        def validation_step(self, batch, batch_idx: int) -> None:
             raise ArithmeticError
 
     module, own = Failing(), ClientMetrics()
@@ -327,7 +301,7 @@ def test_an_error_leaves_the_modules_metrics_as_they_were() -> None:
 
 
 class Batchwise(Logger):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx: int) -> None:
         values, targets = batch
         for name in ("val_auc", "valF1", "val_loss_median", "val_loss"):
             self.log(name, values.mean())
@@ -335,72 +309,55 @@ class Batchwise(Logger):
         self.log("val_acc", self.accuracy((values > 0).int(), targets))
 
 
-def test_means_of_batches_that_are_no_metric_are_left_out_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_means_of_batches_that_are_no_metric_are_left_out_and_that_is_said(caplog):
     with caplog.at_level(logging.INFO):
         logged = metrics(Batchwise())
     split = {name.split("/")[0] for name in logged if "/client/" in name}
     assert split == {"val_loss", "val_acc"}
     told = [record.message for record in caplog.records if "is not given for each client" in record.message]
-    assert sorted(sentence.split()[0] for sentence in told) == [
-        "accuracy",
-        "total",
-        "valF1",
-        "val_auc",
-        "val_loss_median",
-    ]
+    named = sorted(sentence.split()[0] for sentence in told)
+    assert named == ["accuracy", "total", "valF1", "val_auc", "val_loss_median"]
     assert all("log the torchmetrics object itself" in sentence for sentence in told)
 
 
-def test_what_is_logged_of_the_clients_is_not_taken_for_the_modules_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_logged_of_the_clients_is_not_taken_for_the_modules_own(caplog):
     held = scored({"a": 40, "b": 30})
-    train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in held}
     with caplog.at_level(logging.INFO):
-        fit(Scores(), FederatedDataModule.from_datasets(train, 4, val_dataset=held), rounds=3)
+        fit(Scores(), federation(held), rounds=3)
     assert not [record.message for record in caplog.records if "is not given for each client" in record.message]
 
 
-def test_a_given_batch_size_weighs_the_batches() -> None:
+def test_batch_sizes_weigh_and_sanity_checks_do_not_count():
     """log(..., batch_size=1): every batch counts the same, in Lightning's mean and so in each client's."""
     logged = metrics(Logger(batch_size=1))
     for name, dataset in held_out().items():
         batches = torch.stack([part.mean() for part in dataset.tensors[0].split(4)])
         assert logged[f"val_loss/client/{name}"] == pytest.approx(float(batches.mean()), abs=1e-6)
-
-
-def test_what_the_user_says_comes_before_what_the_metric_says() -> None:
-    logged = metrics(Logger(), ClientMetrics(higher_is_better=["*loss*"], lower_is_better=["val_metric_acc"]))
-    assert logged["val_loss/worst_client"] == min(logged[f"val_loss/client/{n}"] for n in SIZES)
-    assert logged["val_metric_acc/worst_client"] == max(logged[f"val_metric_acc/client/{n}"] for n in SIZES)
-
-
-def evaluator(*callbacks: Any, **options: Any) -> Trainer:
-    off: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    return Trainer(accelerator="cpu", precision="64-true", callbacks=list(callbacks), **off | options)
-
-
-@pytest.mark.parametrize("options", [{"num_sanity_val_steps": 2}, {"num_sanity_val_steps": 0}])
-def test_neither_a_sanity_check_nor_an_earlier_round_is_counted_in(options: dict[str, Any]) -> None:
-    logged = metrics(Logger(), **options)
+    logged = metrics(Logger(), num_sanity_val_steps=2)
     for name, dataset in held_out().items():
         assert logged[f"val_loss/client/{name}"] == pytest.approx(float(dataset.tensors[0].mean()), abs=1e-6)
 
 
-def test_a_limited_validation_is_split_as_far_as_it_goes() -> None:
+def test_a_direction_is_the_users_before_the_metrics_and_only_one():
+    logged = metrics(Logger(), ClientMetrics(higher_is_better=["*loss*"], lower_is_better=["val_metric_acc"]))
+    assert logged["val_loss/worst_client"] == min(logged[f"val_loss/client/{n}"] for n in SIZES)
+    assert logged["val_metric_acc/worst_client"] == max(logged[f"val_metric_acc/client/{n}"] for n in SIZES)
+    with pytest.raises(UserError, match="val_loss is in higher_is_better and in lower_is_better: leave it in one"):
+        metrics(Logger(), ClientMetrics(["val_*"], ["*_loss"]))
+
+
+def evaluator(*callbacks, **options) -> Trainer:
+    return plain_trainer(callbacks=list(callbacks), **options)
+
+
+def test_validation_is_split_as_far_as_it_goes_and_a_common_set_is_not():
     logged = metrics(Logger(), limit_val_batches=1)
     first = held_out()["a"].tensors[0][:4].mean()
     assert logged["val_loss/client/a"] == pytest.approx(float(first), abs=1e-6)
     assert "val_loss/client/b" not in logged
-
-
-def test_one_common_held_out_set_is_not_split() -> None:
-    train = {n: TensorDataset(torch.ones(8, 1, dtype=torch.float64)) for n in SIZES}
-    data = FederatedDataModule.from_datasets(train, batch_size=4, val_dataset=held_out()["a"])
-    trainer = fit(Logger(), data, rounds=1)
+    trainer = fit(Logger(), federation(held_out()["a"], SIZES), rounds=1)
     assert not any("/client/" in name for name in trainer.callback_metrics)
     assert "val_loss" in trainer.callback_metrics
-
-
-def test_validation_alone_is_split_too() -> None:
     data = federation()
     trainer = evaluator(FederationCallback())
     trainer.validate(Logger(), datamodule=data, verbose=False)

@@ -1,7 +1,5 @@
 """The sum of clipped gradients, one of each record: against a loop over records, against Opacus, and under attack."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,11 +25,11 @@ def images(n: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(3, (n,), generator=generator)
 
 
-def loss_of(network: nn.Module) -> Any:
+def loss_of(network: nn.Module):
     return lambda batch: nn.functional.cross_entropy(network(batch[0]), batch[1])
 
 
-def one_by_one(network: nn.Module, batch: Any, bound: float) -> list[Tensor]:
+def one_by_one(network: nn.Module, batch, bound: float) -> list[Tensor]:
     """DP-SGD's sum by a loop over records, with plain autograd; how many were clipped comes last."""
     parameters = list(network.parameters())
     total, clipped = [torch.zeros_like(p) for p in parameters], 0
@@ -45,7 +43,7 @@ def one_by_one(network: nn.Module, batch: Any, bound: float) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("at_once", [256, 3])
-def test_it_is_what_a_loop_over_records_gives(at_once: int) -> None:
+def test_it_is_what_a_loop_over_records_gives(at_once):
     network, batch = convolutional(), images(10)
     *expected, clipped = one_by_one(network, batch, 6.0)
     assert 0 < clipped < 10
@@ -55,7 +53,7 @@ def test_it_is_what_a_loop_over_records_gives(at_once: int) -> None:
     assert all(not p.grad for p in network.parameters() if p.grad is not None)
 
 
-def test_it_is_what_opacus_gives() -> None:
+def test_it_is_what_opacus_gives():
     """Its own clipping, on the same model and batch, before its noise."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -80,12 +78,11 @@ NUMBERS = st.one_of(
 
 @given(st.lists(NUMBERS, min_size=4, max_size=4), NUMBERS, st.sampled_from([1e-3, 1.0, 1e3]))
 @settings(max_examples=40)
-def test_no_record_moves_the_sum_by_more_than_the_bound(x: list[float], y: float, bound: float) -> None:
+def test_no_record_moves_the_sum_by_more_than_the_bound(x, y, bound):
     """Huge, sparse or not finite, beside an honest record: whatever one record is, it moves the sum by C at most."""
-    torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 3), nn.Softplus(), nn.Linear(3, 1))
 
-    def loss(batch: Any) -> Tensor:
+    def loss(batch) -> Tensor:
         return (network(batch[0]) - batch[1]).square().mean()
 
     honest = [torch.tensor([[0.5, -1.0, 2.0, 0.1]]), torch.tensor([[1.0]])]
@@ -95,17 +92,13 @@ def test_no_record_moves_the_sum_by_more_than_the_bound(x: list[float], y: float
     assert float(moved) <= bound * (1 + 1e-5)
 
 
-def test_many_small_entries_beside_large_ones_count_in_the_norm() -> None:
+def test_records_count_by_themselves_and_in_double_precision():
     """A record's gradient is the record itself: in one running sum of single precision the small ones would be lost."""
     x = torch.full((1, 2**20 + 1), 0.02)
     x[:, :128] = 100.0
     network = nn.Linear(x.shape[1], 1, bias=False)
     found = ClippedGradients(network, lambda batch: network(batch).sum(), 1.0).sum(x)
     torch.testing.assert_close(found.double(), x[0].double() / x.double().norm(), rtol=1e-5, atol=0.0)
-
-
-def test_a_loss_that_compares_records_has_each_by_itself() -> None:
-    """Whatever the loss does with a batch, it is asked for one record at a time."""
     network = nn.Linear(4, 2).double()
     x = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     gradients = ClippedGradients(network, lambda batch: network(batch[0]).sum() ** 2, 1.0)
@@ -113,7 +106,7 @@ def test_a_loss_that_compares_records_has_each_by_itself() -> None:
     torch.testing.assert_close(gradients.sum([x]), torch.stack(alone).sum(0))
 
 
-def test_no_records_have_no_gradient_and_buffers_stay() -> None:
+def test_no_records_have_no_gradient_and_each_has_its_own():
     class Counting(nn.Linear):
         def __init__(self) -> None:
             super().__init__(4, 2)
@@ -128,9 +121,6 @@ def test_no_records_have_no_gradient_and_buffers_stay() -> None:
     assert not gradients.sum(torch.zeros(0, 4)).any()
     assert gradients.sum(torch.ones(2, 4)).any()
     assert float(network.seen) == 0
-
-
-def test_every_record_has_a_dropout_of_its_own_and_frozen_parameters_have_none() -> None:
     network = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 1))
     network[0].bias.requires_grad_(False)
     gradients = ClippedGradients(network, lambda batch: network(batch).mean(), 1.0)
@@ -139,15 +129,12 @@ def test_every_record_has_a_dropout_of_its_own_and_frozen_parameters_have_none()
     assert not torch.equal(first[1][0], first[1][1])
 
 
-def test_a_loss_that_looks_at_numbers_is_refused() -> None:
+def test_what_cannot_be_taken_record_by_record_is_named():
     network = nn.Linear(4, 1)
     with pytest.raises(UserError, match=r"the loss of Linear cannot be taken record by record .*leave out what looks"):
         ClippedGradients(network, lambda batch: network(batch).mean() * network(batch).mean().item(), 1.0).sum(
             torch.ones(2, 4)
         )
-
-
-def test_layers_that_mix_records_are_named() -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4)))
     with pytest.raises(UserError, match=r"the layer discriminator\.1\.0 \(BatchNorm1d\) .*use GroupNorm"):
         refuse_layers_that_mix(network, "discriminator")
@@ -155,7 +142,7 @@ def test_layers_that_mix_records_are_named() -> None:
     refuse_layers_that_mix(convolutional(), "")
 
 
-def test_batches_are_taken_apart_whatever_holds_them() -> None:
+def test_batches_are_taken_apart_whatever_holds_them():
     batch = {"x": torch.ones(3, 2), "y": [torch.arange(3), (torch.ones(3, 1),)]}
     assert rows(batch) == 3
     nothing = stand_in(batch, 5)
@@ -167,7 +154,7 @@ def test_batches_are_taken_apart_whatever_holds_them() -> None:
     assert_refused("holds a str", rows, ["name"])
 
 
-def clipped_by_autograd(network: nn.Module, loss: Any, x: Tensor, bound: float) -> Tensor:
+def clipped_by_autograd(network: nn.Module, loss, x: Tensor, bound: float) -> Tensor:
     """The sum (d,) of clipped gradients of records x (records, ...), by torch's own gradients."""
     parameters = list(network.parameters())
     each = [torch.cat([g.flatten() for g in torch.autograd.grad(loss([record[None]]), parameters)]) for record in x]
@@ -184,14 +171,13 @@ class Words(nn.Module):
         if tied:
             self.out.weight = self.embed.weight
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return self.out(self.embed(batch[0]).mean(1)).square().mean()
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_row_that_stands_for_nothing_gets_no_noise(tied: bool) -> None:
+def test_a_row_that_stands_for_nothing_gets_no_noise(tied):
     """Unless another layer uses it, too, where its gradient is not 0."""
-    torch.manual_seed(0)
     network = Words(tied)
     nn.init.ones_(network.embed.weight)
     clipped = ClippedGradients(network, network.loss, 1.0)
@@ -203,14 +189,14 @@ def test_a_row_that_stands_for_nothing_gets_no_noise(tied: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_recurrent_layers_are_opacuss(kind: str) -> None:
+def test_recurrent_layers_are_opacuss(kind):
     """torch's are refused, and the remedy that is named gives the gradients of records one by one."""
     import opacus.layers
 
     torch.manual_seed(0)
     x = torch.randn(5, 7, 3)
 
-    def network(layer: nn.Module) -> tuple[nn.Module, Any]:
+    def network(layer: nn.Module):
         net = nn.ModuleDict({"recurrent": layer, "out": nn.Linear(4, 1)})
         return net, lambda batch: net["out"](net["recurrent"](batch[0])[0][:, -1]).square().mean()
 
@@ -219,6 +205,5 @@ def test_recurrent_layers_are_opacuss(kind: str) -> None:
     names = set(dict(net.named_parameters()))
     net, loss = network(getattr(opacus.layers, f"DP{kind}")(3, 4, batch_first=True))
     assert set(dict(net.named_parameters())) == names
-    torch.testing.assert_close(
-        ClippedGradients(net, loss, 0.1).sum([x]).float(), clipped_by_autograd(net, loss, x, 0.1)
-    )
+    found = ClippedGradients(net, loss, 0.1).sum([x])
+    torch.testing.assert_close(found.float(), clipped_by_autograd(net, loss, x, 0.1))

@@ -1,14 +1,27 @@
-"""Algorithms around other algorithms."""
+"""Algorithms around other algorithms, and FedSeq, in which clients train one after another."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from lit_epgan.engine import Algorithm, Around, Broadcast, Client, FixedSize, Message, PlainFederation, Rounds, Server
+from lit_epgan.datamodules import FederatedDataModule
+from lit_epgan.engine import (
+    Algorithm,
+    Around,
+    Broadcast,
+    Client,
+    Everyone,
+    FixedSize,
+    Message,
+    PlainFederation,
+    Rounds,
+    Server,
+)
+from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     SCAFFOLD,
     ExpectationPropagation,
@@ -16,16 +29,17 @@ from lit_epgan.federated import (
     FedAvg,
     FedAvgM,
     FedProx,
+    FedSeq,
     FedYogi,
     GeneratorSites,
     PriorOn,
 )
-from tests.federations import SIZES, federation, fit
+from tests.federations import SIZES, assert_resumes, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import own_batches
-from tests.quadratics import CENTRES, CURVATURES, RATE, trained
+from tests.quadratics import CENTRES, CURVATURES, RATE, Quadratic, clients, trained
 from tests.refusals import assert_refused
-from tests.test_algorithm_networks import Critic
+from tests.test_algorithms import Critic
 from tests.test_generator_sites import Known, data
 
 
@@ -35,7 +49,7 @@ def driven(algorithm: Algorithm) -> PlainFederation:
     federation = PlainFederation(
         algorithm,
         module,
-        lambda trained_around, batch: trained_around.loss(batch),  # type: ignore[operator]
+        lambda trained_around, batch: trained_around.loss(batch),
         lambda _: module.configure_optimizers(),
         own_batches(),
         SIZES,
@@ -57,7 +71,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 @pytest.mark.parametrize(
     "inner", [FedAvg(), FedProx(0.3), ExpectationPropagation(), Critic()], ids=lambda a: type(a).__name__
 )
-def test_an_empty_shell_changes_nothing(inner: Algorithm) -> None:
+def test_an_empty_shell_changes_nothing(inner):
     plain, shell = driven(copy.deepcopy(inner)), driven(Around(Around(copy.deepcopy(inner))))
     assert_same(plain.module.state_dict(), shell.module.state_dict())
     ours, theirs = shell.federation.networks.server, plain.federation.networks.server
@@ -66,7 +80,7 @@ def test_an_empty_shell_changes_nothing(inner: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("refine", [0.0, 0.5])
-def test_generator_sites_around_ep_keep_eps_invariant(refine: float) -> None:
+def test_generator_sites_around_ep_keep_eps_invariant(refine):
     """q = p0 x product of sites, and the server's model is its mean."""
     inner = ExpectationPropagation(prior_scale=2.0)
     seen: list[tuple[torch.Tensor, ...]] = []
@@ -85,7 +99,7 @@ def test_generator_sites_around_ep_keep_eps_invariant(refine: float) -> None:
         torch.testing.assert_close(mean, parameters)
 
 
-def test_a_site_is_refined_without_the_prior_of_the_others() -> None:
+def test_a_site_is_refined_without_the_prior_of_the_others():
     """Parameter-space EP around a refining client would pull its own site towards the others."""
     pulled: list[tuple[int, int]] = []
 
@@ -94,12 +108,8 @@ def test_a_site_is_refined_without_the_prior_of_the_others() -> None:
             client.fit(sent["parameters"], after_step=lambda part: pulled.append((client.round, client.step)))
             return self.Report(change=client.change)
 
-    fit(
-        Known(),
-        data(sizes=(16, 16)),
-        rounds=2,
-        algorithm=GeneratorSites("generator", own_rows=3, refine=0.5, inner=Pull()),
-    )
+    refining = GeneratorSites("generator", own_rows=3, refine=0.5, inner=Pull())
+    fit(Known(), data(sizes=(16, 16)), rounds=2, algorithm=refining)
     steps = max(step for _, step in pulled)
     assert steps == 2
     assert {step for round_, step in pulled if round_ == 0} == {1, 2}
@@ -107,13 +117,13 @@ def test_a_site_is_refined_without_the_prior_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("refine", [0.0, 0.5])
-def test_generator_sites_show_inner_every_batch_but_those_of_refinement(refine: float) -> None:
+def test_generator_sites_show_inner_every_batch_but_those_of_refinement(refine):
     """EP's sites look at the steps there, the tilt and FedNP at the features to come."""
     shown: list[tuple[int, int]] = []
 
     class Watching(Algorithm):
         def train(self, client: Client, sent: Broadcast) -> Message:
-            def show(batch: Any) -> Any:
+            def show(batch):
                 shown.append((client.round, client.step - 1))
                 return batch
 
@@ -127,7 +137,7 @@ def test_generator_sites_show_inner_every_batch_but_those_of_refinement(refine: 
     assert [step for round_, step in shown if round_ == 1] == later * 2
 
 
-def test_a_client_sees_its_own_records_once() -> None:
+def test_a_client_sees_its_own_records_once():
     rows: dict[str, list[int]] = {}
 
     class Counting(FedAvg):
@@ -137,12 +147,11 @@ def test_a_client_sees_its_own_records_once() -> None:
             return report
 
     fit(Regression(), federation(), rounds=1, algorithm=Counting())
-    assert {name: sum(sizes) for name, sizes in rows.items()} == {
-        "client-0": 20, "client-1": 7, "client-2": 34, "client-3": 12
-    }  # fmt: skip
+    sizes = {name: sum(sizes) for name, sizes in rows.items()}
+    assert sizes == {"client-0": 20, "client-1": 7, "client-2": 34, "client-3": 12}
 
 
-def test_three_rounds_of_server_optimizers_by_hand() -> None:
+def test_three_rounds_of_server_optimizers_by_hand():
     def fedavg_from(theta: Tensor) -> Tensor:
         ends = []
         for a, h in zip(CENTRES, CURVATURES, strict=True):
@@ -170,9 +179,6 @@ def test_three_rounds_of_server_optimizers_by_hand() -> None:
             v = 0.9 * v + 0.1 * change**2 if name == "adam" else v - 0.1 * change**2 * torch.sign(v - change**2)
             theta = theta + 0.1 * m / (v.sqrt() + 0.01)
         torch.testing.assert_close(trained(algorithm, 3), theta, rtol=1e-10, atol=1e-10, msg=name)
-
-
-def test_a_server_optimizer_goes_around_any_algorithm() -> None:
     torch.testing.assert_close(trained(FedAvgM(momentum=0.0), 3), trained(FedAvg(), 3))
     torch.testing.assert_close(trained(FedAvgM(momentum=0.0, inner=SCAFFOLD()), 3), trained(SCAFFOLD(), 3))
 
@@ -203,17 +209,118 @@ def trained_with_prior(algorithm):
 
 @pytest.mark.parametrize("prior", [lambda: FedProx(mu=1.0), lambda: ExpectationPropagation(prior_scale=20.0)])
 def test_the_named_network_has_the_prior_and_the_other_has_fedavg(prior):
-    some, all_, none = (
-        trained_with_prior(PriorOn(prior(), ["one"])),
-        trained_with_prior(prior()),
-        trained_with_prior(FedAvg()),
-    )
+    algorithms = (PriorOn(prior(), ["one"]), prior(), FedAvg())
+    some, all_, none = (trained_with_prior(algorithm) for algorithm in algorithms)
     assert not torch.allclose(all_.one.weight, none.one.weight, rtol=1e-3)
     torch.testing.assert_close(some.one.weight, all_.one.weight)
     torch.testing.assert_close(some.other.weight, none.other.weight)
     assert not torch.allclose(some.other.weight, all_.other.weight, rtol=1e-3)
 
 
-def test_a_network_that_nothing_trains_is_refused():
+FIVE = torch.tensor([[1.0, -2.0], [3.0, 1.0], [0.0, 4.0], [-2.0, 0.5], [2.0, 2.0]], dtype=torch.float64)
+
+
+def descended(theta: Tensor, centre: Tensor, curvature: Tensor | float = 1.0, steps: int = 4) -> Tensor:
+    for _ in range(steps):
+        theta = theta - RATE * curvature * (theta - centre)
+    return theta
+
+
+def five(centres: Tensor = FIVE, **options: int) -> FederatedDataModule:
+    """Clients of 1 to 5 records; each record a (centre, curvature 1)."""
+    sets = [TensorDataset(c.expand(n, 2), torch.ones(n, 2).double()) for n, c in enumerate(centres, 1)]
+    return FederatedDataModule.from_datasets(sets, **({"batch_size": 8, "local_steps": 4} | options))
+
+
+def chains(length: int, clients: list[int], seed: int, round_: int) -> list[list[int]]:
+    return FedSeq(length).sampler(Everyone()).draw(clients, seed, round_)
+
+
+def test_a_chain_of_all_clients_is_one_client_after_another():
+    algorithm = FedSeq(length=2)
+    theta = torch.zeros(2, dtype=torch.float64)
+    for round_ in range(3):
+        (chain,) = chains(2, [0, 1], 0, round_)
+        for k in chain:
+            theta = descended(theta, CENTRES[k], CURVATURES[k])
+    torch.testing.assert_close(trained(algorithm, 3), theta, rtol=1e-10, atol=1e-10)
+    assert_refused("length is 0", FedSeq, length=0)
+
+
+def test_chains_are_averaged_by_the_records_of_all_their_clients():
+    module = Quadratic()
+    fit(module, five(), 3, algorithm=FedSeq(length=2))
+    theta = torch.zeros(2, dtype=torch.float64)
+    for round_ in range(3):
+        dealt = chains(2, list(range(5)), 0, round_)
+        assert [len(chain) for chain in dealt] == [2, 2, 1]
+        merged = torch.zeros_like(theta)
+        for chain in dealt:
+            end = theta
+            for k in chain:
+                end = descended(end, FIVE[k])
+            merged += sum(k + 1 for k in chain) * end / 15
+        theta = merged
+    torch.testing.assert_close(module.theta.detach(), theta, rtol=1e-10, atol=1e-10)
+
+
+def test_chains_of_one_are_fedavg_and_server_momentum_goes_around_them():
+    """Up to rounding: clients come in another order."""
+    torch.testing.assert_close(trained(FedSeq(length=1), 3, five()), trained(FedAvg(), 3, five()))
+    data = clients()
+    torch.testing.assert_close(trained(FedAvgM(momentum=0.0, inner=FedSeq()), 3, data), trained(FedSeq(), 3, clients()))
+
+
+def test_the_order_is_drawn_anew_each_round_from_the_seed_and_holds_everyone():
+    def orders() -> list[list[int]]:
+        dealt = [chains(4, [2, 3, 5, 7, 11], seed, round_) for seed in (0, 1) for round_ in range(4)]
+        assert all([len(chain) for chain in each] == [4, 1] for each in dealt)
+        return [[k for chain in each for k in chain] for each in dealt]
+
+    assert all(sorted(order) == [2, 3, 5, 7, 11] for order in orders())
+    assert len({tuple(order) for order in orders()}) > 4
+    assert orders() == orders()
+
+
+@pytest.mark.filterwarnings("ignore:round .*not finite")
+def test_the_client_after_a_diverged_one_goes_on_from_the_one_before():
+    (chain,) = chains(5, list(range(5)), 0, 0)
+    diverges, centres = chain[2], FIVE.clone()
+    centres[diverges] = torch.inf
+    module, end = Quadratic(), torch.zeros(2, dtype=torch.float64)
+    for k in chain:
+        end = end if k == diverges else descended(end, centres[k])
+    fit(module, five(centres), 1, algorithm=FedSeq(length=5))
+    torch.testing.assert_close(module.theta.detach(), end, rtol=1e-10, atol=1e-10)
+
+
+def test_a_round_in_which_everybody_diverges_is_an_error_and_so_is_a_network_without_training():
+    """Each by itself is no error: there may be others behind it in the chain."""
+    with pytest.warns(UserWarning, match="not finite"), pytest.raises(UserError, match="no client's update is finite"):
+        trained(FedSeq(length=5), 1, five(torch.full_like(FIVE, torch.inf)))
     assert_refused("no optimizer trains 'third'", trained_with_prior, PriorOn(FedProx(), ["one", "third"]))
     assert_refused("at least one", PriorOn, FedProx(), [])
+
+
+def test_a_run_resumed_after_its_first_round_ends_with_the_same_bits(tmp_path):
+    """Momentum around it, so that something is kept between rounds."""
+    assert_resumes(Quadratic, five, lambda: FedAvgM(inner=FedSeq(length=2)), tmp_path, cut=1)
+
+
+def test_each_client_is_sent_one_model_and_sends_one():
+    trainer = fit(Quadratic(), five(), 1, algorithm=FedSeq(length=2))
+    model = 2 * 8
+    assert trainer.logged_metrics["client/bytes_down"] == model
+    assert trainer.logged_metrics["client/bytes_up"] == model + 8 + 8  # and n_k, for the algorithm and for the buffers
+
+
+def test_a_chain_keeps_to_the_cohort():
+    theta, data = torch.zeros(2, dtype=torch.float64), five(clients_per_round=2)
+    data.setup()
+    for round_ in range(3):
+        (chain,) = FedSeq(length=2).sampler(data.sampler).draw(list(range(5)), 0, round_)
+        assert sorted(chain) == data.cohort(round_)
+        for k in chain:
+            theta = descended(theta, FIVE[k])
+    found = trained(FedSeq(length=2), 3, five(clients_per_round=2))
+    torch.testing.assert_close(found, theta, rtol=1e-10, atol=1e-10)

@@ -3,7 +3,6 @@
 import importlib
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -26,37 +25,37 @@ from tests.test_cli import refusal
 
 
 @pytest.fixture
-def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bases(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "top.yaml").write_text("base: middle.yaml\nmodel: {init_args: {lr: 3e-3}}\n")
     (tmp_path / "middle.yaml").write_text("base: toy.yaml\nmodel: {init_args: {lr: 2e-4, r1: 0.25}}\n")
     return tmp_path
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+def printed(capsys: pytest.CaptureFixture[str], *words: str):
     with pytest.raises(SystemExit, match="0"):
         main(["fit", *words, "--print_config"])
     return yaml.safe_load(capsys.readouterr().out)
 
 
-def test_bases_come_first(bases: Path) -> None:
+def test_bases_come_first_and_may_be_several(bases):
     assert [path.name for path in with_bases(Path("top.yaml"))] == ["toy.yaml", "middle.yaml", "top.yaml"]
     words = resolve_configs(["fit", "--config", "top.yaml", "--model.lr", "1", "-c=middle.yaml"])
     assert [Path(word).name for word in words] == [
         "fit", "--config", "toy.yaml", "--config", "middle.yaml", "--config", "top.yaml", "--model.lr", "1",
         "-c", "toy.yaml", "-c", "middle.yaml",
     ]  # fmt: skip
+    (bases / "both.yaml").write_text("base: [middle.yaml, algorithms/scaffold.yaml]\n")
+    names = [path.name for path in with_bases(Path("both.yaml"))]
+    assert names == ["toy.yaml", "middle.yaml", "scaffold.yaml", "both.yaml"]
 
 
-def test_the_later_file_wins(bases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_later_file_wins_and_another_algorithm_takes_no_arguments(bases, capsys):
     config = printed(capsys, "--config", "top.yaml")
     model = config["model"]["init_args"]
     assert (model["lr"], model["r1"], model["objective"]) == (3e-3, 0.25, "lsgan")
     assert config["data"]["init_args"]["warmup_steps"] == 800
     assert printed(capsys, "--config", "top.yaml", "--model.lr", "5")["model"]["init_args"]["lr"] == 5
-
-
-def test_another_algorithm_takes_none_of_the_bases_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     config = printed(capsys, "--config", "cifar_f2a.yaml", "--config", "algorithms/fedprox.yaml")
     federation = config["federation"]["init_args"]
     assert federation["algorithm"] == {"class_path": "lit_epgan.federated.FedProx", "init_args": {"mu": 0.01}}
@@ -64,18 +63,11 @@ def test_another_algorithm_takes_none_of_the_bases_arguments(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("order", [("scaffold", "median", "norm_clipping"), ("norm_clipping", "median", "scaffold")])
-def test_what_is_done_to_reports_goes_with_any_algorithm(order: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_done_to_reports_goes_with_any_algorithm(order, capsys):
     on_top = [word for name in order for word in ("--config", f"algorithms/{name}.yaml")]
     federation = printed(capsys, "--config", "digits.yaml", *on_top)["federation"]["init_args"]
     names = [federation[key]["class_path"].split(".")[-1] for key in ("algorithm", "aggregator", "mechanism")]
     assert names == ["SCAFFOLD", "Median", "NormClipping"]
-
-
-def test_a_base_may_be_several(bases: Path) -> None:
-    (bases / "both.yaml").write_text("base: [middle.yaml, algorithms/scaffold.yaml]\n")
-    assert [path.name for path in with_bases(Path("both.yaml"))] == [
-        *("toy.yaml", "middle.yaml", "scaffold.yaml", "both.yaml")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -89,12 +81,11 @@ def test_a_base_may_be_several(bases: Path) -> None:
         ([], "run"),
     ],
 )
-def test_the_run_has_the_name_of_what_was_asked_for(files: list[str], name: str) -> None:
+def test_the_run_has_the_name_of_what_was_asked_for(files, name):
     assert default_folder(files) == Path("runs") / name
 
 
-def test_a_circle_and_a_missing_base_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_circle_and_a_missing_base_are_one_sentence(folder):
     Path("a.yaml").write_text("base: b.yaml\n")
     Path("b.yaml").write_text("base: a.yaml\n")
     Path("c.yaml").write_text("base: nowhere.yaml\n")
@@ -108,10 +99,7 @@ LOGGER = "base: toy.yaml\ntrainer:\n  logger:\n  - class_path: lit_epgan.runs.Wa
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (
-            b"trainer: {max_epochs: 1}\ntrainer: {}\n",
-            "mine.yaml, line 2: the key 'trainer' is there already, in line 1.",
-        ),
+        (b"trainer: {max_epochs: 1}\ntrainer: {}\n", "mine.yaml, line 2: the key 'trainer' is there already, in line"),
         (b"base: toy.yaml\nmodel: {a: 1, lr: 1, a: 2}\n", "mine.yaml, line 2: the key 'a' is there already"),
         (b"", "mine.yaml is empty"),
         (b"# nothing\n", "mine.yaml is empty"),
@@ -126,114 +114,93 @@ LOGGER = "base: toy.yaml\ntrainer:\n  logger:\n  - class_path: lit_epgan.runs.Wa
         (LOGGER.encode() + b"dict_kwargs: {grup: x}\n", "mine.yaml: trainer.logger.grup: Weights & Biases has no such"),
     ],
 )
-def test_a_mistake_in_a_file_has_the_files_name(
-    folder: Path, capsys: pytest.CaptureFixture[str], content: bytes, sentence: str
-) -> None:
+def test_a_mistake_in_a_file_has_the_files_name(folder, capsys, content, sentence):
     (folder / "mine.yaml").write_bytes(content)
     assert refusal(capsys, "fit", "--config", "mine.yaml").startswith(sentence)
     (folder / "on_top.yaml").write_text("base: mine.yaml\n")
     assert refusal(capsys, "fit", "--config", "on_top.yaml").startswith(sentence)
 
 
-def test_what_the_command_line_overrides_is_not_the_files_mistake(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("folder")
+def test_what_the_command_line_or_the_environment_says_is_not_the_files_mistake(folder, capsys, monkeypatch):
     (folder / "mine.yaml").write_text("base: toy.yaml\ntrainer: {max_epochs: 1}\n")
     told = refusal(capsys, "fit", "--config", "mine.yaml", "--trainer.max_epochs", "soon")
     assert told.startswith("trainer.max_epochs is 'soon'")
+    monkeypatch.setenv("WANDB_MODE", "foo")
+    told = refusal(capsys, "fit", "--config", "digits.yaml")
+    assert told.startswith("WANDB_MODE is 'foo' in the environment; it must be one of online, offline")
+    sentence = explain(AuthenticationError("WANDB_API_KEY invalid: API key must have 40+ characters, has 3."))
+    assert sentence.startswith("Weights & Biases cannot be used: WANDB_API_KEY invalid: API key must have")
 
 
 @pytest.mark.usefixtures("folder")
-def test_an_alias_within_a_mapping_is_no_second_key(tmp_path: Path) -> None:
+def test_an_alias_within_a_mapping_is_no_second_key(tmp_path):
     (tmp_path / "a.yaml").write_text("a: &a {x: 1}\nb: [*a, *a, {x: 1}]\n")
     assert load_yaml(tmp_path / "a.yaml") == {"a": {"x": 1}, "b": [{"x": 1}] * 3}
     (tmp_path / "b.yaml").write_text("a: [{x: 1}, {x: 1, 'x': 2}]\n")
     assert_refused(r"b\.yaml, line 1: the key 'x'", load_yaml, tmp_path / "b.yaml")
 
 
-def test_a_mode_of_wandb_that_the_environment_misspells_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "foo")
-    told = refusal(capsys, "fit", "--config", "digits.yaml")
-    assert told.startswith("WANDB_MODE is 'foo' in the environment; it must be one of online, offline")
+@pytest.fixture(scope="module")
+def cli():
+    return Parsed()
 
 
-@pytest.mark.usefixtures("folder")
-def test_what_wandb_refuses_is_a_sentence() -> None:
-    sentence = explain(AuthenticationError("WANDB_API_KEY invalid: API key must have 40+ characters, has 3."))
-    assert sentence is not None
-    assert sentence.startswith(
-        "Weights & Biases cannot be used: WANDB_API_KEY invalid: API key must have 40+ characters"
-    )
+def settings_of(cli: Parsed, config: str):
+    """(key as a person writes it) -> its value; of a class its name."""
+    found = cli.fit(["--config", config])
+
+    def value(key: str):
+        node = found
+        for part in key.split("."):
+            node = node.init_args[part] if "class_path" in node else node[part]
+        return node.class_path.split(".")[-1] if isinstance(node, Namespace) else node
+
+    return value
 
 
-SPEECH = ("speech.yaml", "speech_probgan.yaml", "speech_ep_probgan.yaml", "speech_ep_sru_ep_probgan.yaml")
+SPEECH = {"data.batch_size": 128, "data.local_epochs": 1, "data.local_steps": None, "trainer.max_epochs": 12}
+SPEECH |= {"model.network.dropout": 0.1, "federation.algorithm": "FedAvg"}
+SPEECH_GAN = {"model": "SpeechGAN", "model.gan_weight": 0.1, "model.lr": 3e-4, "model.prior": "HistoryPrior"}
+SPEECH_GAN |= SPEECH | {"model.sample_acoustic": False}
+TILTED, PRIOR_ON = "TiltedExpectationPropagation", {"federation.algorithm": "PriorOn"}
+PRIOR_ON |= {"federation.algorithm.networks": ["generator", "discriminator"], "federation.algorithm.inner": TILTED}
+PRIOR_ON |= {
+    f"federation.algorithm.inner.{k}": v for k, v in (("weight", 1e-3), ("features", "discriminator.bottleneck"))
+}
+EP = {"federation.algorithm": TILTED, "federation.algorithm.weight": 1e-3}
+IMAGES = {"model.generator.members": 10, "model.discriminator.heads": 4, "model.lr": 3e-4, "data.batch_size": 128}
+IMAGES |= {"data.partition": "one_class", "data.clients": 10, "data.local_steps": 400, "trainer.max_epochs": 25}
+IMAGES |= {"model.noise": pytest.approx((2 * 3e-2 * 3e-4) ** 0.5, rel=1e-3)}
+ON_SERVER = {"federation.algorithm.server_steps": 6, "federation.algorithm.batch_size": 128}
+ON_SERVER |= {"data.local_steps": 6, "trainer.max_epochs": 1667}
+OF_THE_PAPERS = {
+    "speech": SPEECH,
+    "speech_probgan": SPEECH_GAN,
+    "speech_ep_probgan": SPEECH_GAN | PRIOR_ON,
+    "speech_ep_sru_ep_probgan": SPEECH_GAN
+    | EP
+    | {"model.sample_acoustic": True, "federation.algorithm.features": "discriminator.bottleneck"},
+    "cifar": IMAGES | EP | {"federation.algorithm.components": 1},
+    "cifar_probgan": IMAGES,
+    "cifar_mixture_ep_probgan": IMAGES | EP | {"federation.algorithm.components": 10},
+    "cifar_fedavg_gan": ON_SERVER,
+    "cifar_f2a": ON_SERVER,
+}
 
 
-def resolved(config: str | list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    words = ["fit", "--config", config, "--print_config"] if isinstance(config, str) else config
-    with pytest.raises(SystemExit):
-        main(words)
-    settings: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
-    return settings
+@pytest.mark.parametrize("config", OF_THE_PAPERS)
+def test_configurations_have_the_settings_of_the_papers(cli, config):
+    value = settings_of(cli, f"{config}.yaml")
+    assert {key: value(key) for key in OF_THE_PAPERS[config]} == OF_THE_PAPERS[config]
+    if config.startswith("speech"):
+        loggers, callbacks = value("trainer.logger"), value("trainer.callbacks")
+        assert {each.class_path.split(".")[-1] for each in loggers} == {"MetricsFile", "WandbHistory"}
+        rates = [each for each in callbacks if each.class_path.endswith("WordErrorRate")]
+        assert [each.init_args.every_n_epochs for each in rates] == [1]
 
 
-@pytest.mark.parametrize("config", SPEECH)
-def test_what_all_recognisers_share(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = resolved(config, capsys)
-    data, trainer = settings["data"]["init_args"], settings["trainer"]
-    assert (data["batch_size"], data["local_epochs"], data["local_steps"]) == (128, 1, None)
-    assert trainer["max_epochs"] == 12
-    assert settings["model"]["init_args"]["network"]["init_args"]["dropout"] == 0.1
-    loggers = {each["class_path"].split(".")[-1] for each in trainer["logger"]}
-    assert loggers == {"MetricsFile", "WandbHistory"}
-    rates = [each for each in trainer["callbacks"] if each["class_path"].endswith("WordErrorRate")]
-    assert [each["init_args"]["every_n_epochs"] for each in rates] == [1]
-
-
-@pytest.mark.parametrize("config", SPEECH[1:])
-def test_the_gan_of_three_of_the_recognisers_losses(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model = resolved(config, capsys)["model"]
-    assert model["class_path"] == "lit_epgan.modules.SpeechGAN"
-    assert (model["init_args"]["gan_weight"], model["init_args"]["lr"]) == (0.1, 3e-4)
-    assert model["init_args"]["prior"]["class_path"] == "lit_epgan.modules.HistoryPrior"
-    assert model["init_args"]["sample_acoustic"] == (config == "speech_ep_sru_ep_probgan.yaml")
-
-
-def test_which_of_the_recognisers_networks_have_the_ep_prior(capsys: pytest.CaptureFixture[str]) -> None:
-    algorithms = [resolved(config, capsys)["federation"]["init_args"]["algorithm"] for config in SPEECH]
-    names = [each["class_path"].split(".")[-1] for each in algorithms]
-    assert names == ["FedAvg", "FedAvg", "PriorOn", "TiltedExpectationPropagation"]
-    assert algorithms[2]["init_args"]["networks"] == ["generator", "discriminator"]
-    for tilted in (algorithms[2]["init_args"]["inner"], algorithms[3]):
-        assert tilted["class_path"].endswith("TiltedExpectationPropagation")
-        assert (tilted["init_args"]["weight"], tilted["init_args"]["features"]) == (1e-3, "discriminator.bottleneck")
-
-
-@pytest.mark.parametrize("config", ["cifar.yaml", "cifar_probgan.yaml", "cifar_mixture_ep_probgan.yaml"])
-def test_the_gans_of_images(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = resolved(config, capsys)
-    model, data = settings["model"]["init_args"], settings["data"]["init_args"]
-    assert (model["generator"]["init_args"]["members"], model["discriminator"]["init_args"]["heads"]) == (10, 4)
-    assert (model["lr"], model["noise"]) == (3e-4, pytest.approx((2 * 3e-2 * 3e-4) ** 0.5, rel=1e-3))
-    assert (data["batch_size"], data["local_steps"], settings["trainer"]["max_epochs"]) == (128, 400, 25)
-    assert (data["partition"], data["clients"]) == ("one_class", 10)
-    algorithm = settings["federation"]["init_args"]["algorithm"]
-    if config != "cifar_probgan.yaml":
-        assert algorithm["init_args"]["weight"] == 1e-3
-        assert algorithm["init_args"]["components"] == (10 if "mixture" in config else 1)
-
-
-@pytest.mark.parametrize("config", ["cifar_fedavg_gan.yaml", "cifar_f2a.yaml"])
-def test_the_gans_of_images_that_are_trained_on_the_server(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = resolved(config, capsys)
-    algorithm = settings["federation"]["init_args"]["algorithm"]["init_args"]
-    assert (algorithm["server_steps"], algorithm["batch_size"]) == (6, 128)
-    assert (settings["data"]["init_args"]["local_steps"], settings["trainer"]["max_epochs"]) == (6, 1667)
-
-
-def test_table_1_has_every_method_objective_and_setting() -> None:
+def test_table_1_has_every_method_objective_and_setting():
     studies = {study.variant: study for study in read_studies(find_config("studies/cifar_table1.yaml", studies=True))}
     settings = ("centralised", "iid_2", "iid_10", "one_class", "dirichlet_01", "dirichlet_05")
     assert set(studies) == {f"{setting}_{objective}" for setting in settings for objective in ("w", "ls")}
@@ -246,14 +213,12 @@ def test_table_1_has_every_method_objective_and_setting() -> None:
 
 
 @pytest.mark.parametrize("method", ["vanilla", "f2a"])
-def test_no_run_of_table_1_starts_without_the_extractor_that_judges_it(
-    method: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_run_of_table_1_starts_without_the_extractor_that_judges_it(method, capsys):
     studies = read_studies(find_config("studies/cifar_table1.yaml", studies=True))
     (study,) = [study for study in studies if study.variant == "one_class_ls"]
     (run,) = [run for run in runs_of(study, Path("runs")) if run.seed == 0 and run.method.name == method]
     words = cli_command(run)[len(CLI) :]
-    settings = resolved([*words, "--print_config"], capsys)
+    settings = printed(capsys, *words[1:])
     (metrics,) = [each for each in settings["trainer"]["callbacks"] if each["class_path"].endswith("GenerativeMetrics")]
     assert metrics["init_args"]["required"]
     assert metrics["init_args"]["samples"] == 50_000
@@ -265,19 +230,13 @@ def test_no_run_of_table_1_starts_without_the_extractor_that_judges_it(
 
 
 ROOT = Path(__file__).parent.parent
-
-
 CONFIGS = [ROOT / "README.md", *config_folders()[-1].rglob("*.yaml"), *(ROOT / "docs").rglob("*.md")]
-
-
 CLASS = re.compile(r"\b(lit_epgan(?:\.\w+)*)\.([A-Z]\w*)")
-
-
 NOT_BY_ROOM = re.compile(r"(?:class_path: |(?<![\w./]))(?:callbacks|datamodules)\.(?:\w+\.)*[A-Z]\w*")
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_class_is_named_by_its_room(path: Path) -> None:
+def test_a_class_is_named_by_its_room(path):
     text = path.read_text(encoding="utf-8")
     assert not NOT_BY_ROOM.findall(text)
     for module, name in set(CLASS.findall(text)):
@@ -286,13 +245,8 @@ def test_a_class_is_named_by_its_room(path: Path) -> None:
         assert name in room.__all__, f"{module} does not offer {name}"
 
 
-def test_this_test_sees_classes() -> None:
-    found = {match for path in CONFIGS for match in CLASS.findall(path.read_text(encoding="utf-8"))}
-    assert {("lit_epgan.callbacks", "FederationCallback"), ("lit_epgan.federated", "FedAvg")} <= found
-
-
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
-def test_help_is_a_screen_of_common_keys(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_a_screen_of_common_keys(command, capsys):
     assert main([command, "--help"]) == 0
     page = capsys.readouterr().out
     assert len(page.splitlines()) < 60
@@ -301,7 +255,7 @@ def test_help_is_a_screen_of_common_keys(command: str, capsys: pytest.CaptureFix
     assert f"lit_epgan {command} --config" in page
 
 
-def test_help_all_lists_every_key_and_the_short_page_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_all_lists_every_key_and_the_short_page_no_other(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["fit", "--help", "all"])
     assert ended.value.code == 0
@@ -312,54 +266,39 @@ def test_help_all_lists_every_key_and_the_short_page_no_other(capsys: pytest.Cap
     assert all(f"--{key}" in everything for key in ours)
 
 
-def test_a_class_is_explained_by_its_short_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_for_its_own_words_and_the_version_is_said(capsys):
+    assert short_help(["fit", "--config", "a.yaml"]) is None
+    assert short_help(["fit", "--help", "all"]) is None
+    assert short_help(["study", "--help"]) is None
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"lit_epgan \d+\.\d+\.\d+\n", capsys.readouterr().out)
     with pytest.raises(SystemExit) as ended:
         main(["fit", "--model.help", "GAN"])
     assert ended.value.code == 0
     assert "--model.generator" in capsys.readouterr().out
 
 
-def test_other_words_ask_for_no_help() -> None:
-    assert short_help(["fit", "--config", "a.yaml"]) is None
-    assert short_help(["fit", "--help", "all"]) is None
-    assert short_help(["study", "--help"]) is None
-
-
-def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert re.fullmatch(r"lit_epgan \d+\.\d+\.\d+\n", capsys.readouterr().out)
-
-
 DIGIT_LIKE = st.text(alphabet="0123456789abcdefox_.:+-eEnNiI", min_size=1, max_size=10)
-
 
 NUMBER_LIKE = (
     *("yes", "no", "on", "off", "true", "False", "null", "~", "nan", ".nan", "inf", "-.inf", "1e5", ".5e3", "1_000"),
     *("0o7", "0x1f", "0b1", "12:30", "12:30:45.5", "2026-11-25", "7876e627", "+1", "-", "=", "<<", "1.", ".", "0"),
 )
 
-
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-
-
 STRINGS = st.one_of(DIGIT_LIKE, st.sampled_from(NUMBER_LIKE), ANY_TEXT)
-
-
-@pytest.fixture(scope="module")
-def cli() -> Parsed:
-    return Parsed()
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.recursive(STRINGS, lambda inner: st.lists(inner) | st.dictionaries(STRINGS, inner), max_leaves=8))
-def test_whatever_is_dumped_is_loaded_by_the_parser_s_own_reader(data: Any) -> None:
+def test_whatever_is_dumped_is_loaded_by_the_parser_s_own_reader(data):
     assert get_loader("yaml")(quoted({"key": data})) == {"key": data}
 
 
 @settings(max_examples=4)
 @given(st.lists(STRINGS, min_size=2, max_size=50))
 @example([*NUMBER_LIKE])
-def test_a_configuration_is_parsed_as_it_was(cli: Parsed, strings: list[str]) -> None:
+def test_a_configuration_is_parsed_as_it_was(cli, strings):
     """Of keys that are texts: where one may be none, the parser takes some texts for that, however they are quoted."""
     parser = cli.parser_of_fit
     config = cli.config.fit.clone()
@@ -369,20 +308,22 @@ def test_a_configuration_is_parsed_as_it_was(cli: Parsed, strings: list[str]) ->
     assert values(again) == values(config)
 
 
-def values(config: Namespace) -> list[Any]:
+def values(config: Namespace):
     return [config.data.init_args.data_dir, config.trainer.logger[0].init_args.file, config.federation.init_args.local]
 
 
-def test_a_run_named_like_a_number_is_printed_in_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_are_seen_and_runs_named_like_numbers_quoted(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["fit", "--config", "toy.yaml", "--data.data_dir", "7876e627", "--print_config"])
     printed = capsys.readouterr().out
     assert 'data_dir: "7876e627"' in printed
     assert yaml.safe_load(printed)["data"]["init_args"]["data_dir"] == "7876e627"
+    found = {match for path in CONFIGS for match in CLASS.findall(path.read_text(encoding="utf-8"))}
+    assert {("lit_epgan.callbacks", "FederationCallback"), ("lit_epgan.federated", "FedAvg")} <= found
 
 
 @pytest.mark.parametrize("null", ["null", "None"])
-def test_null_reaches_a_class_within_a_class(capsys: pytest.CaptureFixture[str], null: str) -> None:
+def test_null_reaches_a_class_within_a_class(capsys, null):
     words = ["--config", "polynomial.yaml", "--config", "algorithms/central_noise.yaml"]
     words += ["--federation.mechanism.noise_multiplier", null, "--federation.mechanism.target_epsilon", "2"]
     with pytest.raises(SystemExit, match="0"):

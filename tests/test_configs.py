@@ -31,7 +31,6 @@ from tests.tiny_imagenet_tree import write_tiny_imagenet
 from tests.users_tree import write_emnist, write_leaf, write_table
 
 pytestmark = pytest.mark.slow
-
 FOLDER = config_folders()[-1]  # the package's own
 INSPECTIONS = sorted(FOLDER.glob("inspect_*.yaml"))  # these do not train: test_inspect_command.py runs them
 CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - set(INSPECTIONS))
@@ -124,7 +123,6 @@ def by_class(name, data_dir):
 
 
 def miniature(name: str, data_dir: str, train: bool, download: bool) -> tuple[Tensor, Tensor]:
-    """A few coloured images of every class instead of 60,000."""
     labels = torch.arange(10).repeat(8 if train else 4)
     generator = torch.Generator().manual_seed(int(train))
     return torch.randint(0, 256, (len(labels), *SHAPES[name]), generator=generator).byte(), labels

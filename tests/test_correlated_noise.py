@@ -3,8 +3,6 @@
 import itertools
 import math
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from lit_epgan.engine import Everyone, FixedSize, InTurn, Poisson
 from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.engine.messages import Report
-from lit_epgan.engine.samplers import Chains, Sampler
+from lit_epgan.engine.samplers import Chains
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, Ledger, Releases, spent
@@ -25,14 +23,13 @@ from lit_epgan.privacy.ledger import Account, default_path
 from tests.federations import federation, fit
 from tests.ledgers import the_ledger
 from tests.modules import Regression
+from tests.refusals import assert_refused
 from tests.test_central_noise import summed
 
 ZERO: Report = {"x": torch.zeros(2)}
 
 
-def begun(
-    mechanism: CentralNoise, sampler: Sampler, rounds: range, folder: Path | None = None, **more: Any
-) -> CentralNoise:
+def begun(mechanism, sampler, rounds, folder=None, **more):
     exchanges, data = len(rounds) + more.pop("beside", 0), folder and folder.name
     mechanism.begin(Plan(sampler, 12, exchanges, folder, rounds=rounds, data=data, **more))
     return mechanism
@@ -43,17 +40,17 @@ def released(mechanism: CentralNoise, number: int, report: Report = ZERO) -> Tot
     return mechanism.at_server(summed(report), 4)
 
 
-def accounts(folder: Path) -> list[Account]:
+def accounts(folder) -> list[Account]:
     own = default_path(folder.name, "user")  # of a plan that names the data so, or a fit's
     return list((Ledger(own) if own.exists() else the_ledger()).read().accounts.values())
 
 
-def account(folder: Path) -> Account:
+def account(folder) -> Account:
     return accounts(folder)[-1]
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_c_makes_white_noise_of_it(seed: int | None) -> None:
+def test_c_makes_white_noise_of_it(seed):
     """C W / (z S) has the identity for a covariance, over more rounds than C has bands; counts have no noise."""
     d, rounds = 40_000, 7
     mechanism = begun(CorrelatedNoise(0.5, 3.0, noise_seed=seed), InTurn(3), range(rounds))
@@ -64,7 +61,7 @@ def test_c_makes_white_noise_of_it(seed: int | None) -> None:
     assert correlation < -0.3  # the second round takes back a part of the first one's
 
 
-def test_where_all_take_part_in_every_round_it_is_central_noise() -> None:
+def test_where_all_take_part_in_every_round_it_is_central_noise():
     runs = []
     for kind in (CorrelatedNoise, CentralNoise):
         mechanism = begun(kind(1.0, 2.0, noise_seed=1), Everyone(), range(3))
@@ -73,7 +70,7 @@ def test_where_all_take_part_in_every_round_it_is_central_noise() -> None:
     assert torch.equal(*runs)
 
 
-def test_what_is_promised_says_what_correlation_is_worth() -> None:
+def test_what_is_promised_says_what_correlation_is_worth():
     mechanism = begun(CorrelatedNoise(0.5, 3.0), InTurn(4), range(40))
     said = str(mechanism.guarantee())
     assert "10 participations with noise multiplier 3, each user at most once in 4 rounds" in said
@@ -85,7 +82,7 @@ def test_what_is_promised_says_what_correlation_is_worth() -> None:
 
 
 @pytest.mark.parametrize("missing", ["a round", "a name"])
-def test_a_gap_begins_the_noise_anew(missing: str) -> None:
+def test_a_gap_begins_the_noise_anew(missing):
     """What is not released in between leaves rows of C without a place."""
     zero = {"x": torch.zeros(40_000)}
     mechanism = begun(CorrelatedNoise(1.0, 1.0), InTurn(3), range(9))
@@ -96,7 +93,7 @@ def test_a_gap_begins_the_noise_anew(missing: str) -> None:
     assert abs(float(torch.corrcoef(torch.stack([before, after]))[0, 1])) < 0.03
 
 
-def test_a_payment_covers_one_turn_of_everybody(tmp_path: Path) -> None:
+def test_a_payment_covers_one_turn_of_everybody(tmp_path):
     mechanism = begun(CorrelatedNoise(1.0, target_epsilon=2.0), InTurn(3), range(7), tmp_path)
     for t in range(7):
         released(mechanism, t)
@@ -107,7 +104,7 @@ def test_a_payment_covers_one_turn_of_everybody(tmp_path: Path) -> None:
     assert account(tmp_path).releases.count == 3
 
 
-def test_a_run_that_resumes_keeps_its_noise_multiplier_and_pays_for_nothing_twice(tmp_path: Path) -> None:
+def test_a_run_that_resumes_keeps_its_noise_multiplier_and_pays_for_nothing_twice(tmp_path):
     state: dict[str, torch.Tensor] = {}
     first = begun(CorrelatedNoise(1.0, target_epsilon=2.0, budget=2.0), InTurn(3), range(9), tmp_path, state=state)
     for t in range(4):
@@ -120,8 +117,7 @@ def test_a_run_that_resumes_keeps_its_noise_multiplier_and_pays_for_nothing_twic
     assert (account(tmp_path).made, account(tmp_path).planned.count) == (3, 3)
     assert account(tmp_path).planned.noise_multiplier == z
     lost = CorrelatedNoise(1.0, target_epsilon=2.0, budget=2.0)
-    with pytest.raises(UserError, match="allows epsilon 2"):
-        begun(lost, InTurn(3), range(4, 9), tmp_path, state=dict(state), resumed=True)
+    assert_refused("allows epsilon 2", begun, lost, InTurn(3), range(4, 9), tmp_path, state=dict(state), resumed=True)
 
 
 HISTORIES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=4)
@@ -131,8 +127,8 @@ HISTORIES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans
 @given(kills=HISTORIES, groups=st.integers(1, 4), twice=st.booleans())
 @example(kills=[(2, 0, False), (1, 1, False)], groups=4, twice=False)  # round 1 again, from the checkpoint before it
 def test_whatever_is_killed_and_resumed_no_client_takes_part_more_often_than_was_paid_for(
-    tmp_path_factory: pytest.TempPathFactory, kills: list[tuple[int, int, bool]], groups: int, twice: bool
-) -> None:
+    tmp_path_factory, kills, groups, twice
+):
     """Each fit runs for some rounds, and goes on from any checkpoint that was written, or is refused noise."""
     folder, sampler, part = tmp_path_factory.mktemp("run"), InTurn(groups), Counter[int]()
     checkpoints: list[tuple[int, dict[str, torch.Tensor]]] = [(0, {})]
@@ -158,7 +154,7 @@ def test_whatever_is_killed_and_resumed_no_client_takes_part_more_often_than_was
     assert all(a.made <= a.planned.count for a in accounts(folder))
 
 
-def test_a_checkpoint_holds_no_noise_and_a_run_that_resumes_reuses_none(tmp_path: Path) -> None:
+def test_a_checkpoint_holds_no_noise_and_a_run_that_resumes_reuses_none(tmp_path):
     """A repeated round's noise is independent of what was released before, so that no difference is free of noise."""
     state: dict[str, torch.Tensor] = {}
     zero = {"x": torch.zeros(40_000)}
@@ -174,7 +170,7 @@ def test_a_checkpoint_holds_no_noise_and_a_run_that_resumes_reuses_none(tmp_path
     assert account(tmp_path).made == 2
 
 
-def test_a_checkpoint_of_another_account_counts_for_nothing(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_account_counts_for_nothing(tmp_path):
     """As many entries in it are no sign that no round was lost."""
     state: dict[str, torch.Tensor] = {}
     released(begun(CorrelatedNoise(1.0, 1.0), InTurn(3), range(6), tmp_path, state=state), 0)
@@ -185,7 +181,7 @@ def test_a_checkpoint_of_another_account_counts_for_nothing(tmp_path: Path) -> N
     assert (account(tmp_path).made, account(tmp_path).written) == (2, 2)
 
 
-def test_a_run_that_resumes_with_another_number_of_clients_pays_anew(tmp_path: Path) -> None:
+def test_a_run_that_resumes_with_another_number_of_clients_pays_anew(tmp_path):
     """Other groups: a client may take part again within the rounds that were paid for."""
     state: dict[str, torch.Tensor] = {}
     released(begun(CorrelatedNoise(1.0, 1.0), InTurn(3), range(6), tmp_path, state=state), 0)
@@ -195,7 +191,7 @@ def test_a_run_that_resumes_with_another_number_of_clients_pays_anew(tmp_path: P
     assert [a.made for a in the_ledger().read().accounts.values()] == [1, 1]
 
 
-def test_a_federation_in_turn(tmp_path: Path) -> None:
+def test_a_federation_in_turn(tmp_path):
     fit(
         Regression(), federation(), 5, tmp_path, mechanism=CorrelatedNoise(1.0, 1.0), sampler=InTurn(2)
     )  # rounds 0, 2, 4 and 1, 3
@@ -203,9 +199,9 @@ def test_a_federation_in_turn(tmp_path: Path) -> None:
     assert (made.made, made.written, made.planned.count, made.planned.separation, made.ended) == (3, 5, 3, 2, True)
 
 
-def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(tmp_path):
     """The payment that it made covers rounds 0 to 3; whoever goes on from the same checkpoint again pays again."""
-    run: dict[str, Any] = {"sampler": InTurn(4), "folder": tmp_path}
+    run = {"sampler": InTurn(4), "folder": tmp_path}
     trainer = fit(Regression(), federation(), 2, mechanism=CorrelatedNoise(1.0, 1.0), **run)
     trainer.save_checkpoint(tmp_path / "two.ckpt")
     for made, written in ((2, 6), (3, 10)):
@@ -215,25 +211,22 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(tmp_path: Path) -> N
         assert account(tmp_path).planned.count == made
 
 
-def test_a_second_exchange_in_a_round_is_planned_and_paid(tmp_path: Path) -> None:
+def test_a_second_exchange_in_a_round_is_planned_and_paid(tmp_path):
     noise = CorrelatedNoise(1.0, 1e-9)
     fit(Regression(), federation(), 3, tmp_path, algorithm=ExpectationPropagation(), mechanism=noise, sampler=InTurn(4))
     assert (account(tmp_path).made, account(tmp_path).written, account(tmp_path).planned.count) == (2, 4, 2)
 
 
 @pytest.mark.parametrize("sampler", [FixedSize(3), Poisson(0.5), Chains(2)], ids=lambda s: type(s).__name__)
-def test_samplers_without_a_promise_are_refused_by_name(sampler: Sampler) -> None:
-    with pytest.raises(UserError, match=f"{type(sampler).__name__} promises nothing"):
-        begun(CorrelatedNoise(1.0, 1.0), sampler, range(3))
+def test_samplers_without_a_promise_are_refused_by_name(sampler):
+    assert_refused(f"{type(sampler).__name__} promises nothing", begun, CorrelatedNoise(1.0, 1.0), sampler, range(3))
 
 
-def test_more_bands_than_rounds_between_two_participations_are_refused() -> None:
+def test_more_bands_than_rounds_between_two_participations_are_refused():
     with pytest.raises(UserError, match="bands is 3, and under InTurn a client may take part again after 2 rounds"):
         begun(CorrelatedNoise(1.0, 1.0, bands=3), InTurn(2), range(3))
-    with pytest.raises(UserError, match="bands is 0"):
-        CorrelatedNoise(1.0, 1.0, bands=0)
-    with pytest.raises(UserError, match="for clients in turn there is CorrelatedNoise"):
-        begun(CentralNoise(1.0, 1.0), InTurn(2), range(3))
+    assert_refused("bands is 0", CorrelatedNoise, 1.0, 1.0, bands=0)
+    assert_refused("for clients in turn there is CorrelatedNoise", begun, CentralNoise(1.0, 1.0), InTurn(2), range(3))
 
 
 def patterns(rounds: int, separation: int, most: int) -> list[tuple[int, ...]]:
@@ -248,13 +241,24 @@ def farthest(matrix: torch.Tensor, pattern: tuple[int, ...]) -> float:
     return float((signs @ matrix[:, list(pattern)].T).norm(dim=1).max())
 
 
-def test_the_square_root_is_one() -> None:
+def test_correlation_helps_where_clients_take_turns_by_the_square_root():
     root = toeplitz(square_root(30), 30)
     torch.testing.assert_close(root @ root, torch.ones(30, 30, dtype=torch.float64).tril(), rtol=0, atol=1e-13)
 
+    # at equal epsilon: the final model's noise times how far one client moves it
+    def error(bands: int, separation: int, rounds: int = 80) -> float:
+        moved = sensitivity(toeplitz(banded(bands), rounds), separation)
+        return moved * float(prefix_deviations(banded(bands), rounds)[-1])
+
+    assert error(1, 1) == pytest.approx(80)
+    assert all(error(bands, 1) > 80 for bands in (2, 8, 80))
+    assert error(8, 8) < 0.45 * error(1, 8)
+    # what a separation is needed for
+    assert sensitivity(toeplitz(banded(4), 12), 3) > 1.05 * sensitivity(toeplitz(banded(3), 12), 3)
+
 
 @pytest.mark.parametrize(("separation", "bands"), [(1, 1), (1, 4), (2, 2), (3, 2), (3, 3), (3, 9), (4, 4)])
-def test_no_participation_moves_more_than_the_schedule(separation: int, bands: int) -> None:
+def test_no_participation_moves_more_than_the_schedule(separation, bands):
     """Brute force: any rounds at least so far apart, any signs."""
     matrix = toeplitz(banded(bands), 9)
     worst = max(farthest(matrix, p) for p in patterns(9, separation, math.ceil(9 / separation)))
@@ -262,7 +266,7 @@ def test_no_participation_moves_more_than_the_schedule(separation: int, bands: i
 
 
 @pytest.mark.parametrize(("separation", "bands"), [(1, 1), (3, 3), (5, 3)])
-def test_a_participation_costs_as_much_as_one_release_with_independent_noise(separation: int, bands: int) -> None:
+def test_a_participation_costs_as_much_as_one_release_with_independent_noise(separation, bands):
     """At most k of them, at least as far apart as C has bands: sqrt(k), and no more wherever they lie."""
     matrix = toeplitz(banded(bands), 9)
     for most in (1, 2, 9 // separation):
@@ -271,13 +275,8 @@ def test_a_participation_costs_as_much_as_one_release_with_independent_noise(sep
     assert max(farthest(matrix, p) for p in patterns(9, separation, 1)) == pytest.approx(1)
 
 
-def test_columns_that_overlap_cost_more() -> None:
-    """What a separation is needed for."""
-    assert sensitivity(toeplitz(banded(4), 12), 3) > 1.05 * sensitivity(toeplitz(banded(3), 12), 3)
-
-
 @pytest.mark.parametrize("bands", [1, 2, 5, 40])
-def test_back_substitution_solves_the_triangular_system(bands: int) -> None:
+def test_back_substitution_solves_the_triangular_system(bands):
     draws = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     row = BackSubstitution(banded(bands))
     solved = torch.linalg.solve_triangular(toeplitz(banded(bands), 20), draws, upper=False)
@@ -285,18 +284,6 @@ def test_back_substitution_solves_the_triangular_system(bands: int) -> None:
 
 
 @pytest.mark.parametrize("bands", [1, 3, 12])
-def test_deviations_of_prefix_sums(bands: int) -> None:
+def test_deviations_of_prefix_sums(bands):
     dense = torch.ones(12, 12, dtype=torch.float64).tril() @ torch.linalg.inv(toeplitz(banded(bands), 12))
     torch.testing.assert_close(prefix_deviations(banded(bands), 12), dense.norm(dim=1))
-
-
-def test_correlation_helps_where_clients_take_turns_and_never_where_all_take_part() -> None:
-    """At equal epsilon: the final model's noise times how far one client moves it."""
-
-    def error(bands: int, separation: int, rounds: int = 80) -> float:
-        moved = sensitivity(toeplitz(banded(bands), rounds), separation)
-        return moved * float(prefix_deviations(banded(bands), rounds)[-1])
-
-    assert error(1, 1) == pytest.approx(80)
-    assert all(error(bands, 1) > 80 for bands in (2, 8, 80))
-    assert error(8, 8) < 0.45 * error(1, 8)

@@ -1,8 +1,4 @@
-"""The search by questions, in a federation: as if the data lay in one place, whoever is there to answer."""
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+"""The search by questions: what they ask and give away, and in a federation as if the data lay in one place."""
 
 import pytest
 import torch
@@ -11,13 +7,21 @@ from scipy import stats
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lit_epgan.bayes import GaussianMixture
+from lit_epgan.bayes import GaussianMixture, RandomFourierFeatures
 from lit_epgan.bayes.inference import FOUND, SEARCHING, Inference, Stage
-from lit_epgan.bayes.mean_embeddings import Statistics, answered, mean_embedding, ridged, root
+from lit_epgan.bayes.mean_embeddings import (
+    Question,
+    Statistics,
+    SummedAnswer,
+    answered,
+    mean_embedding,
+    ridged,
+    root,
+    statistic,
+)
 from lit_epgan.bayes.search import Particles, Search, Target
-from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Algorithm, PlainFederation, Round, Rounds, Server, passing
+from lit_epgan.engine import PlainFederation, Round, Rounds, Server, passing
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import decode_answer, decode_task, encode_answer, encode_task
 from lit_epgan.errors import UserError
@@ -25,13 +29,13 @@ from lit_epgan.federated import DiscrepancySearch, FedAvg, PublishedRejection
 from lit_epgan.modules import Posterior, PosteriorOfCodes, SuffiAE
 from lit_epgan.privacy import CentralNoise
 from lit_epgan.randomness import generator_for
-from tests.federations import federation, fit
+from tests.federations import assert_resumes, federation, fit
 from tests.modules import Regression
 from tests.plain_federation import federated
 
 MIXTURE = GaussianMixture(2, 1, mean_precision=0.1)
 PLACES, SIZES, ROUNDS = (-6.0, 5.0, 0.0), (20, 35, 15), 5
-FAST: dict[str, Any] = {"frequencies": 6, "moves": 2}
+FAST = {"frequencies": 6, "moves": 2}
 
 
 def records() -> list[Tensor]:
@@ -39,26 +43,25 @@ def records() -> list[Tensor]:
     return [place + x for place, x in zip(PLACES, normal, strict=True)]
 
 
-def data(sites: Sequence[Tensor] | None = None, **options: Any) -> FederatedDataModule:
+def data(sites=None, **options) -> FederatedDataModule:
     sites = records() if sites is None else sites
     labels = (torch.arange(len(x)) % 2 for x in sites)
-    return FederatedDataModule.from_datasets(
-        [TensorDataset(x, y) for x, y in zip(sites, labels, strict=True)], batch_size=8, **options
-    )
+    sets = [TensorDataset(x, y) for x, y in zip(sites, labels, strict=True)]
+    return FederatedDataModule.from_datasets(sets, batch_size=8, **options)
 
 
-def posterior(**options: Any) -> Posterior:
+def posterior(**options) -> Posterior:
     return Posterior(MIXTURE, particles=40, **options)
 
 
 def stage_of(plain: PlainFederation) -> Stage:
-    algorithm: Any = plain.federation.algorithm
+    algorithm = plain.federation.algorithm
     stage = algorithm.stage(plain.server)
     assert stage is not None
     return stage
 
 
-def in_one_place(inference: Inference, rounds: Sequence[Sequence[Tensor]]) -> Stage:
+def in_one_place(inference: Inference, rounds) -> Stage:
     """The same inference, of the records of each round's clients, with each round's own stream."""
     stage = None
     for number, sites in enumerate(rounds):
@@ -74,11 +77,8 @@ def assert_same_stage(found: Stage, expected: Stage) -> None:
     torch.testing.assert_close(found.particles.theta, expected.particles.theta, rtol=0, atol=1e-6)
 
 
-# ---------------------------------------------------------------- whose posterior it is
-
-
 @pytest.mark.parametrize("most_records", [3000, 100], ids=["to the end", "with a refinement"])
-def test_three_sites_find_the_particles_of_their_pooled_records(most_records: int) -> None:
+def test_three_sites_find_the_particles_of_their_pooled_records(most_records):
     algorithm = DiscrepancySearch(most_records=most_records, **FAST)
     plain = federated(posterior(), data(), algorithm)
     plain.run(ROUNDS)
@@ -89,7 +89,7 @@ def test_three_sites_find_the_particles_of_their_pooled_records(most_records: in
     assert torch.equal(plain.module.particles.detach(), stage.particles.theta)
 
 
-def test_a_cohorts_posterior_is_that_of_its_own_records() -> None:
+def test_a_cohorts_posterior_is_that_of_its_own_records():
     algorithm = DiscrepancySearch(**FAST)
     sites, dealt = records(), data(clients_per_round=2)
     plain = federated(posterior(), dealt, algorithm)
@@ -99,7 +99,7 @@ def test_a_cohorts_posterior_is_that_of_its_own_records() -> None:
     assert_same_stage(stage_of(plain), in_one_place(algorithm.inference, [[sites[k] for k in c] for c in cohorts]))
 
 
-def test_a_site_whose_records_are_not_finite_is_left_out() -> None:
+def test_a_site_whose_records_are_not_finite_is_left_out():
     sites = records()
     sites[1] = sites[1].clone()
     sites[1][3] = torch.nan
@@ -113,14 +113,13 @@ def test_a_site_whose_records_are_not_finite_is_left_out() -> None:
     assert_same_stage(stage_of(plain), in_one_place(algorithm.inference, [[sites[0], sites[2]]] * 2))
 
 
-def test_of_one_class_only_its_records_are_looked_at() -> None:
+def test_of_one_class_only_its_records_are_looked_at():
     """Also at a site that has none of it."""
     sites = records()
     algorithm = DiscrepancySearch(**FAST)
     module = posterior(label=1)
-    dealt = FederatedDataModule.from_datasets(
-        [TensorDataset(x, (torch.arange(len(x)) % 2) * (k != 1)) for k, x in enumerate(sites)], batch_size=8
-    )
+    sets = [TensorDataset(x, (torch.arange(len(x)) % 2) * (k != 1)) for k, x in enumerate(sites)]
+    dealt = FederatedDataModule.from_datasets(sets, batch_size=8)
     plain = federated(module, dealt, algorithm)
     plain.run(2)
     of_the_class = [sites[0][1::2], sites[2][1::2]]
@@ -129,24 +128,13 @@ def test_of_one_class_only_its_records_are_looked_at() -> None:
 
 @pytest.mark.filterwarnings("ignore:PublishedRejection is GRAFFL's printed rule")
 @pytest.mark.parametrize("algorithm", [DiscrepancySearch(**FAST), PublishedRejection(**FAST)])
-def test_a_class_that_nobody_has_is_one_sentence(algorithm: Algorithm) -> None:
+def test_a_class_that_nobody_has_is_one_sentence(algorithm):
     with pytest.raises(UserError, match="no client of the round has answered for any record"):
         federated(posterior(label=7), data(), algorithm).run(1)
 
 
-def test_who_has_a_class_does_not_leave_a_private_run(tmp_path: Path) -> None:
-    """The number of clients that have records of it would be no number that noise covers."""
-    algorithm = DiscrepancySearch(**FAST)
-    mechanism = CentralNoise(1.0, 1.0, ledger=str(tmp_path / "ledger.jsonl"))
-    with pytest.raises(UserError, match="how many clients have any would leave without noise"):
-        federated(posterior(label=1), data(), algorithm, mechanism=mechanism).run(1)
-
-
-# ---------------------------------------------------------------- rounds
-
-
 class Counted(DiscrepancySearch):
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options) -> None:
         super().__init__(**options)
         self.asked: list[int] = []
 
@@ -159,7 +147,7 @@ class Counted(DiscrepancySearch):
 
 
 @pytest.mark.parametrize("most_records", [3000, 100], ids=["to the end", "with a refinement"])
-def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(most_records: int) -> None:
+def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(most_records):
     algorithm, alike = Counted(most_records=most_records, **FAST), [x - x.mean() for x in records()]
     plain = federated(Posterior(GaussianMixture(1, 1, mean_precision=0.1), particles=100), data(alike), algorithm)
     number = 0
@@ -178,7 +166,7 @@ def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(mo
     assert algorithm.exchanges(0, 10) == 10
 
 
-def test_a_site_reads_its_records_once() -> None:
+def test_a_site_reads_its_records_once_and_is_asked_before_and_after_the_training():
     read: list[int] = []
 
     class Counting(Posterior):
@@ -188,9 +176,6 @@ def test_a_site_reads_its_records_once() -> None:
 
     federated(Counting(MIXTURE, particles=40), data(), DiscrepancySearch(**FAST)).run(3)
     assert sum(read) == sum(SIZES)
-
-
-def test_what_is_asked_before_and_after_the_summary_is_trained() -> None:
     algorithm = DiscrepancySearch(from_round=3, **FAST)
     federated(posterior(), data(), algorithm)
     assert [algorithm.trains(k) for k in range(5)] == [True, True, True, False, False]
@@ -199,20 +184,11 @@ def test_what_is_asked_before_and_after_the_summary_is_trained() -> None:
     assert algorithm.exchanges(0, 2) == 2
 
 
-def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    straight, stopped, resumed = posterior(), posterior(), posterior()
-    fit(straight, data(), 6, algorithm=DiscrepancySearch(**FAST))
-    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [RoundCheckpoint()]}
-    fit(stopped, data(), 3, tmp_path, algorithm=DiscrepancySearch(**FAST), **options)
-    last = str(tmp_path / "checkpoints" / "last.ckpt")
-    fit(resumed, data(), 6, algorithm=DiscrepancySearch(**FAST), ckpt_path=last)
-    assert torch.equal(straight.particles, resumed.particles)
-    assert not torch.equal(straight.particles, stopped.particles)
+def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path):
+    assert_resumes(posterior, data, lambda: DiscrepancySearch(**FAST), tmp_path, rounds=6, cut=3)
 
 
-# ---------------------------------------------------------------- a summary that is trained first
-
-CODES: dict[str, Any] = {"features": 3, "dimensions": 1, "hidden": [4]}
+CODES = {"features": 3, "dimensions": 1, "hidden": [4]}
 
 
 def of_codes() -> PosteriorOfCodes:
@@ -233,7 +209,7 @@ class States(Callback):
         self.seen.append({name: value.clone() for name, value in pl_module.state_dict().items()})
 
 
-def test_first_the_summary_is_trained_then_only_particles_move() -> None:
+def test_first_the_summary_is_trained_then_only_particles_move():
     module, plain, states = of_codes(), of_codes(), States()
     fit(module, wide_data(), 4, algorithm=DiscrepancySearch(from_round=2, **FAST), callbacks=[states])
     fit(plain, wide_data(), 2, algorithm=FedAvg())
@@ -247,13 +223,15 @@ def test_first_the_summary_is_trained_then_only_particles_move() -> None:
     assert not torch.equal(states.seen[3]["particles"], states.seen[1]["particles"])
 
 
-def test_the_codes_are_those_of_the_servers_encoder() -> None:
+def test_the_codes_are_those_of_the_servers_encoder():
     """The particles are the pooled codes' own, by the encoder that the federation ended with."""
     algorithm = DiscrepancySearch(from_round=2, **FAST)
     plain = federated(of_codes(), wide_data(), algorithm)
     plain.run(4)
-    module: Any = plain.module
-    codes = [module.summarise(torch.stack([row[0] for row in client.dataset])) for client in wide_data_clients()]
+    module = plain.module
+    dealt = wide_data()
+    dealt.setup()
+    codes = [module.summarise(torch.stack([row[0] for row in client.dataset])) for client in dealt.clients]
     stage = None
     for number in (2, 3):
         generator, inference = generator_for(0, "inference", number), algorithm.inference
@@ -263,20 +241,13 @@ def test_the_codes_are_those_of_the_servers_encoder() -> None:
     assert_same_stage(stage_of(plain), stage)
 
 
-def wide_data_clients() -> Any:
-    dealt = wide_data()
-    dealt.setup()
-    return dealt.clients
-
-
 @torch.no_grad()
-def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder() -> None:
+def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder():
     """Each site has a module of its own, which its own training leaves unlike the server's."""
     alone = federated(of_codes(), wide_data(), DiscrepancySearch(from_round=2, **FAST))
     alone.run(4)
-    server, *sites = (
-        federated(of_codes(), wide_data(), DiscrepancySearch(from_round=2, **FAST)) for _ in range(1 + len(SIZES))
-    )
+    parts = (of_codes, wide_data, lambda: DiscrepancySearch(from_round=2, **FAST))
+    server, *sites = (federated(*(make() for make in parts)) for _ in range(1 + len(SIZES)))
     delivered: list[dict[str, int]] = [{} for _ in SIZES]
     caches: list[dict[str, Tensor]] = [{} for _ in SIZES]
     private = [Private() for _ in SIZES]
@@ -295,9 +266,6 @@ def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder() -> None
     torch.testing.assert_close(server.server.parameters, alone.server.parameters, rtol=0, atol=1e-6)
 
 
-# ---------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -309,24 +277,26 @@ def test_sites_with_nothing_but_bytes_summarise_by_the_servers_encoder() -> None
         ({"most_records": 0}, "most_records is 0; it must be at least 1"),
     ],
 )
-def test_what_is_out_of_range_is_named(options: dict[str, Any], sentence: str) -> None:
+def test_what_is_out_of_range_is_named(options, sentence):
     with pytest.raises(UserError, match=sentence):
         federated(posterior(), data(), DiscrepancySearch(**options))
 
 
-def test_particles_must_be_enough_and_a_module_must_hold_some() -> None:
+def test_particles_must_be_enough_and_a_private_run_may_not_tell_who_has_a_class(tmp_path):
     with pytest.raises(UserError, match="particles is 20; 6 parameters need at least 24"):
         federated(Posterior(MIXTURE, particles=20), data(), DiscrepancySearch(**FAST))
     with pytest.raises(UserError, match="Regression has no simulator: DiscrepancySearch moves the particles"):
         fit(Regression(), federation(), 1, algorithm=DiscrepancySearch(**FAST))
     with pytest.raises(UserError, match="SuffiAE has no simulator"):
         federated(SuffiAE(**CODES), wide_data(), DiscrepancySearch(**FAST))
+    # the number of clients that have records of it would be no number that noise covers
+    algorithm = DiscrepancySearch(**FAST)
+    mechanism = CentralNoise(1.0, 1.0, ledger=str(tmp_path / "ledger.jsonl"))
+    with pytest.raises(UserError, match="how many clients have any would leave without noise"):
+        federated(posterior(label=1), data(), algorithm, mechanism=mechanism).run(1)
 
 
-# ---------------------------------------------------------------- the search itself
-
-
-def test_a_generation_draws_particles_by_the_change_of_their_discrepancy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_draws_particles_by_the_change_of_their_discrepancy(monkeypatch):
     """Each n w_i times, up to one, w_i ~ exp(-D_W / 2) after the prior; half of the particles stay effective."""
     monkeypatch.setattr(Search, "_moved", lambda self, at, target, generator: at)
     x = torch.cat(records())
@@ -345,7 +315,7 @@ def test_a_generation_draws_particles_by_the_change_of_their_discrepancy(monkeyp
     torch.testing.assert_close(after.discrepancy.sort().values, discrepancy.repeat_interleave(counts).sort().values)
 
 
-def test_records_are_added_until_a_log_likelihood_is_as_exact_as_asked() -> None:
+def test_records_are_added_to_those_that_there_are_until_it_is_exact(monkeypatch):
     """Its variance, over data sets that are simulated anew, is about p / surplus = .06; one covariance is for all."""
     inference, at, target, covariance = asked()
     topped = inference.search._topped_up(at, target, covariance, generator_for("more"))
@@ -353,9 +323,6 @@ def test_records_are_added_until_a_log_likelihood_is_as_exact_as_asked() -> None
     statistics, generator = inference.search.statistics, generator_for("anew")
     logs = torch.stack([target.discrepancies(statistics.means(at.theta, topped.records, generator)) for _ in range(10)])
     assert 0.05 < float((0.5 * logs).var(0).mean()) < 0.1
-
-
-def test_records_are_added_to_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     inference, at, target, covariance = asked()
     monkeypatch.setattr(Statistics, "means", lambda self, theta, records, generator: 5.0 + 0 * at.means)
     topped = inference.search._topped_up(at, target, covariance, generator_for("more"))
@@ -375,7 +342,7 @@ def asked() -> tuple[Inference, Particles, Target, Tensor]:
     return inference, at, Target(r, r @ mean), covariance
 
 
-def test_moves_leave_the_prior_as_it_is_where_nothing_is_asked() -> None:
+def test_moves_leave_the_prior_as_it_is_where_nothing_is_asked():
     """Its coordinates are log Gamma, Student and log inverse-chi^2 variables: no Gaussian that a move proposes."""
     inference = Inference.of(MIXTURE, 0, particles=2000, frequencies=2)
     generator, size = generator_for("prior"), inference.phi.size
@@ -389,3 +356,49 @@ def test_moves_leave_the_prior_as_it_is_where_nothing_is_asked() -> None:
     for k in range(3):  # both components alike
         pooled = moved.theta[:, [k, k + 3]].flatten().numpy()
         assert stats.ks_2samp(pooled, fresh[:, k].numpy()).pvalue > 1e-3
+
+
+G = generator_for("questions")
+R, MEANS = (torch.randn(shape, generator=G, dtype=torch.float64) for shape in ((3, 8), (20, 8)))
+SITES = {30: torch.randn(8, generator=G, dtype=torch.float64), 5: torch.ones(8, dtype=torch.float64)}
+POOLED = sum(n * mean for n, mean in SITES.items()) / 35
+
+
+def over_sites(question: Question) -> Tensor:
+    return sum(n * question.discrepancies(mean) for n, mean in SITES.items()) / 35
+
+
+def test_sums_over_sites_are_the_pooled_discrepancies_and_give_the_mean_away():
+    """(mu_i - mu)^T R^T R (mu_i - mu), one by one."""
+    found = Question.of(R, MEANS).discrepancies(POOLED)
+    metric = R.T @ R
+    for own, mean in zip(found, MEANS, strict=True):
+        assert torch.allclose(own, (mean - POOLED) @ metric @ (mean - POOLED))
+    question = Question.of(R, MEANS)
+    more = over_sites(question) - question.discrepancies(POOLED)
+    assert torch.allclose(more, more[0])
+    spread = sum(n * (R @ (mean - POOLED)).square().sum() for n, mean in SITES.items()) / 35
+    assert torch.allclose(more[0], torch.as_tensor(spread))
+    question = Question.of(R, MEANS)
+    for asked in (question, Question(R, question.simulated[:4])):  # r + 1 of them are enough
+        found = statistic(asked, SummedAnswer(over_sites(asked), 35.0))
+        assert torch.allclose(found, R @ POOLED, atol=1e-8, rtol=0)
+
+
+def test_whoever_holds_the_mean_answers_every_question():
+    noise, seen = torch.eye(8, dtype=torch.float64), []
+
+    def asking():
+        for rows in (2, 5):
+            seen.append((yield Question.of(R, MEANS[:rows])))
+        return "found"
+
+    assert answered(asking(), POOLED, 35.0, noise, 0.5) == "found"
+    assert [len(answer.discrepancies) for answer in seen] == [2, 5]
+    assert all((a.records, a.noise is noise, a.scaled) == (35.0, True, 0.5) for a in seen)
+    assert torch.equal(seen[1].discrepancies, Question.of(R, MEANS[:5]).discrepancies(POOLED))
+    phi = RandomFourierFeatures(2, 4, [1.0], generator_for("features")).float()
+    x = torch.randn(9, 2, generator=G, dtype=torch.float64)
+    found = mean_embedding(phi, x)
+    assert found.dtype == torch.float64
+    assert torch.equal(found, torch.stack([row.double() for row in phi(x.float())]).mean(0))

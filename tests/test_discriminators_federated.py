@@ -2,8 +2,6 @@
 
 import copy
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import TensorDataset
 
-from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Broadcast, Client, Message, Rounds, Server
 from lit_epgan.engine.samplers import Sampler
@@ -23,7 +20,7 @@ from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.ensembles import ForgiverFirst
-from tests.federations import federation, fit
+from tests.federations import assert_resumes, federation, fit
 from tests.modules import TwoOptimizers
 from tests.refusals import assert_refused
 
@@ -49,10 +46,10 @@ class TwoParameters(LightningModule):
         self.latent_dim = 1
         self.generator, self.discriminator = Always(0.5), Always(0.8)
 
-    def sample(self, n: int, generator: Any = None) -> Tensor:
-        return self.generator(torch.ones(n, 1, dtype=self.generator.value.dtype))  # type: ignore[no-any-return]
+    def sample(self, n: int, generator=None) -> Tensor:
+        return self.generator(torch.ones(n, 1, dtype=self.generator.value.dtype))
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx: int) -> None:
         g, d = self.optimizers()
         if "discriminator" in self.turns:
             fake = self.sample(len(batch[0])).detach()
@@ -66,12 +63,11 @@ class TwoParameters(LightningModule):
             self.manual_backward(loss)
             g.step()
 
-    def player_loss(self, player: str, batch: Any) -> Tensor:
+    def player_loss(self, player: str, batch) -> Tensor:
         assert player == "generator"
-        loss: Tensor = (self.discriminator(self.sample(len(batch[0]))) - 1).square().mean() / 2
-        return loss
+        return (self.discriminator(self.sample(len(batch[0]))) - 1).square().mean() / 2
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return [torch.optim.SGD(p.parameters(), lr=RATE) for p in (self.generator, self.discriminator)]
 
 
@@ -83,13 +79,11 @@ def two_clients() -> FederatedDataModule:
 
 def discriminators(first: float = 0.8, second: float = 0.8, g: float = 0.5) -> tuple[float, float]:
     """The clients' after one step from theirs against g: the loss's derivative is (d x - 1) x + d g^2."""
-    return (
-        first - RATE * ((first * 2 - 1) * 2 + first * g**2),
-        second - RATE * ((second * -1 - 1) * -1 + second * g**2),
-    )
+    own, other = (first * 2 - 1) * 2 + first * g**2, (second * -1 - 1) * -1 + second * g**2
+    return first - RATE * own, second - RATE * other
 
 
-def test_a_round_of_fedavg_gan_by_hand() -> None:
+def test_a_round_of_fedavg_gan_by_hand():
     module = TwoParameters()
     fit(module, two_clients(), rounds=1, algorithm=FedAvgGAN(server_steps=2))
     first, second = discriminators()
@@ -102,7 +96,7 @@ def test_a_round_of_fedavg_gan_by_hand() -> None:
     assert module.turns == ("discriminator", "generator")
 
 
-def test_a_round_of_f2a_by_hand() -> None:
+def test_a_round_of_f2a_by_hand():
     module = TwoParameters()
     algorithm = F2A(server_steps=2, forgiveness=0.7, penalty=0.3, lr=0.2)
     fit(module, two_clients(), rounds=1, algorithm=algorithm)
@@ -123,7 +117,7 @@ def test_a_round_of_f2a_by_hand() -> None:
 
 
 class Watching(F2A):
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options) -> None:
         super().__init__(**options)
         self.starts: list[tuple[int, Tensor]] = []
         self.reports: list[Message] = []
@@ -139,7 +133,7 @@ class Watching(F2A):
         self.forgiven.append(float(server.state["forgiveness"]))
 
 
-def test_each_client_goes_on_with_its_own_discriminator() -> None:
+def test_each_client_goes_on_with_its_own_discriminator_and_forgiveness_is_not_negative():
     algorithm = Watching()
     fit(TwoParameters(), two_clients(), rounds=2, algorithm=algorithm)
     assert [k for k, _ in algorithm.starts] == [0, 1, 0, 1]
@@ -152,6 +146,9 @@ def test_each_client_goes_on_with_its_own_discriminator() -> None:
         assert float(algorithm.starts[k][1]) == 0.8
         assert float(algorithm.starts[2 + k][1]) == pytest.approx(end, rel=1e-12)
         torch.testing.assert_close(algorithm.starts[2 + k][1], algorithm.starts[k][1] + change)
+    algorithm = Watching(server_steps=1, penalty=100.0)
+    fit(TwoParameters(), two_clients(), rounds=1, algorithm=algorithm)
+    assert algorithm.forgiven == [0.0]
 
 
 class MDGANOfOnes(MDGAN):
@@ -162,7 +159,7 @@ class MDGANOfOnes(MDGAN):
 
 
 @pytest.mark.parametrize("swap_every", [None, 1, 2])
-def test_three_rounds_of_md_gan_by_hand(swap_every: int | None) -> None:
+def test_three_rounds_of_md_gan_by_hand(swap_every):
     module = TwoParameters()
     algorithm = MDGANOfOnes(batch_size=2, swap_every=swap_every)
     fit(module, two_clients(), rounds=3, algorithm=algorithm)
@@ -178,7 +175,7 @@ def test_three_rounds_of_md_gan_by_hand(swap_every: int | None) -> None:
     assert not any("forward" in network.__dict__ for network in (module.generator, module.discriminator))
 
 
-def test_md_gan_of_one_client_is_the_generators_own_step() -> None:
+def test_md_gan_of_one_client_is_the_generators_own_step():
     """Its gradient is that of the loss of all samples, of two generators and two heads."""
     torch.manual_seed(2)
     generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
@@ -187,16 +184,16 @@ def test_md_gan_of_one_client_is_the_generators_own_step() -> None:
     algorithm = MDGAN(batch_size=6)
     noise: list[Tensor] = []
     draw = algorithm._noise
-    algorithm._noise = lambda *words: noise.append(draw(*words)) or noise[-1]  # type: ignore[method-assign,func-returns-value]
+    algorithm._noise = lambda *words: noise.append(draw(*words)) or noise[-1]
     seen: list[dict[str, Tensor]] = []
     train = algorithm.train
 
     def watched(client: Client, sent: Broadcast) -> Message:
         report = train(client, sent)
-        seen.append({n: p.detach().clone() for n, p in client.module.discriminator.named_parameters()})  # type: ignore[union-attr]
+        seen.append({n: p.detach().clone() for n, p in client.module.discriminator.named_parameters()})
         return report
 
-    algorithm.train = watched  # type: ignore[method-assign]
+    algorithm.train = watched
     fit(module, federation(sizes=(20,)), rounds=1, algorithm=algorithm)
     loss = alone.objective.generator_loss(functional_call(alone.discriminator, seen[0], (alone.generator(noise[1]),)))
     for parameter, gradient in zip(
@@ -218,8 +215,7 @@ class Members(Sampler):
         return 1.0
 
 
-def test_a_client_away_at_a_swap_keeps_its_discriminator() -> None:
-    """Clients 0 and 1 swap while client 2 is away."""
+def test_a_client_away_at_a_swap_keeps_its_discriminator():
     began: dict[tuple[int, int], float] = {}
     ended: dict[tuple[int, int], float] = {}
 
@@ -240,16 +236,9 @@ def test_a_client_away_at_a_swap_keeps_its_discriminator() -> None:
     assert began[2, 2] == ended[0, 2]
 
 
-def test_forgiveness_never_turns_negative() -> None:
-    algorithm = Watching(server_steps=1, penalty=100.0)
-    fit(TwoParameters(), two_clients(), rounds=1, algorithm=algorithm)
-    assert algorithm.forgiven == [0.0]
-
-
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_the_aggregate_equals_a_loop(heads: int, norm: Any) -> None:
-    torch.manual_seed(0)
+def test_the_aggregate_equals_a_loop(heads, norm):
     networks = [
         DCGANDiscriminator(image_size=8, channels=1, width=4, heads=heads, norm=norm).double() for _ in range(3)
     ]
@@ -266,20 +255,20 @@ def test_the_aggregate_equals_a_loop(heads: int, norm: Any) -> None:
     assert not list(aggregate.parameters())
 
 
-def gan(**options: Any) -> GAN:
+def gan(**options) -> GAN:
     torch.manual_seed(1)
     generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
     return GAN(generator, MLPDiscriminator((3,), hidden=(6, 5), heads=2), **options)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvgGAN, F2A, MDGAN])
-def test_clients_train_no_generator(algorithm: type[FedAvgGAN]) -> None:
+def test_clients_train_no_generator(algorithm):
     seen: list[Tensor] = []
 
-    class Seeing(algorithm):  # type: ignore[misc, valid-type]
+    class Seeing(algorithm):
         def train(self, client: Client, sent: Broadcast) -> Message:
             report = super().train(client, sent)
-            seen.append(torch.cat([p.detach().flatten() for p in client.module.generator.parameters()]))  # type: ignore[union-attr]
+            seen.append(torch.cat([p.detach().flatten() for p in client.module.generator.parameters()]))
             return report
 
     module = gan()
@@ -294,21 +283,11 @@ def test_clients_train_no_generator(algorithm: type[FedAvgGAN]) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FedAvgGAN(), F2A(), MDGAN(swap_every=1)], ids=["fedavg_gan", "f2a", "md_gan"])
-def test_resumed_runs_end_at_the_same_bytes(tmp_path: Path, algorithm: FedAvgGAN) -> None:
-    """The server's optimizer, lambda and handed discriminators go on, too."""
-    options: dict[str, Any] = {"algorithm": algorithm, "optimizer_state": "keep", "enable_checkpointing": True}
-    whole = gan()
-    fit(whole, federation(local_steps=3), 4, tmp_path / "whole", callbacks=[RoundCheckpoint()], **options)
-    fit(gan(), federation(local_steps=3), 2, tmp_path / "cut", callbacks=[RoundCheckpoint()], **options)
-    resumed = gan()
-    options["ckpt_path"] = tmp_path / "cut" / "checkpoints" / "last.ckpt"
-    fit(resumed, federation(local_steps=3), 4, tmp_path / "cut", callbacks=[RoundCheckpoint()], **options)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+def test_resumed_runs_end_at_the_same_bytes(tmp_path, algorithm):
+    assert_resumes(gan, lambda: federation(local_steps=3), lambda: algorithm, tmp_path, optimizer_state="keep")
 
 
-def test_the_servers_optimizer_goes_on_where_clients_keep_theirs() -> None:
-    """One step in each of three rounds: Adam's moments go on."""
+def test_the_servers_optimizer_goes_on_where_clients_keep_theirs():
 
     class Idle(FedAvgGAN):
         def trains(self, round_: int) -> bool:
@@ -334,35 +313,23 @@ def test_the_servers_optimizer_goes_on_where_clients_keep_theirs() -> None:
         optimizer.step()
     for name, value in plain.generator.named_parameters():
         torch.testing.assert_close(dict(kept.generator.named_parameters())[name], value, msg=name)
-    assert any(
-        not torch.equal(a, b) for a, b in zip(kept.generator.parameters(), reset.generator.parameters(), strict=True)
-    )
+    pairs = zip(kept.generator.parameters(), reset.generator.parameters(), strict=True)
+    assert any(not torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
 @pytest.mark.parametrize("algorithm", [FedAvgGAN(2, 4), F2A(2, 4), MDGAN(4, 1)], ids=["fedavg_gan", "f2a", "md_gan"])
-def test_images_with_batch_norm(algorithm: FedAvgGAN) -> None:
-    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4)
-    discriminator = DCGANDiscriminator(image_size=8, channels=1, width=4, norm="batch")
-    sets = [TensorDataset(torch.randn(8, 1, 8, 8, dtype=torch.float64)) for _ in range(2)]
-    data = FederatedDataModule.from_datasets(sets, batch_size=4)
-    module = GAN(generator, discriminator)
-    fit(module, data, rounds=2, algorithm=algorithm)
-    assert all(torch.isfinite(value).all() for value in module.state_dict().values())
-
-
-@pytest.mark.parametrize("algorithm", [F2A(2, 4), MDGAN(4, 1)], ids=["f2a", "md_gan"])
-def test_mixed_precision(algorithm: FedAvgGAN) -> None:
+def test_images_with_batch_norm_in_any_precision(algorithm, precision):
     """Autocast does not reach into the stacked discriminators; they bring their own precision."""
-    torch.manual_seed(0)
     generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4)
-    sets = [TensorDataset(torch.randn(8, 1, 8, 8)) for _ in range(2)]
-    module = GAN(generator, DCGANDiscriminator(image_size=8, channels=1, width=4))
-    data = FederatedDataModule.from_datasets(sets, batch_size=4)
-    fit(module, data, rounds=2, algorithm=algorithm, precision="bf16-mixed")
+    module = GAN(generator, DCGANDiscriminator(image_size=8, channels=1, width=4, norm="batch"))
+    dtype = torch.float64 if precision == "64-true" else torch.float32
+    sets = [TensorDataset(torch.randn(8, 1, 8, 8, dtype=dtype)) for _ in range(2)]
+    fit(module, FederatedDataModule.from_datasets(sets, batch_size=4), 2, algorithm=algorithm, precision=precision)
     assert all(torch.isfinite(value).all() for value in module.state_dict().values())
 
 
-def test_a_users_mistakes() -> None:
+def test_a_users_mistakes():
     assert_refused("server_steps and batch_size are 0 and 32", FedAvgGAN, server_steps=0)
     assert_refused("none may be negative", F2A, penalty=-1.0)
     with pytest.raises(UserError, match="leave the module's compiled false"):

@@ -2,7 +2,6 @@
 
 import ast
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -39,11 +38,11 @@ class Few(DocstringsDataModule):
         return {f"user {k}": [["the", "word", f"w{k}", "is", "w0"]] * 10 for k in range(6)}
 
 
-def few(**settings: Any) -> Few:
+def few(**settings) -> Few:
     return Few(**{"held_out_users": 2, "vocabulary": 3, "longest": 4, "batch_size": 5, **settings})
 
 
-def test_a_sentence_is_read_from_source_that_is_not_imported() -> None:
+def test_a_sentence_is_read_from_source_that_is_not_imported():
     assert sentences(SOURCE) == [
         ["return", "the", "sum", "."],
         ["isn't", "it", "ada's", "?"],
@@ -56,7 +55,7 @@ def test_a_sentence_is_read_from_source_that_is_not_imported() -> None:
     assert sentences("def broken(") == sentences('"""A null byte: \0"""') == []
 
 
-def test_the_files_of_a_library_are_its_users(tmp_path: Path) -> None:
+def test_the_files_of_a_library_are_its_users(tmp_path):
     library = tmp_path / "test"  # what is left out is below it
     for name in ("a.py", "b/c.py", "test/d.py", "tests/d.py", "b/site-packages/e.py"):
         path = library / name
@@ -67,7 +66,7 @@ def test_the_files_of_a_library_are_its_users(tmp_path: Path) -> None:
     assert_refused("no documented Python file", docstrings, tmp_path / "nothing")
 
 
-def test_words_are_numbered_by_a_vocabulary_of_those_held_out() -> None:
+def test_words_are_numbered_by_a_vocabulary_of_those_held_out():
     data = few()
     loaded = data.load()
     assert isinstance(data.symbols, WordSymbols)
@@ -84,8 +83,7 @@ def test_words_are_numbered_by_a_vocabulary_of_those_held_out() -> None:
     assert whole.shape == (1, 7)
 
 
-def test_those_held_out_are_drawn_by_the_seed_and_train_nothing() -> None:
-    """Each of the six users has a word of its own."""
+def test_those_held_out_are_drawn_by_the_seed_and_train_nothing():
 
     def held_out(seed: int) -> set[str]:
         data = few(split_seed=seed)
@@ -98,7 +96,7 @@ def test_those_held_out_are_drawn_by_the_seed_and_train_nothing() -> None:
     assert len({tuple(sorted(held_out(seed))) for seed in range(5)}) > 1
 
 
-def test_a_character_model_is_given_the_words_outside_the_vocabulary_alone() -> None:
+def test_a_character_model_is_given_the_words_outside_the_vocabulary_alone():
     data = few(level="characters", longest=9)
     train = data.load().train
     assert data.symbols == ByteSymbols()
@@ -107,20 +105,15 @@ def test_a_character_model_is_given_the_words_outside_the_vocabulary_alone() -> 
     first = symbols[0][mask[0]]
     assert first[0] == 256
     assert first[-1] == 257
-    words = {
-        data.symbols.decode(row[m][1:-1].tolist())
-        for own in train.values()
-        for row, m in zip(*own.fetch(list(range(len(own)))), strict=True)
-    }
+    fetched = [row for own in train.values() for row in zip(*own.fetch(list(range(len(own)))), strict=True)]
+    words = {data.symbols.decode(row[m][1:-1].tolist()) for row, m in fetched}
     assert words
     assert words <= {"is", "word", *(f"w{k}" for k in range(6))}
     assert "the" not in words
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 8, 32), (1.0, 40, 40)])
-def test_the_fault_joins_the_first_two_tokens_of_a_share_of_the_clients_sentences(
-    share: float, least: int, most: int
-) -> None:
+def test_the_fault_joins_the_first_two_tokens_of_a_share_of_the_clients_sentences(share, least, most):
     data = few(joined=share)
     loaded = data.load()
     hit = [sentence for own in data.sentences.values() for sentence in own if sentence[0] == "the word"]
@@ -137,11 +130,7 @@ def test_the_fault_joins_the_first_two_tokens_of_a_share_of_the_clients_sentence
     assert again.sentences == data.sentences
 
 
-def test_a_sentence_of_one_token_cannot_be_joined() -> None:
-    assert joined(["one"]) == ["one"]
-
-
-def test_padding_repeats_the_end_and_is_masked() -> None:
+def test_padding_repeats_the_end_and_is_masked():
     from lit_epgan.datamodules.text import TokenSequences
 
     own = TokenSequences([[0], [0, 1, 2], []], 5, 6, 3)
@@ -154,16 +143,17 @@ def test_padding_repeats_the_end_and_is_masked() -> None:
     assert torch.equal(masked, torch.tensor([True, True, False, False, False]))
 
 
-def test_the_library_is_that_of_the_python_that_runs() -> None:
+def test_the_library_is_that_of_the_python_that_runs():
     folder = Path(ast.__file__).parent / "json"
     users = DocstringsDataModule(library=str(folder), batch_size=16).users()
     assert {"__init__.py", "decoder.py"} <= set(users)
     assert ["serialize", "obj", "to", "a", "json", "formatted", "str", "."] not in users["decoder.py"]
     assert any("json" in sentence for sentence in users["decoder.py"])
+    assert joined(["one"]) == ["one"]
 
 
 @pytest.mark.slow
-def test_the_standard_library_has_hundreds_of_users() -> None:
+def test_the_standard_library_has_hundreds_of_users():
     data = DocstringsDataModule(clients=100, batch_size=16)
     assert len(data.load().train) == 100
     assert len(data.users()) > 400
@@ -173,6 +163,6 @@ def test_the_standard_library_has_hundreds_of_users() -> None:
     ("settings", "named"),
     [({"joined": 1.5}, r"data\.joined"), ({"clients": 0}, r"data\.clients"), ({"level": "bytes"}, r"data\.level")],
 )
-def test_what_cannot_be_is_refused(settings: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_is_refused(settings, named):
     assert_refused(named, few, **settings)
     assert_refused("more than the 6 users", few(clients=5).load)

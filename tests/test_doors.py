@@ -7,12 +7,10 @@ printed, and where the run is are watched; the values of released tensors are th
 import json
 import re
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
@@ -23,7 +21,7 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Poisson
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedProx
 from lit_epgan.privacy import AdaptiveNoise, CentralNoise, CorrelatedNoise, DistributedNoise
-from tests.federations import client_sets
+from tests.federations import client_sets, plain_trainer
 from tests.modules import Regression, TwoOptimizers
 
 SECRET = 777.25
@@ -37,7 +35,7 @@ class Telling(Regression):
         self.seen: list[Tensor] = []
         self.last, self.count = 0.0, 0
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int) -> Tensor:
         loss = self.loss(batch)
         self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True)
         self.log_dict({"largest": batch[0].max(), "rows": float(len(batch[0]))})
@@ -53,14 +51,14 @@ class Where(Callback):
     """Looks at where the run is after each batch."""
 
     def __init__(self) -> None:
-        self.found: set[Any] = set()
+        self.found = set()
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        federation = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+    def on_train_batch_end(self, trainer: Trainer, *_) -> None:
+        federation = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
         self.found.add(federation.progress)
 
 
-def data(records: int, **options: Any) -> FederatedDataModule:
+def data(records: int, **options) -> FederatedDataModule:
     sets = client_sets((20, records, 20, 12, 20, 20))
     x = sets[1].tensors[0].clone()
     x[:, 0] = SECRET
@@ -68,7 +66,7 @@ def data(records: int, **options: Any) -> FederatedDataModule:
     return FederatedDataModule.from_datasets(sets, batch_size=8, **options)
 
 
-def leaves(value: Any, path: str = "") -> dict[str, Any]:
+def leaves(value, path: str = ""):
     """All that a checkpoint holds, by where it is; of a tensor its shape."""
     if isinstance(value, Tensor):
         return {path: tuple(value.shape)}
@@ -79,37 +77,23 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
     return {path: str(value)}
 
 
-def told(
-    folder: Path, records: int, module: LightningModule, capsys: Any, caplog: Any, sampler: Any, **parts: Any
-) -> dict[str, Any]:
-    """All that a run tells."""
+def told(folder, records, module, capsys, caplog, sampler, **parts):
     torch.manual_seed(0)
     where, progress = Where(), FederatedProgressBar(refresh_seconds=0, line_seconds=0)
     caplog.clear()
     capsys.readouterr()
     with warnings.catch_warnings(record=True) as warned, caplog.at_level("DEBUG"):
         warnings.simplefilter("always")
-        Trainer(
-            max_epochs=3,
-            accelerator="cpu",
-            precision="64-true",
-            default_root_dir=folder,
-            logger=CSVLogger(folder),
-            log_every_n_steps=1,
-            enable_model_summary=False,
-            callbacks=[
-                FederationCallback(sampler=sampler, **parts),
-                ModelCheckpoint(
-                    folder / "kept", "{epoch}-{step}", save_top_k=-1, save_last=True, save_on_train_epoch_end=True
-                ),
-                PartitionReport(),
-                progress,
-                where,
-            ],
-        ).fit(module, datamodule=data(records, local_epochs=1))
+        kept = {"save_top_k": -1, "save_last": True, "save_on_train_epoch_end": True}
+        callbacks = [ModelCheckpoint(folder / "kept", "{epoch}-{step}", **kept), PartitionReport(), progress, where]
+        options = {"logger": CSVLogger(folder), "log_every_n_steps": 1, "num_sanity_val_steps": 2}
+        options |= {"enable_checkpointing": True, "enable_progress_bar": True}
+        callbacks = [FederationCallback(sampler=sampler, **parts), *callbacks]
+        trainer = plain_trainer(max_epochs=3, default_root_dir=folder, callbacks=callbacks, **options)
+        trainer.fit(module, datamodule=data(records, local_epochs=1))
     printed = capsys.readouterr()
     lines = [printed.out, printed.err, *(r.getMessage() for r in caplog.records), *(str(w.message) for w in warned)]
-    found: dict[str, Any] = {"printed": plain("\n".join(lines), folder), "where": where.found}
+    found = {"printed": plain("\n".join(lines), folder), "where": where.found}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
         if path.suffix == ".ckpt":
@@ -126,24 +110,24 @@ def told(
     return found
 
 
-def plain(text: str, folder: Path) -> str:
+def plain(text: str, folder) -> str:
     """Without the run's folder, and times of the day and taken."""
     text = re.sub(r"-[0-9a-f]{16}\.users", "-LEDGER.users", text)  # a digest by a secret of the user's
     return re.sub(r"\d+:\d\d(:\d\d)?", "TIME", text.replace(str(folder), "FOLDER"))
 
 
-EVERYONE: dict[str, Any] = {
+EVERYONE = {
     "CentralNoise": lambda: CentralNoise(1.0, 1.0),
     "AdaptiveNoise": lambda: AdaptiveNoise(1.0, 1.0, count_noise=1.0),
     "CorrelatedNoise": lambda: CorrelatedNoise(1.0, 1.0),
     "DistributedNoise": lambda: DistributedNoise(1.0, 1.0),
 }
-ALGORITHMS: dict[str, Any] = {
+ALGORITHMS = {
     "FedProx": lambda: FedProx(0.1),
     "SCAFFOLD": SCAFFOLD,
     "EP": lambda: ExpectationPropagation(prior_precision=1e3),
 }
-RUNS: dict[str, Any] = {
+RUNS = {
     **{f"{m}, FedAvg": (EVERYONE[m], FedAvg, lambda: None, Telling) for m in EVERYONE},
     **{f"CentralNoise, {a}": (EVERYONE["CentralNoise"], ALGORITHMS[a], lambda: None, Telling) for a in ALGORITHMS},
     "Poisson": (EVERYONE["CentralNoise"], FedAvg, lambda: Poisson(0.95), Telling),
@@ -153,7 +137,7 @@ RUNS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_private_run_tells_nothing_of_one_clients_data(name: str, tmp_path: Path, capsys: Any, caplog: Any) -> None:
+def test_a_private_run_tells_nothing_of_one_clients_data(name, tmp_path, capsys, caplog):
     mechanism, algorithm, sampler, module = RUNS[name]
     found = [
         told(
@@ -176,7 +160,7 @@ def test_a_private_run_tells_nothing_of_one_clients_data(name: str, tmp_path: Pa
         assert "777" not in str(seen), door
 
 
-def test_the_watch_sees_what_an_open_run_tells(tmp_path: Path, capsys: Any, caplog: Any) -> None:
+def test_the_watch_sees_what_an_open_run_tells(tmp_path, capsys, caplog):
     """The control: without a mechanism every door tells the two apart."""
     few, many = (told(tmp_path / str(n), n, Telling(), capsys, caplog, None) for n in (3, 40))
     same = {door for door in few.keys() & many.keys() if few[door] == many[door]}

@@ -1,7 +1,5 @@
 """DP-FedAvg-GAN: discriminators under clipping and noise, the generator on the server, and nothing else that leaves."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -22,7 +20,7 @@ NOTHING = 1e-12  # noise that a test does not see
 
 
 class Watching(CentralNoise):
-    def __init__(self, bound: float, **options: Any) -> None:
+    def __init__(self, bound: float, **options) -> None:
         super().__init__(bound, NOTHING, **options)
         self.sent: list[Report] = []
 
@@ -31,12 +29,12 @@ class Watching(CentralNoise):
         return self.sent[-1]
 
 
-def small_gan(**options: Any) -> GAN:
+def small_gan(**options) -> GAN:
     torch.manual_seed(1)
     return GAN(MLPGenerator((3,), hidden=(8,), tanh=False, members=2), MLPDiscriminator((3,), hidden=(6, 5)), **options)
 
 
-def test_a_round_by_hand(tmp_path: Any) -> None:
+def test_a_round_by_hand(tmp_path):
     """Algorithm 1: changes clipped to S, added up, divided by the cohort; then the generator against the new mean.
 
     One client has three times the other's records, and counts as much; the second's change is longer than S.
@@ -53,7 +51,7 @@ def test_a_round_by_hand(tmp_path: Any) -> None:
     assert float(module.generator.value) == pytest.approx(g, rel=1e-9)
 
 
-def test_the_discriminators_change_alone_leaves_a_client(tmp_path: Any) -> None:
+def test_the_discriminators_change_alone_leaves_a_client(tmp_path):
     module, mechanism = small_gan(average=0.9), Watching(1.0)
     fit(module, federation(local_steps=2), 1, tmp_path, algorithm=FedAvgGAN(), mechanism=mechanism)
     assert len(mechanism.sent) == 4
@@ -64,11 +62,11 @@ def test_the_discriminators_change_alone_leaves_a_client(tmp_path: Any) -> None:
         assert all(float(tensor_of(report[name])) == 1 for name in sizes)
 
 
-def test_noise_moves_the_generator_through_the_discriminator_only(tmp_path: Any) -> None:
+def test_noise_moves_the_generator_through_the_discriminator_only(tmp_path):
     """Without a server's step the generator is, under any noise, what it was."""
 
     class Still(FedAvgGAN):
-        def train_generator(self, server: Any, batches: Any) -> None:
+        def train_generator(self, server, batches) -> None:
             """None of it."""
 
     module = small_gan()
@@ -79,23 +77,22 @@ def test_noise_moves_the_generator_through_the_discriminator_only(tmp_path: Any)
 
 
 @pytest.mark.parametrize(("records", "steps"), [(40, 6), (12, 3), (3, 1)])
-def test_a_client_passes_once_over_its_records_and_stops_at_six_steps(records: int, steps: int) -> None:
+def test_a_client_passes_once_over_its_records_and_stops_at_six_steps(records, steps):
     rows: list[int] = []
 
     class Counting(TwoParameters):
-        def training_step(self, batch: Any, batch_idx: int) -> None:
+        def training_step(self, batch, batch_idx: int) -> None:
             if self.turns == ("discriminator",):
                 rows.append(len(batch[0]))
             super().training_step(batch, batch_idx)
 
-    data = FederatedDataModule.from_datasets(
-        [TensorDataset(torch.ones(records, 1, dtype=torch.float64))], batch_size=5, max_local_steps=6
-    )
+    sets = [TensorDataset(torch.ones(records, 1, dtype=torch.float64))]
+    data = FederatedDataModule.from_datasets(sets, batch_size=5, max_local_steps=6)
     fit(Counting(), data, rounds=1, algorithm=FedAvgGAN())
     assert rows == [min(5, records - 5 * step) for step in range(steps)]
 
 
-def test_sgd_is_plain_gradient_descent() -> None:
+def test_sgd_is_plain_gradient_descent():
     ours = small_gan(optimizer="sgd", lr=0.1, lr_discriminator=0.2)._optimizer(torch.nn.Linear(1, 1), 0.1)
     plain = [p.clone().detach().requires_grad_() for group in ours.param_groups for p in group["params"]]
     theirs = torch.optim.SGD(plain, lr=0.1)
@@ -109,7 +106,7 @@ def test_sgd_is_plain_gradient_descent() -> None:
         torch.testing.assert_close(mine.data, other.data)
 
 
-def test_the_papers_networks() -> None:
+def test_the_papers_networks():
     """Appendix C.2 for 28 x 28 grey images; weights and biases layer by layer."""
     convolutions = (16 * 1 + 1) * 64, 16 * 64 * 128 + 128
     dense = 128 * 7 * 7 * 1024 + 1024, 1024 + 1
@@ -136,14 +133,11 @@ def test_the_papers_networks() -> None:
         (lambda: FederatedDataModule(max_local_steps=0), r"data\.max_local_steps is 0"),
     ],
 )
-def test_what_cannot_be_is_refused(build: Any, words: str) -> None:
+def test_what_cannot_be_is_refused(build, words):
     assert_refused(words, build)
 
 
-# Others under the mechanism -------------------------------------------------------------------------------------------
-
-
-def test_ep_probgan_runs_under_the_mechanism(tmp_path: Any) -> None:
+def test_ep_probgan_runs_under_the_mechanism(tmp_path):
     """Its reports sum: parameters, site factors and tilts are clipped and noised as one vector."""
     module, mechanism = small_gan(average=None), Watching(0.5)
     algorithm = TiltedExpectationPropagation("discriminator.layers.1", components=2, hidden=4, tilt_every=1, weight=0.1)
@@ -153,7 +147,7 @@ def test_ep_probgan_runs_under_the_mechanism(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [GeneratorSites(), F2A()], ids=["generator_sites", "f2a"])
-def test_sites_that_are_seen_one_by_one_are_refused_with_what_to_use(tmp_path: Any, algorithm: Any) -> None:
+def test_sites_that_are_seen_one_by_one_are_refused_with_what_to_use(tmp_path, algorithm):
     with pytest.raises(
         UserError, match=r"by itself, which no noise on a sum covers.*for GANs FedAvgGAN, EmbeddingSites"
     ):

@@ -1,25 +1,22 @@
 """Embedding algorithms on the server, and what all of them have in common: resuming, and what a user may get wrong."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lit_epgan.callbacks import FederationCallback
-from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
-from lit_epgan.engine import Algorithm, Message, Rounds, Server, passing
+from lit_epgan.engine import Message, Rounds, Server, passing
 from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, FedAvg, MatchedEmbedding
-from tests.federations import federation, fit
+from tests.federations import assert_resumes, federation, fit
 from tests.modules import Regression
 from tests.refusals import assert_refused
-from tests.test_embedding_sites import FAST, Cloud, Draw, data, exact, records
+from tests.test_embedding_sites import FAST, Cloud, data, exact, records
+from tests.test_generator_sites import Draw
 
 
 class Totals(EmbeddingOnServer):
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options) -> None:
         super().__init__(**(FAST | options))
         self.totals: list[dict[str, Tensor]] = []
         self.parameters: list[Tensor] = []
@@ -33,44 +30,41 @@ class Totals(EmbeddingOnServer):
         self.totals[-1].update(vars(report)["_total"].sums)  # all that has come, not only what was declared
 
 
-def test_nothing_but_the_release_reaches_the_server() -> None:
+def test_nothing_but_the_release_reaches_the_server():
     algorithm, module = Totals(noise_multiplier=1.0), Cloud()
     trainer = fit(module, data(), rounds=3, algorithm=algorithm)
     assert [set(total) for total in algorithm.totals] == [{"embedding"}, set(), set()]
     assert algorithm.parameters[0].tolist() == [0.0, 0.0, 1.0, 1.0]  # nothing was trained in round 0
     assert {(seen.round, seen.client) for seen in module.seen} == {(1, ""), (2, "")}
     assert not torch.equal(algorithm.parameters[1], algorithm.parameters[0])
-    callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+    callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
     clients = callback.state_dict()["clients"]
     kept = {name for state in clients.values() for name, held in state.items() if held}
     assert kept == {"released"}  # which has left the client
     released = [clients[f"client-{k}"]["released"]["embedding"] for k in range(3)]
     torch.testing.assert_close(torch.stack(released).sum(0), algorithm.totals[0]["embedding"])
     error = algorithm.totals[0]["embedding"] - exact(algorithm, [0, 1, 2])
-    sigma = algorithm.release.guarantee.sigma * 3**0.5  # type: ignore[union-attr]
+    sigma = algorithm.release.guarantee.sigma * 3**0.5
     assert float(error[1:].std()) == pytest.approx(sigma, rel=0.25)
 
 
-def test_buffers_do_not_leave_a_client_either() -> None:
+def test_buffers_do_not_leave_a_client_and_the_server_trains_on_points_alone():
+    module, draw = Cloud(), Draw(60, "herded")
+    algorithm = EmbeddingOnServer(server_steps=7, batch_size=9, **FAST)
+    fit(module, data(), rounds=4, algorithm=algorithm, callbacks=[draw])
+    on_server = [s for s in module.seen if s.round > 0 and s.client == "" and s.weight is None and len(s.x) == 9]
+    assert len(on_server) == 3 * 7
+    points = {tuple(p) for p in draw.found[0].tolist()}
+    assert all(tuple(row) in points for seen in on_server for row in seen.x.tolist())
     module = Cloud()
     fit(module, data(), rounds=3, algorithm=EmbeddingOnServer(server_steps=5, batch_size=9, **FAST))
     assert float(module.rows_seen) == 2 * 5 * 9  # the server's own
 
 
-def test_the_server_trains_on_herded_points_alone() -> None:
-    module, draw = Cloud(), Draw(60)
-    algorithm = EmbeddingOnServer(server_steps=7, batch_size=9, **FAST)
-    fit(module, data(), rounds=4, algorithm=algorithm, callbacks=[draw])
-    on_server = [s for s in module.seen if s.round > 0 and s.client == "" and s.weight is None and len(s.x) == 9]
-    assert len(on_server) == 3 * 7
-    points = {tuple(p) for p in draw.herded[0].tolist()}
-    assert all(tuple(row) in points for seen in on_server for row in seen.x.tolist())
-
-
-def test_a_matched_generator_has_the_datas_mean_and_scale() -> None:
+def test_a_matched_generator_has_the_datas_mean_and_scale():
     """Of one cloud: the generator's own form can match it, so the optimum is known."""
     module = Cloud()
-    options: dict[str, Any] = FAST | {"bandwidths": (0.2, 0.5)}
+    options = FAST | {"bandwidths": (0.2, 0.5)}
     fit(module, data((400,)), rounds=4, algorithm=MatchedEmbedding(server_steps=80, lr=0.1, average=0.9, **options))
     assert module.generator.mean.tolist() == pytest.approx(records((400,))[0].mean(0).tolist(), abs=0.06)
     assert module.generator.scale.abs().tolist() == pytest.approx([0.3, 0.3], abs=0.08)
@@ -80,7 +74,7 @@ def test_a_matched_generator_has_the_datas_mean_and_scale() -> None:
         torch.testing.assert_close(average[name], parameter.detach(), atol=0.03, rtol=0)
 
 
-def test_a_generator_is_matched_to_moments_without_random_features() -> None:
+def test_a_generator_is_matched_to_moments_without_random_features():
     """DP-MEPF, with (1, x, x^2) as the features that everybody knows: their means agree where those of x do."""
 
     class Known(nn.Module):
@@ -88,7 +82,7 @@ def test_a_generator_is_matched_to_moments_without_random_features() -> None:
             return torch.cat([torch.ones_like(x[:, :1]), x], 1)
 
     module = Cloud()
-    options: dict[str, Any] = {"embedding": "moments", "features": Known(), "frequencies": None, "points": 20}
+    options = {"embedding": "moments", "features": Known(), "frequencies": None, "points": 20}
     algorithm = Totals(**options)
     fit(Cloud(), data((400,)), rounds=1, algorithm=algorithm)
     x = records((400,))[0]
@@ -109,18 +103,11 @@ def test_a_generator_is_matched_to_moments_without_random_features() -> None:
     ],
     ids=["sites", "on server", "matched"],
 )
-def test_a_resumed_run_ends_as_if_it_had_not_stopped(algorithm: Any, tmp_path: Path) -> None:
-    straight, stopped, resumed = Cloud(), Cloud(), Cloud()
-    fit(straight, data(), rounds=4, algorithm=algorithm())
-    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [RoundCheckpoint()]}
-    fit(stopped, data(), rounds=2, folder=tmp_path, algorithm=algorithm(), **options)
-    last = tmp_path / "checkpoints" / "last.ckpt"
-    fit(resumed, data(), rounds=4, algorithm=algorithm(), ckpt_path=str(last))
-    for name, value in straight.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
+def test_a_resumed_run_ends_as_if_it_had_not_stopped(algorithm, tmp_path):
+    assert_resumes(Cloud, data, algorithm, tmp_path)
 
 
-def test_what_cannot_be_is_named() -> None:
+def test_what_cannot_be_is_named():
     assert_refused(r"FedAvg cannot be its inner algorithm: leave inner out", EmbeddingOnServer, inner=FedAvg())
     for argument in ({"own_rows": 0}, {"points": 0}, {"frequencies": 0}, {"herding_steps": 0}, {"smoothing": -1.0}):
         assert_refused(next(iter(argument)), EmbeddingSites, **argument)
@@ -142,6 +129,6 @@ def test_what_cannot_be_is_named() -> None:
         (EmbeddingSites(dimensions=3, **FAST), Cloud, "dimensions are an image's frequencies"),
     ],
 )
-def test_what_does_not_suit_the_module_is_named(algorithm: Algorithm, module: Any, message: str) -> None:
+def test_what_does_not_suit_the_module_is_named(algorithm, module, message):
     with pytest.raises(UserError, match=message):
         fit(module(), federation() if module is Regression else data(), rounds=1, algorithm=algorithm)

@@ -1,8 +1,7 @@
 """Embedding algorithms in a federation of clouds of points far apart: client k's records lie around M[k]."""
 
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.bayes import EmbeddingFactor
-from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
+from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Broadcast, Client, Message, Rounds, Server
 from lit_epgan.errors import UserError
@@ -19,17 +18,14 @@ from lit_epgan.federated import EmbeddingSites, ExpectationPropagation, FedAvg
 from lit_epgan.federated.function_space.embedding_release import SharedFeatures
 from lit_epgan.networks.average import frozen_copy
 from lit_epgan.randomness import generator_for
-from tests.federations import fit
+from tests.federations import assert_resumes, fit
 from tests.notes import Notes
 from tests.refusals import assert_refused
+from tests.test_generator_sites import Draw
 
 M = torch.tensor([[-3.0, -3.0], [3.0, -3.0], [0.0, 3.0]], dtype=torch.float64)
-
-
 SIZES = (40, 60, 100)
-
-
-FAST: dict[str, Any] = {"frequencies": 512, "points": 60, "herding_steps": 150}
+FAST = {"frequencies": 512, "points": 60, "herding_steps": 150}
 
 
 def records(sizes: tuple[int, ...] = SIZES) -> list[Tensor]:
@@ -37,7 +33,7 @@ def records(sizes: tuple[int, ...] = SIZES) -> list[Tensor]:
     return [m + 0.3 * x for m, x in zip(M, normal, strict=False)]
 
 
-def data(sizes: tuple[int, ...] = SIZES, **options: Any) -> FederatedDataModule:
+def data(sizes: tuple[int, ...] = SIZES, **options) -> FederatedDataModule:
     sets = [TensorDataset(x, torch.zeros(len(x), dtype=torch.int64)) for x in records(sizes)]
     return FederatedDataModule.from_datasets(sets, batch_size=16, **options)
 
@@ -74,7 +70,7 @@ class Cloud(LightningModule):
         self.average = frozen_copy(self.generator)
         self.register_buffer("rows_seen", torch.zeros(1))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int) -> Tensor:
         weight = batch[2] if len(batch) == 3 else None
         federation = next(c for c in self.trainer.callbacks if isinstance(c, FederationCallback))
         self.seen.append(Seen(federation.server.round, federation.progress.client, batch[0], weight))
@@ -85,12 +81,12 @@ class Cloud(LightningModule):
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         return self.generator(torch.randn(n, 2, generator=generator).to(self.generator.mean)).detach()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
 class Cavities(EmbeddingSites):
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options) -> None:
         super().__init__(**(FAST | options))
         self.met: dict[tuple[int, int], EmbeddingFactor | None] = {}
 
@@ -106,15 +102,15 @@ class Cavities(EmbeddingSites):
 
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
-    return next(c for c in trainer.callbacks if isinstance(c, FederationCallback)).state_dict()["server"]  # type: ignore[attr-defined]
+    return next(c for c in trainer.callbacks if isinstance(c, FederationCallback)).state_dict()["server"]
 
 
-def exact(algorithm: Any, clients: list[int]) -> Tensor:
+def exact(algorithm, clients: list[int]) -> Tensor:
     x = torch.cat([records()[k] for k in clients])
     return EmbeddingFactor.of([x], algorithm.release.phi, x).statistics
 
 
-def test_the_total_is_the_sum_over_all_records_and_every_cavity_the_others() -> None:
+def test_the_total_is_the_sum_over_all_records_and_every_cavity_the_others():
     algorithm = Cavities()
     trainer = fit(Cloud(), data(), rounds=3, algorithm=algorithm)
     torch.testing.assert_close(state_of(trainer)["embedding"], exact(algorithm, [0, 1, 2]))
@@ -123,25 +119,23 @@ def test_the_total_is_the_sum_over_all_records_and_every_cavity_the_others() -> 
         if round_ == 0:
             assert cavity is None
         else:
-            assert cavity is not None
             torch.testing.assert_close(cavity.statistics, exact(algorithm, [k for k in range(3) if k != client]))
 
 
-def test_noise_cancels_in_the_cavity_too() -> None:
+def test_noise_cancels_in_the_cavity_too():
     """Client 0's cavity is the sum of the others' releases, noise included: its own noise is gone with its site."""
     algorithm = Cavities(noise_multiplier=2.0, noise_seed=1)
     trainer = fit(Cloud(), data(), rounds=2, algorithm=algorithm)
-    callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+    callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
     own = [callback.state_dict()["clients"][f"client-{k}"]["released"]["embedding"] for k in range(3)]
     cavity = algorithm.met[1, 0]
-    assert cavity is not None
     torch.testing.assert_close(cavity.statistics, own[1] + own[2])
     error = own[1] + own[2] - exact(algorithm, [1, 2])
-    sigma = 2.0 * algorithm.release.guarantee.sensitivity * 2**0.5  # type: ignore[union-attr]
+    sigma = 2.0 * algorithm.release.guarantee.sensitivity * 2**0.5
     assert float(error[1:].std()) == pytest.approx(sigma, rel=0.25)
 
 
-def test_batches_are_own_rows_and_points_of_the_cavity() -> None:
+def test_batches_are_own_rows_and_points_of_the_cavity():
     module = Cloud()
     fit(module, data(local_steps=12), rounds=3, algorithm=EmbeddingSites(own_rows=4, **FAST))
     own = {name: nearest(M[k : k + 1]).item() for k, name in enumerate(("client-0", "client-1", "client-2"))}
@@ -155,7 +149,6 @@ def test_batches_are_own_rows_and_points_of_the_cavity() -> None:
         assert len(seen.x) == 16
         rows = seen.x[:4]
         assert all(any(torch.equal(row, x) for x in records()[k]) for row in rows)
-        assert seen.weight is not None
         assert float(seen.weight[:4].sum()) == pytest.approx(SIZES[k] / sum(SIZES))
         assert float(seen.weight.sum()) == pytest.approx(1.0)
         replayed.append((k, nearest(seen.x[4:])))
@@ -168,14 +161,13 @@ def test_batches_are_own_rows_and_points_of_the_cavity() -> None:
             assert float(shares[j]) == pytest.approx(expected, abs=0.02 if j == k else 0.12)
 
 
-def test_a_late_client_meets_the_total_and_each_client_releases_once() -> None:
+def test_a_late_client_meets_the_total_and_each_client_releases_once():
     algorithm = Cavities()
     trainer = fit(Cloud(), data(clients_per_round=1, seed=3), rounds=7, algorithm=algorithm)
     known: list[int] = []
     for (_, client), cavity in sorted(algorithm.met.items()):
         others = [k for k in known if k != client]
         if others:
-            assert cavity is not None
             torch.testing.assert_close(cavity.statistics, exact(algorithm, others))
         else:
             assert cavity is None
@@ -184,7 +176,7 @@ def test_a_late_client_meets_the_total_and_each_client_releases_once() -> None:
     torch.testing.assert_close(state_of(trainer)["embedding"], exact(algorithm, known))
 
 
-def test_points_are_herded_again_only_when_a_client_has_joined() -> None:
+def test_points_are_herded_again_only_when_a_client_has_joined():
     class Watched(EmbeddingSites):
         herded: list[Tensor]
 
@@ -203,10 +195,10 @@ def test_points_are_herded_again_only_when_a_client_has_joined() -> None:
     assert algorithm.herded[0] is algorithm.herded[1] is algorithm.herded[2]
 
 
-def test_points_are_herded_on_from_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_are_herded_on_from_where_they_are(monkeypatch):
     starts = []
 
-    def herd(phi: Any, target: Tensor, code: Any, start: Tensor, *_: Any) -> Tensor:
+    def herd(phi, target: Tensor, code, start: Tensor, *_) -> Tensor:
         starts.append(start)
         return start + 0.01
 
@@ -217,14 +209,18 @@ def test_points_are_herded_on_from_where_they_are(monkeypatch: pytest.MonkeyPatc
         assert torch.equal(after, before + 0.01)
 
 
-def test_a_single_client_is_plain_training() -> None:
+def test_alone_or_before_the_release_clients_train_plainly():
     module, plain = Cloud(), Cloud()
     fit(module, data((40,)), rounds=3, algorithm=EmbeddingSites(**FAST))
     fit(plain, data((40,)), rounds=3, algorithm=FedAvg())
     assert torch.equal(module.generator.mean, plain.generator.mean)
+    module = Critical()
+    fit(module, data(), rounds=4, algorithm=EmbeddingSites(**LEARNED))
+    assert {seen.round for seen in module.seen if seen.weight is None} == {0, 1, 2}
+    assert {seen.round for seen in module.seen if seen.weight is not None} == {3}
 
 
-def test_around_expectation_propagation_both_keep_their_sites() -> None:
+def test_around_expectation_propagation_both_keep_their_sites():
     """EP's reports wait for a sum of scalars; the release must be of the right client all the same."""
     algorithm = EmbeddingSites(inner=ExpectationPropagation(prior_scale=1.0), **FAST)
     module = Cloud()
@@ -233,7 +229,7 @@ def test_around_expectation_propagation_both_keep_their_sites() -> None:
     torch.testing.assert_close(state["embedding"], exact(algorithm, [0, 1, 2]))
     merged = state["precision_mean"] / state["precision"]
     torch.testing.assert_close(merged, torch.cat([p.detach().flatten() for p in module.parameters()]))
-    clients = trainer.callbacks[0].state_dict()["clients"]  # type: ignore[attr-defined]
+    clients = trainer.callbacks[0].state_dict()["clients"]
     for k in range(3):
         torch.testing.assert_close(clients[f"client-{k}"]["released"]["embedding"], exact(algorithm, [k]))
 
@@ -242,12 +238,12 @@ class Diverge(Callback):
     """Client 1's gradients are not finite in the first round."""
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        progress = next(c for c in trainer.callbacks if isinstance(c, FederationCallback)).progress  # type: ignore[attr-defined]
+        progress = next(c for c in trainer.callbacks if isinstance(c, FederationCallback)).progress
         if progress.client == "client-1" and progress.round == 0:
-            pl_module.generator.mean.grad.fill_(float("nan"))  # type: ignore[union-attr]
+            pl_module.generator.mean.grad.fill_(float("nan"))
 
 
-def test_a_client_whose_report_is_dropped_sends_the_same_noise_again() -> None:
+def test_a_client_whose_report_is_dropped_sends_the_same_noise_again():
     """A second draw would be a second release, which the guarantee does not cover."""
 
     class Sent(EmbeddingSites):
@@ -270,23 +266,12 @@ def test_a_client_whose_report_is_dropped_sends_the_same_noise_again() -> None:
     torch.testing.assert_close(state_of(trainer)["embedding"], releases[[0, 2, 3]].sum(0))
 
 
-class Draw(Callback):
-    def __init__(self, n: int) -> None:
-        self.n, self.herded = n, list[Tensor]()
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
-        state = torch.get_rng_state()
-        self.herded.append(callback.extra_samples(self.n)["herded"])
-        assert torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.parametrize("n", [30, 60, 200])
-def test_the_herded_points_stand_for_all_clients_in_proportion(n: int) -> None:
-    draw = Draw(n)
+def test_the_herded_points_stand_for_all_clients_in_proportion(n):
+    draw = Draw(n, "herded")
     fit(Cloud(), data(), rounds=2, algorithm=EmbeddingSites(**FAST), callbacks=[draw])
-    assert torch.equal(draw.herded[0], draw.herded[1])
-    points = draw.herded[0]
+    assert torch.equal(draw.found[0], draw.found[1])
+    points = draw.found[0]
     assert points.shape == (n, 2)
     assert len(points.unique(dim=0)) == min(n, 60)
     astray = (points - M[nearest(points)]).norm(dim=1) > 1.5
@@ -296,7 +281,7 @@ def test_the_herded_points_stand_for_all_clients_in_proportion(n: int) -> None:
         assert shares.tolist() == pytest.approx([0.2, 0.3, 0.5], abs=0.06)
 
 
-LEARNED: dict[str, Any] = FAST | {"features": "critic.0", "release_round": 2}
+LEARNED = FAST | {"features": "critic.0", "release_round": 2}
 
 
 class Critical(Cloud):
@@ -305,12 +290,12 @@ class Critical(Cloud):
         torch.manual_seed(0)
         self.critic = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).double()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx) + 0.1 * self.critic(batch[0]).square().mean()
 
 
 class Received(EmbeddingSites):
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options) -> None:
         super().__init__(**options)
         self.received: dict[int, dict[str, Tensor]] = {}
 
@@ -320,7 +305,7 @@ class Received(EmbeddingSites):
         return super().train(client, sent)
 
 
-def test_features_are_those_of_the_round_of_the_release() -> None:
+def test_features_are_those_of_the_round_of_the_release():
     algorithm = Received(**LEARNED)
     trainer = fit(Critical(), data(), rounds=5, algorithm=algorithm)
     assert len(algorithm.received) == 5
@@ -335,29 +320,12 @@ def test_features_are_those_of_the_round_of_the_release() -> None:
         assert torch.allclose(released, expected) == (round_ == 2)
 
 
-def test_before_the_release_clients_train_alone() -> None:
-    module = Critical()
-    fit(module, data(), rounds=4, algorithm=EmbeddingSites(**LEARNED))
-    assert {seen.round for seen in module.seen if seen.weight is None} == {0, 1, 2}
-    assert {seen.round for seen in module.seen if seen.weight is not None} == {3}
-
-
 @pytest.mark.parametrize("finished", [1, 2, 3, 4])
-def test_a_resumed_fit_is_the_uninterrupted_one(finished: int, tmp_path: Path) -> None:
-    whole, cut = Critical(), Critical()
-    options: dict[str, Any] = {"callbacks": [RoundCheckpoint(str(tmp_path))], "enable_checkpointing": True}
-    expected = state_of(fit(whole, data(), rounds=5, algorithm=EmbeddingSites(**LEARNED)))
-    fit(Critical(), data(), rounds=finished, algorithm=EmbeddingSites(**LEARNED), **options)
-    options["callbacks"] = [RoundCheckpoint(str(tmp_path))]
-    path = {"ckpt_path": str(tmp_path / "last.ckpt")}
-    found = state_of(fit(cut, data(), rounds=5, algorithm=EmbeddingSites(**LEARNED), **path, **options))
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-    for name, value in whole.state_dict().items():
-        assert torch.equal(cut.state_dict()[name], value), name
+def test_a_resumed_fit_is_the_uninterrupted_one(finished, tmp_path):
+    assert_resumes(Critical, data, lambda: EmbeddingSites(**LEARNED), tmp_path, rounds=5, cut=finished)
 
 
-def test_the_copy_gives_what_the_submodule_gives_and_stays(tmp_path: Path) -> None:
+def test_the_copy_gives_what_the_submodule_gives_and_nonsense_is_refused(tmp_path):
     module = Critical()
     x = torch.cat(records())
     shared = SharedFeatures(module, "critic.1")
@@ -370,9 +338,6 @@ def test_the_copy_gives_what_the_submodule_gives_and_stays(tmp_path: Path) -> No
     other.load(shared.vector)
     assert torch.equal(other(x), expected)
     assert torch.equal(SharedFeatures(module, "critic")(x), module.critic(x))
-
-
-def test_nonsense_is_refused() -> None:
     assert_refused("release_round is -1", EmbeddingSites, release_round=-1)
     with pytest.raises(UserError, match=r"features 'critic\.7' do not exist: choose .*, a submodule of the model"):
         fit(Critical(), data(), rounds=1, algorithm=EmbeddingSites(features="critic.7", **FAST))

@@ -1,8 +1,6 @@
 """The kinds of site of expectation propagation in parameter space, damping, and tied sites."""
 
 import copy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,19 +11,18 @@ from evidence.fednp_sites import Sites
 from lit_epgan.bayes import SGHMC, GaussianFactor
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.cli.main import main
-from lit_epgan.federated import ExpectationPropagation, LaplaceSites, SampleMoments, SiteRule
-from tests.federations import SIZES, client_sets, federation, fit
+from lit_epgan.federated import ExpectationPropagation, LaplaceSites, SampleMoments
+from tests.federations import SIZES, assert_resumes, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.refusals import assert_refused
 from tests.test_algorithms import Invariant, Quadratic, quadratics
-from tests.test_federation import assert_same
 from tests.tied_sites import TiedSites
 
 TARGETS, RECORDS = [(1.0, 0.2), (-3.0, 2.0), (0.5, -4.0), (2.0, 2.0)], [2, 5, 3, 6]
 
 
-def state_of(trainer: Trainer) -> dict[str, Any]:
-    callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+def state_of(trainer: Trainer):
+    callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
     return callback.state_dict()
 
 
@@ -33,19 +30,16 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     (LaplaceSites, {"fisher_decay": 1.0}), (LaplaceSites, {"clip": (0, 1)}), (SampleMoments, {"clip": (2, 1)}),
     (SampleMoments, {"share": 0.0}), (SampleMoments, {"share": 1.1}),
 ])  # fmt: skip
-def test_arguments_out_of_range(kind: type[SiteRule], argument: dict[str, Any]) -> None:
+def test_arguments_out_of_range(kind, argument):
     assert_refused(f"{kind.__name__}.*{next(iter(argument))}", kind, **argument)
 
 
-def test_the_command_line_takes_a_kind_of_site(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_takes_a_kind_of_site(capsys):
     words = ["--federation.algorithm.sites", "lit_epgan.federated.SampleMoments",
              "--federation.algorithm.sites.share", "0.25"]  # fmt: skip
     with pytest.raises(SystemExit, match="0"):
         main(["fit", "--config", "digits.yaml", *words, "--print_config"])
     assert "share: 0.25" in capsys.readouterr().out
-
-
-# Sample moments -------------------------------------------------------------------------------------------------------
 
 
 class Trace(Callback):
@@ -57,15 +51,15 @@ class Trace(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.rounds.append({})
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))  # type: ignore[attr-defined]
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args) -> None:
+        callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
         vector = nn.utils.parameters_to_vector(pl_module.parameters()).detach().clone()
         self.rounds[-1].setdefault(callback.progress.client, []).append(vector)
 
 
 @pytest.mark.parametrize("work", [{"local_steps": 7}, {"local_epochs": 4}], ids=str)
 @pytest.mark.parametrize("module", [Regression(), TwoOptimizers()], ids=["automatic", "manual"])
-def test_sample_moments_are_those_of_the_last_local_steps(module: LightningModule, work: dict[str, int]) -> None:
+def test_sample_moments_are_those_of_the_last_local_steps(module, work):
     """w_k = clip(s / V_k) n_k / mean n around the samples' mean; s is the first round's, then the round's before."""
     module, trace = copy.deepcopy(module), Trace()
     algorithm = ExpectationPropagation(prior_scale=2.0, sites=SampleMoments(share=0.5, clip=(0.05, 5.0)))
@@ -100,10 +94,10 @@ class Bowl(LightningModule):
         self.register_buffer("curvature", torch.tensor([[1.0], [4.0]]))
         self.temperature = temperature
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int) -> Tensor:
         return 0.5 * (self.curvature * self.theta.square()).sum()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return SGHMC([self.theta], lr=0.05, friction=0.5, temperature=self.temperature)
 
 
@@ -114,14 +108,14 @@ def precisions(temperature: float) -> Tensor:
     return state_of(trainer)["clients"]["client-0"]["algorithm"]["precision"].view(2, 500)
 
 
-def test_a_sampled_site_is_as_precise_as_its_posterior_is_curved_whatever_the_temperature() -> None:
+def test_a_sampled_site_is_as_precise_as_its_posterior_is_curved_whatever_the_temperature():
     cold, warm = precisions(0.01), precisions(9.0)
     torch.testing.assert_close(cold, warm, rtol=1e-6, atol=1e-9)
     ratio = float(cold[1].median() / cold[0].median())
     assert ratio == pytest.approx(4, rel=0.15)
 
 
-def test_one_step_and_unknown_numbers_of_steps_count_all_samples() -> None:
+def test_one_step_and_unknown_numbers_of_steps_count_all_samples():
     """A single sample has no variance: every precision is then the same."""
     trainer = fit(Quadratic(), quadratics(TARGETS, RECORDS, local_steps=1), rounds=1,
                   algorithm=ExpectationPropagation(sites=SampleMoments(share=0.1)))  # fmt: skip
@@ -129,7 +123,7 @@ def test_one_step_and_unknown_numbers_of_steps_count_all_samples() -> None:
     assert state["precision"].tolist() == pytest.approx([5 / 4] * 2)
 
     class Unknown(SampleMoments):
-        def after_local_step(self, client: Any) -> None:
+        def after_local_step(self, client) -> None:
             client.steps = None
             super().after_local_step(client)
             assert self._samples(client) == client.step
@@ -140,18 +134,16 @@ def test_one_step_and_unknown_numbers_of_steps_count_all_samples() -> None:
 
 @pytest.mark.parametrize("options", [{"sites": SampleMoments()}, {"damping": 0.4}], ids=["samples", "damped"])
 @pytest.mark.parametrize("module", [Regression(), TwoOptimizers()], ids=["automatic", "manual"])
-def test_q_is_the_prior_times_the_sites_whatever_their_kind(module: LightningModule, options: dict[str, Any]) -> None:
+def test_q_is_the_prior_times_the_sites_whatever_their_kind(module, options):
     module = copy.deepcopy(module)
     if isinstance(module, TwoOptimizers):
-        module.validation_step = lambda batch, batch_idx: None  # type: ignore[method-assign]
+        module.validation_step = lambda batch, batch_idx: None
     check = Invariant(p0=0.3)
     data = federation(clients_per_round=2, val_dataset=client_sets((3,))[0], local_steps=4)
     algorithm = ExpectationPropagation(prior_scale=5.0, prior_precision=0.3, **options)
     fit(module, data, rounds=6, algorithm=algorithm, callbacks=[check])
     assert check.rounds == 6
 
-
-# Damping and tied sites, against the library --------------------------------------------------------------------------
 
 LR, SCALE, DECAY, CLIP = 0.5, 3.0, 0.5, (0.1, 2.0)
 
@@ -200,7 +192,7 @@ def reference(kind: type, cohorts: list[list[int]], damping: float, p0: float) -
 @pytest.mark.parametrize("kind", [Sites, TiedSites])
 @pytest.mark.parametrize("damping", [1.0, 0.3])
 @pytest.mark.parametrize(("cohort", "p0"), [(None, 0.0), (2, 0.7), (3, 0.0), (1, 0.2)])
-def test_federated_ep_is_the_books(kind: type, damping: float, cohort: int | None, p0: float) -> None:
+def test_federated_ep_is_the_books(kind, damping, cohort, p0):
     data = quadratics(TARGETS, RECORDS, local_steps=3, clients_per_round=cohort)
     sites = LaplaceSites(fisher_decay=DECAY, clip=CLIP)
     algorithm = ExpectationPropagation(SCALE, p0, sites, damping, tied=kind is TiedSites)
@@ -210,7 +202,7 @@ def test_federated_ep_is_the_books(kind: type, damping: float, cohort: int | Non
     torch.testing.assert_close(module.theta.detach(), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_tied_sites_of_one_client_are_its_own() -> None:
+def test_tied_sites_of_one_client_are_its_own():
     modules = []
     for tied in (False, True):
         algorithm = ExpectationPropagation(prior_scale=5.0, prior_precision=0.5, tied=tied,
@@ -221,7 +213,7 @@ def test_tied_sites_of_one_client_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("sites", [LaplaceSites(), SampleMoments()], ids=["laplace", "samples"])
-def test_the_memory_of_tied_sites_does_not_grow_with_the_clients(sites: SiteRule) -> None:
+def test_the_memory_of_tied_sites_does_not_grow_with_the_clients(sites):
     sizes = []
     for clients in (2, 4):
         data = quadratics(TARGETS[:clients], RECORDS[:clients], local_steps=2)
@@ -232,18 +224,8 @@ def test_the_memory_of_tied_sites_does_not_grow_with_the_clients(sites: SiteRule
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("options", [{"sites": SampleMoments()}, {"tied": True}, {"damping": 0.5}],
-                         ids=["samples", "tied", "damped"])  # fmt: skip
-def test_resumed_it_goes_on_bit_by_bit(tmp_path: Path, options: dict[str, Any]) -> None:
-    module = Regression(dropout=0.2)
-    halfway, whole = copy.deepcopy(module), copy.deepcopy(module)
-    data: dict[str, Any] = {"clients_per_round": 3, "local_steps": 5}
-    fit(halfway, federation(**data), rounds=2, algorithm=ExpectationPropagation(**options)).save_checkpoint(
-        tmp_path / "half.ckpt"
-    )
-    expected = fit(whole, federation(**data), rounds=4, algorithm=ExpectationPropagation(**options))
-    trainer = fit(module, federation(**data), rounds=4, algorithm=ExpectationPropagation(**options),
-                  ckpt_path=tmp_path / "half.ckpt")  # fmt: skip
-    assert_same(module, whole, tolerance=0.0)
-    for name, value in state_of(expected)["server"].items():
-        assert torch.equal(state_of(trainer)["server"][name], value)
+@pytest.mark.parametrize("options", [{"sites": SampleMoments()}, {"tied": True}, {"damping": 0.5}], ids=str)
+def test_resumed_it_goes_on_bit_by_bit(tmp_path, options):
+    module, cohorts = Regression(dropout=0.2), {"clients_per_round": 3, "local_steps": 5}
+    parts = (lambda: copy.deepcopy(module), lambda: federation(**cohorts), lambda: ExpectationPropagation(**options))
+    assert_resumes(*parts, tmp_path)

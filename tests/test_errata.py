@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def sigma(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def expectation(g: Callable[[float], float], mean: float, variance: float) -> float:
+def expectation(g, mean: float, variance: float) -> float:
     """E g(C), C ~ N(mean, variance), by adaptive quadrature."""
     sd = math.sqrt(variance)
     density = 1 / (sd * math.sqrt(2 * math.pi))
@@ -40,7 +39,7 @@ def lemma_4_1(c_m: float, c_s: float, a: float, b: float) -> float:
 
 
 @pytest.mark.parametrize(("c_m", "c_s"), CASES)
-def test_b_of_the_second_moment(c_m: float, c_s: float) -> None:
+def test_b_of_the_second_moment(c_m, c_s):
     """(26): b = ln(2^(1/2) - 1), where sigma^2 is a half; not ln(sqrt 2 + 1), its negative."""
     exact, a = expectation(lambda c: sigma(c) ** 2, c_m, c_s), 4 - 2 * math.sqrt(2)
     assert sigma(-B[2]) ** 2 == pytest.approx(0.5)
@@ -49,13 +48,13 @@ def test_b_of_the_second_moment(c_m: float, c_s: float) -> None:
 
 
 @pytest.mark.parametrize("c_s", [0.01, 0.1, 0.3])
-def test_a_of_the_third_moment(c_s: float) -> None:
+def test_a_of_the_third_moment(c_s):
     """FedNP after (29): a = 6 (1 - 2^(-1/3)), four times the slope of sigma^3 where that is a half, as the lemma's
     proof wants it; not 6 (1 - 1 / sqrt 2). (Far from there the printed a errs no more on average.)"""
     a, printed = 6 * (1 - 2 ** (-1 / 3)), 6 * (1 - 1 / math.sqrt(2))
     assert sigma(-B[3]) ** 3 == pytest.approx(0.5)
 
-    def slope(moment: Callable[[float], float]) -> float:
+    def slope(moment) -> float:
         return (moment(-B[3] + 1e-3) - moment(-B[3] - 1e-3)) / 2e-3
 
     exact = slope(lambda c_m: expectation(lambda c: sigma(c) ** 3, c_m, c_s))
@@ -64,7 +63,7 @@ def test_a_of_the_third_moment(c_s: float) -> None:
 
 
 @pytest.mark.parametrize(("c_m", "c_s"), CASES)
-def test_the_second_moment_from_exact_expectations(c_m: float, c_s: float) -> None:
+def test_the_second_moment_from_exact_expectations(c_m, c_s):
     """(13), (23), (38) print E[C sigma^2] where E[C^2 sigma] belongs, with no approximation involved."""
     e1, e2, e3 = (expectation(lambda c, d=d: sigma(c) ** d, c_m, c_s) for d in (1, 2, 3))
     c_sigma = (c_m + c_s) * e1 - c_s * e2  # (31)
@@ -75,7 +74,7 @@ def test_the_second_moment_from_exact_expectations(c_m: float, c_s: float) -> No
     assert abs(printed / exact - 1) > 0.2
 
 
-def test_the_printed_second_moment_gives_no_variance() -> None:
+def test_the_printed_second_moment_gives_no_variance():
     """Share of draws whose variance is not positive; mean ~ N(0, 4), variance ~ U(0, 4), f ~ N(0, 4)."""
     mean, variance, f = draws(100_000)
 
@@ -93,7 +92,7 @@ def test_the_printed_second_moment_gives_no_variance() -> None:
     assert share(tilted_moments(mean, variance, f)[2]) == 0
 
 
-def test_log_derivatives_beat_the_corrected_theorem() -> None:
+def test_log_derivatives_beat_the_corrected_theorem():
     """Even with a single logistic function, Z = sigma(k mu), k = (1 + pi v / 8)^(-1/2), which costs one transcendental
     function and keeps 0 < variance' < variance."""
     mean, variance, f = draws(20_000)
@@ -113,7 +112,7 @@ def test_log_derivatives_beat_the_corrected_theorem() -> None:
 
 
 @pytest.mark.parametrize("f", [0.5, -3.0])
-def test_the_numerator_of_33_needs_f_squared(f: float) -> None:
+def test_the_numerator_of_33_needs_f_squared(f):
     mean, variance = 0.4, 1.3
     s0 = expectation(lambda t: sigma(f * t), mean, variance)
     second = expectation(lambda t: t**2 * sigma(f * t), mean, variance) / s0
@@ -125,7 +124,7 @@ def test_the_numerator_of_33_needs_f_squared(f: float) -> None:
     assert abs(printed / second - 1) > 0.5
 
 
-def test_the_weight_of_a_client_in_fedavg() -> None:
+def test_the_weight_of_a_client_in_fedavg():
     """Clients of 1 and 3 equal records, one whole gradient step of 1/2 ||theta - x||^2 each: FedAvg is at the mean of
     all records, (-2.5, -.5); the weights 1/n_k neither sum to 1 nor favour the larger client."""
     targets, sizes = [(2.0, 4.0), (-4.0, -2.0)], [1, 3]
@@ -136,7 +135,7 @@ def test_the_weight_of_a_client_in_fedavg() -> None:
     assert printed == pytest.approx([2 / 3, 10 / 3])
 
 
-def test_the_variance_of_a_product_of_gaussians() -> None:
+def test_the_variance_of_a_product_of_gaussians():
     """Algorithm 2, line 10, against the product of densities on a grid."""
     variances, grid = torch.tensor([0.5, 2.0, 0.8]), torch.linspace(-10, 10, 20_001)
     density = torch.exp(-(grid**2)[:, None] / (2 * variances)).prod(1)
@@ -147,7 +146,7 @@ def test_the_variance_of_a_product_of_gaussians() -> None:
     assert float((1 / variances).sum()) == pytest.approx(1 / exact, rel=1e-4)  # as printed
 
 
-def test_posteriors_in_the_product_count_the_prior_for_every_client() -> None:
+def test_posteriors_in_the_product_count_the_prior_for_every_client():
     """Ten clients, conjugate data: the product of sites (posterior / cavity) and the prior is exact; that of the
     posteriors p0 g_k is the posterior under the prior p0^10."""
     data = torch.randn(10, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3
@@ -164,12 +163,12 @@ def test_posteriors_in_the_product_count_the_prior_for_every_client() -> None:
     assert abs(float(posteriors.mean)) < 0.8 * abs(float(exact.mean))
 
 
-def test_the_sign_in_the_exponent_of_the_mixture_prior() -> None:
+def test_the_sign_in_the_exponent_of_the_mixture_prior():
     """(45), (46): with + the integral grows without bound, and a step along the gradient flees the component."""
     mean, variance = torch.tensor([[1.0], [4.0]]), torch.tensor([[1.0], [0.5]])
     log_weights = torch.tensor([0.3, 0.7]).log()
 
-    def integral(log_density: Callable[[Tensor], Tensor], width: float) -> float:
+    def integral(log_density, width: float) -> float:
         grid = torch.linspace(-width, width, 20_001).unsqueeze(1)
         return float(log_density(grid).double().exp().sum() * (2 * width / 20_000))
 
@@ -187,7 +186,7 @@ def test_the_sign_in_the_exponent_of_the_mixture_prior() -> None:
         assert float(gradient) < 0 if nearer else float(gradient) > 0
 
 
-def test_the_index_in_the_middle_of_47() -> None:
+def test_the_index_in_the_middle_of_47():
     """log q^(t) = J(.; D^(t-1)) + log q^(t-1) is the sum over the history that (47) ends with. With log q^(t) in the
     middle, too, the recursion would need every gradient to be zero."""
     history = [torch.randn(3, generator=torch.Generator().manual_seed(i)) for i in range(5)]
@@ -208,7 +207,7 @@ class FirstParameters(Callback):
             self.seen.append(pl_module.theta.tolist())
 
 
-def test_clients_receive_the_new_model() -> None:
+def test_clients_receive_the_new_model():
     """Algorithm 2, line 11, broadcasts (t) after the server has computed (t + 1): each round would begin from the
     model before the last. Two clients at 4 and 8, half a step each: 0, 3, 4.5, 5.25."""
     received = FirstParameters()
@@ -222,7 +221,7 @@ def test_clients_receive_the_new_model() -> None:
     assert printed[1:] == [0, 3, 3, 4.5]
 
 
-def test_every_row_names_a_test_that_exists() -> None:
+def test_every_row_names_a_test_that_exists():
     root = Path(__file__).parent.parent
     table = (root / "docs" / "errata.md").read_text().split("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]

@@ -1,8 +1,12 @@
-"""What was measured once still runs: scripts at their smallest, or to their options, and what their numbers rest on."""
+"""What was measured once still runs: evidence and benchmarks at their smallest, and what their numbers rest on."""
 
 import contextlib
+import gc
+import importlib
 import itertools
+import logging
 import math
+import multiprocessing
 import os
 import runpy
 import sys
@@ -45,11 +49,8 @@ CHEAP = {
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_runs(folder, name, monkeypatch, capsys):
     """The cheap ones write their tables; the others are imported, with all that they need of the package."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", os.environ.copy())
     words = [*CHEAP[name], "--output", "table.md"] if name in CHEAP else ["--help"]
     monkeypatch.setattr(sys, "argv", [name, *words])
@@ -62,13 +63,13 @@ def test_a_script_runs(
 
 
 @pytest.fixture(scope="module")
-def parsed() -> Parsed:
+def parsed():
     return Parsed()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_a_study_is_accepted(path: Path, tmp_path: Path, parsed: Parsed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_is_accepted(path, tmp_path, parsed, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "evidence"))  # of ablations.yaml
     plans = read_studies(path)
     assert all(runs_of(plan, tmp_path) for plan in plans)
@@ -76,14 +77,19 @@ def test_a_study_is_accepted(path: Path, tmp_path: Path, parsed: Parsed, monkeyp
         assert parsed.fit(cli_command(Run(plan.trained[-1], 0, tmp_path))[4:]).model
 
 
-def test_a_side_of_a_claim_is_the_tables_own_where_it_says_nothing() -> None:
+def test_claims_are_the_tables_and_detection_ends():
     home = claims.Side("many", "fedavg", "accuracy")
     sides = [tuple(claims.side(text, home)) for text in ("ep", "few/ep", "/ep/rounds", "few/ep/rounds")]
     assert sides[0] == ("many", "ep", "accuracy")
     assert sides[1:] == [("few", "ep", "accuracy"), ("many", "ep", "rounds"), ("few", "ep", "rounds")]
+    # at epsilon 2 half of 50 users are found by chance, 100 are not: the fewest are 200
+    powers = {(200, 0.5, 1.0): 0.5, (200, 0.1, 1.0): 0.99, (100, 0.5, 1.0): 0.99, (50, 0.5, 1.0): 0.99}
+    powers |= {(200, 0.5, 2.0): 0.99, (200, 0.1, 2.0): 0.96, (100, 0.5, 2.0): 0.9, (50, 0.5, 2.0): 0.99}
+    lines = [line for line in detection.least(powers, 0.5).splitlines() if line.startswith("| ")]
+    assert lines == ["| epsilon | 1 | 2 |", "| smallest share | none | 0.1 |", "| fewest users | none | 200 |"]
 
 
-def test_claims_stand_in_two_families() -> None:
+def test_claims_stand_in_two_families():
     """Holm's correction of two comparisons with the baseline, and of one pair alone; columns are paired."""
     home = claims.Side("", "base", "x")
     of, other = home._replace(method="a"), home._replace(method="b")
@@ -95,14 +101,6 @@ def test_claims_stand_in_two_families() -> None:
     assert second[5] == second[6]
     ((*_, alone, corrected, _),) = claims.lines("welch", runs, [(home._replace(column="y"), home)], home)
     assert alone == corrected == f"{stats.ttest_rel([1.5, 1.7, 1.7], [1.0, 1.2, 1.1]).pvalue:.2g}"
-
-
-def test_what_is_found_ends_where_a_larger_value_is_not() -> None:
-    """At epsilon 2 half of 50 users are found by chance, 100 are not: the fewest are 200."""
-    powers = {(200, 0.5, 1.0): 0.5, (200, 0.1, 1.0): 0.99, (100, 0.5, 1.0): 0.99, (50, 0.5, 1.0): 0.99}
-    powers |= {(200, 0.5, 2.0): 0.99, (200, 0.1, 2.0): 0.96, (100, 0.5, 2.0): 0.9, (50, 0.5, 2.0): 0.99}
-    lines = [line for line in detection.least(powers, 0.5).splitlines() if line.startswith("| ")]
-    assert lines == ["| epsilon | 1 | 2 |", "| smallest share | none | 0.1 |", "| fewest users | none | 200 |"]
 
 
 Array = NDArray[np.float64]
@@ -118,7 +116,7 @@ def niw(x: Array, model: GaussianMixture) -> tuple[float, float, Array, Array]:
     return kappa, nu, model.mean + n / kappa * away, model.scale * np.eye(d) + scatter + pull * np.outer(away, away)
 
 
-def test_one_component_has_the_closed_posterior() -> None:
+def test_one_component_has_the_closed_posterior():
     model = GaussianMixture(1, 2, mean=1.0, mean_precision=0.5, dof=5.0, scale=2.0)
     x = np.random.default_rng(1).normal([2.0, -1.0], [1.0, 3.0], (12, 2))
     found = exact_mixture.gibbs(torch.from_numpy(x), model, chains=4, draws=2000, burn_in=0).pooled()
@@ -138,7 +136,7 @@ def log_evidence(x: Array, model: GaussianMixture) -> float:
     return float(multigammaln(nu / 2, d) - nu / 2 * np.linalg.slogdet(s)[1] - d / 2 * math.log(kappa))
 
 
-def test_two_components_agree_with_the_sum_over_all_labels() -> None:
+def test_two_components_agree_with_the_sum_over_all_labels():
     model = GaussianMixture(2, 1, concentration=1.5, mean=0.5, mean_precision=0.2, scale=0.7)
     x = np.array([[-1.2], [-0.7], [0.1], [0.9], [1.0], [2.4]])
     log_p, centre, squares = [], [], []
@@ -157,7 +155,7 @@ def test_two_components_agree_with_the_sum_over_all_labels() -> None:
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6, 0.9, -0.5])
-def test_an_autoregression_is_worth_what_theory_says(rho: float) -> None:
+def test_an_autoregression_is_worth_what_theory_says(rho):
     """Of x' = rho x + noise, N draws are worth N (1 - rho) / (1 + rho)."""
     rng = np.random.default_rng(6)
     chains = np.empty((4, 5000, 3))
@@ -169,7 +167,7 @@ def test_an_autoregression_is_worth_what_theory_says(rho: float) -> None:
     assert chain_diagnostics.split_r_hat(chains).max() < 1.01
 
 
-def test_chains_apart_or_adrift_are_told() -> None:
+def test_chains_apart_or_adrift_are_told():
     chains = np.random.default_rng(7).standard_normal((4, 1000, 1))
     apart = chains + np.array([0.0, 0.0, 0.0, 1.0])[:, None, None]
     adrift = chains + np.linspace(0, 2, 1000)[:, None]
@@ -186,7 +184,7 @@ def at_least(correct: int, guesses: int, chance: float) -> float:
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 2.0])
 @pytest.mark.parametrize("delta", [0.0, 0.01])
-def test_the_p_value_is_the_papers(epsilon: float, delta: float) -> None:
+def test_the_p_value_is_the_papers(epsilon, delta):
     q, canaries = 1 / (1 + math.exp(-epsilon)), 9
     for correct in range(9):
         beta = at_least(correct, 8, q)
@@ -196,7 +194,7 @@ def test_the_p_value_is_the_papers(epsilon: float, delta: float) -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.5])
-def test_what_is_private_is_not_refuted_more_often_than_the_p_value_says(epsilon: float) -> None:
+def test_what_is_private_is_not_refuted_more_often_than_the_p_value_says(epsilon):
     """Randomised response that gives each canary away with probability delta, and one that gives all away at once."""
     q, delta = 1 / (1 + math.exp(-epsilon)), 0.02
     for correct in range(9):
@@ -205,15 +203,16 @@ def test_what_is_private_is_not_refuted_more_often_than_the_p_value_says(epsilon
         assert delta + (1 - delta) * at_least(correct, 8, q) <= p * (1 + 1e-12)
 
 
-def test_the_lower_bound_is_where_the_p_value_passes_the_confidence() -> None:
+def test_the_lower_bound_is_where_the_p_value_passes_the_confidence():
     bound = one_run_audit.lower_bound(100, 90, 500, 1e-5)
-    assert (
-        one_run_audit.p_value(100, 90, 500, bound, 1e-5)
-        < 0.05
-        < one_run_audit.p_value(100, 90, 500, bound + 2e-3, 1e-5)
-    )
+    before, after = (one_run_audit.p_value(100, 90, 500, at, 1e-5) for at in (bound, bound + 2e-3))
+    assert before < 0.05 < after
     assert one_run_audit.lower_bound(100, 52, 500, 1e-5) == pytest.approx(0, abs=2e-3)
     assert one_run_audit.lower_bound(200, 200, 500, 0.0) == pytest.approx(-math.log(0.05 ** (-1 / 200) - 1), abs=2e-3)
+    expected = {"a": torch.tensor([1.0, -4.0]), "b": torch.tensor([1e-3]), "none": torch.zeros(0)}
+    found = {"a": torch.tensor([1.5, -4.0]), "b": torch.tensor([1.1e-3]), "none": torch.zeros(0)}
+    assert same_model.difference(found, expected) == pytest.approx(0.5 / 4)
+    assert not same_model.met([0.0, same_model.difference({}, expected)])
 
 
 def alone(algorithm: Algorithm) -> Tensor:
@@ -223,12 +222,18 @@ def alone(algorithm: Algorithm) -> Tensor:
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-def test_a_client_without_others_is_pulled_to_its_own_site() -> None:
+def test_with_the_own_site_in_the_product_a_client_sees_itself():
     """The product of nobody's sites pulls nowhere; the product of all sites is the client's own."""
     free = alone(ExpectationPropagation(prior_scale=0.0))
     assert torch.equal(alone(ExpectationPropagation(prior_scale=300.0)), free)
     assert torch.equal(alone(full_product.FullExpectationPropagation(prior_scale=0.0)), free)
     assert not torch.allclose(alone(full_product.FullExpectationPropagation(prior_scale=300.0)), free, atol=1e-3)
+    # nothing, or as much as it has of all records: 40, 60 and 100 of 200
+    shares = pytest.approx([0.2, 0.3, 0.5], abs=0.12)
+    assert max(of_its_own(GeneratorSites("generator", own_rows=4))) < 0.02
+    assert of_its_own(full_product.FullGeneratorSites("generator", own_rows=4)) == shares
+    assert max(of_its_own(EmbeddingSites(own_rows=4, **FAST))) < 0.05  # weights of herded points
+    assert of_its_own(full_product.FullEmbeddingSites(own_rows=4, **FAST)) == shares
 
 
 def of_its_own(algorithm: Algorithm) -> list[float]:
@@ -240,17 +245,74 @@ def of_its_own(algorithm: Algorithm) -> list[float]:
     return [float((each == k).double().mean()) for k, each in enumerate(rows)]
 
 
-def test_what_a_client_sees_of_itself() -> None:
-    """Nothing, or as much as it has of all records: 40, 60 and 100 of 200."""
-    shares = pytest.approx([0.2, 0.3, 0.5], abs=0.12)
-    assert max(of_its_own(GeneratorSites("generator", own_rows=4))) < 0.02
-    assert of_its_own(full_product.FullGeneratorSites("generator", own_rows=4)) == shares
-    assert max(of_its_own(EmbeddingSites(own_rows=4, **FAST))) < 0.05  # weights of herded points
-    assert of_its_own(full_product.FullEmbeddingSites(own_rows=4, **FAST)) == shares
+SMALL = {
+    "complexity.py": [],
+    "frozen_backbone.py": ["--frozen", "1", "--rounds", "2", "--repeats", "1"],
+    "local_step.py": ["--steps", "20", "--repeats", "1"],
+    "simulations.py": [
+        *("--models", "MLP 3k", "--clients", "10", "--rounds", "2", "--repeats", "1"),
+        *("--simulators", "plain driver", "plain driver, vectorized"),
+    ],
+    "start_up.py": ["--commands", "2", "--repeats", "1"],
+    "scale.py": ["--clients", "20", "--cohort", "4", "--width", "10", "--rounds", "4"],
+    "institution_costs.py": ["--small", "--reports", "2", "--algorithms", "tied EP"],
+    "many_clients.py": ["--clients", "10", "--rounds", "4"],
+    "speech.py": ["--minutes", "0.5", "--words", "8", "--hidden", "8", "--steps", "2"],
+    "killed_institutions.py": ["--rounds", "5", "--institutions", "3", "--steps", "2"],
+    "private_peers.py": ["--seeds", "2"],
+    "kills.py": ["--kills", "1", "--two-ranks", "0", "--rounds", "2"],
+    "private_kills.py": ["--kills", "1", "--kinds", "1", "--rounds", "2"],
+    "gpu_simulation.py": [
+        *("--device", "cpu", "--models", "MLP 3k", "--clients", "100", "--rounds", "2", "--repeats", "1")
+    ],
+    "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
+    "ep_step.py": ["--width", "8", "--batch", "16", "--steps", "4", "--repeats", "1", "--generators", "2"],
+}
+SHORT = {"private_task": {"EPOCHS": 1, "ROUNDS": 2, "WRITERS": 68, "COHORT": 34}}  # what no option says
 
 
-def test_a_difference_is_relative_to_its_tensors_largest_value() -> None:
-    expected = {"a": torch.tensor([1.0, -4.0]), "b": torch.tensor([1e-3]), "none": torch.zeros(0)}
-    found = {"a": torch.tensor([1.5, -4.0]), "b": torch.tensor([1.1e-3]), "none": torch.zeros(0)}
-    assert same_model.difference(found, expected) == pytest.approx(0.5 / 4)
-    assert not same_model.met([0.0, same_model.difference({}, expected)])
+def test_every_script_is_tried_and_time_counted_once(monkeypatch):
+    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    # what test_configs.py runs; what private_kills.py starts; what takes minutes, as a federation of test_kits.py does
+    assert scripts - {"digests.py", "observed.py", "institution_faults.py"} == set(SMALL)
+    # of two streams, one within the other's kernel, one across its end, and one apart
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    covered = importlib.import_module("gpu").covered
+    assert covered([(5.0, 6.0), (0.0, 2.0), (0.5, 1.0), (1.5, 3.0)]) == 4.0
+    assert covered([]) == 0
+
+
+@pytest.fixture
+def undisturbed():
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "pfl")]
+    levels, environment = [own.level for own in loggers], dict(os.environ)
+    threads, modules = torch.get_num_threads(), {*sys.modules}
+    yield
+    gc.unfreeze()
+    for own, level in zip(loggers, levels, strict=True):
+        own.setLevel(level)
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
+    for name in {*sys.modules} - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(ROOT / "benchmarks")):
+            del sys.modules[name]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undisturbed")
+@pytest.mark.parametrize("name", SMALL)
+def test_a_benchmark_runs(folder, tmp_path, monkeypatch, capsys, name):
+    table = tmp_path / "table.md"
+    script = ROOT / "benchmarks" / name
+    monkeypatch.syspath_prepend(str(script.parent))
+    for module, constants in SHORT.items():
+        for constant, value in constants.items():
+            monkeypatch.setattr(importlib.import_module(module), constant, value)
+    if "multiprocessing" in script.read_text():  # imports take most of its time: its processes are forks of this one
+        forks = multiprocessing.get_context("fork")
+        monkeypatch.setattr(multiprocessing, "get_context", lambda method: forks)
+        gc.freeze()  # what is here already is no garbage of theirs
+    monkeypatch.setattr(sys, "argv", [str(script), *SMALL[name], "--output", str(table)])
+    runpy.run_path(str(script), run_name="__main__")
+    assert table.read_text() in capsys.readouterr().out

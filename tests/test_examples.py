@@ -4,7 +4,6 @@ import csv
 import re
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,20 +13,14 @@ from lit_epgan.cli.study_plan import read_studies
 from lit_epgan.cli.study_run import runs_of
 
 ROOT = Path(__file__).parent.parent
-
-
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-
-
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-
-
 FEWER_RECORDINGS = (("train", 150, 70), ("train", 75, 20), ("dev", 30, 5), ("eval", 100, 25))
-MAKE: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "tutorials" / "make.py"))
+MAKE = runpy.run_path(str(ROOT / "docs" / "tutorials" / "make.py"))
 
 
 @pytest.fixture
-def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, smaller: dict[str, str] | None = None) -> str:
@@ -43,7 +36,7 @@ def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.mark.slow
-def test_the_islands_are_worst_and_their_own_normalisation_helps(printed: Any) -> None:
+def test_the_islands_are_worst_and_their_own_normalisation_helps(printed):
     out = printed("hospitals.py")
     shared, own = (
         {name: float(auc) for name, auc in re.findall(r"^ (city|coast|islands) +\d+ +([\d.]+)", part, re.MULTILINE)}
@@ -57,7 +50,7 @@ def test_the_islands_are_worst_and_their_own_normalisation_helps(printed: Any) -
 
 
 @pytest.mark.slow
-def test_generator_sites_draw_all_ten_digits_and_fedavg_does_not(printed: Any) -> None:
+def test_generator_sites_draw_all_ten_digits_and_fedavg_does_not(printed):
     fewer = {"warmup_steps=300, local_steps=50": "warmup_steps=100, local_steps=20"}
     out = printed("images.py", fewer | {"epochs=6": "epochs=3"})
     shares = {line.split()[0]: [float(share) for share in line.split()[1:]] for line in out.splitlines()[-2:]}
@@ -68,14 +61,14 @@ def test_generator_sites_draw_all_ten_digits_and_fedavg_does_not(printed: Any) -
 
 
 @pytest.mark.slow
-def test_own_algorithms_withstand_a_large_ward_with_wrong_labels(printed: Any) -> None:
+def test_own_algorithms_withstand_a_large_ward_with_wrong_labels(printed):
     right = {line.split()[0]: float(line.split()[1]) for line in printed("own_algorithm.py").splitlines()}
     assert right["FedAvg"] < 20 < 90 < right["EqualVoices"] < right["GeometricMedian"]
     assert right["GeometricMedian"] > 95
 
 
 @pytest.mark.slow
-def test_three_clinics_understand_a_new_one_and_the_islands_alone_do_not(printed: Any) -> None:
+def test_three_clinics_understand_a_new_one_and_the_islands_alone_do_not(printed):
     pytest.importorskip("kaldi_hmm_gmm")
     counts = {f'"{split}", {n}': f'"{split}", {m}' for split, n, m in FEWER_RECORDINGS}
     cheap = {"local_epochs=1,": "local_epochs=1, iterations=8, gaussians=300, workers=1,", "epochs=8": "epochs=5"}
@@ -88,7 +81,7 @@ def test_three_clinics_understand_a_new_one_and_the_islands_alone_do_not(printed
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_short_and_has_a_tutorial(example: Path) -> None:
+def test_an_example_is_short_and_has_a_tutorial(example):
     assert len(example.read_text(encoding="utf-8").splitlines()) < 60
     page = (ROOT / "docs" / "tutorials" / f"{example.stem}.md").read_text(encoding="utf-8")
     assert f"<!-- output: examples/{example.name} -->\n```text\n" in page
@@ -96,7 +89,7 @@ def test_an_example_is_short_and_has_a_tutorial(example: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_a_tutorial_shows_the_code_as_it_is(page: Path) -> None:
+def test_a_tutorial_shows_the_code_as_it_is(page):
     """Where it fails, run docs/tutorials/make.py."""
     text = page.read_text(encoding="utf-8")
     assert MAKE["with_code"](text) == text
@@ -105,7 +98,6 @@ def test_a_tutorial_shows_the_code_as_it_is(page: Path) -> None:
 
 
 SPARES = re.compile(r"--known\s+docs/results/(\w+)\.csv")
-
 
 RESULTS = [
     (path, name) for path in sorted((ROOT / "docs").rglob("*.md")) for name in SPARES.findall(path.read_text("utf-8"))
@@ -116,7 +108,7 @@ assert RESULTS, "no page says that its runs are known, or it says so in other wo
 
 
 @pytest.mark.parametrize(("page", "name"), RESULTS, ids=lambda value: value if isinstance(value, str) else value.stem)
-def test_committed_runs_are_known(page: Path, name: str, tmp_path: Path) -> None:
+def test_committed_runs_are_known(page, name, tmp_path):
     with (ROOT / "docs" / "results" / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         settings = {(row["variant"], row["method"], row["seed"]): row["settings"] for row in csv.DictReader(file)}
     plan = ROOT / "configs" / "studies" / f"{name}.yaml"

@@ -1,9 +1,5 @@
 """The callback against a plain loop that knows no Lightning hooks: the same numbers, bit by bit."""
 
-import copy
-from pathlib import Path
-from typing import Any
-
 import pandas as pd
 import pytest
 import torch
@@ -11,7 +7,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Round
 from lit_epgan.federated import (
@@ -27,13 +22,13 @@ from lit_epgan.federated import (
 from lit_epgan.fit.loop import result_metrics
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.randomness import derive_seed, generator_for, seed_streams
+from lit_epgan.randomness import generator_for
 from lit_epgan.runs.loggers import MetricsFile
-from tests.federations import SIZES, client_sets, federation, fit
+from tests.federations import SIZES, federation, fit
 from tests.modules import Regression, TwoOptimizers
 
 
-def plain_batches(dataset: Any, local_steps: int | None, round_: int, client: int, batch_size: int = 8) -> list[Any]:
+def plain_batches(dataset, local_steps: int | None, round_: int, client: int, batch_size: int = 8):
     n = len(dataset)
     generator = generator_for(0, round_, client, "order")
     if local_steps is None:
@@ -51,30 +46,17 @@ def plain_cohort(round_: int, clients: int, size: int | None) -> list[int]:
     return sorted(torch.randperm(clients, generator=generator_for(0, round_, "cohort"))[:size].tolist())
 
 
-def plain_fedavg(
-    module: Any, rounds: int, step: Any, local_steps: int | None = None, cohort_size: int | None = None
-) -> Any:
-    """FedAvg as one would write it down: deep copies of modules, and explicit means and counts of their state."""
-    sets, server = client_sets(), copy.deepcopy(module).double()
-    for round_ in range(rounds):
-        trained, weights = [], []
-        for client in plain_cohort(round_, len(sets), cohort_size):
-            local = copy.deepcopy(server).train()
-            seed_streams(derive_seed(0, round_, client, "steps"))
-            step(local, plain_batches(sets[client], local_steps, round_, client))
-            trained.append(local.state_dict())
-            weights.append(SIZES[client])
-        merged = server.state_dict()
-        for name, value in merged.items():
-            if value.is_floating_point():
-                merged[name] = sum(w * s[name] for w, s in zip(weights, trained, strict=True)) / sum(weights)
-            else:  # what all clients have counted
-                merged[name] = value + sum(s[name] - value for s in trained)
-        server.load_state_dict(merged)
-    return server
+def plain_fedavg(module, rounds, steps, local_steps=None, cohort_size=None):
+    from tests.plain_loop import PlainLoop, own_batches  # which takes its batches and cohorts from here
+
+    def cohort(round_):
+        return plain_cohort(round_, len(SIZES), cohort_size)
+
+    loop = PlainLoop(lambda local, batches, *_: steps(local, batches), cohort, own_batches(local_steps))
+    return loop.run(module, rounds)
 
 
-def sgd_steps(local: Regression, batches: list[Any]) -> None:
+def sgd_steps(local: Regression, batches) -> None:
     optimizer = local.configure_optimizers()
     for batch in batches:
         optimizer.zero_grad()
@@ -82,7 +64,7 @@ def sgd_steps(local: Regression, batches: list[Any]) -> None:
         optimizer.step()
 
 
-def gan_steps(local: TwoOptimizers, batches: list[Any]) -> None:
+def gan_steps(local: TwoOptimizers, batches) -> None:
     optimizers = local.configure_optimizers()
     for batch in batches:
         for which, optimizer in zip("dg", optimizers, strict=True):
@@ -102,7 +84,7 @@ def assert_same(ours: nn.Module, reference: nn.Module, skip: tuple[str, ...] = (
 
 @pytest.mark.parametrize("local_steps", [None, 5])
 @pytest.mark.parametrize("cohort", [None, 2])
-def test_fedavg_equals_a_plain_loop(local_steps: int | None, cohort: int | None) -> None:
+def test_fedavg_equals_a_plain_loop(local_steps, cohort):
     """Unequal clients; with a cohort of 2 of 4, rounds differ in length, and a late long one must arrive whole."""
     module = Regression(dropout=0.2)
     reference = plain_fedavg(module, 5, sgd_steps, local_steps, cohort)
@@ -110,7 +92,7 @@ def test_fedavg_equals_a_plain_loop(local_steps: int | None, cohort: int | None)
     assert_same(module, reference)
 
 
-def test_two_optimizers_and_batchnorm_equal_a_plain_loop() -> None:
+def test_two_optimizers_and_batchnorm_equal_a_plain_loop():
     module = TwoOptimizers()
     reference = plain_fedavg(module, 3, gan_steps)
     fit(module, federation(), rounds=3)
@@ -152,12 +134,12 @@ class Held(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.most.append(0)
 
-    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, *args) -> None:
         self.most[-1] = max(self.most[-1], len(result_metrics(trainer)))
 
 
 @pytest.mark.parametrize("clients", [FEW, MANY])
-def test_a_batch_of_validation_sees_none_of_the_clients_numbers_of_rounds_before(clients: int) -> None:
+def test_a_batch_of_validation_sees_none_of_the_clients_numbers_of_rounds_before(clients):
     held = Held()
     trainer = fit(Regression(), many(clients), rounds=3, callbacks=[held], num_sanity_val_steps=0)
     assert held.most == [1, 1, 1]  # val_loss
@@ -165,23 +147,13 @@ def test_a_batch_of_validation_sees_none_of_the_clients_numbers_of_rounds_before
 
 
 def comparisons(clients: int) -> float:
-    """Comparisons of names for each client, in one saving of what all of them keep."""
-    callback = FederationCallback(SCAFFOLD())
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=1, callbacks=[callback], logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, precision="64-true",
-    )  # fmt: skip
-    trainer.fit(Regression(), datamodule=many(clients))
+    trainer = fit(Regression(), many(clients), rounds=1, algorithm=SCAFFOLD())
     Name.compared = 0
-    assert len(callback.state_dict()["clients"]) == clients
+    assert len(trainer.callbacks[0].state_dict()["clients"]) == clients
     return Name.compared / clients
 
 
-def test_saving_does_not_search_for_a_client_among_all() -> None:
-    assert comparisons(MANY) <= comparisons(FEW)
-
-
-def test_a_client_is_not_searched_for_among_those_who_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_client_is_searched_for_among_all_or_those_who_are_asked(monkeypatch):
     class Asked(list[int]):
         searches = 0
 
@@ -198,15 +170,14 @@ def test_a_client_is_not_searched_for_among_those_who_are_asked(monkeypatch: pyt
     monkeypatch.setattr(Round, "_ask", asked)
     fit(Regression(), many(FEW), rounds=2, num_sanity_val_steps=0)
     assert Asked.searches == 0
+    assert comparisons(MANY) <= comparisons(FEW)
 
 
 NUMBER = 8  # bytes, in double precision
-
-
 WEIGHT = NUMBER  # n_k, by which the federation merges what lies beside the algorithm's report
 
 
-def budget(folder: Path, module: Any, algorithm: Any, **options: Any) -> pd.DataFrame:
+def budget(folder, module, algorithm, **options) -> pd.DataFrame:
     fit(module, federation(local_steps=3), 3, folder, algorithm=algorithm, logger=MetricsFile(folder), **options)
     rows = pd.read_csv(folder / "metrics.csv").filter(like="client/").dropna()
     return rows.rename(columns=lambda name: name.removeprefix("client/"))
@@ -220,7 +191,7 @@ def count(network: torch.nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
 
 
-def test_fedavg_sends_its_vector_and_its_weight(tmp_path: Path) -> None:
+def test_fedavg_sends_its_vector_and_its_weight(tmp_path):
     module = Regression()
     rows = budget(tmp_path, module, FedAvg())
     assert rows["steps"].tolist() == [3, 3, 3]
@@ -228,19 +199,18 @@ def test_fedavg_sends_its_vector_and_its_weight(tmp_path: Path) -> None:
     assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1) + WEIGHT] * 3
 
 
-def test_buffers_that_training_changes_count(tmp_path: Path) -> None:
+def test_buffers_that_training_changes_count(tmp_path):
     module = Regression(batch_norm=True)
     rows = budget(tmp_path, module, FedAvg())
-    assert {name for name, _ in module.named_buffers()} == {
-        f"body.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
-    }
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    assert {name for name, _ in module.named_buffers()} == {f"body.1.{name}" for name in names}
     numbers = count(module) + 8 + 8 + 1
     # everybody has the configuration's buffers: they travel when they have changed
     assert rows["bytes_down"].tolist() == [NUMBER * count(module), NUMBER * numbers, NUMBER * numbers]
     assert rows["bytes_up"].tolist() == [NUMBER * (numbers + 1) + WEIGHT] * 3
 
 
-def test_buffers_that_nobody_changes_do_not_travel(tmp_path: Path) -> None:
+def test_buffers_that_nobody_changes_do_not_travel(tmp_path):
     module = Regression()
     module.register_buffer("constant", torch.arange(100.0))
     rows = budget(tmp_path, module, FedAvg())
@@ -248,7 +218,7 @@ def test_buffers_that_nobody_changes_do_not_travel(tmp_path: Path) -> None:
     assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1) + WEIGHT] * 3
 
 
-def test_expectation_propagation_sends_two_vectors_down(tmp_path: Path) -> None:
+def test_expectation_propagation_sends_two_vectors_down(tmp_path):
     """In the first round the model, and the sums of three normalisers by themselves; later they come with q."""
     module = Regression()
     rows = budget(tmp_path, module, ExpectationPropagation())
@@ -259,7 +229,7 @@ def test_expectation_propagation_sends_two_vectors_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("average", [None, 0.99])
-def test_discriminators_alone_travel_up(tmp_path: Path, average: float | None) -> None:
+def test_discriminators_alone_travel_up(tmp_path, average):
     module = gan(average)
     generator, discriminator = count(module.generator), count(module.discriminator)
     rows = budget(tmp_path / "a", module, FedAvgGAN())
@@ -272,7 +242,7 @@ def test_discriminators_alone_travel_up(tmp_path: Path, average: float | None) -
 
 
 @pytest.mark.parametrize("refine", [0.0, 0.5])
-def test_sites_travel_once_unless_they_are_refined(tmp_path: Path, refine: float) -> None:
+def test_sites_travel_once_unless_they_are_refined(tmp_path, refine):
     module = gan()
     site, model = NUMBER * count(module.generator), NUMBER * count(module)
     rows = budget(tmp_path, module, GeneratorSites("generator", pool=20, own_rows=2, refine=refine))
@@ -283,7 +253,7 @@ def test_sites_travel_once_unless_they_are_refined(tmp_path: Path, refine: float
     assert rows["bytes_up"].tolist() == [first, *([first] * 2 if refine else [alone] * 2)]
 
 
-def test_a_round_of_the_server_alone_costs_clients_nothing(tmp_path: Path) -> None:
+def test_a_round_of_the_server_alone_costs_clients_nothing(tmp_path):
     module = gan()
     rows = budget(tmp_path, module, DistilledSites("generator", pool=20, server_steps=2, batch_size=4))
     assert rows["steps"].tolist() == [3, 0, 0]
@@ -291,7 +261,7 @@ def test_a_round_of_the_server_alone_costs_clients_nothing(tmp_path: Path) -> No
     assert rows["bytes_up"].tolist() == [NUMBER * (count(module) + 1 + count(module.generator) + 1) + WEIGHT, 0, 0]
 
 
-def test_embeddings_travel_once(tmp_path: Path) -> None:
+def test_embeddings_travel_once(tmp_path):
     algorithm = EmbeddingSites(frequencies=16, points=10, herding_steps=2, own_rows=2)
     rows = budget(tmp_path, gan(), algorithm)
     down, up = rows["bytes_down"].tolist(), rows["bytes_up"].tolist()

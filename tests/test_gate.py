@@ -1,15 +1,17 @@
-"""What leaves an institution: listed before it leaves, and refused where its own policy says so."""
+"""What leaves an institution: listed before it leaves, and refused where its own policy says so, in every command."""
 
 import csv
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from lit_epgan.callbacks import FederationCallback
 from lit_epgan.carriers.policy import Policy, ReportFilter
+from lit_epgan.cli.main import main
 from lit_epgan.engine.messages import Count, Report, Task, Weighted
 from lit_epgan.privacy import CentralNoise, RecordNoise, Releases, spent
+from tests.federations import federation, fit
+from tests.modules import Regression
 from tests.refusals import assert_refused
 from tests.test_record_noise import plan
 
@@ -21,7 +23,7 @@ REPORT: Report = {
 }
 
 
-def test_a_report_is_listed_entry_by_entry(tmp_path: Path) -> None:
+def test_a_report_is_listed_entry_by_entry(tmp_path):
     gate = ReportFilter(Policy(), tmp_path / "institution" / "sent.csv")
     gate.passes(TASK, REPORT)
     gate.passes(TASK, {"weight": Count(2.0)})
@@ -35,12 +37,12 @@ def test_a_report_is_listed_entry_by_entry(tmp_path: Path) -> None:
     ]
 
 
-def test_a_dry_run_lists_and_sends_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_lists_and_sends_nothing(tmp_path):
     assert_refused("nothing was sent", ReportFilter(Policy(), tmp_path / "sent.csv", dry=True).passes, TASK, REPORT)
     assert len((tmp_path / "sent.csv").read_text().splitlines()) == 4
 
 
-def test_what_may_not_leave_is_neither_listed_nor_sent(tmp_path: Path) -> None:
+def test_what_may_not_leave_is_neither_listed_nor_sent(tmp_path):
     gate = ReportFilter(Policy(entries=["param*", "weight"]), tmp_path / "sent.csv")
     assert_refused(r"entries is \['param\*', 'weight'\], and 'networks' is none of them", gate.passes, TASK, REPORT)
     assert not (tmp_path / "sent.csv").exists()
@@ -56,11 +58,11 @@ def test_what_may_not_leave_is_neither_listed_nor_sent(tmp_path: Path) -> None:
         (Policy(epsilon=8.0), "no noise of this institution's own is planned"),
     ],
 )
-def test_a_training_is_refused_before_it_begins(policy: Policy, why: str) -> None:
+def test_a_training_is_refused_before_it_begins(policy, why):
     assert_refused(why, policy.check_plan, "FedAvg", None, None)
 
 
-def test_a_training_that_keeps_the_rules_passes() -> None:
+def test_a_training_that_keeps_the_rules_passes():
     policy = Policy(["FedAvg", "FedProx"], ["RecordNoise"], 2.0, cohort=3, entries=["parameters"])
     policy.check_plan("FedProx", "RecordNoise", 2.0)
     assert_refused(r"epsilon is 2\.0, and 2\.01 is planned", policy.check_plan, "FedProx", "RecordNoise", 2.01)
@@ -69,9 +71,10 @@ def test_a_training_that_keeps_the_rules_passes() -> None:
     assert_refused("cohort is 3, and the round has 2", policy.check_cohort, 2)
     Policy().check_plan("anything", None, None)
     Policy().check_cohort(1)
+    assert Policy.of({"epsilon": 2, "cohort": None}, "policy.yaml") == Policy(epsilon=2)
 
 
-def test_the_institutions_own_epsilon_is_that_of_all_planned_steps() -> None:
+def test_the_institutions_own_epsilon_is_that_of_all_planned_steps():
     mechanism = RecordNoise(1.0, 1.5)
     assert mechanism.own_epsilon() is None
     mechanism.begin(plan({0: 100, 1: 40}, 10, {0: 10, 1: 4}))
@@ -92,9 +95,50 @@ def test_the_institutions_own_epsilon_is_that_of_all_planned_steps() -> None:
         ({"cohort": True}, "cohort is True; give a number"),
     ],
 )
-def test_a_file_that_is_no_policy_is_refused(rules: Any, why: str) -> None:
+def test_a_file_that_is_no_policy_is_refused(rules, why):
     assert_refused(why, Policy.of, rules, "policy.yaml")
 
 
-def test_a_files_rules_are_the_policy() -> None:
-    assert Policy.of({"epsilon": 2, "cohort": None}, "policy.yaml") == Policy(epsilon=2)
+RULES = Policy.of({"mechanisms": ["RecordNoise"], "epsilon": 4, "delta": 1e-6}, "policy.yaml")
+
+
+def planned(mechanism) -> float | None:
+    fit(Regression(), federation(), 1, mechanism=mechanism)
+    return mechanism.own_epsilon(RULES.delta)
+
+
+def test_delta_noise_that_repeats_and_an_epsilon_of_nothing(folder, tmp_path):
+    """At its own delta of 1 % the mechanism's epsilon is below 4, and at the policy's above."""
+    mechanism = RecordNoise(1.0, 1.3, delta=0.01)
+    epsilon, own = planned(mechanism), mechanism.own_epsilon()
+    assert own is not None
+    assert own < 4
+    assert_refused("epsilon is 4, and .* is planned at delta 1e-06", RULES.check_plan, "FedAvg", "RecordNoise", epsilon)
+    assert planned(CentralNoise(1.0, 1.0)) is None
+    RULES.check_plan("FedAvg", "RecordNoise", 3.9)
+    assert_refused("noise_seed is set: whoever knows it", RULES.check_plan, "FedAvg", "RecordNoise", 3.9, True)
+    only = Policy.of({"mechanisms": ["RecordNoise"]}, "policy.yaml")
+    assert_refused("noise_seed is set", only.check_plan, "FedAvg", "RecordNoise", None, True)
+    assert_refused("0 is planned, for which no step", RULES.check_plan, "FedAvg", "RecordNoise", 0.0)
+    Policy().check_plan("FedAvg", "RecordNoise", None, True)
+    for rule in ({"epsilon": 0}, {"epsilon": float("inf")}, {"delta": 0.9}, {"delta": 0}, {"cohort": -1}):
+        sentence = f"the policy policy.yaml: {next(iter(rule))} is .*; it must lie between"
+        assert_refused(sentence, Policy.of, rule, "policy.yaml")
+    assert_refused(r"none\.yaml cannot be read", FederationCallback, policy=str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.slow
+def test_a_policy_that_is_missing_or_that_nobody_keeps_to_is_an_error(folder, tmp_path, capsys):
+    (tmp_path / "policy.yaml").write_text("epsilon: 4\n")
+    words = ["--config", "polynomial.yaml", "--trainer.logger", "false", "--trainer.max_epochs", "1"]
+    assert main(["fit", *words]) == 0
+    for command in ("validate", "test", "predict", "fit"):
+        more = ["--trainer.default_root_dir", "another"] if command == "fit" else []
+        for path, told in (("policy.yaml", "nothing leaves one here"), ("none.yaml", "cannot be read")):
+            capsys.readouterr()
+            code = main([command, *words, *more, "--federation.policy", path])
+            if command != "fit" and path == "policy.yaml":  # an institution tests the model on its own data
+                assert code == 0
+            else:
+                assert code == 2
+                assert told in " ".join(capsys.readouterr().err.split())

@@ -1,7 +1,5 @@
 """An answer that is not as its message declares is left out, whoever sends it; the others' training goes on."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
 
 
-def federation(algorithm: Any = None) -> PlainFederation:
+def federation(algorithm=None) -> PlainFederation:
     torch.manual_seed(0)
     return PlainFederation(
         algorithm or FedAvg(),
@@ -24,11 +22,11 @@ def federation(algorithm: Any = None) -> PlainFederation:
     )
 
 
-def after_a_round(hostile: Any = None, dropped: bool = False, algorithm: Any = None) -> Tensor:
+def after_a_round(hostile=None, dropped: bool = False, algorithm=None) -> Tensor:
     """The server's parameters where client 1 answers so."""
     plain = federation(algorithm)
 
-    def answers(round_: Any) -> Any:
+    def answers(round_):
         for k, answer in plain.answers(plain._asked(round_)):
             if k != 1 or (hostile is None and not dropped):
                 yield k, answer
@@ -39,16 +37,16 @@ def after_a_round(hostile: Any = None, dropped: bool = False, algorithm: Any = N
     return plain.server.parameters
 
 
-def changed(answer: Answer, **entries: Any) -> Answer:
+def changed(answer: Answer, **entries) -> Answer:
     report = {name: term for name, term in (dict(answer.report) | entries).items() if term is not None}
     return Answer(report, answer.private, answer.steps)
 
 
 def change(answer: Answer) -> Tensor:
-    return answer.report["change"].tensor  # type: ignore[union-attr]
+    return answer.report["change"].tensor
 
 
-HOSTILE: dict[str, tuple[Any, str]] = {
+HOSTILE = {
     "float8": (lambda a: changed(a, change=Weighted(change(a).to(torch.float8_e4m3fn), 8.0)), "float8"),
     "complex": (lambda a: changed(a, change=Weighted(change(a).to(torch.complex64), 8.0)), "complex64"),
     "integers": (lambda a: changed(a, change=Weighted(change(a).long(), 8.0)), "tensor of torch.int64"),
@@ -72,7 +70,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_answer_is_left_out_with_the_clients_name(name: str) -> None:
+def test_a_hostile_answer_is_left_out_with_the_clients_name(name):
     hostile, words = HOSTILE[name]
     with pytest.warns(UserWarning, match=f"round 0: the answer of client 'client-1' is left out: .*{words}"):
         found = after_a_round(hostile)
@@ -87,22 +85,22 @@ class Summing(FedAvg):
         change: Tensor = merged("mean")
         sums: Tensor = merged("sum")
 
-    def train(self, client: Any, sent: Any) -> Message:
+    def train(self, client, sent) -> Message:
         client.fit(sent["parameters"])
         return self.Report(change=client.change, sums=torch.ones(4))
 
 
-def test_a_sum_has_the_shape_of_the_first_one() -> None:
+def test_a_sum_has_the_shape_of_the_first_one():
     with pytest.warns(UserWarning, match=r"'client-1' is left out: 'sums' has the shape \[5\], not \[4\]"):
         found = after_a_round(lambda a: changed(a, sums=torch.ones(5)), algorithm=Summing())
     assert torch.equal(found, after_a_round(dropped=True, algorithm=Summing()))
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_round_without_an_answer_of_use_is_refused(training: bool) -> None:
+def test_a_round_without_an_answer_of_use_is_refused(training):
     plain = federation(ExpectationPropagation(prior_scale=1.0, prior_precision=1.0))
 
-    def answers(round_: Any) -> Any:
+    def answers(round_):
         hostile = round_.exchange.training == training
         return ((k, changed(a, extra=torch.ones(3)) if hostile else a) for k, a in plain.answers(plain._asked(round_)))
 

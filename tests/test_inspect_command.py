@@ -11,7 +11,7 @@ from lit_epgan.cli.main import main
 from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.errors import UserError
 from lit_epgan.inspection.view import Check, Findings
-from lit_epgan.runs.config_files import INSPECTIONS, known_configs
+from lit_epgan.runs.config_files import INSPECTIONS, config_folders, known_configs
 from tests.ledgers import paths, the_ledger
 
 SMALL = [
@@ -29,7 +29,6 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_an_inspection_from_the_command_to_the_page(folder, capsys):
-    """Twice: both are paid for, and what the first has released is kept."""
     before = torch.get_rng_state()
     assert main([*INSPECT, "--price.epsilon", "8", "--selection.below", "0.4", "--selection.above", "0.5"]) == 0
     assert torch.equal(torch.get_rng_state(), before)
@@ -62,8 +61,7 @@ def test_an_inspection_from_the_command_to_the_page(folder, capsys):
 
 
 def test_quantiles_and_a_given_checkpoint(folder, capsys):
-    """The quantiles take their share of one price; the checkpoint's model is the one that is asked."""
-    config = yaml.safe_load((known_folder() / "inspect_digits.yaml").read_text())
+    config = yaml.safe_load((config_folders()[-1] / "inspect_digits.yaml").read_text())
     config["selection"]["init_args"] = {"quantiles": [0.3, 0.6]}
     (folder.parent.parent / "own.yaml").write_text(yaml.safe_dump(config))
     torch.save({"state_dict": state()}, "primary.ckpt")
@@ -89,13 +87,17 @@ def test_detectors_are_shown_as_a_table():
     assert lines[-1] == "Look at [edges]."
 
 
-def test_what_was_paid_for_is_never_overwritten(tmp_path):
+def test_it_keeps_what_was_paid_for_and_is_told_from_an_experiment(tmp_path, capsys):
     for turn in range(3):
         for name in (PAGE, RELEASED):
             (tmp_path / name).write_text(str(turn))
         _keep_earlier(tmp_path)
     for name in (PAGE, RELEASED):
         assert [(tmp_path / f"{k}-{name}").read_text() for k in (1, 2, 3)] == ["0", "1", "2"]
+    assert main(["inspect", "--help"]) == 0
+    assert "one page" in capsys.readouterr().out
+    assert "inspect_digits.yaml" in known_configs(INSPECTIONS)
+    assert not any(name.startswith(INSPECTIONS) for name in known_configs())
 
 
 def test_it_locks_a_folder_of_the_last_configs_name(monkeypatch, tmp_path, capsys):
@@ -107,17 +109,6 @@ def test_it_locks_a_folder_of_the_last_configs_name(monkeypatch, tmp_path, capsy
     for more, folder in ([], "runs/own"), (["--output", "elsewhere"], "elsewhere"):
         assert main([*INSPECT, "--config", "own.yaml", *more]) == 2
         assert f"error: {folder} is locked, --output" in capsys.readouterr().err
-
-
-def test_its_help_is_its_own(capsys):
-    assert main(["inspect", "--help"]) == 0
-    assert "one page" in capsys.readouterr().out
-
-
-def known_folder():
-    import lit_epgan.runs.config_files as files
-
-    return files.config_folders()[-1]
 
 
 def state():
@@ -156,8 +147,3 @@ def test_a_mistake_is_one_sentence(words, sentence, capsys):
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert len(lines) == 1
     assert sentence in lines[0]
-
-
-def test_an_inspection_is_told_from_an_experiment():
-    assert "inspect_digits.yaml" in known_configs(INSPECTIONS)
-    assert not any(name.startswith(INSPECTIONS) for name in known_configs())

@@ -2,9 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan import tensor_file
 from lit_epgan.cli.main import main
-from lit_epgan.datamodules import DocstringsDataModule, FederatedDataModule
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.text import Text
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvgM
@@ -35,20 +33,15 @@ from lit_epgan.inspection.inspection import page
 from lit_epgan.modules import GAN, LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork, MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, Releases, spent
-from lit_epgan.symbols import ByteSymbols, WordSymbols
+from lit_epgan.symbols import ByteSymbols
 from tests.federations import fit
-from tests.ledgers import paths, the_ledger
+from tests.ledgers import the_ledger
 from tests.refusals import assert_refused
+from tests.test_inspection_words_view import VOCABULARY, text
 
 START, LATER = "at the start of a sentence", "later in a sentence"
 SEED, NOTHING = 3, 1e-12
 PRICE = Price(noise_seed=5)
-VOCABULARY = WordSymbols(("the", "is"))
-
-
-def text(*sentences: str) -> Text:
-    """Tokens are parted by dots."""
-    return Text([sentence.split(".") for sentence in sentences], VOCABULARY, [], 0, 1, 1)
 
 
 def people() -> dict[str, Text]:
@@ -56,14 +49,14 @@ def people() -> dict[str, Text]:
     return {f"user {k}": each for k, each in enumerate(own)}
 
 
-def model(symbols: int = 258, **options: Any) -> LanguageModel:
+def model(symbols: int = 258, **options) -> LanguageModel:
     torch.manual_seed(1)
     network = CIFGLanguageNetwork(symbols, 4, 12)
     return LanguageModel(network, partial(options.pop("optimizer", torch.optim.SGD), **({"lr": 0.5} | options)))
 
 
-def settings(**options: Any) -> FederatedLanguageModel:
-    usual: dict[str, Any] = {"rounds": 3, "bound": 0.5, "noise_multiplier": 2.0, "batch_size": 2, "samples": 50}
+def settings(**options) -> FederatedLanguageModel:
+    usual = {"rounds": 3, "bound": 0.5, "noise_multiplier": 2.0, "batch_size": 2, "samples": 50}
     return FederatedLanguageModel(options.pop("model", None) or model(), **(usual | options))
 
 
@@ -74,21 +67,19 @@ class Counted(View):
         return Findings(panels, released=["a number", "Nothing else."], kept={"released": torch.zeros(1)})
 
 
-def inspection(
-    rule: Selection | None = None, price: Price = PRICE, users: Callable[[], Any] = people, **options: Any
-) -> Inspection:
+def inspection(rule=None, price=PRICE, users=people, **options):
     data = FederatedDataModule.from_datasets(list(users().values()), batch_size=2)
     options["users"] = options.pop("said", None)
     return Inspection(data, Counted(), rule or OutsideVocabulary(), generator=settings(**options), price=price)
 
 
-def run(tmp_path: Any, **options: Any) -> tuple[Findings, Ask]:
+def run(tmp_path, **options) -> tuple[Findings, Ask]:
     own = inspection(**options)
     ask = own.ask("look")
     return own.run(ask), ask
 
 
-def held(users: dict[str, Text], rule: Selection | None = None) -> dict[str, Any]:
+def held(users: dict[str, Text], rule: Selection | None = None):
     return settings().selected(Users(users, None, rule or OutsideVocabulary()), 0)
 
 
@@ -96,10 +87,7 @@ def vector(trained: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trained.parameters()])
 
 
-# What they are trained on ---------------------------------------------------------------------------------------------
-
-
-def test_the_selected_words_by_hand() -> None:
+def test_the_selected_words_by_hand():
     """Each as often as it occurs; a user needs two words of a group where the rule says so."""
     rule = OutsideVocabulary()
     assert selected_words(people().values(), rule, 0) == {
@@ -111,37 +99,42 @@ def test_the_selected_words_by_hand() -> None:
     rule.together = 1
     assert selected_words(people().values(), rule, 0)[LATER] == [[], [], ["zebra", "x", "y"], [], []]
 
-
-def test_a_word_is_taken_as_often_as_its_weight_says() -> None:
     class Half(OutsideVocabulary):
-        def weights(self, records: Any) -> Tensor:
+        def weights(self, records) -> Tensor:
             return 0.3 * super().weights(records)
 
     ((words,), _) = selected_words([text(*["x"] * 4000)], Half(), 0).values()
     assert len(words) / 4000 == pytest.approx(0.3, abs=0.03)
 
 
-def test_words_are_bytes_between_their_ends() -> None:
+def test_words_are_bytes_and_users_outside_report_zeros():
     own = settings(longest=4).selected(Users({"one": text("aé", "return")}, None, OutsideVocabulary()), 0)[START][0]
     symbols, mask = settings().batch(own, torch.tensor([0, 1]))
     assert symbols[0].tolist() == [256, *"aé".encode(), 257]
     assert symbols[1].tolist() == [256, *b"retu"]  # it was cut, so its end is not there
     assert mask.sum(1).tolist() == [5, 5]
+    # five users are asked, one has something to tell: the mean is a fifth of its clipped change
+    own = held(people())[START]
+    start, alone = vector(model()), vector(settings(rounds=1).train(own[:1], NOTHING, SEED, 0))
+    five = vector(settings(rounds=1).train([own[0], *[own[2]] * 4], NOTHING, SEED, 0))
+    torch.testing.assert_close(five - start, (alone - start) / 5, rtol=1e-4, atol=1e-7)
+    adam = settings(rounds=2, model=model(optimizer=torch.optim.Adam))
+    torch.testing.assert_close(vector(adam.train([own[2]] * 3, NOTHING, SEED, 0)), start, rtol=0, atol=1e-9)
 
 
-def test_training_is_that_of_fit_on_the_selected_words(tmp_path: Any) -> None:
+def test_training_is_that_of_fit_on_the_selected_words(tmp_path):
     """The same numbers as a Trainer's FedAvgM: clipping, noise, momentum and cohorts included."""
     own = [each for each in held(people())[START] if len(each)]
     data = FederatedDataModule.from_datasets(own, batch_size=2, max_local_steps=2, clients_per_round=2, seed=SEED)
     theirs, mechanism = model(), CentralNoise(0.05, 0.1, noise_seed=7)
-    options: dict[str, Any] = {"algorithm": FedAvgM(momentum=0.5), "mechanism": mechanism, "optimizer_state": "reset"}
+    options = {"algorithm": FedAvgM(momentum=0.5), "mechanism": mechanism, "optimizer_state": "reset"}
     fit(theirs, data, 3, tmp_path, precision="32-true", **options)
     ours = settings(users_per_round=2, users=3, bound=0.05, local_steps=2, momentum=0.5).train(own, 0.1, SEED, 7)
     torch.testing.assert_close(vector(ours), vector(theirs), rtol=1e-5, atol=1e-6)
     assert float((vector(ours) - vector(model())).norm()) > 0.05
 
 
-def test_a_groups_model_knows_nothing_of_the_other_words(tmp_path: Any) -> None:
+def test_a_groups_model_knows_nothing_of_the_other_words(tmp_path):
     """Each group's is bit by bit what it was, whatever the words of the other group; and not, whatever its own."""
 
     def changed() -> dict[str, Text]:
@@ -156,7 +149,7 @@ def test_a_groups_model_knows_nothing_of_the_other_words(tmp_path: Any) -> None:
     assert same == {START: True, LATER: False}
 
 
-def test_it_learns_whether_words_are_joined() -> None:
+def test_it_learns_whether_words_are_joined():
     """Three users, all of whose words hold a space, or none: what is made tells which."""
     shares = []
     for word in ("a b", "ab"):
@@ -164,26 +157,13 @@ def test_it_learns_whether_words_are_joined() -> None:
         words = {f"user {k}": text(*[word] * 16) for k in range(3)}
         trained = own.train(own.selected(Users(words, None, OutsideVocabulary()), 0)[START], NOTHING, SEED, 0)
         made = own.shown(Panel("all"), trained).made[1]
-        shares.append(int(re.search(r": (\d+) %", made)[1]))  # type: ignore[index]
+        shares.append(int(re.search(r": (\d+) %", made)[1]))
     assert shares[0] > 60
     assert shares[1] < 10
 
 
-# What one user can move -----------------------------------------------------------------------------------------------
-
-
-def test_users_outside_report_exact_zeros_and_count() -> None:
-    """Five users are asked, one has something to tell: the mean is a fifth of its clipped change."""
-    own = held(people())[START]
-    start, alone = vector(model()), vector(settings(rounds=1).train(own[:1], NOTHING, SEED, 0))
-    five = vector(settings(rounds=1).train([own[0], *[own[2]] * 4], NOTHING, SEED, 0))
-    torch.testing.assert_close(five - start, (alone - start) / 5, rtol=1e-4, atol=1e-7)
-    adam = settings(rounds=2, model=model(optimizer=torch.optim.Adam))
-    torch.testing.assert_close(vector(adam.train([own[2]] * 3, NOTHING, SEED, 0)), start, rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("lr", [10.0, 1e6, 1e30])
-def test_a_user_moves_both_groups_together_by_the_stated_length(lr: float) -> None:
+def test_a_user_moves_both_groups_together_by_the_stated_length(lr):
     """By sqrt(2) S / users at most; one that is emptied reports zeros, and still counts in the divisor."""
 
     def trained(users: dict[str, Text]) -> Tensor:
@@ -195,12 +175,12 @@ def test_a_user_moves_both_groups_together_by_the_stated_length(lr: float) -> No
     assert moved == pytest.approx(stated, rel=1e-4) or (lr == 1e30 and moved <= stated)  # where it is not finite
 
 
-def test_the_noise_on_a_groups_sum_is_the_stated_one(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_noise_on_a_groups_sum_is_the_stated_one(tmp_path, monkeypatch):
     """z S sqrt(2), where a user may be in both groups; and each group has noise of its own."""
     seen: list[dict[str, float]] = []
     begin = CentralNoise.begin
 
-    def watched(self: CentralNoise, plan: Any) -> None:
+    def watched(self: CentralNoise, plan) -> None:
         begin(self, plan)
         seen.append(self.deviations(["parameters"]))
 
@@ -215,36 +195,26 @@ def test_the_noise_on_a_groups_sum_is_the_stated_one(tmp_path: Any, monkeypatch:
     assert not torch.allclose(first, second)
 
 
-# What they cost -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
-@pytest.mark.parametrize("cohort", [None, 2])
-@pytest.mark.parametrize("first", [0, 1])
-def test_the_price_is_the_accountants_and_that_of_one_group(
-    tmp_path: Any, relation: Any, cohort: int | None, first: int
-) -> None:
+@pytest.mark.parametrize(("first", "relation"), [(0, "zero_out"), (1, "replace_one")])
+def test_the_price_is_the_accountants_and_that_of_one_group(tmp_path, relation, first):
     price = Price(3.0, 1e-4, relation, noise_seed=1)
-    number = None if cohort is None else 5
-    found, ask = run(tmp_path, rule=OutsideVocabulary(first), price=price, users_per_round=cohort, said=number)
-    rounds = Releases(2.0, 3) if cohort is None else Releases(2.0, 3, "fixed", 0.4, 5)
+    found, ask = run(tmp_path, rule=OutsideVocabulary(first), price=price, users_per_round=2, said=5)
+    rounds = Releases(2.0, 3, "fixed", 0.4, 5)
     assert ask.price == spent([Releases(ask.noise_multiplier), rounds], 1e-4, relation)
     book = ask.queries.ledger.read()
-    assert [(a.what, a.made, a.ended) for a in book.accounts.values()] == [
-        (f"{ask.what}, language models", 3, True),
-        (ask.what, 1, True),
-    ]
+    accounts = [(a.what, a.made, a.ended) for a in book.accounts.values()]
+    assert accounts == [(f"{ask.what}, language models", 3, True), (ask.what, 1, True)]
     assert book.total().epsilon == ask.price.epsilon > 3.1
     told = " ".join(found.released)
     assert str(spent([rounds], 1e-4, relation)) in told
-    assert f"{cohort or 5} of 5 users" in told
+    assert "2 of 5 users" in told
     assert ("A user is in one group at most" in told) == (first == 0)
 
 
-def test_all_rounds_are_charged_before_the_first(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_rounds_are_charged_before_the_first(tmp_path, monkeypatch):
     made: list[int] = []
 
-    def train(self: FederatedLanguageModel, *_: Any) -> LanguageModel:
+    def train(self: FederatedLanguageModel, *_) -> LanguageModel:
         made.append(next(iter(the_ledger().read().accounts.values())).made)
         return self.model
 
@@ -254,27 +224,11 @@ def test_all_rounds_are_charged_before_the_first(tmp_path: Any, monkeypatch: pyt
     assert set(found.kept["generators"]) == {START, LATER}
 
 
-def test_what_passes_the_budget_together_reads_no_data(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
-    """The words by themselves would not pass it."""
-
-    def read(data: Any) -> None:
-        raise AssertionError("data were read")
-
-    monkeypatch.setattr("lit_epgan.datamodules.DocstringsDataModule.load", read)
-    monkeypatch.chdir(tmp_path)
-    assert main(["inspect", "--config", "inspect_words_model.yaml", "--price.budget", "2.5"]) == 2
-    assert "allows epsilon 2.5" in capsys.readouterr().err
-    assert not paths()
-
-
-# The page, and what is refused ----------------------------------------------------------------------------------------
-
-
-def making(*words: str) -> Callable[..., list[list[int]]]:
+def making(*words: str):
     return lambda self, count, longest, generator: [ByteSymbols().encode(words[k % len(words)]) for k in range(count)]
 
 
-def test_the_page_shows_what_is_made_once_and_escaped(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_what_is_made_once_and_escaped(tmp_path, monkeypatch):
     monkeypatch.setattr(LanguageModel, "sample", making("<b>x y", "z", "z", "\x1b\u202e", "k"))
     own = inspection(listed=3, samples=40)
     ask = own.ask("look")
@@ -290,14 +244,7 @@ def test_the_page_shows_what_is_made_once_and_escaped(tmp_path: Any, monkeypatch
     assert found.released[-1] == "Nothing else."
 
 
-@pytest.mark.parametrize(("z", "much", "nobody"), [(100.0, True, False), (0.01, False, True)])
-def test_much_noise_and_none_worth_the_name_are_called_so(tmp_path: Any, z: float, much: bool, nobody: bool) -> None:
-    found, _ = run(tmp_path, noise_multiplier=z)
-    assert all(("the noise hides" in " ".join(panel.made)) == much for panel in found.panels)
-    assert ("protects nobody" in " ".join(found.released)) == nobody
-
-
-def test_noise_counts_over_all_rounds(tmp_path: Any) -> None:
+def test_noise_counts_over_all_rounds(tmp_path):
     """Sixteen rounds: the noise is four times as long, what they teach sixteen times."""
     own = settings(rounds=16)
     numbers = sum(parameter.numel() for parameter in own.model.parameters())
@@ -324,7 +271,7 @@ def test_noise_counts_over_all_rounds(tmp_path: Any) -> None:
         ({"model": model(weight_decay=0.1)}, "moves parameters whose gradient is zero"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_is_refused(options, words):
     assert_refused(words, settings, **options)
 
 
@@ -332,34 +279,28 @@ def images() -> dict[str, TensorDataset]:
     return {f"user {k}": TensorDataset(torch.zeros(2, 1, 8, 8), torch.zeros(2)) for k in range(5)}
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"said": 6}, "generator.users is 6, and the data have 5"), ({"users": images}, "are a TensorDataset: give a")],
-)
-def test_other_users_than_was_said_are_refused_before_they_are_asked(tmp_path: Any, options: Any, words: str) -> None:
-    own = inspection(**options)
+def test_users_without_text_are_refused_before_they_are_asked(tmp_path):
+    own = inspection(users=images)
     ask = own.ask("look")
-    assert_refused(words, own.run, ask)
+    assert_refused("are a TensorDataset: give a", own.run, ask)
     assert not ask.queries.ledger.read().accounts
-
-
-def test_a_gan_of_words_is_refused() -> None:
     gan = GAN(MLPGenerator((1, 2, 2), 2, (4,)), MLPDiscriminator((1, 2, 2), (4,)), average=None)
     own = Text([["the", "q"]], VOCABULARY, [[0, 2]], 0, 1, 5)
     with pytest.raises(UserError, match=r"generator.gan makes images \(1, 2, 2\), and the users' are \(4,\)"):
         FederatedGAN(gan, 1, 1.0, 1.0).check_users({"one": own})
 
 
-class Few(DocstringsDataModule):
-    def users(self) -> dict[str, list[list[str]]]:  # type: ignore[override]
-        return {f"user {k:02d}": [["return", "the", "sum", f"w{k}"]] * 3 for k in range(60)}
-
-
-CONFIG = ["inspect", "--config", "inspect_words_model.yaml", "--data.class_path", f"{__name__}.Few"]
+CONFIG = [
+    "inspect",
+    "--config",
+    "inspect_words_model.yaml",
+    "--data.class_path",
+    "tests.test_inspection_words_view.Few",
+]
 CONFIG += ["--data.vocabulary", "3", "--data.held_out_users", "4", "--data.joined", "1", "--price.noise_seed", "1"]
 
 
-def test_the_config_runs_and_shows_what_is_made(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+def test_the_config_runs_and_shows_what_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*CONFIG, "--price.epsilon", "8", "--generator.rounds", "1"]) == 0
     folder = tmp_path / "runs" / "inspect_words_model"

@@ -53,21 +53,15 @@ from lit_epgan.privacy import Ledger, Queries
 CHECK = Check("a - b", "+0.10 against +0.20", -0.1, -0.3, 0.2, 0.1, 0.4, False, "a note")
 
 
-def test_an_interval_is_drawn_to_its_scale():
+def test_an_interval_a_verdict_and_a_picture():
     """From -0.4 at 0 to 0.4 at 100; what lies beyond is drawn at the edge."""
     assert drawn(CHECK) == {"low": 12.5, "high": 75.0, "estimate": 37.5, "band_low": 37.5, "band_high": 62.5}
     assert drawn(replace(CHECK, low=-9.0, high=float("inf")))["low"] == 0
     assert drawn(replace(CHECK, low=-9.0, high=float("inf")))["high"] == 100
-
-
-def test_the_verdict_counts_alarms():
     alarm = replace(CHECK, alarm=True)
     assert verdict([]) == "Nothing could be compared"
     assert verdict([CHECK]) == "No alarm from 1 detectors"
     assert verdict([alarm, CHECK, alarm]) == "2 of 3 detectors raise an alarm"
-
-
-def test_a_picture_is_within_the_page():
     assert base64.b64decode(uri(b"\x89PNG").removeprefix("data:image/png;base64,")) == b"\x89PNG"
 
 
@@ -100,8 +94,6 @@ def test_a_page_tells_the_price_and_what_is_left(budget, left, tmp_path):
 
 
 MEAN, BORDER = image_statistics(0.1)
-
-
 RATE = 0.001
 
 
@@ -115,7 +107,6 @@ def compared(statistic, first, second, a, b, half=0.05):
 
 
 def test_the_odd_group_is_named_and_not_those_that_differ_from_it():
-    """ "low" is unlike the public data; "high" is like them, and differs from "low" alone."""
     found = [
         compared(MEAN, "low", "high", 0.3, -0.4),
         compared(MEAN, "low", PUBLIC, 0.3, -0.4),
@@ -131,12 +122,17 @@ def test_the_odd_group_is_named_and_not_those_that_differ_from_it():
     assert "Once the fault is mended" in sentences[1]
 
 
-def test_where_the_first_of_two_is_odd_by_the_other_alone_it_is_said_of_the_odd_one():
+def test_causes_and_odd_ones_that_are_not_certain():
     found = [compared(MEAN, "high", "low", -0.4, 0.3), compared(MEAN, "low", PUBLIC, 0.3, -0.4)]
     found += [compared(BORDER, "high", "low", 0.1, 0.1), compared(BORDER, "low", PUBLIC, 0.1, 0.1)]
     sentences = look_next(found, [])
     assert len(sentences) == 2
     assert sentences[0].startswith("The group “low” differs from “public data”: its mean pixel is higher by 0.70. Look")
+    found = [compared(MEAN, "a", "b", 0.0, -0.4, 0.1), compared(BORDER, "a", "b", 0.46, 0.1, 0.1)]
+    assert set(causes(found)) == {INVERSION, SPOTS}
+    (sentence, _) = look_next(found, [])
+    assert "more than one cause, the likeliest first: look at how pixels are encoded" in sentence
+    assert "; or look for bright noise" in sentence
 
 
 @pytest.mark.parametrize(
@@ -157,23 +153,12 @@ def test_a_cause_is_named_where_the_noise_leaves_no_other(pixel, border, expecte
     assert "more than one cause" not in look_next(found, [])[0]
 
 
-def test_causes_that_the_noise_does_not_tell_apart_are_all_listed():
-    found = [compared(MEAN, "a", "b", 0.0, -0.4, 0.1), compared(BORDER, "a", "b", 0.46, 0.1, 0.1)]
-    assert set(causes(found)) == {INVERSION, SPOTS}
-    (sentence, _) = look_next(found, [])
-    assert "more than one cause, the likeliest first: look at how pixels are encoded" in sentence
-    assert "; or look for bright noise" in sentence
-
-
-def test_no_alarm_is_told_with_what_would_have_raised_one():
+def test_no_alarm_is_told_with_what_would_have_raised_one_and_a_group_too_small():
     quiet = [compared(MEAN, "a", "b", 0.0, 0.0, half) for half in (0.05, 0.2)]
     (sentence,) = look_next(quiet, [])
     assert f"from {quiet[1].detectable:.2f} on" in sentence
     assert f"{quiet[0].detectable:.2f}" != f"{quiet[1].detectable:.2f}"
     assert look_next([], []) == []
-
-
-def test_a_group_that_is_too_small_is_an_answer():
     sentences = look_next([compared(MEAN, "a", "b", 0.0, 0.0)], ["few"])
     assert "“few” has too few users" in sentences[0]
     assert "No alarm" in sentences[1]
@@ -182,9 +167,20 @@ def test_a_group_that_is_too_small_is_an_answer():
 Q = 2.0
 
 
-def test_a_known_count_leaves_the_usual_interval():
+def test_a_known_count_leaves_the_usual_interval_and_one_that_noise_explains_says_nothing():
     found = ratio(30.0, 60.0, 3.0, 0.0, Q)
     assert (found.estimate, found.low, found.high) == pytest.approx((0.5, 0.5 - Q * 3 / 60, 0.5 + Q * 3 / 60))
+    for count in (9.9, 0.0, -3.0):
+        found = ratio(5.0, count, 4.0, 5.0, Q)
+        assert (found.low, found.high) == (-math.inf, math.inf)
+        assert not found.outside(0.0)
+    known = Interval(0.3, 0.3, 0.3)
+    found = difference(Interval(0.5, 0.4, 0.7), known)
+    assert (found.estimate, found.low, found.high) == pytest.approx((0.2, 0.1, 0.4))
+    assert found.outside(0.05)
+    assert not found.outside(0.1 + 1e-9)
+    assert not Interval(0.0, -0.2, 0.3).outside(0.1)
+    assert Interval(-0.3, -0.4, -0.2).outside(0.1)
 
 
 @pytest.mark.parametrize(("total", "count"), [(30.0, 60.0), (-12.0, 25.0), (0.0, 40.0)])
@@ -196,13 +192,6 @@ def test_limits_are_where_the_pivot_is_critical(total, count):
     assert (found.low, found.high) == pytest.approx((inside.min(), inside.max()), abs=1e-4)
 
 
-@pytest.mark.parametrize("count", [9.9, 0.0, -3.0])
-def test_a_count_that_noise_explains_says_nothing(count):
-    found = ratio(5.0, count, 4.0, 5.0, Q)
-    assert (found.low, found.high) == (-math.inf, math.inf)
-    assert not found.outside(0.0)
-
-
 def test_noise_puts_the_truth_outside_at_the_stated_rate():
     """Ratios exactly, differences nearly: two groups of 54 and 213 users, as in the demo."""
     generator = np.random.default_rng(0)
@@ -211,10 +200,8 @@ def test_noise_puts_the_truth_outside_at_the_stated_rate():
     assert q == pytest.approx(stats.norm.isf(rate / 2))
     missed = {"ratio": 0, "difference": 0}
     for _ in range(draws):
-        first, second = (
-            ratio(generator.normal(m * n, 3.6), generator.normal(n, 4.5), 3.6, 4.5, q)
-            for m, n in ((0.24, 213), (-0.4, 54))
-        )
+        groups = ((0.24, 213), (-0.4, 54))
+        first, second = (ratio(generator.normal(m * n, 3.6), generator.normal(n, 4.5), 3.6, 4.5, q) for m, n in groups)
         gap = difference(first, second)
         missed["ratio"] += not second.low <= -0.4 <= second.high
         missed["difference"] += not gap.low <= 0.64 <= gap.high
@@ -222,27 +209,14 @@ def test_noise_puts_the_truth_outside_at_the_stated_rate():
     assert missed["difference"] / draws == pytest.approx(rate, abs=4 * math.sqrt(rate / draws))
 
 
-def test_a_difference_from_what_is_known_is_a_shift():
-    known = Interval(0.3, 0.3, 0.3)
-    found = difference(Interval(0.5, 0.4, 0.7), known)
-    assert (found.estimate, found.low, found.high) == pytest.approx((0.2, 0.1, 0.4))
-    assert found.outside(0.05)
-    assert not found.outside(0.1 + 1e-9)
-    assert not Interval(0.0, -0.2, 0.3).outside(0.1)
-    assert Interval(-0.3, -0.4, -0.2).outside(0.1)
-
-
 SENTENCES = [["the", "b", "a"], ["b a", "the"], ["b a", "b"], ["c"]]
 
 
-def test_words_outside_a_vocabulary_come_by_their_number() -> None:
+def test_words_outside_a_vocabulary_and_the_share_of_joined_ones():
     assert words_outside(SENTENCES, {"the"}) == ["b", "b", "b a", "b a", "a", "c"]
     assert words_outside(SENTENCES, {"the"}, position=0) == ["b a", "b a", "c"]
     assert words_outside(SENTENCES, {"the"}, position=2) == ["a"]
     assert words_outside([], {"the"}) == []
-
-
-def test_the_share_of_joined_words_has_its_interval() -> None:
     found = joined_share(["return the", "this is", "apple"])
     assert (found.joined, found.shown, found.share) == (2, 3, 2 / 3)
     assert (found.low, found.high) == pytest.approx((0.094299, 0.991596), abs=1e-6)  # of a table
@@ -254,11 +228,7 @@ def test_the_share_of_joined_words_has_its_interval() -> None:
 
 
 STATISTICS = image_statistics(0.1)
-
-
 FEATURES = ImageFeatures.of((1, 4, 4), 8)
-
-
 NUMBERS = st.sampled_from([-math.inf, -1e30, -2.0, -1.0, 0.0, 0.3, 1.0, 1e30, math.inf, math.nan])
 
 
@@ -320,7 +290,7 @@ def group(name, users, mean, sd=1.0):
     return Group(name, users, torch.full((2,), users * mean), torch.zeros(1), sd, sd)
 
 
-def test_who_is_compared_with_whom():
+def test_who_is_compared_with_whom_and_who_is_large_enough():
     groups = [group("low", 200.0, 0.5), group("high", 60.0, -0.5), group("few", 9.0, 0.0)]
     found = compare(groups, STATISTICS, torch.tensor([-0.5, -0.5]), 0.01, 10)
     pairs = [("low", "high"), ("low", PUBLIC), ("high", PUBLIC)]
@@ -332,9 +302,6 @@ def test_who_is_compared_with_whom():
     assert found[0].detectable > 0.1
     assert compare(groups, STATISTICS, None, 0.01, 10)[0].second == "high"
     assert rate_of_each(1, 2, False, 0.01) == 0.01
-
-
-def test_a_group_is_large_enough_whatever_the_noise_has_added():
     q = critical(0.01)
     assert enough(group("a", 10 + q * 1.0 + 0.01, 0.0), 10, q)
     assert not enough(group("a", 10 + q * 1.0 - 0.01, 0.0), 10, q)
@@ -438,7 +405,6 @@ def test_a_likeness_needs_public_examples_that_differ():
     blank = Records((torch.zeros(400, 1, 8, 8),), torch.zeros(400).long(), 1)
     assert Likeness.of(blank, (1, 8, 8)) is None
     unlabelled = Likeness.of(Records(public.entries[:1], public.user, 1), (1, 8, 8))
-    assert unlabelled is not None
     assert len(unlabelled.means) == 1
 
 

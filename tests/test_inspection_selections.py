@@ -32,7 +32,7 @@ def selected(selection, records=RECORDS):
     return [column.nonzero().flatten().tolist() for column in selection.weights(records).unbind(1)]
 
 
-def test_the_rules_by_hand():
+def test_the_rules_by_hand_users_whole():
     assert selected(AllExamples()) == [list(range(8))]
     assert selected(Misclassified()) == [[3, 4, 5, 6], [0, 1, 2, 7]]
     assert selected(UnknownLabels(3)) == [[3]]
@@ -41,9 +41,6 @@ def test_the_rules_by_hand():
     assert selected(Where(lambda records: records.entry(2) > 5, "late")) == [[6, 7], list(range(6))]
     assert selected(Unlabelled()) == [[6]]
     assert selected(Unlabelled(), Records((torch.zeros(2, 3),), torch.tensor([0, 1]), 2)) == [[0, 1]]
-
-
-def test_users_are_selected_whole_and_one_without_records_never():
     assert accuracy(RECORDS)[[0, 1, 3]].tolist() == [0.75, 0.0, 1.0]
     assert selected(UsersByAccuracy(0.5, 0.75)) == [[4, 5, 6], [0, 1, 2, 3, 7]]
     assert selected(UsersByAccuracy(0.75, 0.8)) == [[0, 1, 2, 3, 4, 5, 6], [7]]
@@ -119,18 +116,13 @@ def test_quantiles_cost_their_share(tmp_path):
     assert account.what == "a trial, quantiles"
 
 
-def test_parts_of_a_price_add_up(tmp_path):
+def test_prices_add_up_and_records_come_block_by_block(tmp_path):
     ask = Ask(Queries(Ledger(tmp_path / "ledger.jsonl")), 2.0, "a trial")
     for share in (0.2, 0.8):
         ask.part(share, f"{share}")([torch.ones(2)])
     assert ask.queries.ledger.read().total().epsilon == pytest.approx(ask.price.epsilon)
-
-
-def test_records_come_block_by_block():
-    users = {
-        f"user {k}": TensorDataset(torch.full((n, 2), float(n)), torch.arange(n))
-        for k, n in enumerate((3, 0, 0, 0, 0, 2, 1))
-    }
+    sizes = enumerate((3, 0, 0, 0, 0, 2, 1))
+    users = {f"user {k}": TensorDataset(torch.full((n, 2), float(n)), torch.arange(n)) for k, n in sizes}
     found = list(blocks(users, 2))  # the second block has nobody with a record
     assert [each.x[:, 0].tolist() for each in found] == [[3.0] * 3, [2.0] * 2, [1.0]]
     assert [each.user.tolist() for each in found] == [[0] * 3, [1] * 2, [0]]

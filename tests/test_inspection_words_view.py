@@ -24,11 +24,15 @@ def text(*sentences: str) -> Text:
     return Text([sentence.split(".") for sentence in sentences], VOCABULARY, [], 0, 1, 1)
 
 
-def test_words_are_records_of_their_number_and_place() -> None:
+def test_words_are_records_whose_weights_count_from_0_to_1():
     records = word_records(text("the.dog.is", "dog"))
     assert records.x.tolist() == records.y.tolist() == [0, -1, 1, -1]
     assert records.entry(2).tolist() == [0, 1, 2, 0]
     assert (records.users, records.user.tolist()) == (1, [0] * 4)
+    odd = Odd()
+    assert weighed(text("x.y"), odd) == [{"y": 1.0}, {}]
+    odd.at_least = 0.25
+    assert weighed(text("x.y"), odd) == [{"y": 1.0}, {"y": 0.25}]
 
 
 class Odd(Selection):
@@ -38,14 +42,7 @@ class Odd(Selection):
         return torch.tensor([[math.nan, -1.0], [9.0, 0.25]])
 
 
-def test_weights_count_from_0_to_1() -> None:
-    odd = Odd()
-    assert weighed(text("x.y"), odd) == [{"y": 1.0}, {}]
-    odd.at_least = 0.25
-    assert weighed(text("x.y"), odd) == [{"y": 1.0}, {"y": 0.25}]
-
-
-def test_a_user_gives_the_groups_words_in_turn() -> None:
+def test_a_user_gives_the_groups_words_in_turn():
     own = text("a.b.the", "c.b.a", "c.is", "the.d.b")
     rule = OutsideVocabulary()
     assert weighed(own, rule) == [{"a": 1, "c": 2}, {"b": 3, "a": 1, "d": 1}]
@@ -59,17 +56,15 @@ def test_a_user_gives_the_groups_words_in_turn() -> None:
     assert given(text("the.is.b"), Slice([0])) == [(0, "the"), (1, "b"), (1, "is")]
 
 
-USERS = {f"user {k}": text("a b.x.is", "a b.the", "x") for k in range(30)} | {
-    "alone": text("my secret.the"),
-    "more": text("a b"),
-}
+USERS = {f"user {k}": text("a b.x.is", "a b.the", "x") for k in range(30)}
+USERS |= {"alone": text("my secret.the"), "more": text("a b")}
 
 
 def asked(tmp_path, z=1e-3, **settings) -> Ask:
     return Ask(Queries(Ledger(tmp_path / "ledger.jsonl"), **settings), z, "a trial", delta=1e-6)
 
 
-def test_the_words_of_each_group_are_shown_with_their_counts(tmp_path) -> None:
+def test_the_words_of_each_group_are_shown_with_their_counts(tmp_path):
     ask = asked(tmp_path)
     found = WordsView(3).look(Users(USERS, text("x.the.y", "x.is.k k"), OutsideVocabulary()), ask)
     start, later, public = found.panels
@@ -94,7 +89,7 @@ def test_the_words_of_each_group_are_shown_with_their_counts(tmp_path) -> None:
     assert "secret" not in str(found)
 
 
-def test_a_page_lists_no_more_words_than_it_is_told_to(tmp_path) -> None:
+def test_a_page_lists_no_more_words_than_it_is_told_to(tmp_path):
     found = WordsView(3, listed=1).look(Users(USERS, None, OutsideVocabulary()), asked(tmp_path))
     assert found.panels[0].words == [("a␣b", f"{1 + 30 / 3**0.5:.1f}")]
     assert found.panels[0].lines[0] == "and 1 more"
@@ -104,7 +99,7 @@ def test_a_page_lists_no_more_words_than_it_is_told_to(tmp_path) -> None:
     assert "more" not in all_of_them.lines[0]
 
 
-def test_an_alarm_is_raised_exactly_where_a_joined_word_is_shown() -> None:
+def test_an_alarm_is_raised_exactly_where_a_joined_word_is_shown():
     """And its interval then lies outside the band of what one user can add."""
     hitters = HeavyHitters(4, 2.0, 1e-3)
     t = hitters.threshold
@@ -122,7 +117,7 @@ def test_an_alarm_is_raised_exactly_where_a_joined_word_is_shown() -> None:
     assert check.scale >= check.high
 
 
-def test_what_to_look_at_next_names_words_and_where_they_stand() -> None:
+def test_what_to_look_at_next_names_words_and_where_they_stand():
     hitters = HeavyHitters(4, 2.0, 1e-3)
     faulty = Shown("start", dict.fromkeys(["a b", "x", "c d", "e f", "g h", "i j"], 20.0), hitters)
     quiet = Shown("later", {"y": 20.0}, hitters)
@@ -138,7 +133,7 @@ def test_what_to_look_at_next_names_words_and_where_they_stand() -> None:
 
 
 @pytest.mark.parametrize(("joined", "shown", "alarm"), [(2, 2, False), (3, 3, True), (3, 12, False), (12, 12, True)])
-def test_the_share_raises_an_alarm_by_its_exact_interval(joined: int, shown: int, alarm: bool) -> None:
+def test_the_share_raises_an_alarm_by_its_exact_interval(joined, shown, alarm):
     words = {f"{k} {k}" if k < joined else str(k): 9.0 for k in range(shown)}
     check = Shown("all", words, HeavyHitters(4, 2.0, 1e-3)).share_joined(0.1, 0.01)
     assert (check.alarm, check.estimate, check.scale) == (alarm, joined / shown, 1)
@@ -162,7 +157,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
-def test_an_inspection_of_words_from_the_command_to_the_page(relation, folder, capsys) -> None:
+def test_an_inspection_of_words_from_the_command_to_the_page(relation, folder, capsys):
     """The selection's delta is part of the delta for which epsilon is stated, and in the ledger."""
     words = ["--data.joined", "1", "--price.epsilon", "8", "--price.relation", relation]
     assert main([*CONFIG, *words]) == 0
@@ -186,7 +181,7 @@ def test_an_inspection_of_words_from_the_command_to_the_page(relation, folder, c
         assert hitters.noise_multiplier == pytest.approx(HeavyHitters.within(8.0, 1e-5, 5).noise_multiplier)
 
 
-def test_without_the_fault_the_page_is_quiet(folder, capsys) -> None:
+def test_without_the_fault_the_page_is_quiet(folder, capsys):
     assert main([*CONFIG, "--data.joined", "0"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "No joined word is shown" in out
@@ -208,14 +203,14 @@ def test_without_the_fault_the_page_is_quiet(folder, capsys) -> None:
           "--selection", "lit_epgan.inspection.OutsideVocabulary", "--primary", "null"], "the view shows words"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_sentence(words, sentence, capsys) -> None:
+def test_a_mistake_is_one_sentence(words, sentence, capsys):
     assert main([*CONFIG, *words]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert len(lines) == 1
     assert sentence in lines[0]
 
 
-def test_no_model_is_asked_of_words(tmp_path) -> None:
+def test_no_model_is_asked_of_words(tmp_path):
     ask = asked(tmp_path)
     assert_refused("the view of words asks no model", WordsView().look, Users(USERS, None, Misclassified()), ask)
     assert not ask.queries.ledger.read().accounts

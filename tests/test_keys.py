@@ -3,9 +3,7 @@
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable
 from datetime import datetime, timedelta, tzinfo
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,11 +21,7 @@ from tests.certificates import Root, written
 from tests.refusals import assert_refused
 
 ROOT = Root()
-
-
 NAMES = ("anna", "berta", "clara")
-
-
 SIGNED = {name: ROOT.identity(name) for name in NAMES}
 
 
@@ -40,8 +34,7 @@ def told(found: dict[str, ExchangeKey]) -> dict[str, Announced]:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_each_pair_agrees_on_a_pad_that_one_adds_and_the_other_subtracts(signed: bool) -> None:
-    """Three institutions with certificates, or with none."""
+def test_each_pair_agrees_on_a_pad_that_one_adds_and_the_other_subtracts(signed):
     found = exchange_keys(signed=signed)
     announced = told(found)
     pads = {name: key.pads(announced) for name, key in found.items()}
@@ -53,50 +46,36 @@ def test_each_pair_agrees_on_a_pad_that_one_adds_and_the_other_subtracts(signed:
     assert all(sorted(signs) == [False, True] for signs in of_pairs.values())
 
 
-def test_another_exchange_has_other_pads() -> None:
+def test_pads_depend_on_the_exchange():
     first, second = exchange_keys(), exchange_keys()
     pads = {pad.key for found in (first, second) for pad in found["anna"].pads(told(found))}
     assert len(pads) == 4
-
-
-def test_pads_depend_on_the_exchange_even_where_the_secret_is_the_same() -> None:
-    """Keys of one exchange in another one's place, without signatures that would tell."""
+    # keys of one exchange in another one's place, without signatures that would tell
     anna, berta = (ExchangeKey(name, 3, 1) for name in ("anna", "berta"))
     announced = {"anna": anna.announced, "berta": berta.announced}
     berta._round = 4
     assert anna.pads(announced)[0].key != berta.pads(announced)[0].key
 
 
-def test_a_key_serves_once() -> None:
+def test_a_key_serves_once_and_must_be_ones_own():
     found = exchange_keys()
     found["anna"].pads(told(found))
-    with pytest.raises(UserError, match="round 3, exchange 1 has been masked before"):
-        found["anna"].pads(told(found))
-
-
-def test_its_own_key_must_be_among_them() -> None:
+    assert_refused("round 3, exchange 1 has been masked before", found["anna"].pads, told(found))
     found = exchange_keys(signed=False)
     wrong = told(found) | {"anna": found["clara"].announced}
-    with pytest.raises(UserError, match="another key in this institution's name"):
-        found["anna"].pads(wrong)
+    assert_refused("another key in this institution's name", found["anna"].pads, wrong)
 
 
 def forged(announced: Announced) -> Announced:
     return announced._replace(key=ExchangeKey("berta", 3, 1).announced.key)
 
 
-REFUSED: list[tuple[Callable[[Announced], Announced], str]] = [
+REFUSED = [
     (lambda own: ExchangeKey("berta", 3, 1).announced, "it is not signed"),
     (forged, "its signature is wrong"),
     (lambda own: own._replace(signature="00" * 70), "its signature is wrong"),
-    (
-        lambda own: ExchangeKey("berta", 2, 1, SIGNED["berta"]).announced,
-        "its signature is wrong, of another exchange",
-    ),
-    (
-        lambda own: ExchangeKey("berta", 3, 0, SIGNED["berta"]).announced,
-        "its signature is wrong, of another exchange",
-    ),
+    (lambda own: ExchangeKey("berta", 2, 1, SIGNED["berta"]).announced, "its signature is wrong, of another exchange"),
+    (lambda own: ExchangeKey("berta", 3, 0, SIGNED["berta"]).announced, "its signature is wrong, of another exchange"),
     (lambda own: ExchangeKey("berta", 3, 1, SIGNED["clara"]).announced, "its certificate is not the one"),
     (lambda own: ExchangeKey("berta", 3, 1, Root().identity("berta")).announced, "its certificate is not the one"),
     (lambda own: own._replace(certificate="anything"), "key of 'berta' is refused"),
@@ -105,9 +84,7 @@ REFUSED: list[tuple[Callable[[Announced], Announced], str]] = [
 
 
 @pytest.mark.parametrize(("wrong", "why"), REFUSED)
-def test_a_key_that_is_not_its_institutions_is_refused_by_name(
-    wrong: Callable[[Announced], Announced], why: str
-) -> None:
+def test_a_key_that_is_not_its_institutions_is_refused_by_name(wrong, why):
     """A replayed one, one signed by somebody else, one of another federation, none."""
     found = exchange_keys()
     announced = told(found)
@@ -117,26 +94,22 @@ def test_a_key_that_is_not_its_institutions_is_refused_by_name(
     assert why in str(refused.value)
 
 
-def test_a_certificate_that_has_run_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = exchange_keys()
-    monkeypatch.setattr("lit_epgan.carriers.keys.datetime", InTwoYears)
-    with pytest.raises(UserError, match="the key of 'berta' is refused: its certificate is not valid today"):
-        found["anna"].pads(told(found))
-
-
 class InTwoYears(datetime):
     @classmethod
-    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+    def now(cls, tz: tzinfo | None = None) -> datetime:
         return datetime.now(tz) + timedelta(days=730)
 
 
-def test_a_key_of_which_every_secret_is_known_is_refused() -> None:
+def test_a_certificate_that_has_run_out_and_a_key_whose_secrets_are_known_are_refused(monkeypatch):
     """The point of order 1: X25519 of it is zero, whatever the other key is (RFC 7748, section 6.1)."""
     anna = ExchangeKey("anna", 3, 1)
     assert_refused("the key of 'berta' is refused", anna.pads, {"anna": anna.announced, "berta": Announced("00" * 32)})
+    found = exchange_keys()
+    monkeypatch.setattr("lit_epgan.carriers.keys.datetime", InTwoYears)
+    assert_refused("the key of 'berta' is refused: its certificate is not valid today", found["anna"].pads, told(found))
 
 
-def test_an_identity_is_read_from_a_kits_folder(tmp_path: Path) -> None:
+def test_an_identity_is_read_from_a_kits_folder(tmp_path):
     folder = written(ROOT.files("anna"), tmp_path / "startup")
     assert Identity.of_folder(folder, "anna").name == "anna"
     assert_refused("is of 'anna', and this institution is 'berta'", Identity.of_folder, folder, "berta")
@@ -148,8 +121,7 @@ def test_an_identity_is_read_from_a_kits_folder(tmp_path: Path) -> None:
     assert_refused(r"client\.key", Identity.of_folder, folder, "anna")
 
 
-def test_flares_sites_find_their_certificates(tmp_path: Path) -> None:
-    """In a kit's folder ``startup``; under the simulator there are none."""
+def test_flares_sites_find_their_certificates(tmp_path):
     context = FLContext()
     assert certificates(context) == ""
     (tmp_path / "startup").mkdir()
@@ -175,7 +147,7 @@ def masked(numbers: list[Numbers]) -> list[Words]:
     return rows
 
 
-def test_a_number_is_rounded_to_a_multiple_of_2_to_the_minus_32() -> None:
+def test_a_number_is_rounded_to_a_multiple_of_2_to_the_minus_32():
     numbers = np.array([0.0, 1.0, -1.0, 2.0**-32, 2.0**-34, -(2.0**-32), 2.5, -1e6])
     found = fixed_point(numbers)
     assert found.tolist() == words(0, 2**32, -(2**32), 1, 0, -1, 5 * 2**31, -(10**6) * 2**32).tolist()
@@ -183,7 +155,7 @@ def test_a_number_is_rounded_to_a_multiple_of_2_to_the_minus_32() -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 3, 7])
-def test_masked_numbers_sum_to_the_sum_of_the_numbers(clients: int) -> None:
+def test_masked_numbers_sum_to_the_sum_of_the_numbers(clients):
     """Within K 2^-33 of the exact sum; integers exactly."""
     generator = np.random.default_rng(clients)
     numbers = [np.append(generator.normal(size=50) * 10.0 ** (k - 3), [k + 1.0, -1e7]) for k in range(clients)]
@@ -194,7 +166,7 @@ def test_masked_numbers_sum_to_the_sum_of_the_numbers(clients: int) -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 3, 1000])
-def test_numbers_of_the_largest_size_do_not_wrap(clients: int) -> None:
+def test_numbers_of_the_largest_size_do_not_wrap(clients):
     """All at their largest, all of one sign: 2^30, to one part of 2^53."""
     one = fixed_point(np.array([largest(clients), -largest(clients)]))
     with np.errstate(over="ignore"):
@@ -205,7 +177,7 @@ def test_numbers_of_the_largest_size_do_not_wrap(clients: int) -> None:
     assert wrapped[0] < 0  # three times as much does
 
 
-def test_the_pad_is_the_keystream_of_rfc_8439() -> None:
+def test_the_pad_is_the_keystream_of_rfc_8439(monkeypatch):
     """Appendix A.1, test vector 1: key and nonce of zeros, counter 0."""
     row = np.zeros(8, dtype=np.uint64)
     add_pad(row, bytes(32), True)
@@ -214,9 +186,6 @@ def test_the_pad_is_the_keystream_of_rfc_8439() -> None:
         "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
     )
     assert row.astype("<u8").tobytes().hex() == expected
-
-
-def test_a_long_pad_is_one_keystream(monkeypatch: pytest.MonkeyPatch) -> None:
     key = bytes(range(32))
     whole, parts = np.zeros(100, dtype=np.uint64), np.zeros(100, dtype=np.uint64)
     add_pad(whole, key, True)
@@ -226,23 +195,17 @@ def test_a_long_pad_is_one_keystream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(whole.tolist())) == 100
 
 
-def test_a_pad_is_taken_off_by_who_subtracts_it() -> None:
-    row = words(5, -7, 2**63)
-    add_pad(row, bytes(32), True)
-    add_pad(row, bytes(32), False)
-    assert row.tolist() == words(5, -7, 2**63).tolist()
-
-
-def test_a_pads_key_follows_from_the_secret_and_its_purpose() -> None:
+def test_a_pads_key_follows_from_the_secret_and_is_taken_off_by_who_subtracts_it():
     """HKDF-SHA256 worked out by RFC 5869: extract with a salt of zeros, one block of expand."""
     extracted = hmac.digest(bytes(32), b"secret", hashlib.sha256)
     expected = hmac.digest(extracted, b"purpose\x01", hashlib.sha256)
     assert pad_key(b"secret", b"purpose") == expected
     assert pad_key(b"secret", b"another purpose") != expected
-
-
-def test_masked_numbers_are_uniform() -> None:
-    """Bytes of masked zeros against equal shares of all 256 values; the key is fixed, so the outcome is."""
+    row = words(5, -7, 2**63)
+    add_pad(row, bytes(32), True)
+    add_pad(row, bytes(32), False)
+    assert row.tolist() == words(5, -7, 2**63).tolist()
+    # bytes of masked zeros against equal shares of all 256 values; the key is fixed, so the outcome is
     row = fixed_point(np.zeros(2**15))
     add_pad(row, bytes(range(32)), False)
     counts = np.bincount(np.frombuffer(row.tobytes(), np.uint8), minlength=256)

@@ -10,8 +10,6 @@ import subprocess
 import sys
 import time
 from datetime import datetime, timedelta, tzinfo
-from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -25,7 +23,6 @@ from lit_epgan.carriers.flare_process import know
 from lit_epgan.carriers.keys import MemberList
 from lit_epgan.carriers.kits import Members, provision, sites_of, store_in
 from lit_epgan.cli.main import main
-from lit_epgan.errors import UserError
 from tests.processes import ROOT, environment
 from tests.refusals import assert_refused
 from tests.same_weights import assert_same, last_checkpoint
@@ -33,13 +30,13 @@ from tests.same_weights import assert_same, last_checkpoint
 MEMBERS = "name: trial\nserver: {{host: localhost, port: {port}}}\nsites: [{sites}]\noperator: op@example.org\n"
 
 
-def members(folder: Path, sites: str = "east, north", port: int = 8002) -> Path:
+def members(folder, sites: str = "east, north", port: int = 8002):
     path = folder / "members.yaml"
     path.write_text(MEMBERS.format(port=port, sites=sites))
     return path
 
 
-def kits_of(path: Path, *renewed: str) -> dict[str, Path]:
+def kits_of(path, *renewed: str):
     """Whole kits of all members, as if each had asked for its own; of those who are ``renewed``, with new keys."""
     told, requests = Members.read(path), path.parent / "requests"
     requests.mkdir(exist_ok=True)
@@ -52,11 +49,11 @@ def kits_of(path: Path, *renewed: str) -> dict[str, Path]:
     return kits
 
 
-def read(kit: Path, name: str) -> Any:
+def read(kit, name: str):
     return json.loads((kit / "local" / name).read_text())
 
 
-def test_a_kit_for_each_and_no_more_rights_than_needed(tmp_path: Path) -> None:
+def test_a_kit_for_each_and_no_more_rights_than_needed(tmp_path):
     made = kits_of(members(tmp_path))
     assert set(made) == {"localhost", "east", "north", "op@example.org"}
     site = read(made["east"], "resources.json")
@@ -72,13 +69,11 @@ def test_a_kit_for_each_and_no_more_rights_than_needed(tmp_path: Path) -> None:
     assert sites_of(made["localhost"]) == ("east", "north")
     for kit in (*made.values(), tmp_path / "kits" / "authority"):
         assert kit.stat().st_mode & 0o077 == 0  # keys: for nobody else on this machine
-    assert (
-        json.loads((made["east"] / "startup" / "fed_client.json").read_text())["client"]["connection_security"]
-        == "mtls"
-    )
+    client = json.loads((made["east"] / "startup" / "fed_client.json").read_text())["client"]
+    assert client["connection_security"] == "mtls"
 
 
-def test_a_private_key_is_where_its_owner_has_made_it_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_private_key_is_where_its_owner_has_made_it_and_nowhere_else(tmp_path):
     path, here = members(tmp_path), tmp_path / "requests"
     here.mkdir()
     for name in ("localhost", "east", "north", "op@example.org"):
@@ -90,8 +85,7 @@ def test_a_private_key_is_where_its_owner_has_made_it_and_nowhere_else(tmp_path:
     assert told.count("PRIVATE KEY") == 2  # the authority's own, in two lines
     assert not any(secret in told for secret in secrets.values())
     for name, kit in kits.items():
-        with pytest.raises(UserError, match=f"lacks its key: .*where {name}.key is"):
-            check_kit(kit)
+        assert_refused(f"lacks its key: .*where {name}.key is", check_kit, kit)
         assemble(kit, here)
         assert "The certificate holds until" in check_kit(kit)
     keys = list(tmp_path.rglob("*.key"))
@@ -99,7 +93,7 @@ def test_a_private_key_is_where_its_owner_has_made_it_and_nowhere_else(tmp_path:
     assert all(key.stat().st_mode & 0o777 == 0o600 for key in keys)
 
 
-def test_a_site_is_added_under_the_same_authority(tmp_path: Path) -> None:
+def test_a_site_is_added_under_the_same_authority(tmp_path):
     kits = tmp_path / "kits"
     kits_of(members(tmp_path))
     before = (kits / "east" / "startup" / "client.crt").read_bytes()
@@ -113,7 +107,7 @@ def test_a_site_is_added_under_the_same_authority(tmp_path: Path) -> None:
     assert MemberList.read(kits / "members.json").digest != known.digest
 
 
-def test_a_renewed_certificate_has_a_new_key_and_the_old_one_is_revoked(tmp_path: Path) -> None:
+def test_a_renewed_certificate_has_a_new_key_and_the_old_one_is_revoked(tmp_path):
     kits = kits_of(members(tmp_path))
     old = tmp_path / "old"
     shutil.copytree(kits["east"], old)
@@ -124,7 +118,7 @@ def test_a_renewed_certificate_has_a_new_key_and_the_old_one_is_revoked(tmp_path
     assert_refused("is revoked. python -m lit_epgan federate --request east", check_kit, old)
 
 
-def test_who_is_no_member_any_more_is_revoked_and_its_key_is_signed_no_more(tmp_path: Path) -> None:
+def test_who_is_no_member_any_more_is_revoked_and_its_key_is_signed_no_more(tmp_path):
     kits_of(members(tmp_path, "east, north, south"))
     path, requests = members(tmp_path), tmp_path / "requests"
     done = provision(Members.read(path), tmp_path / "kits", requests)
@@ -134,7 +128,7 @@ def test_who_is_no_member_any_more_is_revoked_and_its_key_is_signed_no_more(tmp_
     assert_refused("this key has been revoked or replaced", provision, again, tmp_path / "kits", requests)
 
 
-def test_a_request_that_is_not_its_members_is_refused(tmp_path: Path) -> None:
+def test_a_request_that_is_not_its_members_is_refused(tmp_path):
     authority = Authority(tmp_path / "authority", "trial")
     asked, _ = request("east", tmp_path)
     assert_refused("no request of north: its name is east", authority.sign, "north", asked)
@@ -148,9 +142,7 @@ def test_a_request_that_is_not_its_members_is_refused(tmp_path: Path) -> None:
     assert_refused("no member's name", request, "e" * 65, tmp_path)
 
 
-def test_flare_lets_those_in_whose_certificates_are_on_the_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flare_lets_those_in_whose_certificates_are_on_the_list(tmp_path, monkeypatch):
     """FLARE's own check takes whatever the authority has signed, be it revoked or replaced."""
     monkeypatch.setattr(IdentityVerifier, "verify_common_name", IdentityVerifier.verify_common_name)
     kits = kits_of(members(tmp_path))
@@ -167,7 +159,7 @@ def test_flare_lets_those_in_whose_certificates_are_on_the_list(
         verifier.verify_common_name(**told, **old)
 
 
-def test_another_requests_key_is_no_key_of_the_kit(tmp_path: Path) -> None:
+def test_another_requests_key_is_no_key_of_the_kit(tmp_path):
     kits_of(members(tmp_path))
     kit = tmp_path / "kits" / "east"
     request("east", tmp_path)
@@ -175,9 +167,7 @@ def test_another_requests_key_is_no_key_of_the_kit(tmp_path: Path) -> None:
     assert_refused("is no kit of a federation's member", assemble, tmp_path, tmp_path)
 
 
-def test_a_certificate_that_has_run_out_or_will_is_said_to_its_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_that_has_run_out_or_will_is_said_to_its_owner(tmp_path, monkeypatch):
     kit = kits_of(members(tmp_path))["east"]
     assert "That is soon" not in check_kit(kit)
     monkeypatch.setattr("lit_epgan.carriers.authority.datetime", InDays(340))
@@ -199,10 +189,7 @@ class InDays:
         return datetime.now(zone) + self._ahead
 
 
-def test_the_commands_say_whom_to_tell_what(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_commands_say_whom_to_tell_what(folder, tmp_path, capsys):
     members(tmp_path)
     assert main(["federate", "--request", "east"]) == 0
     said = capsys.readouterr().err
@@ -235,22 +222,15 @@ def test_the_commands_say_whom_to_tell_what(
         (MEMBERS.format(port=8002, sites="a").replace("localhost", "fl:8002"), "without a port"),
     ],
 )
-def test_members_that_cannot_be_are_refused(text: str, why: str, tmp_path: Path) -> None:
+def test_members_that_cannot_be_are_refused(text, why, tmp_path):
     path = tmp_path / "members.yaml"
     path.write_text(text)
-    with pytest.raises(UserError, match=why):
-        Members.read(path)
+    assert_refused(why, Members.read, path)
     assert main(["federate", "--sites", str(path), "--kits", str(tmp_path / "kits")]) == 2
     assert not (tmp_path / "kits").exists()
 
 
-def test_a_servers_jobs_lie_where_it_says(tmp_path: Path) -> None:
-    kit = kits_of(members(tmp_path))["localhost"]
-    store_in(kit, tmp_path / "store")
-    assert "/tmp/nvflare" not in (kit / "local" / "resources.json").read_text()
-
-
-def test_a_wrong_kit_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_kit_is_refused_by_name(tmp_path, capsys):
     made = kits_of(members(tmp_path))
     scans = ["--config", "digits_classifier.yaml"]
     assert main(["federate", "--site", str(made["localhost"]), *scans]) == 2
@@ -263,7 +243,7 @@ def test_a_wrong_kit_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFi
     assert "a site is one client" in capsys.readouterr().err
 
 
-def test_what_a_process_does_is_told_on_its_own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_does_is_told_on_its_own_machine_and_a_servers_jobs_lie_where_it_says(tmp_path, monkeypatch):
     plan = FitPlan(["--config", "a.yaml"], "/here", str(tmp_path), "fit.log", "east")
     plan.write(tmp_path / "fits", "east")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "fits"))
@@ -272,11 +252,11 @@ def test_what_a_process_does_is_told_on_its_own_machine(tmp_path: Path, monkeypa
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
     assert plan.has_checkpoint
-    with pytest.raises(UserError, match="was not started by"):
-        FitPlan.read("north")
+    assert_refused("was not started by", FitPlan.read, "north")
+    kit = kits_of(members(tmp_path))["localhost"]
+    store_in(kit, tmp_path / "store")
+    assert "/tmp/nvflare" not in (kit / "local" / "resources.json").read_text()
 
-
-# A federation by kits -------------------------------------------------------------------------------------------------
 
 CLASSES = "[a, b, c]"
 DATA = """data:
@@ -295,7 +275,7 @@ trainer: {max_epochs: 2, accelerator: cpu, logger: false, callbacks: [lit_epgan.
 """
 
 
-def place_images(folder: Path) -> None:
+def place_images(folder) -> None:
     """Eight images of two sites, each of which lacks a class, and manifests of one and of both."""
     rows = [(f"{site}{i}.png", site, "abc"[i % 2 + (site == "north")]) for site in ("east", "north") for i in range(4)]
     for k, (name, *_) in enumerate(rows):
@@ -308,38 +288,35 @@ def place_images(folder: Path) -> None:
     (folder / "agreed.yaml").write_text(AGREED)
 
 
-def started(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def spawned(folder, words: list[str]) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     log = (folder / "terminal.log").open("ab")
-    command = [sys.executable, "-m", "lit_epgan", "federate", *words, "--config", str(folder.parent / "agreed.yaml")]
+    own = {"env": environment() | {"PYTHONPATH": str(ROOT)}, "stdout": log, "stderr": log, "start_new_session": True}
+    return subprocess.Popen([sys.executable, "-m", "lit_epgan", *words], cwd=folder, **own)
+
+
+def started(folder, *words: str) -> subprocess.Popen[bytes]:
     # the folder of the run is told, for a site's configuration is named last
-    command += ["--trainer.default_root_dir", str(folder / "run")]
-    paths = {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        command, cwd=folder, env=environment() | paths, stdout=log, stderr=log, start_new_session=True
-    )
+    there = ["--config", str(folder.parent / "agreed.yaml"), "--trainer.default_root_dir", str(folder / "run")]
+    return spawned(folder, ["federate", *words, *there])
 
 
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("localhost", 0))
-        port: int = found.getsockname()[1]
-        return port
+        return found.getsockname()[1]
 
 
 @pytest.mark.slow
-def test_machines_with_data_of_their_own_come_to_the_model_of_one_job(tmp_path: Path) -> None:
+def test_machines_with_data_of_their_own_come_to_the_model_of_one_job(tmp_path):
     """Control variates and all; each site lacks a class; no site's manifest is known elsewhere."""
     place_images(tmp_path)
     kits = kits_of(members(tmp_path, port=free_port()))
-    sites = [
-        started(tmp_path / f"at_{s}", "--site", str(kits[s]), "--config", str(tmp_path / f"{s}.yaml"))
-        for s in ("east", "north")
-    ]
+    own = {name: ("--site", str(kits[name]), "--config", str(tmp_path / f"{name}.yaml")) for name in ("east", "north")}
+    sites = [started(tmp_path / f"at_{name}", *words) for name, words in own.items()]
     try:
-        server = started(
-            tmp_path / "server", "--server", str(kits["localhost"]), "--operator", str(kits["op@example.org"])
-        )
+        words = ("--server", str(kits["localhost"]), "--operator", str(kits["op@example.org"]))
+        server = started(tmp_path / "server", *words)
         assert server.wait(300) == 0, (tmp_path / "server" / "terminal.log").read_text()
         assert all(site.poll() is None for site in sites)  # they wait for the next training
     finally:
@@ -357,20 +334,16 @@ def test_machines_with_data_of_their_own_come_to_the_model_of_one_job(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_revoked_kit_and_a_foreign_one_are_refused_over_mutual_tls_and_told_so(tmp_path: Path) -> None:
+def test_a_revoked_kit_and_a_foreign_one_are_refused_over_mutual_tls_and_told_so(tmp_path):
     """North's kit from before its renewal, whose owner has not heard of it; and one of another authority."""
     place_images(tmp_path)
-    port, told = (
-        free_port(),
-        {"revoked": "does not let this site in", "foreign": "no certificate of this kit's authority"},
-    )
+    port = free_port()
+    told = {"revoked": "does not let this site in", "foreign": "no certificate of this kit's authority"}
     shutil.copytree(kits_of(members(tmp_path, port=port))["north"], tmp_path / "revoked kit")
     kits = kits_of(members(tmp_path, port=port), "north")
     (tmp_path / "elsewhere").mkdir()
-    others = {
-        "revoked": tmp_path / "revoked kit",
-        "foreign": kits_of(members(tmp_path / "elsewhere", port=port))["north"],
-    }
+    foreign = kits_of(members(tmp_path / "elsewhere", port=port))["north"]
+    others = {"revoked": tmp_path / "revoked kit", "foreign": foreign}
     own = ["--config", str(tmp_path / "north.yaml")]
     processes = {name: started(tmp_path / name, "--site", str(kit), *own) for name, kit in others.items()}
     words = ["--server", str(kits["localhost"]), "--operator", str(kits["op@example.org"]), "--gather", "90"]

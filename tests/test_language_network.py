@@ -3,14 +3,11 @@
 import itertools
 import math
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
 from lit_epgan.cli.main import main
@@ -18,6 +15,7 @@ from lit_epgan.modules import LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork
 from lit_epgan.networks.language import CIFGLayer, most_probable, sampled
 from lit_epgan.networks.speech_networks import SRU, SRULayer
+from tests.federations import plain_trainer
 from tests.language import log_probabilities
 from tests.refusals import assert_refused
 
@@ -32,7 +30,7 @@ def drawn(module: torch.nn.Module, scale: float = 0.5) -> None:
             parameter.copy_(scale * torch.randn(parameter.shape, generator=seeded(parameter.numel())))
 
 
-def test_one_step_by_hand() -> None:
+def test_one_step_by_hand():
     layer = CIFGLayer(1, 1, 1)
     with torch.no_grad():
         layer.weight.weight.copy_(torch.tensor([[0.5], [1.0], [-1.0]]))
@@ -50,7 +48,7 @@ def test_one_step_by_hand() -> None:
     assert float(c_after) == pytest.approx(c_next, abs=1e-6)
 
 
-def test_it_is_torchs_lstm_where_the_input_gate_is_the_forget_gate_negated() -> None:
+def test_it_is_torchs_lstm_where_the_input_gate_is_the_forget_gate_negated():
     """sigmoid(-a) = 1 - sigmoid(a): with opposite weights torch's two gates are coupled."""
     layer, peer = CIFGLayer(3, 5, 2), torch.nn.LSTM(3, 5, proj_size=2)
     drawn(layer)
@@ -71,7 +69,7 @@ def test_it_is_torchs_lstm_where_the_input_gate_is_the_forget_gate_negated() -> 
     torch.testing.assert_close(*gradients)
 
 
-def test_states_carry_on_where_a_sequence_was_left() -> None:
+def test_states_carry_on_where_a_sequence_was_left():
     network = CIFGLanguageNetwork(11, embedding=4, hidden=6, projection=3, layers=2)
     x = torch.randint(11, (5, 8), generator=seeded())
     whole, states = network.following(x, None)
@@ -95,13 +93,13 @@ def test_states_carry_on_where_a_sequence_was_left() -> None:
     ],
     ids=["the paper's word model", "the paper's character model"],
 )
-def test_the_papers_sizes(settings: dict[str, int], parameters: int) -> None:
+def test_the_papers_sizes(settings, parameters):
     network = CIFGLanguageNetwork(**settings)
     assert sum(p.numel() for p in network.parameters()) == parameters
     assert not list(network.buffers())
 
 
-def test_first_weights_are_small_and_cells_remember() -> None:
+def test_first_weights_are_small_and_cells_remember():
     """Within 1 / sqrt(hidden) = 1 / 20, the forget gates' biases of nearly one; symbols within 1 / 20."""
     layer, network = CIFGLayer(30, 400, 20), CIFGLanguageNetwork(400, embedding=20, hidden=2)
     bias = layer.weight.bias.detach().clone()
@@ -117,7 +115,7 @@ def test_first_weights_are_small_and_cells_remember() -> None:
         assert 0.049 < float(weights.detach().abs().max()) <= 0.05 + 1e-6
 
 
-def test_of_mixed_precision_is_the_product_of_the_inputs_alone() -> None:
+def test_of_mixed_precision_is_the_product_of_the_inputs_alone():
     """Weights and inputs are eighths, which half precision has exactly; states are not."""
     layer = CIFGLayer(3, 5, 2)
     drawn(layer)
@@ -148,17 +146,21 @@ def brute_force(network: CIFGLanguageNetwork, longest: int) -> dict[tuple[int, .
     return found
 
 
-def test_joint_probabilities_are_products_of_the_steps() -> None:
+def test_a_narrow_search_says_that_it_is_none_and_probabilities_are_products_of_the_steps():
     network = tiny()
     every = brute_force(network, 3)
     symbols = torch.tensor([[3, 0, 2, 4, 4], [3, 1, 4, 4, 4]])
     mask = torch.tensor([[True] * 4 + [False], [True] * 3 + [False] * 2])
     expected = [math.log(every[0, 2]), math.log(every[1,])]
     assert log_probabilities(network, symbols, mask).tolist() == pytest.approx(expected, rel=1e-5)
+    assert not most_probable(tiny(), 40, 4, width=2).exact
+    assert len(most_probable(tiny(), 10_000, 2).sequences) == 1 + 3 + 9
+    assert_refused("symbols=2", CIFGLanguageNetwork, 2)
+    assert_refused("hidden=0", CIFGLanguageNetwork, 5, hidden=0)
 
 
 @pytest.mark.parametrize("count", [1, 4, 40])
-def test_the_most_probable_are_those_of_brute_force(count: int) -> None:
+def test_the_most_probable_are_those_of_brute_force(count):
     network = tiny()
     every = brute_force(network, 4)
     expected = sorted(every, key=lambda letters: -every[letters])[:count]
@@ -166,11 +168,6 @@ def test_the_most_probable_are_those_of_brute_force(count: int) -> None:
     assert ranked.exact
     assert ranked.sequences == [list(letters) for letters in expected]
     assert ranked.probabilities == pytest.approx([every[letters] for letters in expected], rel=1e-4)
-
-
-def test_a_narrow_search_says_that_it_is_none() -> None:
-    assert not most_probable(tiny(), 40, 4, width=2).exact
-    assert len(most_probable(tiny(), 10_000, 2).sequences) == 1 + 3 + 9
 
 
 class Chain(CIFGLanguageNetwork):
@@ -181,7 +178,7 @@ class Chain(CIFGLanguageNetwork):
         self.log = torch.tensor([zero, one, begun, [0.25] * 4]).log()
         self.steps = 0
 
-    def following(self, x: torch.Tensor, states: Any) -> Any:
+    def following(self, x: torch.Tensor, states):
         self.steps += 1
         return self.log[x], [(x.float(), x.float())]
 
@@ -193,9 +190,7 @@ class Chain(CIFGLanguageNetwork):
         ([0.60, 0.39, 0.0, 0.01], [0.25, 0.25, 0.0, 0.50], False),  # 0 has .3, and 1 may have .39
     ],
 )
-def test_a_narrow_search_is_exact_where_what_it_dropped_cannot_be_more_probable(
-    begun: list[float], zero: list[float], exact: bool
-) -> None:
+def test_a_narrow_search_is_exact_where_what_it_dropped_cannot_be_more_probable(begun, zero, exact):
     network = Chain(begun, zero, [0.0, 0.0, 0.0, 1.0])
     ranked = most_probable(network, 1, 20, width=1)
     assert ranked.sequences == [[0]]
@@ -204,7 +199,7 @@ def test_a_narrow_search_is_exact_where_what_it_dropped_cannot_be_more_probable(
     assert network.steps == 2  # 00 and 01 are less probable than 0
 
 
-def test_sequences_are_drawn_by_their_probability() -> None:
+def test_sequences_are_drawn_by_their_probability():
     """Nothing begins twice, so that the rest of each step's probability is shared out."""
     network, n = tiny(), 4000
     rows = sampled(network, n, 3, seeded())
@@ -220,14 +215,7 @@ def test_sequences_are_drawn_by_their_probability() -> None:
     assert not counts
 
 
-def test_what_cannot_be_is_refused() -> None:
-    assert_refused("symbols=2", CIFGLanguageNetwork, 2)
-    assert_refused("hidden=0", CIFGLanguageNetwork, 5, hidden=0)
-
-
 SOURCE = 'def documented():\n    """Return the {k}th number of a list. Raise an error otherwise."""\n'
-
-
 CHEAP = ["--data.clients", "3", "--data.held_out_users", "2", "--data.vocabulary", "8", "--data.batch_size", "4"]
 
 
@@ -238,7 +226,7 @@ NARROW = ["--model.network.hidden", "8", "--model.network.embedding", "4"]
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Path:
+def library(tmp_path):
     folder = tmp_path / "library"
     folder.mkdir()
     for k in range(5):
@@ -246,7 +234,7 @@ def library(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_loss_is_the_mean_over_the_symbols_that_are_there() -> None:
+def test_the_loss_is_the_mean_over_the_symbols_that_are_there_and_what_it_makes_its_networks():
     model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
     symbols = torch.tensor([[4, 0, 1, 2, 5], [4, 3, 5, 5, 5]])
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
@@ -254,9 +242,14 @@ def test_the_loss_is_the_mean_over_the_symbols_that_are_there() -> None:
                for k, n in ((0, 4), (1, 2))]  # fmt: skip
     torch.testing.assert_close(model.training_step([symbols, mask], 0), (of_rows[0] + of_rows[1]) / 6)
     torch.testing.assert_close(-log_probabilities(model.network, symbols, mask), torch.stack(of_rows))
+    model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
+    drawn = model.sample(20, 4, torch.Generator().manual_seed(0))
+    assert drawn == sampled(model.network, 20, 4, torch.Generator().manual_seed(0))
+    assert model.most_probable(40, 4, 2) == most_probable(model.network, 40, 4, 2)
+    assert not model.most_probable(40, 4, 2).exact
 
 
-def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path: Path) -> None:
+def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path):
     """Two batches of unlike sizes, by each sentence's joint probability; the next evaluation starts anew."""
     model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
     with torch.no_grad():
@@ -265,8 +258,7 @@ def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path: Path) ->
     for k, lengths in enumerate(([4, 2], [3])):
         symbols = torch.randint(4, (len(lengths), 5), generator=torch.Generator().manual_seed(k))
         batches.append((symbols, torch.arange(5) <= torch.tensor(lengths)[:, None]))
-    options: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, **options)
+    trainer = plain_trainer(precision="32-true")
     for evaluate in (trainer.validate, trainer.test):
         for own, count in ((batches, 9), (batches[:1], 6)):
             (found,) = evaluate(model, DataLoader(own, batch_size=None), verbose=False)
@@ -278,21 +270,10 @@ def test_evaluation_is_a_mean_over_the_symbols_of_all_batches(tmp_path: Path) ->
             assert 0 < zeros < count
 
 
-def test_what_it_makes_is_its_networks() -> None:
-    model = LanguageModel(CIFGLanguageNetwork(6, 4, 5))
-    drawn = model.sample(20, 4, torch.Generator().manual_seed(0))
-    assert drawn == sampled(model.network, 20, 4, torch.Generator().manual_seed(0))
-    assert model.most_probable(40, 4, 2) == most_probable(model.network, 40, 4, 2)
-    assert not model.most_probable(40, 4, 2).exact
-
-
 @pytest.mark.parametrize(
     ("config", "symbols", "noise"), [("docstrings_words", "11", True), ("docstrings_characters", "258", False)]
 )
-def test_it_trains_from_the_command_line(
-    config: str, symbols: str, noise: bool, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_it_trains_from_the_command_line(folder, config, symbols, noise, library, tmp_path):
     words = ["fit", "--config", f"{config}.yaml"]
     words += ["--config", "algorithms/central_noise.yaml", "--federation.mechanism.bound", "0.2"] if noise else []
     words += ["--data.library", str(library), *CHEAP, *NARROW, "--model.network.symbols", symbols]
@@ -303,15 +284,12 @@ def test_it_trains_from_the_command_line(
     assert 0 <= row["accuracy"] <= 1
 
 
-def test_other_symbols_than_the_datas_are_refused(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_other_symbols_than_the_datas_are_refused(folder, library, capsys):
     assert main(["fit", "--config", "docstrings_words.yaml", "--data.library", str(library), *CHEAP, *NARROW]) == 2
     assert "the data have 11 symbols, the network 2003: set its symbols to 11" in capsys.readouterr().err
 
 
-def test_a_cell_worked_out_by_hand():
+def test_a_cell_worked_out_by_hand_whose_output_gate_looks_at_the_cell_before():
     """Width one, W = 2, W_f = 0, W_r = ln 3, v = (ln 3, 0), b = (0, -ln 3), x = 1, 1.
 
     Frame 1: c_0 = 0: f = sigmoid(0) = 1/2, c = 1/2 0 + 1/2 2 = 1; r = sigmoid(ln 3 - ln 3) = 1/2;
@@ -325,10 +303,7 @@ def test_a_cell_worked_out_by_hand():
     layer.bias.data = torch.tensor([[0.0], [-log3]], dtype=torch.float64)
     h = layer(torch.ones(2, 1, 1, dtype=torch.float64))
     torch.testing.assert_close(h.flatten(), torch.tensor([1.0, 9 / 8], dtype=torch.float64))
-
-
-def test_the_output_gate_looks_at_the_cell_before():
-    """As above with v = (0, ln 3): r_1 = sigmoid(0) = 1/2, and r_2 = sigmoid(ln 3 c_1) = 3/4; c_1 = 1, c_2 = 3/2."""
+    # as above with v = (0, ln 3): r_1 = sigmoid(0) = 1/2, and r_2 = sigmoid(ln 3 c_1) = 3/4; c_1 = 1, c_2 = 3/2
     layer = SRULayer(1, 1).double()
     layer.weight.weight.data = torch.tensor([[2.0], [0.0], [0.0]], dtype=torch.float64)
     layer.peephole.data = torch.tensor([[0.0], [math.log(3)]], dtype=torch.float64)
@@ -338,7 +313,6 @@ def test_the_output_gate_looks_at_the_cell_before():
 
 @pytest.mark.parametrize("inputs", [3, 2], ids=["equal widths", "a projected input"])
 def test_gradients_in_double(inputs):
-    torch.manual_seed(0)
     layer = SRULayer(inputs, 3).double()
     torch.nn.init.normal_(layer.peephole)
     x = torch.randn(4, 2, inputs, dtype=torch.float64, requires_grad=True)
@@ -390,7 +364,6 @@ def test_parity_with_the_package(inputs, monkeypatch):
         patch.setattr("torch.utils.cpp_extension.load", lambda **options: None)
         patch.setattr("torch.jit.script", lambda function: function)
         from sru import SRUCell
-
     torch.manual_seed(0)
     ours, theirs = SRULayer(inputs, 6), SRUCell(inputs, 6, rescale=False, highway_bias=0.0)
     for tensor in ours.parameters():

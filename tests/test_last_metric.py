@@ -1,7 +1,6 @@
 """The metric at which a search ends, and when a refinement takes over: matrices and particles made by hand."""
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import pytest
 import torch
@@ -46,8 +45,6 @@ def particles(theta: Tensor, means: Tensor, records: int, worth: float, covarian
     return Particles(theta, means, records, metric, torch.zeros(len(theta)).double(), noise, data=N)
 
 
-# ---------------------------------------------------------------- W*
-
 SLOPE = matrix([1.0, 0.0], [2.0, 1.0], [0.0, -1.0], [0.5, 3.0])  # A: mu = A theta
 SIGMA = torch.diag(matrix([1.0, 2.0, 0.5, 1.5])[0]) + 0.3
 NOISE = torch.diag(matrix([0.5, 0.1, 1.0, 0.2])[0])
@@ -55,7 +52,7 @@ THETA = normal(60, 2, "theta")
 
 
 @pytest.mark.parametrize("records", [3000, 20_000])
-def test_the_last_metric_is_widened_by_what_simulations_vary(records: int) -> None:
+def test_the_last_metric_is_widened_by_what_simulations_vary(records):
     """B = (A^T S^-1 A)^-1/2 A^T S^-1 with S = Sigma + noise, so that with P = S^-1 A
 
     W* = B^T (I / n - B Sigma B^T / M)^-1 B = P (A^T P / n - P^T Sigma P / M)^-1 P^T.
@@ -68,7 +65,7 @@ def test_the_last_metric_is_widened_by_what_simulations_vary(records: int) -> No
 
 
 @pytest.mark.parametrize(("records", "kernel"), [(2040, 1 / (1 / N - 1 / 2040)), (1960, 2 * N), (100, 2 * N)])
-def test_it_is_widened_twice_at_most(records: int, kernel: float) -> None:
+def test_it_is_widened_twice_at_most(records, kernel):
     """One parameter, no noise: B Sigma B^T = 1, so W* = B^T B / (1 / n - 1 / M), and 2 n B^T B from M = 2 n down."""
     theta, slope, sigma = THETA[:, :1], matrix([3.0], [4.0]), matrix([1.0, 0.0], [0.0, 4.0])
     at = particles(theta, theta @ slope.T, records, N, sigma, torch.zeros_like(sigma))
@@ -78,9 +75,7 @@ def test_it_is_widened_twice_at_most(records: int, kernel: float) -> None:
 
 
 @pytest.mark.parametrize(("worth", "bent", "rank"), [(17.0, 0.0, 1), (16.0, 0.0, 2), (17.0, 1.0, 2)])
-def test_wide_apart_or_bent_it_keeps_the_directions_in_which_particles_differ(
-    worth: float, bent: float, rank: int
-) -> None:
+def test_wide_apart_or_bent_it_keeps_the_directions_in_which_particles_differ(worth, bent, rank):
     """Near is from n / 60 = 16.7 records on. Two directions for the one parameter are all: n V^T V = n S^-1."""
     theta, sigma, noise = THETA[:, :1], matrix([1.0, 0.2], [0.2, 2.0]), matrix([0.5, 0.0], [0.0, 2.0])
     means = torch.cat([theta, bent * theta**2], 1)
@@ -89,9 +84,6 @@ def test_wide_apart_or_bent_it_keeps_the_directions_in_which_particles_differ(
     assert int((values > 1e-6 * values[-1]).sum()) == rank
     if rank == 2:
         torch.testing.assert_close(found, N * torch.linalg.inv(sigma + noise), rtol=1e-3, atol=0)
-
-
-# ---------------------------------------------------------------- the refinement
 
 
 @pytest.mark.parametrize(
@@ -103,9 +95,7 @@ def test_wide_apart_or_bent_it_keeps_the_directions_in_which_particles_differ(
         (9999, [3.0, 1.1], 0.5, False),  # a Gaussian's draws are not accepted
     ],
 )
-def test_a_refinement_is_due_where_much_data_make_gaussian_particles(
-    most_records: int, worth: list[float], step: float, due: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refinement_is_due_where_much_data_make_gaussian_particles(most_records, worth, step, due, monkeypatch):
     covariance, noise = torch.diag(matrix([0.5, 2.0])[0]), torch.diag(matrix([0.5, 1.0])[0])
     monkeypatch.setattr(Statistics, "covariance", lambda self, theta, generator: covariance)
     metric = torch.diag(matrix(worth)[0] / (covariance + noise).diagonal())
@@ -113,10 +103,7 @@ def test_a_refinement_is_due_where_much_data_make_gaussian_particles(
     assert Refinement(search(2, 2)).due(at, most_records, generator_for("due")) is due
 
 
-# ---------------------------------------------------------------- what the last likelihood looks at
-
-
-def test_of_a_noised_release_all_directions_are_looked_at() -> None:
+def test_of_a_noised_release_all_directions_are_looked_at():
     """V (Sigma + noise) V^T = I, and V spans everything; without noise as many as parameters are sufficient."""
     means = THETA @ SLOPE.T + 0.01 * normal(60, 4, "further")
     found = {}
@@ -130,7 +117,7 @@ def test_of_a_noised_release_all_directions_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize(("width", "n", "most"), [(200, 400, SEEN), (200, 30, 29), (20, 400, 20)])
-def test_so_many_directions_as_an_answer_can_be_solved_for(width: int, n: int, most: int) -> None:
+def test_so_many_directions_as_an_answer_can_be_solved_for(width, n, most):
     covariance = torch.eye(width, dtype=torch.float64)
     at = particles(normal(n, 2, "theta"), normal(n, width, "means"), 3000, 1.0, covariance, covariance)
     assert Correction(search(2, width))._directions(at, covariance).shape == (most, width)
@@ -166,9 +153,9 @@ class Known:
         return -0.5 * ((theta[:, 0] - self.middle) / self.width).square()
 
 
-def test_a_likelihood_that_leaves_one_particle_is_approached_by_its_powers() -> None:
+def test_a_likelihood_that_leaves_one_particle_is_approached_by_its_powers():
     """Of 400 draws of the prior about two are within two widths; the posterior is N(m / (1 + s^2), s^2 / (1 + s^2))."""
-    known: Any = Known()
+    known = Known()
     correction = Correction(Inference.of(Level(), 0, 400, 8).search)
     prior = correction.search.statistics.simulator.prior(400, generator_for("prior"))
     assert effective_size(known.log(prior, generator_for("unused"))) < 0.1 * 400
@@ -179,7 +166,7 @@ def test_a_likelihood_that_leaves_one_particle_is_approached_by_its_powers() -> 
     with pytest.raises(
         UserError, match=r"400 particles do not reach the posterior: the likelihood's power came to 0 of 1"
     ):
-        correction._tempered(cast(Any, Nowhere()), generator_for("nowhere"))
+        correction._tempered(Nowhere(), generator_for("nowhere"))
 
 
 class Nowhere:
@@ -188,12 +175,12 @@ class Nowhere:
 
 
 @pytest.mark.parametrize("least", [0.0, 1.1])
-def test_few_effective_particles_are_no_start(least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_effective_particles_are_no_start(least, monkeypatch):
     """Both ways lead to the posterior of 60 records about 1.5 under noise: from the search, and from the prior."""
     tempered: list[int] = []
     original = Correction._tempered
 
-    def watched(self: Correction, *given: Any) -> Tensor:
+    def watched(self: Correction, *given) -> Tensor:
         tempered.append(1)
         return original(self, *given)
 
@@ -216,7 +203,7 @@ def test_few_effective_particles_are_no_start(least: float, monkeypatch: pytest.
         ("not a number", "Level simulates records whose median distance is nan"),
     ],
 )
-def test_a_simulator_that_cannot_be_is_one_sentence(kind: str, sentence: str) -> None:
+def test_a_simulator_that_cannot_be_is_one_sentence(kind, sentence):
     def start() -> None:
         own = Inference.of(Level(kind), 0, 100, 8)
         answered(own.run(generator_for("run")), torch.zeros(16, dtype=torch.float64), 60.0)
@@ -225,7 +212,7 @@ def test_a_simulator_that_cannot_be_is_one_sentence(kind: str, sentence: str) ->
         start()
 
 
-def test_a_simulator_that_is_rarely_no_number_is_named_when_it_is_met() -> None:
+def test_a_simulator_that_is_rarely_no_number_is_named_when_it_is_met():
     own = Inference.of(Level(), 0, 100, 8)
     statistics = replace(own.search.statistics, simulator=Level("not a number"))
     with pytest.raises(UserError, match=r"Level simulates records that are no numbers \(NaN\)"):

@@ -1,7 +1,6 @@
 """Lightning's own signals, client by client: the end of an epoch, accumulation, a sampler's epoch, LBFGS's closure."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -28,10 +27,10 @@ from lit_epgan.federated import (
     LaplaceSites,
     SampleMoments,
 )
-from tests.federations import SIZES, client_sets, federation, fit
+from tests.federations import SIZES, client_sets, federation, fit, plain_trainer
 from tests.modules import Regression
 from tests.notes import Notes
-from tests.plain_loop import PlainLoop
+from tests.plain_loop import PlainLoop, assert_plain
 from tests.refusals import assert_refused
 from tests.test_federation import assert_same
 
@@ -46,7 +45,7 @@ class Numbered(LightningDataModule):
         x, y = client_sets()[k].tensors
         self.dataset = TensorDataset(x, y, torch.full((len(x),), k), torch.arange(len(x)))
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self):
         return DataLoader(self.dataset, batch_size=5)
 
 
@@ -56,14 +55,14 @@ class Choosy(Regression):
     started = Notes()
     limits = LIMITS
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return super().loss(batch[:2])
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+    def on_train_batch_start(self, batch, batch_idx: int) -> int | None:
         self.started.append((int(batch[2][0]), batch_idx))
         return -1 if int(batch[3][0]) >= self.limits[int(batch[2][0])] else None
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs, batch, batch_idx: int) -> None:
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.mul_(0.99)
@@ -76,21 +75,21 @@ class ChoosyByHand(Choosy):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        optimizer: Any = self.optimizers()
+    def training_step(self, batch, batch_idx: int) -> None:
+        optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(self.loss(batch))
         optimizer.step()
 
 
-def numbered(client: int, round_: int = 0) -> list[Any]:
+def numbered(client: int, round_: int = 0):
     return list(Numbered(client).train_dataloader())
 
 
-def choosy_work(every: int, limits: dict[int, int] = LIMITS) -> Any:
+def choosy_work(every: int, limits: dict[int, int] = LIMITS):
     """One client's epoch as Lightning runs it: gradients that wait for a step when it ends are thrown away."""
 
-    def work(local: Choosy, batches: list[Any], client: int, round_: int) -> None:
+    def work(local: Choosy, batches, client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()
         for i, batch in enumerate(batches):
             if int(batch[3][0]) >= limits[client]:
@@ -105,7 +104,7 @@ def choosy_work(every: int, limits: dict[int, int] = LIMITS) -> Any:
     return work
 
 
-def institutions(clients: tuple[int, ...] = (0, 1, 2, 3), **options: Any) -> Institutions:
+def institutions(clients: tuple[int, ...] = (0, 1, 2, 3), **options) -> Institutions:
     return Institutions({f"h{k}": Numbered(k) for k in clients}, **options)
 
 
@@ -115,55 +114,54 @@ class Witness(Callback):
     def __init__(self) -> None:
         self.started, self.ended = list[tuple[int, int]](), list[tuple[int, int]]()
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx: int) -> None:
         self.started.append((int(batch[2][0]), int(batch[3][0])))
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx: int) -> None:
         self.ended.append((int(batch[2][0]), int(batch[3][0])))
 
 
-# The end of an epoch --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("every", [1, 2], ids=["each batch", "accumulated"])
-def test_minus_one_ends_the_clients_epoch_alone(every: int) -> None:
+def test_minus_one_ends_the_clients_epoch_alone(every):
     """Each client at another batch, one at its first, one never; the later ones are trained all the same."""
     module, witness = Choosy(), Witness()
-    reference = PlainLoop(choosy_work(every), batches=numbered).run(module, 3)
-    fit(module, institutions(), rounds=3, accumulate_grad_batches=every, callbacks=[witness])
-    assert_same(module, reference)
+    loop = PlainLoop(choosy_work(every), batches=numbered)
+    assert_plain(module, loop, 3, institutions(), accumulate_grad_batches=every, callbacks=[witness])
     first = [(0, 0), (0, 5), (2, 0), (2, 5), (2, 10), (2, 15), (2, 20), (2, 25), (2, 30), (3, 0)]
     assert witness.ended == first * 3  # as in Lightning, none at a batch that was refused, nor after it
     assert sorted(witness.started) == sorted([*first, (0, 10), (1, 0), (3, 5)] * 3)
 
 
-def test_minus_one_with_manual_optimization() -> None:
-    module = ChoosyByHand()
-    reference = PlainLoop(choosy_work(1), batches=numbered).run(module, 3)
-    fit(module, institutions(), rounds=3)
-    assert_same(module, reference)
+def test_minus_one_with_manual_optimization():
+    assert_plain(ChoosyByHand(), PlainLoop(choosy_work(1), batches=numbered), 3, institutions())
 
 
-def test_the_hook_sees_each_batch_with_its_number_at_its_client() -> None:
+def test_the_hook_sees_each_batch_with_its_number_at_its_client():
     module = Choosy()
     module.limits = dict.fromkeys(range(4), 99)
     fit(module, institutions(), rounds=1)
     assert module.started == [(k, i) for k, n in enumerate(SIZES) for i in range(-(-n // 5))]
 
+    class Validated(Numbered):
+        def val_dataloader(self):
+            return DataLoader(self.dataset, batch_size=5)
+
+    trainer = fit(Choosy(), Institutions({f"h{k}": Validated(k) for k in range(4)}), rounds=1)
+    assert "val_loss/client/h3" in trainer.callback_metrics
+
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_one_client_is_lightning_itself(every: int) -> None:
+def test_one_client_is_lightning_itself(every):
     """Momentum goes on from epoch to epoch; the scheduler between epochs runs, though each was ended early."""
 
     class Scheduled(Choosy):
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             optimizer = super().configure_optimizers()
             return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
     module, alone = Scheduled(), Scheduled()
     alone.load_state_dict(module.state_dict())
-    off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
-    plain = Trainer(max_epochs=3, accelerator="cpu", precision="64-true", accumulate_grad_batches=every, **off)
+    plain = plain_trainer(max_epochs=3, accumulate_grad_batches=every)
     plain.fit(alone, datamodule=Numbered(0))
     data = institutions((0,))
     trainer = fit(module, data, rounds=3, optimizer_state="keep", accumulate_grad_batches=every)
@@ -171,18 +169,9 @@ def test_one_client_is_lightning_itself(every: int) -> None:
     assert trainer.global_step == plain.global_step
 
 
-def test_a_round_whose_last_client_is_ended_is_validated() -> None:
-    class Validated(Numbered):
-        def val_dataloader(self) -> DataLoader[Any]:
-            return DataLoader(self.dataset, batch_size=5)
-
-    trainer = fit(Choosy(), Institutions({f"h{k}": Validated(k) for k in range(4)}), rounds=1)
-    assert "val_loss/client/h3" in trainer.callback_metrics
-
-
-def test_what_was_logged_is_the_mean_of_what_was_trained_on() -> None:
+def test_what_was_logged_is_the_mean_of_what_was_trained_on():
     class Counting(Choosy):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        def training_step(self, batch, batch_idx: int) -> Tensor:
             self.log("row", batch[3][0].double(), on_step=False, on_epoch=True, batch_size=1)
             return self.loss(batch)
 
@@ -197,17 +186,17 @@ LEARNING = [FedAvg, SCAFFOLD, FedProx, FedDyn, FedNova, Ditto, APFL, FedLA, Expe
 
 
 @pytest.mark.parametrize("algorithm", LEARNING, ids=lambda a: a.__name__)
-def test_a_client_without_a_step_has_learnt_nothing(algorithm: Any) -> None:
+def test_a_client_without_a_step_has_learnt_nothing(algorithm):
     """It counts with its records, and its private state stays what it was."""
-    states: list[dict[str, Any]] = []
+    states = []
 
     class Watch(Callback):
-        def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-            state = trainer.callbacks[0].state_dict()["clients"]  # type: ignore[attr-defined]
+        def on_train_epoch_end(self, trainer: Trainer, pl_module) -> None:
+            state = trainer.callbacks[0].state_dict()["clients"]
             states.append({k: copy.deepcopy(c["algorithm"]) for k, c in state.items()})
 
     class Later(Choosy):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        def on_train_batch_start(self, batch, batch_idx: int) -> int | None:
             return -1 if int(batch[2][0]) == 1 and self.current_epoch == 1 else None
 
     module = Later()
@@ -223,18 +212,18 @@ def test_a_client_without_a_step_has_learnt_nothing(algorithm: Any) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("sites", [LaplaceSites, SampleMoments])
-def test_a_site_of_too_few_steps_stays_what_it_was(sites: Any, tied: bool) -> None:
+def test_a_site_of_too_few_steps_stays_what_it_was(sites, tied):
     """Also in the first round, where sites wait for the normalisers; and where no client takes a step at all."""
 
     class Short(Choosy):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        def on_train_batch_start(self, batch, batch_idx: int) -> int | None:
             row = int(batch[3][0])
             return -1 if self.current_epoch == 1 or (int(batch[2][0]) in (0, 1) and row >= 5) else None
 
     module, seen = Short(), list[Tensor]()
 
     class Watch(Callback):
-        def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        def on_train_epoch_end(self, trainer: Trainer, pl_module) -> None:
             seen.append(torch.cat([p.detach().flatten().clone() for p in pl_module.parameters()]))
 
     algorithm = ExpectationPropagation(sites=sites(), tied=tied)
@@ -252,10 +241,10 @@ class Interpolating(Algorithm):
         return self.Report(change=client.change)
 
 
-def test_what_follows_a_step_follows_the_last_one_once() -> None:
+def test_what_follows_a_step_follows_the_last_one_once():
     """The batch at which a client is ended is no step: nothing is interpolated twice."""
 
-    def work(local: Choosy, batches: list[Any], client: int, round_: int) -> None:
+    def work(local: Choosy, batches, client: int, round_: int) -> None:
         start, optimizer = copy.deepcopy(local), local.configure_optimizers()
         for batch in batches:
             if int(batch[3][0]) >= LIMITS[client]:
@@ -268,19 +257,13 @@ def test_what_follows_a_step_follows_the_last_one_once() -> None:
                 for now, then in zip(local.parameters(), start.parameters(), strict=True):
                     now.lerp_(then, 0.3)
 
-    module = Choosy()
-    reference = PlainLoop(work, batches=numbered).run(module, 2)
-    fit(module, institutions(), rounds=2, algorithm=Interpolating())
-    assert_same(module, reference)
-
-
-# A sampler's epoch ----------------------------------------------------------------------------------------------------
+    assert_plain(Choosy(), PlainLoop(work, batches=numbered), 2, institutions(), algorithm=Interpolating())
 
 
 class Distributed(Numbered):
     """Its sampler draws a new order only when it is told the epoch."""
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self):
         sampler = DistributedSampler(self.dataset, num_replicas=2, rank=1, seed=3)
         return DataLoader(self.dataset, batch_size=3, sampler=sampler)
 
@@ -291,20 +274,19 @@ class Noting(Choosy):
     rows = Notes()
     limits = dict.fromkeys(range(4), 99)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx: int) -> Tensor:
         self.rows.append(batch[3].tolist())
         return super().training_step(batch, batch_idx)
 
 
 def lightnings_rows(epochs: int) -> list[list[int]]:
     module = Noting()
-    off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
-    Trainer(max_epochs=epochs, accelerator="cpu", precision="64-true", **off).fit(module, datamodule=Distributed(0))
+    plain_trainer(max_epochs=epochs).fit(module, datamodule=Distributed(0))
     return list(module.rows)
 
 
 @pytest.mark.parametrize("options", [{}, {"local_epochs": 2}, {"local_steps": 8}], ids=str)
-def test_a_sampler_is_told_the_clients_pass(options: dict[str, int]) -> None:
+def test_a_sampler_is_told_the_clients_pass(options):
     """A pass over one institution's data is an epoch of Lightning's: 4 batches."""
     module = Noting()
     fit(module, Institutions({"h0": Distributed(0)}, **options), rounds=4 if not options else 2)
@@ -313,9 +295,9 @@ def test_a_sampler_is_told_the_clients_pass(options: dict[str, int]) -> None:
     assert len({str(rows[i : i + 4]) for i in range(0, 16, 4)}) == 4
 
 
-def test_a_held_out_sampler_is_told_the_epoch() -> None:
+def test_a_held_out_sampler_is_told_the_epoch():
     class HeldOut(Numbered):
-        def val_dataloader(self) -> DataLoader[Any]:
+        def val_dataloader(self):
             sampler = DistributedSampler(self.dataset, num_replicas=2, rank=1, seed=3)
             return DataLoader(self.dataset, batch_size=3, sampler=sampler)
 
@@ -323,19 +305,14 @@ def test_a_held_out_sampler_is_told_the_epoch() -> None:
         seen = Notes()
         limits = dict.fromkeys(range(4), 99)
 
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
+        def validation_step(self, batch, batch_idx: int) -> None:
             self.seen.append(batch[3].tolist())
 
     module, alone = Watching(), Watching()
     fit(module, Institutions({"h0": HeldOut(0)}), rounds=3)
-    off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
-    plain = Trainer(max_epochs=3, accelerator="cpu", precision="64-true", num_sanity_val_steps=0, **off)
-    plain.fit(alone, datamodule=HeldOut(0))
+    plain_trainer(max_epochs=3).fit(alone, datamodule=HeldOut(0))
     assert module.seen == alone.seen
     assert len({str(module.seen[i : i + 4]) for i in range(0, 12, 4)}) == 3
-
-
-# LBFGS ----------------------------------------------------------------------------------------------------------------
 
 
 class Quasi(Regression):
@@ -343,7 +320,7 @@ class Quasi(Regression):
 
     line_search: str | None = None
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4, line_search_fn=self.line_search)
 
 
@@ -352,12 +329,12 @@ class Searching(Quasi):
 
 
 @pytest.mark.parametrize("kind", [Quasi, Searching])
-def test_lbfgs_is_the_plain_loops(kind: type[Quasi]) -> None:
-    def work(local: Quasi, batches: list[Any], client: int, round_: int) -> None:
+def test_lbfgs_is_the_plain_loops(kind):
+    def work(local: Quasi, batches, client: int, round_: int) -> None:
         optimizer = local.configure_optimizers()
         for batch in batches:
 
-            def closure(batch: Any = batch) -> Tensor:
+            def closure(batch=batch) -> Tensor:
                 optimizer.zero_grad()
                 loss = local.loss(batch)
                 loss.backward()
@@ -365,23 +342,20 @@ def test_lbfgs_is_the_plain_loops(kind: type[Quasi]) -> None:
 
             optimizer.step(closure)
 
-    module = kind()
-    reference = PlainLoop(work).run(module, 2)
-    fit(module, federation(), rounds=2)
-    assert_same(module, reference)
+    assert_plain(kind(), PlainLoop(work), 2, federation())
 
 
 @pytest.mark.parametrize(
     "algorithm", [FedProx(), SCAFFOLD(), FedDyn(), FedLA(), MOON("body.0"), ExpectationPropagation()]
 )
-def test_lbfgs_does_not_see_what_an_algorithm_adds(algorithm: Any) -> None:
+def test_lbfgs_does_not_see_what_an_algorithm_adds(algorithm):
     """Its values of the loss lack the added terms, and a path of gradients would hold those of its line search."""
     name = type(algorithm).__name__
     with pytest.raises(UserError, match=rf"{name} .* LBFGS .*: let configure_optimizers give another, such as Adam"):
         fit(Searching(), federation(), rounds=1, algorithm=algorithm)
 
 
-def test_lbfgs_where_several_ranks_train_one_client_blames_no_algorithm() -> None:
+def test_lbfgs_where_several_ranks_train_one_client_blames_no_algorithm():
     plain = PlainFederation(
         FedAvg(),
         torch.nn.Linear(3, 1),
@@ -394,9 +368,6 @@ def test_lbfgs_where_several_ranks_train_one_client_blames_no_algorithm() -> Non
     assert_refused(r"^the ranks that train one client together take the mean .* LBFGS", plain.run, 1)
 
 
-# What would tune itself on one client ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("finder", "sentence"),
     [
@@ -406,8 +377,7 @@ def test_lbfgs_where_several_ranks_train_one_client_blames_no_algorithm() -> Non
     ids=["learning rate", "batch size"],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_finders_are_refused(finder: Any, sentence: str, first: bool) -> None:
+def test_finders_are_refused(finder, sentence, first):
     callbacks = [finder(), FederationCallback()] if first else [FederationCallback(), finder()]
-    off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
-    trainer = Trainer(max_epochs=1, accelerator="cpu", precision="64-true", callbacks=callbacks, **off)
+    trainer = plain_trainer(max_epochs=1, callbacks=callbacks)
     assert_refused(sentence, trainer.fit, Regression(), datamodule=federation())

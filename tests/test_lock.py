@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -46,12 +45,11 @@ with lock.locked(sys.argv[1], "--output"):
 
 
 @contextmanager
-def held_by_another(folder: Path, kind: str = "locks") -> Iterator[subprocess.Popen[str]]:
+def held_by_another(folder, kind="locks"):
     """A process that holds the folder's lock, and is killed in the end at the latest; its child lives until then."""
     words = [sys.executable, "-c", HOLD, str(folder), kind]
     process = subprocess.Popen(words, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
     finally:
@@ -60,7 +58,7 @@ def held_by_another(folder: Path, kind: str = "locks") -> Iterator[subprocess.Po
 
 
 @pytest.fixture(params=["locks", "without"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def kind(request, monkeypatch):
     """A file system with locks, and one where the call fails as it does on some network file systems."""
     if request.param == "without":
 
@@ -71,7 +69,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-def test_another_process_is_refused_by_the_holders_number_host_and_time(tmp_path: Path, kind: str) -> None:
+def test_another_process_is_refused_by_the_holders_number_host_and_time_until_it_is_killed(tmp_path, kind):
     folder = tmp_path / "digits"
     with held_by_another(folder, kind) as holder:
         with pytest.raises(UserError) as refused, locked(folder, "--output"):
@@ -80,26 +78,18 @@ def test_another_process_is_refused_by_the_holders_number_host_and_time(tmp_path
         since = time.strftime("%H:")
         assert f"{folder} is being written by process {holder.pid} on host {socket.gethostname()} since {since}" in said
         assert said.endswith("wait for it, or give another folder (--output).")
-
-
-def test_it_goes_with_a_killed_process(tmp_path: Path, kind: str) -> None:
-    with held_by_another(tmp_path / "digits", kind) as holder:
         holder.send_signal(signal.SIGKILL)
         assert holder.wait() == -signal.SIGKILL
-        left = sorted(path.name for path in tmp_path.iterdir())
-        assert left  # the file is still there: it is the lock on it that went
-        with locked(tmp_path / "digits", "--output"):
+        assert list(tmp_path.iterdir())  # the file is still there: it is the lock on it that went
+        with locked(folder, "--output"):
             assert str(os.getpid()) in "".join(path.read_text() for path in tmp_path.iterdir() if path.is_file())
 
 
-def test_whoever_waits_gets_it_when_the_holder_ends(tmp_path: Path, kind: str) -> None:
+def test_whoever_waits_gets_it_when_the_holder_ends_and_may_enter_again(tmp_path, kind):
     with held_by_another(tmp_path / "digits", kind) as holder:
         threading.Timer(0.3, holder.terminate).start()
         with locked(tmp_path / "digits", "--output", patience=30):
             assert holder.wait() == -signal.SIGTERM
-
-
-def test_the_same_process_may_enter_again_and_leaves_nothing_behind(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "digits"
     with locked(folder, "--output"):
         with locked(folder, "--output"):
@@ -109,7 +99,7 @@ def test_the_same_process_may_enter_again_and_leaves_nothing_behind(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def in_another_process(folder: Path, kind: str) -> None:
+def in_another_process(folder, kind):
     script = HOLD.replace("time.sleep(600)", "pass")
     words = [sys.executable, "-c", script, str(folder), kind]
     done = subprocess.run(words, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -117,7 +107,7 @@ def in_another_process(folder: Path, kind: str) -> None:
         raise UserError(done.stderr.splitlines()[-1])
 
 
-def test_it_stays_when_the_folder_is_renamed(tmp_path: Path) -> None:
+def test_it_stays_when_the_folder_is_renamed(tmp_path):
     folder = tmp_path / "digits"
     folder.mkdir()
     with held_by_another(folder):
@@ -129,7 +119,7 @@ def test_it_stays_when_the_folder_is_renamed(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_forked_child_neither_holds_it_nor_gives_it_back(tmp_path: Path) -> None:
+def test_a_forked_child_neither_holds_it_nor_gives_it_back(tmp_path):
     """As the workers of a DataLoader, which close all they have inherited when they end."""
     folder = tmp_path / "digits"
     with ExitStack() as block:
@@ -145,7 +135,7 @@ def test_a_forked_child_neither_holds_it_nor_gives_it_back(tmp_path: Path) -> No
         assert_refused("is being written", in_another_process, folder, "locks")
 
 
-def end_as_a_child(folder: Path, block: ExitStack) -> int:
+def end_as_a_child(folder, block):
     """Ask for the lock, leave the parent's block and close all files; 0 if the lock was refused."""
     try:
         with locked(folder, "--output"):
@@ -156,9 +146,7 @@ def end_as_a_child(folder: Path, block: ExitStack) -> int:
         return 0
 
 
-def test_what_another_hosts_process_left_is_refused_with_the_file_to_remove(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_hosts_process_left_is_refused_with_the_file_to_remove(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "fcntl", None)
     left = tmp_path / ".digits.lock.held"
     left.write_text(Holder(1, "elsewhere", 0.0, "7").text())
@@ -173,7 +161,7 @@ def test_what_another_hosts_process_left_is_refused_with_the_file_to_remove(
 
 
 @pytest.fixture
-def powerless() -> Iterator[None]:
+def powerless():
     """Not the superuser, whom no permission binds."""
     if os.geteuid() != 0:
         yield
@@ -183,7 +171,7 @@ def powerless() -> Iterator[None]:
     os.seteuid(0)
 
 
-def test_where_nothing_can_be_written_beside_the_folder_the_lock_lies_in_it(powerless: None) -> None:
+def test_where_nothing_can_be_written_beside_the_folder_the_lock_lies_in_it(powerless):
     with tempfile.TemporaryDirectory() as name:
         parent, folder = Path(name), Path(name, "digits")
         folder.mkdir()
@@ -199,7 +187,7 @@ def test_where_nothing_can_be_written_beside_the_folder_the_lock_lies_in_it(powe
             path.chmod(0o755)
 
 
-def test_a_folder_whose_name_is_as_long_as_names_get(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_as_long_as_names_get(tmp_path):
     with locked(tmp_path / ("n" * 255), "--output"):
         (tmp_path / ("n" * 255)).mkdir()
         assert len(list(tmp_path.iterdir())) == 2
@@ -210,7 +198,7 @@ DIGITS = ["--config", "digits_classifier.yaml", "--data.clients", "2", "--traine
 
 
 @contextmanager
-def files_up_to(size: int) -> Iterator[None]:
+def files_up_to(size):
     """Within, the system refuses to write files of more bytes: as a full disk does, for whoever may not mount one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -221,7 +209,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named_and_one_that_must_last_is_on_the_disk_first(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     write_text(path, "old")
     with pytest.raises(OSError, match=r"x\.json") as caught, files_up_to(10):
@@ -229,36 +217,6 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path: 
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
     assert path.read_text() == "old"
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("save", [torch.save, tensor_file.save])
-def test_torch_tells_no_cause_and_the_system_is_asked_again(
-    tmp_path: Path, save: Callable[[object, Path], None]
-) -> None:
-    path = tmp_path / "last.ckpt"
-    tensor_file.save({"x": torch.ones(3)}, path)
-    with pytest.raises(OSError, match=r"last\.ckpt") as caught, files_up_to(1000), replacing(path) as beside:
-        save({"x": torch.zeros(10_000)}, beside)
-    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
-    assert torch.load(path)["x"].sum() == 3
-    assert [each.name for each in tmp_path.iterdir()] == ["last.ckpt"]
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_cause_that_is_known_is_told_though_the_disk_has_room_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(atomic, "PROBE", 0)  # bytes that are written to ask again
-    with pytest.raises(OSError, match=r"last\.ckpt") as caught, files_up_to(1000):
-        tensor_file.save({"x": torch.zeros(10_000)}, tmp_path / "last.ckpt")
-    assert caught.value.errno == errno.EFBIG
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_file_that_must_outlast_a_power_cut_is_on_the_disk_before_its_name_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     flushed = []
 
     def fsync(handle: int) -> None:
@@ -271,7 +229,25 @@ def test_a_file_that_must_outlast_a_power_cut_is_on_the_disk_before_its_name_is(
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_is_no_error_of_the_disk_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("save", [torch.save, tensor_file.save])
+def test_torch_tells_no_cause_and_the_system_is_asked_again(tmp_path, save):
+    path = tmp_path / "last.ckpt"
+    tensor_file.save({"x": torch.ones(3)}, path)
+    with pytest.raises(OSError, match=r"last\.ckpt") as caught, files_up_to(1000), replacing(path) as beside:
+        save({"x": torch.zeros(10_000)}, beside)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert torch.load(path)["x"].sum() == 3
+    assert [each.name for each in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_cause_is_told_even_where_the_disk_has_room_again_and_what_is_no_error_of_the_disk_passes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(atomic, "PROBE", 0)  # bytes that are written to ask again
+    with pytest.raises(OSError, match=r"last\.ckpt") as caught, files_up_to(1000):
+        tensor_file.save({"x": torch.zeros(10_000)}, tmp_path / "last.ckpt")
+    assert caught.value.errno == errno.EFBIG
     with pytest.raises(RuntimeError, match="of its own"), replacing(tmp_path / "x"):
         raise RuntimeError("of its own")
     with pytest.raises(FileNotFoundError) as caught, naming(tmp_path / "x"):
@@ -287,19 +263,18 @@ def test_what_is_no_error_of_the_disk_passes(tmp_path: Path) -> None:
     ("number", "words"),
     [(errno.ENOSPC, "Make room"), (errno.EDQUOT, "quota"), (errno.EROFS, "only be read"), (errno.EIO, "")],
 )
-def test_every_refusal_is_a_sentence_even_without_a_name(number: int, words: str) -> None:
+def test_every_refusal_is_a_sentence_even_without_a_name(number, words):
     hidden = RuntimeError("closing failed")
     hidden.__context__ = OSError(number, "why")
     for error in (OSError(number, "why"), OSError(number, "why", "a.csv"), hidden):
         sentence = disk_error(error)
-        assert sentence is not None
         assert "why" in sentence
         assert words in sentence
     assert "b.csv" in str(disk_error(OSError(number, "why", "a.csv", None, "b.csv")))  # copied to b.csv
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_row_of_metrics_that_was_refused_leaves_a_file_to_go_on_with(tmp_path: Path) -> None:
+def test_a_row_of_metrics_that_was_refused_leaves_a_file_to_go_on_with(tmp_path):
     logger = MetricsFile(str(tmp_path))
     logger.log_metrics({"loss": 0.5, "epoch": 9}, 1)
     whole = logger.path.read_bytes()
@@ -312,9 +287,7 @@ def test_a_row_of_metrics_that_was_refused_leaves_a_file_to_go_on_with(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_refused_ends_the_run_and_it_resumes_to_the_same_bits(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_that_is_refused_ends_the_run_and_it_resumes_to_the_same_bits(folder, only_fit, capsys):
     three = [*DIGITS, "--trainer.max_epochs", "3"]
     assert main(["fit", *three, "--trainer.default_root_dir", "whole"]) == 0
     parts = [*three, "--trainer.default_root_dir", "parts"]
@@ -332,7 +305,7 @@ def test_a_checkpoint_that_is_refused_ends_the_run_and_it_resumes_to_the_same_bi
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_folder_that_cannot_be_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_made(folder, only_fit, capsys):
     (folder / "file").write_text("")
     told = refusal(capsys, "fit", *DIGITS, "--trainer.default_root_dir", "file/run")
     assert "file" in told
@@ -344,7 +317,7 @@ def test_a_folder_that_cannot_be_made(folder: Path, capsys: pytest.CaptureFixtur
     assert told == "full cannot be written: File too large. Give another folder (--trainer.default_root_dir)."
 
 
-def test_a_run_goes_on_without_its_conveniences(folder: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_run_goes_on_without_its_conveniences(folder, only_fit, recwarn):
     run = folder / "run"
     (run / "progress.json" / "x").mkdir(parents=True)
     (run / "pictures").write_text("")

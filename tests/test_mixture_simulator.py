@@ -24,7 +24,7 @@ from tests.refusals import assert_refused
 OTHER_MIXTURE = GaussianMixture(3, 2, concentration=1.7, mean=0.5, mean_precision=0.2, dof=6.0, scale=1.3)
 
 
-def test_the_prior_is_scipys_with_the_jacobian_of_the_coordinates() -> None:
+def test_the_prior_is_scipys_with_the_jacobian_of_the_coordinates():
     """The density of (gamma, mu, Sigma) by scipy, times |d (gamma, mu, Sigma) / d theta| by autograd."""
     theta = OTHER_MIXTURE.prior(4, generator_for("prior"))
     for row, found in zip(theta, OTHER_MIXTURE.log_prior(theta), strict=True):
@@ -41,7 +41,7 @@ def test_the_prior_is_scipys_with_the_jacobian_of_the_coordinates() -> None:
         assert float(found) == pytest.approx(expected, rel=1e-10)
 
 
-def _covariance_jacobian(coordinates: torch.Tensor) -> torch.Tensor:
+def _covariance_jacobian(coordinates):
     """d (Sigma_11, Sigma_21, Sigma_22) / d (log L_11, log L_22, L_21)."""
 
     def covariance(c: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ def _covariance_jacobian(coordinates: torch.Tensor) -> torch.Tensor:
     return torch.autograd.functional.jacobian(covariance, coordinates)
 
 
-def test_the_prior_is_drawn_as_its_density_says() -> None:
+def test_the_prior_is_drawn_as_its_density_says():
     """Moments of Dirichlet, inverse Wishart and normal-inverse-Wishart (20,000 draws: a percent or two)."""
     values = OTHER_MIXTURE.values(OTHER_MIXTURE.prior(20_000, generator_for("moments")))
     share, covariance = values["weights"], values["covariances"]
@@ -63,7 +63,7 @@ def test_the_prior_is_drawn_as_its_density_says() -> None:
     assert spread.tolist() == pytest.approx([expected / 0.2] * 2, rel=0.06)
 
 
-def test_records_have_the_mixtures_mean_and_covariance() -> None:
+def test_records_have_the_mixtures_mean_and_covariance():
     theta = OTHER_MIXTURE.prior(5, generator_for("few"))
     values = OTHER_MIXTURE.values(theta)
     x = OTHER_MIXTURE.simulate(theta, 200_000, generator_for("records")).double()
@@ -79,7 +79,7 @@ def test_records_have_the_mixtures_mean_and_covariance() -> None:
     assert ((found - covariance).abs() < 0.03 * scale[:, :, None] * scale[:, None]).all()
 
 
-def test_naming_components_anew_changes_neither_prior_nor_model() -> None:
+def test_naming_components_anew_changes_neither_prior_nor_model():
     theta = OTHER_MIXTURE.prior(3, generator_for("names"))
     orders = OTHER_MIXTURE.symmetries()
     assert orders.shape == (6, OTHER_MIXTURE.size)
@@ -101,7 +101,7 @@ def test_naming_components_anew_changes_neither_prior_nor_model() -> None:
         ({"scale": 0.0}, "scale is 0.0; it must be above 0"),
     ],
 )
-def test_what_is_out_of_range_is_named(settings: dict[str, float], sentence: str) -> None:
+def test_what_is_out_of_range_is_named(settings, sentence):
     assert_refused(sentence, GaussianMixture, **settings)
 
 
@@ -116,7 +116,7 @@ def ward_outbreaks():
 
 
 @pytest.mark.slow
-def test_an_epidemics_parameters_are_found_from_three_hospitals_discrepancies() -> None:
+def test_an_epidemics_parameters_are_found_from_three_hospitals_discrepancies():
     """20 wards at each; the posterior of the first two is at most half as wide as the prior, and holds the truth."""
     simulator, generator = ward_outbreaks(), generator_for("wards")
     theta = torch.tensor([[1.6, 0.35, 0.8]], dtype=torch.float64)
@@ -167,7 +167,7 @@ class Everything(Independent):
         return torch.zeros(len(values["rate"]), records, 1)
 
 
-def test_the_density_is_scipys_with_the_jacobian_of_the_coordinates() -> None:
+def test_the_density_is_scipys_with_the_jacobian_of_the_coordinates():
     """theta = (log rate, logit share, place, the simplex's two, noise); a Jacobian of the simplex by autograd."""
     simulator = Everything()
     assert simulator.size == 1 + 1 + 2 + 2 + 2
@@ -194,7 +194,7 @@ def test_the_density_is_scipys_with_the_jacobian_of_the_coordinates() -> None:
         assert values["share"][i] == pytest.approx(share)
 
 
-def test_draws_have_the_priors_distribution() -> None:
+def test_draws_have_the_priors_distribution():
     values = Everything().values(Everything().prior(4000, generator_for("draws")))
     for name, law in {"rate": stats.gamma(2.5, scale=2.0), "share": stats.beta(2.0, 3.0)}.items():
         assert stats.kstest(values[name].numpy(), law.cdf).pvalue > 1e-3
@@ -202,7 +202,14 @@ def test_draws_have_the_priors_distribution() -> None:
     assert torch.cov(values["place"].T)[0, 1] == pytest.approx(0.5, abs=0.1)
 
 
-def test_all_randomness_comes_from_the_generator() -> None:
+def test_without_parameters_or_with_a_discrete_one_it_is_refused_and_draws_from_the_generator_alone():
+    class Own(Waiting):
+        def __init__(self, **priors: torch.distributions.Distribution) -> None:
+            Independent.__init__(self, priors, dimensions=1)
+
+    assert_refused("Own has no parameter: give at least one prior", Own)
+    with pytest.raises(UserError, match=r"the prior of 'beds' is Poisson, .* take a continuous distribution"):
+        Own(rate=Gamma(1.0, 1.0), beds=Poisson(3.0))
     before = torch.get_rng_state()
     simulator = Everything()
     theta = simulator.prior(3, generator_for("one"))
@@ -213,18 +220,8 @@ def test_all_randomness_comes_from_the_generator() -> None:
     assert not torch.equal(simulator.prior(3, generator_for("other")), theta)
 
 
-def test_without_parameters_or_with_a_discrete_one_it_is_refused() -> None:
-    class Own(Waiting):
-        def __init__(self, **priors: torch.distributions.Distribution) -> None:
-            Independent.__init__(self, priors, dimensions=1)
-
-    assert_refused("Own has no parameter: give at least one prior", Own)
-    with pytest.raises(UserError, match=r"the prior of 'beds' is Poisson, .* take a continuous distribution"):
-        Own(rate=Gamma(1.0, 1.0), beds=Poisson(3.0))
-
-
 @pytest.mark.slow
-def test_a_rates_posterior_is_the_conjugate_gamma() -> None:
+def test_a_rates_posterior_is_the_conjugate_gamma():
     """60 exponential waiting times: rate ~ Gamma(3 + n, 2 + sum x)."""
     x = Waiting().simulate(torch.full((1, 1), math.log(1.8), dtype=torch.float64), 60, generator_for("times"))[0]
     exact = stats.gamma(3 + 60, scale=1 / (2 + float(x.sum())))
@@ -240,7 +237,7 @@ CENTRES = torch.tensor([[-9.0, 3.0], [0.0, -9.0], [8.0, 3.0]])
 
 
 @pytest.mark.slow
-def test_three_gaussians_are_found() -> None:
+def test_three_gaussians_are_found():
     """Wrong places are two components on one Gaussian, and a wide one over two; here all particles leave them."""
     records, generator = 900, generator_for("scan", 900, 5)
     x = torch.cat([c + torch.randn(records // 3, 2, generator=generator) for c in CENTRES])

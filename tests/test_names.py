@@ -7,7 +7,6 @@ import logging
 import os
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,10 +32,8 @@ from tests.names import names
 pytestmark = pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
 FOLDERS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 
-# metrics.csv ----------------------------------------------------------------------------------------------------------
 
-
-def write_rounds(logger: MetricsFile, columns: list[str], rounds: range) -> None:
+def write_rounds(logger, columns, rounds):
     for epoch in rounds:
         for place, column in enumerate(columns):
             logger.log_metrics({column: (epoch + 1) / (place + 3), "epoch": epoch}, epoch)
@@ -44,7 +41,7 @@ def write_rounds(logger: MetricsFile, columns: list[str], rounds: range) -> None
 
 @FOLDERS
 @given(st.lists(names, max_size=3, unique_by=printable), st.data())
-def test_a_metrics_file_cut_anywhere_resumes_to_the_same_bytes(tmp_path: Path, some: list[str], data: Any) -> None:
+def test_a_metrics_file_cut_anywhere_resumes_to_the_same_bytes(tmp_path, some, data):
     columns = [f"loss/client/{name}" for name in some] + ["loss"]
     whole, cut = (MetricsFile(str(tmp_path / name)) for name in ("whole", "cut"))
     for logger in (whole, cut):
@@ -65,7 +62,7 @@ def test_a_metrics_file_cut_anywhere_resumes_to_the_same_bytes(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\u2028", "\x85", "\x0b"])
-def test_a_cell_between_quotes_may_hold_any_line_end(tmp_path: Path, end: str) -> None:
+def test_a_cell_between_quotes_may_hold_any_line_end(tmp_path, end):
     """As in a file from elsewhere, or of an earlier version; wherever its last row was cut off."""
     table = io.StringIO(newline="")
     columns = ["epoch", "step", f'a"{end}b', "x"]
@@ -84,10 +81,7 @@ def test_a_cell_between_quotes_may_hold_any_line_end(tmp_path: Path, end: str) -
         assert [row[0] for row in rows[1:]] == ["0", *["1"] * whole, "2"]
 
 
-# The partition --------------------------------------------------------------------------------------------------------
-
-
-def partition_of(clients: list[str]) -> pd.DataFrame:
+def partition_of(clients):
     counts = np.arange(2 * len(clients)).reshape(len(clients), 2) + 1
     return pd.DataFrame(counts, index=pd.Index(clients, name="client"), columns=pd.Index([0, 1], name="class"))
 
@@ -95,7 +89,7 @@ def partition_of(clients: list[str]) -> pd.DataFrame:
 @settings(max_examples=40)
 @given(st.lists(names.filter(lambda name: len(name) < 60), min_size=1, max_size=4, unique=True))
 @example(["[/]", "a\\"])
-def test_the_printed_partition_shows_them(clients: list[str]) -> None:
+def test_the_printed_partition_shows_them(clients):
     screen = io.StringIO()
     print_partition(partition_of(clients), Path("[/]"), Console(file=screen, width=900))
     rows = [line for line in screen.getvalue().split("\n") if line.strip()][-len(clients) :]
@@ -103,7 +97,7 @@ def test_the_printed_partition_shows_them(clients: list[str]) -> None:
         assert row[1:].startswith(printable(client).rstrip())
 
 
-def test_a_partition_that_is_not_printed_names_its_file() -> None:
+def test_a_partition_that_is_not_printed_names_its_file():
     screen = io.StringIO()
     print_partition(partition_of([str(k) for k in range(99)]), Path("runs/[/]/a\x1b[1m.csv"), Console(file=screen))
     assert r"[/]/a\x1b[1m.csv" in screen.getvalue().replace("\n", "")
@@ -112,7 +106,7 @@ def test_a_partition_that_is_not_printed_names_its_file() -> None:
 @settings(max_examples=6)
 @given(st.lists(names, min_size=1, max_size=3, unique=True), st.lists(names, min_size=2, max_size=2))
 @example(["$x^$", "$\\frac$", "very long" * 500], ["$x^$", "\ud800"])
-def test_the_picture_of_the_partition_draws_them(clients: list[str], classes: list[str]) -> None:
+def test_the_picture_of_the_partition_draws_them(clients, classes):
     figure = partition_picture(with_names(partition_of(clients), classes))
     FigureCanvasAgg(figure).draw()
     written = [label for axes in figure.axes[1:2] for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
@@ -122,7 +116,7 @@ def test_the_picture_of_the_partition_draws_them(clients: list[str], classes: li
         assert label._preprocess_math(label.get_text()) == (drawn, False)
 
 
-def test_a_legend_holds_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_legend_holds_every_name(monkeypatch):
     """Matplotlib leaves out what begins with an underscore, unless told."""
     monkeypatch.setattr(curve_fit, "pixels_of", lambda figure: figure)
     line, some = torch.linspace(0, 1, 5)[:, None], ["$x^$", "\ud800", "_a"]
@@ -132,13 +126,10 @@ def test_a_legend_holds_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn == [(printable(name), False) for name in [*some, "server"]]
 
 
-# The bar --------------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=40)
 @given(names, names)
 @example("[/]", "[/]")
-def test_the_bar_shows_them(client: str, metric: str) -> None:
+def test_the_bar_shows_them(client, metric):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=8000, color_system=None)
     with pytest.MonkeyPatch.context() as patch:
@@ -153,26 +144,15 @@ def test_the_bar_shows_them(client: str, metric: str) -> None:
     assert f"{printable(metric)} 0.5" in screen.getvalue()
 
 
-# Whole runs -----------------------------------------------------------------------------------------------------------
-
-
-def federated(folder: Path, pair: list[str], rounds: int, resume: bool) -> bytes:
+def federated(folder, pair, rounds, resume):
     sets = dict(zip(pair, client_sets((9, 5)), strict=True))
     data = federation(sizes=(9, 5), client_names=pair, val_dataset=sets)
     data.data.labels = {name: torch.arange(4) % 2 for name in pair}
     torch.manual_seed(0)
-    fit(
-        Regression(),
-        data,
-        rounds,
-        folder,
-        optimizer_state="keep",
-        callbacks=[RoundCheckpoint(), PartitionReport(), FederatedProgressBar(refresh_seconds=0)],
-        logger=MetricsFile(str(folder)),
-        enable_checkpointing=True,
-        enable_progress_bar=True,
-        ckpt_path=folder / "checkpoints" / "last.ckpt" if resume else None,
-    )
+    callbacks = [RoundCheckpoint(), PartitionReport(), FederatedProgressBar(refresh_seconds=0)]
+    options = {"logger": MetricsFile(str(folder)), "enable_checkpointing": True, "enable_progress_bar": True}
+    options["ckpt_path"] = folder / "checkpoints" / "last.ckpt" if resume else None
+    fit(Regression(), data, rounds, folder, optimizer_state="keep", callbacks=callbacks, **options)
     return (folder / "metrics.csv").read_bytes()
 
 
@@ -181,7 +161,7 @@ def federated(folder: Path, pair: list[str], rounds: int, resume: bool) -> bytes
 @given(st.lists(names, min_size=2, max_size=2, unique_by=printable))
 @example(["a\u2028b", "[/]"])
 @example(["\udcff", "=1+1"])
-def test_a_federation_of_two_runs_and_resumes(tmp_path_factory: Any, pair: list[str]) -> None:
+def test_a_federation_of_two_runs_and_resumes(tmp_path_factory, pair):
     folder = tmp_path_factory.mktemp("run")
     whole = federated(folder / "whole", pair, 2, resume=False)
     federated(folder / "parts", pair, 1, resume=False)
@@ -195,7 +175,7 @@ def test_a_federation_of_two_runs_and_resumes(tmp_path_factory: Any, pair: list[
     assert json.loads((folder / "whole" / "progress.json").read_text())["round"] == 3
 
 
-def images(root: bytes, rng: np.random.Generator) -> None:
+def images(root, rng):
     for split in (b"train", b"val", b"test"):
         for client in (b"caf\xe9", b"[bold] $x^$"):
             for label in (b"one\xff", b"=two"):
@@ -206,8 +186,7 @@ def images(root: bytes, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.slow
-def test_folders_whose_names_are_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run by the command line, its resumption."""
+def test_folders_whose_names_are_not_utf_8(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     try:
@@ -226,21 +205,13 @@ def test_folders_whose_names_are_not_utf_8(tmp_path: Path, monkeypatch: pytest.M
     assert (run / "pictures" / "partition.png").is_file()
 
 
-# What is said ---------------------------------------------------------------------------------------------------------
-
-
-def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said_is_one_line_and_does_nothing_to_a_terminal(monkeypatch, capsys, caplog):
     def refuse(args: list[str]) -> int:
         raise UserError("client a\u2028b\x1b[31m\nerror: is empty")
 
     monkeypatch.setattr("lit_epgan.cli.main._run", refuse)
     assert main(["fit"]) == 2
     assert capsys.readouterr().err == "error: client a\\u2028b\\x1b[31m\\nerror: is empty\n"
-
-
-def test_warnings_and_log_records_do_nothing_to_a_terminal(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, category, *_: print(category.__name__, message)  # type: ignore[assignment]

@@ -47,11 +47,7 @@ ASKING = {
     "nonzero",
     "unique_dim",
 }
-
-
 FETCHING = ("tolist", "cpu", "numpy")  # these dispatch nothing on a CPU
-
-
 ON_THE_HOST = {
     "_get_value",  # Adam's step count, which torch keeps there on every device
     "steps_taken",  # the same
@@ -77,12 +73,12 @@ class Questions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _masks(name: str, args: Any) -> bool:
+def _masks(name, args):
     """Whether rows are chosen by a boolean tensor, so that the host must know how many."""
     return name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
 
 
-def _refuse(*_: Any, **__: Any) -> None:
+def _refuse(*_, **__):
     raise AssertionError("a tensor's values are fetched within a step")
 
 
@@ -104,22 +100,13 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+TILTED = TiltedExpectationPropagation("discriminator.layers.1", components=2, tilt_every=2)
+ASKED = [FedProx(0.1), SCAFFOLD(), FedDyn(), ExpectationPropagation(), TILTED, GeneratorSites(own_rows=4, pool=20)]
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        FedProx(0.1),
-        SCAFFOLD(),
-        FedDyn(),
-        ExpectationPropagation(),
-        TiltedExpectationPropagation("discriminator.layers.1", components=2, tilt_every=2),
-        GeneratorSites(own_rows=4, pool=20),
-    ],
-    ids=lambda algorithm: type(algorithm).__name__,
-)
-def test_no_step_of_a_federated_gan_asks(
-    options: dict[str, Any], algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("algorithm", ASKED, ids=lambda algorithm: type(algorithm).__name__)
+def test_no_step_of_a_federated_gan_asks(options, algorithm, monkeypatch):
     """As on an accelerator, whose Adam is not the fused one."""
     monkeypatch.setattr(lit_epgan.modules.gan, "adam", lambda network, lr, betas: torch.optim.Adam(network, lr, betas))
     torch.manual_seed(0)
@@ -132,7 +119,7 @@ def test_no_step_of_a_federated_gan_asks(
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
-def test_a_gan_steps_where_there_are_no_values(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gan_steps_where_there_are_no_values(options, monkeypatch):
     """Tensors of the meta device have none, and whoever asks for one gets an error."""
     with torch.device("meta"):
         generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
@@ -143,11 +130,10 @@ def test_a_gan_steps_where_there_are_no_values(options: dict[str, Any], monkeypa
     monkeypatch.setattr(module, "manual_backward", lambda loss: loss.backward())
     for step in range(5):
         module.training_step((torch.empty(8, 3, device="meta"),), step)
-    assert module.step_losses is not None
     assert module.step_losses.is_meta
 
 
-def test_the_step_around_a_recognisers_network_asks_nothing() -> None:
+def test_the_step_around_a_recognisers_network_asks_nothing_and_a_question_is_heard():
     class Linear(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -161,17 +147,12 @@ def test_the_step_around_a_recognisers_network_asks_nothing() -> None:
     loss = module.training_step((torch.empty(2, 6, 5, device="meta"), states), 0)
     assert isinstance(loss, Tensor)
     assert loss.is_meta
-
-
-def test_a_question_is_heard() -> None:
     with Questions() as questions:
         float(torch.ones(2).sum())
-    assert questions.asked == ["test_a_question_is_heard"]
+    assert questions.asked == ["test_the_step_around_a_recognisers_network_asks_nothing_and_a_question_is_heard"]
 
 
 FEATURES = "discriminator.layers.4"
-
-
 CASES: dict[str, tuple[Prior, Algorithm, dict[str, Any]]] = {
     "vanilla": (UniformPrior(), FedAvg(), {"objective": "non-saturating", "r1": 0.5, "r1_every": 2}),
     "bayesgan": (GaussianPrior(1e-4), ExpectationPropagation(), {"objective": "lsgan"}),
@@ -181,12 +162,16 @@ CASES: dict[str, tuple[Prior, Algorithm, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_prior_and_objective(case: str) -> None:
-    prior, algorithm, options = CASES[case]
+def convolutions(members):
     torch.manual_seed(0)
-    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, members=2)
-    discriminator = DCGANDiscriminator(image_size=8, channels=1, width=4, heads=2)
+    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, members=members)
+    return generator, DCGANDiscriminator(image_size=8, channels=1, width=4, heads=members)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_prior_and_objective(case):
+    prior, algorithm, options = CASES[case]
+    generator, discriminator = convolutions(2)
     module = GAN(generator, discriminator, prior=prior, noise=1e-3, **options)
     data = FederatedDataModule.from_datasets([TensorDataset(torch.randn(8, 1, 8, 8)) for _ in range(2)], batch_size=4)
     fit(module, data, rounds=2, algorithm=algorithm, precision="bf16-mixed")
@@ -196,7 +181,7 @@ def test_every_prior_and_objective(case: str) -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_losses_of_half_precision_scores_are_those_in_single(name: str) -> None:
+def test_losses_and_contrasts_of_half_precision_are_those_in_single(name):
     real, fake = (torch.randn(64, 2).to(torch.bfloat16) for _ in range(2))
     weight, objective = torch.rand(64).softmax(0), OBJECTIVES[name]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -205,13 +190,13 @@ def test_losses_of_half_precision_scores_are_those_in_single(name: str) -> None:
     for loss, expected in zip(losses, wide, strict=True):
         assert loss.dtype == torch.float32
         assert torch.equal(loss, expected)
+    z = torch.randn(3, 8, 6).to(torch.bfloat16)
+    assert torch.equal(contrast(*z, 0.5), contrast(*z.float(), 0.5))
 
 
-def test_the_past_of_a_history_prior_is_not_halved_by_autocast() -> None:
+def test_the_past_of_a_history_prior_is_not_halved_by_autocast():
     """gma's distances are differences of large sums."""
-    torch.manual_seed(0)
-    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, members=2)
-    discriminator = DCGANDiscriminator(image_size=8, channels=1, width=4, heads=2)
+    generator, discriminator = convolutions(2)
     for approximation in ("gma", "psa"):
         prior = HistoryPrior(size=2, every=1, approximation=approximation)
         prior.build(generator, discriminator, OBJECTIVES["lsgan"])
@@ -224,11 +209,6 @@ def test_the_past_of_a_history_prior_is_not_halved_by_autocast() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = prior.generator_loss(generator, discriminator, fake)
         assert torch.equal(loss, expected), approximation
-
-
-def test_moons_contrast_of_halved_representations_is_in_single_precision() -> None:
-    z = torch.randn(3, 8, 6).to(torch.bfloat16)
-    assert torch.equal(contrast(*z, 0.5), contrast(*z.float(), 0.5))
 
 
 class Observer(FedAvg):
@@ -248,10 +228,8 @@ class Observer(FedAvg):
         return self.Report(change=client.change)
 
 
-def test_algorithms_compute_without_autocast_while_the_module_trains_under_it() -> None:
-    torch.manual_seed(0)
-    generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4)
-    module = GAN(generator, DCGANDiscriminator(image_size=8, channels=1, width=4))
+def test_algorithms_compute_without_autocast_while_the_module_trains_under_it():
+    module = GAN(*convolutions(1))
     trained: list[bool] = []
     module.discriminator.register_forward_hook(lambda *_: trained.append(torch.is_autocast_enabled("cpu")))
     data = FederatedDataModule.from_datasets([TensorDataset(torch.randn(8, 1, 8, 8)) for _ in range(2)], batch_size=4)
@@ -278,7 +256,7 @@ class Regression(LightningModule):
 @pytest.mark.parametrize(
     "algorithm", [MOON("backbone"), MOON("head"), FedNP("backbone", "head"), TiltedExpectationPropagation("backbone.0")]
 )
-def test_algorithms_that_look_at_features_take_halved_ones(algorithm: Algorithm) -> None:
+def test_algorithms_that_look_at_features_take_halved_ones(algorithm):
     torch.manual_seed(0)
     module = Regression()
     sets = [TensorDataset(torch.randn(8, 3), torch.randint(2, (8,))) for _ in range(2)]
@@ -289,41 +267,42 @@ def test_algorithms_that_look_at_features_take_halved_ones(algorithm: Algorithm)
         assert torch.isfinite(value).all(), name
 
 
-COMPILED: list[dict[str, Any]] = [
-    {"objective": "wgan-gp"},
-    {"objective": "lsgan", "r1": 0.5, "r1_every": 2},
-    {"objective": "non-saturating", "prior": HistoryPrior(size=2, every=2)},
+NOISY = {"objective": "lsgan", "noise": 1e-3, "prior": HistoryPrior(size=2, every=2)}
+COMPILED: list[tuple[dict[str, Any], Algorithm]] = [
+    ({"objective": "wgan-gp"}, FedAvg()),
+    ({"objective": "lsgan", "r1": 0.5, "r1_every": 2}, FedAvg()),
+    ({"objective": "non-saturating", "prior": HistoryPrior(size=2, every=2)}, FedAvg()),
+    (NOISY, ExpectationPropagation()),
+    (
+        NOISY,
+        TiltedExpectationPropagation("discriminator.layers.1", tilt_every=2),
+    ),  # reads a compiled network's features
 ]
 
 
-ALGORITHMS: list[Algorithm] = [
-    ExpectationPropagation(),
-    TiltedExpectationPropagation("discriminator.layers.1", tilt_every=2),  # reads features inside a compiled network
-]
+def compiler(test):
+    """Marks what needs one."""
+    there = shutil.which("g++") is not None
+    return pytest.mark.slow(pytest.mark.skipif(not there, reason="torch.compile needs a C++ compiler")(test))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++")
-@pytest.mark.parametrize("options", COMPILED, ids=lambda options: options["objective"])
-def test_compiled_and_eager_training_agree(options: dict[str, Any]) -> None:
-    """Three rounds with several clients, whose parameters are swapped under the compiled networks."""
-    eager, compiled = _ends(options, FedAvg())
-    torch.testing.assert_close(compiled, eager)
+@compiler
+@pytest.mark.parametrize(("options", "algorithm"), COMPILED, ids=["gp", "r1", "history", "ep", "tilted"])
+def test_compiled_and_eager_training_agree(options, algorithm):
+    """Three rounds of several clients, whose parameters are swapped under the compiled networks; with EP's sites."""
+    torch.manual_seed(0)
+    generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
+    discriminator = MLPDiscriminator((3,), hidden=(6, 5), heads=2)
+    ends = []
+    for compiled in (False, True):
+        module = GAN(copy.deepcopy(generator), copy.deepcopy(discriminator), compiled=compiled, **options)
+        fit(module, federation(local_steps=4), rounds=3, algorithm=copy.deepcopy(algorithm))
+        ends.append(module.state_dict())
+    torch.testing.assert_close(ends[1], ends[0])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++")
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
-def test_compiled_and_eager_ep_agree(algorithm: Algorithm) -> None:
-    """EP-ProbGAN's prior and Laplace sites, around stacked ensembles."""
-    options = {"objective": "lsgan", "noise": 1e-3, "prior": HistoryPrior(size=2, every=2)}
-    eager, compiled = _ends(options, algorithm)
-    torch.testing.assert_close(compiled, eager)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++")
-def test_a_hook_that_is_put_on_later_is_called() -> None:
+@compiler
+def test_a_hook_that_is_put_on_later_is_called():
     """As an algorithm puts one on a network that has been compiled without."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -336,21 +315,8 @@ def test_a_hook_that_is_put_on_later_is_called() -> None:
     assert called == [1]
 
 
-def _ends(options: dict[str, Any], algorithm: Algorithm) -> list[dict[str, Any]]:
-    torch.manual_seed(0)
-    generator = MLPGenerator((3,), hidden=(8,), tanh=False, members=2)
-    discriminator = MLPDiscriminator((3,), hidden=(6, 5), heads=2)
-    ends = []
-    for compiled in (False, True):
-        module = GAN(copy.deepcopy(generator), copy.deepcopy(discriminator), compiled=compiled, **options)
-        fit(module, federation(local_steps=4), rounds=3, algorithm=copy.deepcopy(algorithm))
-        ends.append(module.state_dict())
-    return ends
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler, and there is no g++")
-def test_compiled_convolutions_agree() -> None:
+@compiler
+def test_compiled_convolutions_agree():
     """Both networks' losses and gradients in one step, stacked ensembles, channels last, with BatchNorm."""
     torch.manual_seed(0)
     generator = DCGANGenerator(image_size=8, channels=1, latent_dim=4, width=4, upsamplings=2, members=2)

@@ -19,7 +19,6 @@ from tests.refusals import assert_refused
 from tests.test_attributes import loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of")  # the oracle's clients that have not worked yet
-
 CLIENTS = 3
 ROUNDS = 4
 
@@ -109,21 +108,21 @@ Made = tuple[nn.Module, Optimizer, list[Any]]
 Schedule = Callable[[Optimizer], Sequence[Any]]
 
 
-def make(optimizer: str, schedule: Schedule = lambda o: ()) -> Made:
+def make(optimizer, schedule=lambda o: ()):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     made = OPTIMIZERS[optimizer](module.parameters())
     return module, made, list(schedule(made))
 
 
-def batches(client: int, round_: int) -> list[tuple[Tensor, Tensor]]:
+def batches(client, round_):
     """1, 2 or 3 batches."""
     generator = torch.Generator().manual_seed(100 * round_ + client)
     made = [torch.randn(2, 5, 4, generator=generator, dtype=torch.float64) for _ in range(client + 1)]
     return [(x[0, :, :3] + client, x[1, :, 3:]) for x in made]
 
 
-def work(made: Made, client: int, round_: int, each_step: bool) -> list[float]:
+def work(made, client, round_, each_step):
     """A client's local steps; the rates that it took them with."""
     module, optimizer, schedulers = made
     rates = []
@@ -143,28 +142,28 @@ def work(made: Made, client: int, round_: int, each_step: bool) -> list[float]:
     return rates
 
 
-def everyone(round_: int) -> list[int]:
+def everyone(round_):
     return list(range(CLIENTS))
 
 
-def some(round_: int) -> list[int]:
+def some(round_):
     return [[0, 1], [2], [1, 2], [0, 2]][round_]
 
 
-def load(module: nn.Module, server: list[Tensor]) -> None:
+def load(module, server):
     with torch.no_grad():
         for p, value in zip(module.parameters(), server, strict=True):
             p.copy_(value)
 
 
-def merged(module: nn.Module, cohort: list[int], of: dict[int, list[Tensor]]) -> list[Tensor]:
+def merged(module, cohort, of):
     return [torch.stack([of[k][i] for k in sorted(cohort)]).mean(0) for i, _ in enumerate(module.parameters())]
 
 
 Result = tuple[list[Tensor], dict[tuple[int, int], list[float]]]
 
 
-def separately(make: Callable[[], Made], policy: str, cohort: Any = everyone, each_step: bool = True) -> Result:
+def separately(make, policy, cohort=everyone, each_step=True):
     """The oracle: every client has a module, an optimizer and schedules of its own, new ones each round to reset."""
     own = {k: make() for k in range(CLIENTS)}
     server = [p.detach().clone() for p in own[0][0].parameters()]
@@ -187,15 +186,7 @@ def separately(make: Callable[[], Made], policy: str, cohort: Any = everyone, ea
     return server, rates
 
 
-def together(
-    make: Callable[[], Made],
-    policy: Any,
-    cohort: Any = everyone,
-    each_step: bool = True,
-    backwards: bool = False,
-    saved: bool = False,
-    early: bool = False,
-) -> Result:
+def together(make, policy, cohort=everyone, each_step=True, backwards=False, saved=False, early=False):
     """The clients share one module, optimizer and schedules.
 
     Args:
@@ -240,32 +231,33 @@ def together(
     return server, rates
 
 
-def assert_same(made: Result, expected: Result) -> None:
+def assert_same(made, expected):
     for a, b in zip(made[0], expected[0], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     assert made[1] == {key: pytest.approx(rates, rel=1e-12) for key, rates in expected[1].items()}
 
 
-# Optimizers -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("policy", ["reset", "keep"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_everything_an_optimizer_holds_is_the_clients(kind: str, policy: str) -> None:
+def test_everything_an_optimizer_holds_is_the_clients(kind, policy):
     expected = separately(lambda: make(kind), policy, cohort=some)
     assert_same(together(lambda: make(kind), policy, cohort=some), expected)
     assert_same(together(lambda: make(kind), policy, cohort=some, backwards=True), expected)
     assert_same(together(lambda: make(kind), policy, cohort=some, saved=True), expected)
 
 
-def test_keeping_is_not_resetting() -> None:
+def test_keeping_is_not_resetting_which_keeps_nothing():
     for kind in OPTIMIZERS:
         reset, keep = (together(lambda kind=kind: make(kind), policy)[0] for policy in ("reset", "keep"))
         assert max(float((a - b).abs().max()) for a, b in zip(reset, keep, strict=True)) > 1e-4, kind
+    made = make("sgd")
+    states = OptimizerStates([made[1]], [], "reset")
+    work(made, 0, 0, False)
+    assert states.collect() is None
 
 
 @pytest.mark.parametrize("kind", ["sam", "estimating-tensor", "fused-adam", "lbfgs", "capturable-rate"])
-def test_what_is_collected_stays_as_it_was(kind: str) -> None:
+def test_what_is_collected_stays_as_it_was(kind):
     made = make(kind, lambda o: [StepLR(o, 1, 0.5)])
     states = OptimizerStates([made[1]], made[2], "keep")
     states.begin(None)
@@ -284,14 +276,7 @@ def test_what_is_collected_stays_as_it_was(kind: str) -> None:
     assert equal(first, then)
 
 
-def test_resetting_keeps_nothing() -> None:
-    made = make("sgd")
-    states = OptimizerStates([made[1]], [], "reset")
-    work(made, 0, 0, False)
-    assert states.collect() is None
-
-
-def test_a_group_that_a_client_adds_is_gone_for_the_next() -> None:
+def test_a_group_that_a_client_adds_is_gone_and_one_that_is_added_between_rounds_stays():
     optimizer = make("sgd")[1]
     states = OptimizerStates([optimizer], [], "keep")
     groups = optimizer.param_groups
@@ -306,9 +291,6 @@ def test_a_group_that_a_client_adds_is_gone_for_the_next() -> None:
     states.begin(None)
     assert [len(group["params"]) for group in optimizer.param_groups] == [4]
     assert "note" not in optimizer.param_groups[0]
-
-
-def test_a_group_that_is_added_between_rounds_stays() -> None:
     _, optimizer, _ = made = make("sgd")
     states = OptimizerStates([optimizer], [], "keep")
     work(made, 0, 0, False)
@@ -321,16 +303,7 @@ def test_a_group_that_is_added_between_rounds_stays() -> None:
     assert len(optimizer.state) == 4
 
 
-def test_a_hook_that_somebody_registers_stays() -> None:
-    made = make("sgd")
-    states, steps = OptimizerStates([made[1]], [], "keep"), []
-    made[1].register_step_post_hook(lambda *_: steps.append(1))
-    states.begin(states.collect())
-    work(made, 2, 0, False)
-    assert len(steps) == 3
-
-
-def test_an_iterator_in_an_optimizer_is_named() -> None:
+def test_an_iterator_in_an_optimizer_is_named():
     module, optimizer, _ = make("sgd")
     optimizer.order = itertools.cycle([1, 2, 3])  # type: ignore[attr-defined]
     optimizer.log = (i for i in range(3))  # type: ignore[attr-defined]
@@ -349,16 +322,19 @@ def test_an_iterator_in_an_optimizer_is_named() -> None:
     assert_refused(r"SGD keeps a list_iterator in its state", states.collect)
 
 
-def test_mistakes_are_named() -> None:
+def test_mistakes_are_named_and_a_hook_that_somebody_registers_stays():
     with pytest.raises(UserError, match=r"optimizer_state is 'remember'; choose reset or keep"):
         OptimizerStates([], [], "remember")  # type: ignore[arg-type]
     optimizer = make("sam-own-groups")[1]
     optimizer.base_optimizer.param_groups[0]["lr"] = float("nan")  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"learning rate is nan; it must be a finite number, 0 or more"):
         OptimizerStates([optimizer], [], "reset")
-
-
-# Schedules ------------------------------------------------------------------------------------------------------------
+    made = make("sgd")
+    states, steps = OptimizerStates([made[1]], [], "keep"), []
+    made[1].register_step_post_hook(lambda *_: steps.append(1))
+    states.begin(states.collect())
+    work(made, 2, 0, False)
+    assert len(steps) == 3
 
 
 class Listing:
@@ -389,37 +365,23 @@ SCHEDULES: dict[str, Schedule] = {
 
 @pytest.mark.parametrize("policy", ["reset", "keep"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_that_a_client_steps_is_its_own(name: str, policy: str) -> None:
-    def scheduled() -> Made:
+@pytest.mark.parametrize("each_step", [True, False])
+def test_a_schedule_is_its_clients_or_runs_with_the_rounds(name, policy, each_step):
+    def scheduled():
         return make("sgd", SCHEDULES[name])
 
-    expected = separately(scheduled, policy, cohort=some)
-    assert_same(together(scheduled, policy, cohort=some), expected)
-    assert_same(together(scheduled, policy, cohort=some, backwards=True), expected)
-    assert_same(together(scheduled, policy, cohort=some, saved=True), expected)
+    expected = separately(scheduled, policy, cohort=some, each_step=each_step)
+    assert each_step or len({rates[0] for rates in expected[1].values()}) > 1
+    for options in ({}, {"saved": True}, {"backwards" if each_step else "early": True}):
+        assert_same(together(scheduled, policy, cohort=some, each_step=each_step, **options), expected)
 
 
-@pytest.mark.parametrize("policy", ["reset", "keep"])
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_between_rounds_runs_with_the_rounds(name: str, policy: str) -> None:
-    def scheduled() -> Made:
-        return make("sgd", SCHEDULES[name])
-
-    expected = separately(scheduled, policy, cohort=some, each_step=False)
-    assert len({rates[0] for rates in expected[1].values()}) > 1
-    assert_same(together(scheduled, policy, cohort=some, each_step=False), expected)
-    assert_same(together(scheduled, policy, cohort=some, each_step=False, saved=True), expected)
-    assert_same(together(scheduled, policy, cohort=some, each_step=False, early=True), expected)
-
-
-def test_torch_does_not_take_a_fresh_optimizer_for_one_that_never_stepped() -> None:
+def test_a_schedule_is_carried_beside_fresh_and_wrapped_optimizers():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         together(lambda: make("sgd", SCHEDULES["exponential"]), "reset", each_step=False)
     assert not [str(each.message) for each in said]
 
-
-def test_a_wrapped_optimizers_rate_runs_with_the_rounds_and_its_momentum_is_the_clients() -> None:
     def scheduled() -> Made:
         return make("sam", SCHEDULES["exponential"])
 
@@ -427,7 +389,7 @@ def test_a_wrapped_optimizers_rate_runs_with_the_rounds_and_its_momentum_is_the_
     assert_same(together(scheduled, "keep", cohort=some, each_step=False), expected)
 
 
-def test_what_a_client_changes_beside_a_schedule_of_the_rounds_stays_its_own() -> None:
+def test_a_client_keeps_what_it_changes_beside_a_schedule_of_the_rounds_also_before_its_rate_has_moved():
     made = make("estimating", SCHEDULES["exponential"])
     states = OptimizerStates([made[1]], made[2], "keep")
     group = made[1].param_groups[0]
@@ -441,10 +403,7 @@ def test_what_a_client_changes_beside_a_schedule_of_the_rounds_stays_its_own() -
     assert (group["d"], group["k"], group["lr"]) == (7.0, 9, pytest.approx(0.07))
     states.begin(None)
     assert (group["d"], group["k"], group["lr"]) == (0.1, 9, pytest.approx(0.07))
-
-
-def test_a_schedule_whose_rate_has_not_moved_yet_runs_with_the_rounds_too() -> None:
-    """The client has changed the rate; the schedule counts to two."""
+    # The client has changed the rate; the schedule counts to two
     made = make("sgd", SCHEDULES["step"])
     states = OptimizerStates([made[1]], made[2], "keep")
     group = made[1].param_groups[0]

@@ -2,7 +2,6 @@
 
 import ast
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from tests.sealed import seal
 from tests.test_sealed_server import federation
 
 
-def test_fednova_by_hand() -> None:
+def test_fednova_by_hand():
     """Client 0 takes one step (3 records), client 1 as well: passes of batches of 2 give them 2 and 1 steps.
 
     theta_k after t steps of gradient descent from 0 is a (1 - (1 - lr h)^t).
@@ -38,12 +37,9 @@ def test_fednova_by_hand() -> None:
     torch.testing.assert_close(module.theta.detach(), expected)
 
 
-def test_a_median_of_ones_own_is_the_aggregators() -> None:
+def test_a_median_of_ones_own_is_the_aggregators_and_a_search_finds_the_optimum(monkeypatch):
     ours, theirs = federation(MedianOfClients()).run(3), federation(FedAvg(), aggregator=Median()).run(3)
     torch.testing.assert_close(ours, theirs)
-
-
-def test_a_gradient_free_search_finds_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     seal(monkeypatch)
     module = Quadratic()
     federated(module, clients(), RandomSearch(64, 0.3)).run(60)
@@ -54,7 +50,7 @@ OWN = [NormalisedAverage(), MedianOfClients(), RandomSearch()]
 
 
 @pytest.mark.parametrize("algorithm", OWN, ids=lambda a: type(a).__name__)
-def test_a_trainer_gives_the_same(algorithm: Algorithm) -> None:
+def test_a_trainer_gives_the_same(algorithm):
     plain, trained = Quadratic(), Quadratic()
     federated(plain, clients(), algorithm).run(3)
     fit(trained, clients(), 3, algorithm=algorithm)
@@ -62,7 +58,7 @@ def test_a_trainer_gives_the_same(algorithm: Algorithm) -> None:
     assert trained.theta.abs().sum() > 0.1
 
 
-def test_each_is_under_sixty_lines() -> None:
+def test_each_is_under_sixty_lines():
     tree = ast.parse(Path(own_algorithms.__file__).read_text())
     sizes = {n.name: (n.end_lineno or 0) - n.lineno + 1 for n in tree.body if isinstance(n, ast.ClassDef)}
     assert sizes.keys() == {"NormalisedAverage", "MedianOfClients", "RandomSearch"}
@@ -81,7 +77,7 @@ def test_each_is_under_sixty_lines() -> None:
         ({"aggregator": "Median"}, "FederationCallback's aggregator is the text 'Median'"),
     ],
 )
-def test_what_is_no_object_of_its_kind_is_refused(arguments: dict[str, Any], sentence: str) -> None:
+def test_what_is_no_object_of_its_kind_is_refused(arguments, sentence):
     with pytest.raises(UserError) as error:
         FederationCallback(**arguments)
     assert str(error.value).startswith(sentence)
@@ -111,19 +107,16 @@ class Grows(Rounded):
     """Inherits the mistake."""
 
 
-def test_a_misspelt_hook_of_an_algorithm_is_named() -> None:
+def test_a_misspelt_hook_of_an_algorithm_is_named_and_no_class_of_the_package_suspected():
     with pytest.raises(UserError, match=r"Rounded\.rounds is never called: did you mean the hook round\? .* _rounds\."):
         FederationCallback(Rounded())
     assert_refused(r"Grows\.rounds is never called", FederationCallback, Grows())
     FederationCallback(Helped())
-
-
-def test_no_class_of_the_package_is_suspected() -> None:
     for kind in (FedProx, Algorithm):
         check_hooks(kind, Algorithm)
 
 
-def test_a_field_that_does_not_say_how_it_merges_and_one_that_nobody_knows_are_named() -> None:
+def test_a_field_that_does_not_say_how_it_merges_and_one_that_nobody_knows_are_named():
     with pytest.raises(TypeError, match=r"Unmerged\.x does not say how it merges: give it merged"):
 
         class Unmerged(Message):

@@ -2,7 +2,6 @@
 
 import io
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ WIDTHS = (390, 1280)  # a telephone's, a desk's
 LONG = "word_without_a_place_to_break_" * 4
 
 
-def study_page(folder: Path) -> str:
+def study_page(folder):
     """With samples, curves, a partition, pairs of methods and a title that is hard to break."""
     plan = write_plan(folder)
     text = plan.read_text().replace("title: A trial", f"title: {LONG}").replace("title: Clever", f"title: {LONG}")
@@ -41,7 +40,7 @@ def study_page(folder: Path) -> str:
     return (output / "index.html").read_text()
 
 
-def inspected_page(folder: Path) -> str:
+def inspected_page(folder):
     ask = Ask(Queries(Ledger(folder / "ledger.jsonl")), 2.0, "a look")
     ask.queries.ledger.read()
     check = Check(f"{LONG} - b", "+0.10 against +0.20", -0.1, -0.3, 0.2, 0.1, 0.4, True, "a note")
@@ -54,7 +53,7 @@ def inspected_page(folder: Path) -> str:
     return inspection_page(inspection, findings, ask, f"python -m lit_epgan inspect {LONG}")
 
 
-def operators_page(folder: Path) -> str:
+def operators_page(folder):
     list_ = Contributions(folder / "contributions.csv")
     for round_ in range(60):
         lost = Contribution(asked=True, why=f"its link is broken: {LONG}")
@@ -63,17 +62,17 @@ def operators_page(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def pages(tmp_path_factory):
     made = {"study": study_page, "inspection": inspected_page, "operator": operators_page}
     return {name: make(tmp_path_factory.mktemp(name)) for name, make in made.items()}
 
 
-def brightness(colour: str) -> float:
+def brightness(colour):
     """Mean of red, green and blue of ``rgb(0, 0, 0)``, from 0 to 255."""
     return float(np.mean([int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]))
 
 
-def test_tables_have_captions_and_headers_and_pictures_have_words(pages: dict[str, str]) -> None:
+def test_tables_have_captions_and_headers_and_pictures_have_words(pages):
     for name, page in pages.items():
         assert page.count("<table") == page.count("<caption>") > 0, name
         heads = re.findall(r"<th(?: [^>]*)?>[^<]*", page)
@@ -89,7 +88,7 @@ def test_tables_have_captions_and_headers_and_pictures_have_words(pages: dict[st
 @in_browser
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
-def test_pages_fit_the_reader_and_follow_light_and_dark(pages: dict[str, str], dark: bool, tmp_path: Path) -> None:
+def test_pages_fit_the_reader_and_follow_light_and_dark(pages, dark, tmp_path):
     shown, console, picture = look(pages, WIDTHS, dark, tmp_path / "look")
     assert not console
     assert set(shown) == {(name, width) for name in pages for width in WIDTHS}
@@ -107,7 +106,7 @@ def test_pages_fit_the_reader_and_follow_light_and_dark(pages: dict[str, str], d
 
 @in_browser
 @pytest.mark.slow
-def test_the_check_sees_what_is_too_wide_and_what_goes_wrong(tmp_path: Path) -> None:
+def test_the_check_sees_what_is_too_wide_and_what_goes_wrong(tmp_path):
     wide = '<!doctype html><body style="margin: 0"><div style="width: 2000px">wide</div></body>'
     wrong = "<!doctype html><body><script>undefined.x</script></body>"
     shown, console, _ = look({"wide": wide, "wrong": wrong}, [390], dark=False, folder=tmp_path / "look")

@@ -1,6 +1,5 @@
 """Flat parameters: one buffer, the same parameter objects, the same numbers and layouts."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 from lit_epgan.datamodules import Institutions
@@ -25,19 +24,19 @@ from tests.refusals import assert_refused
 from tests.test_sealed_server import federation as plain_federation
 
 
-def network() -> nn.Sequential:
+def network():
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def convolution() -> nn.Sequential:
+def convolution():
     return nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 2, 1)).to(memory_format=torch.channels_last)
 
 
-def concatenated(parameters: Iterable[Tensor]) -> Tensor:
+def concatenated(parameters):
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
-def test_one_buffer_in_the_order_of_the_parameters() -> None:
+def test_one_live_buffer_in_the_order_of_the_parameters():
     module = network()
     before = {n: p.detach().clone() for n, p in module.named_parameters()}
     objects = list(module.parameters())
@@ -49,9 +48,6 @@ def test_one_buffer_in_the_order_of_the_parameters() -> None:
     for name, parameter in module.named_parameters():
         assert torch.equal(parameter, before[name])
         assert parameter.untyped_storage().data_ptr() == flat.vector.untyped_storage().data_ptr()
-
-
-def test_the_vector_is_live_in_both_directions() -> None:
     module = network()
     flat = FlatParameters.of(module)
     flat.load(torch.arange(float(flat.numel)))
@@ -61,7 +57,7 @@ def test_the_vector_is_live_in_both_directions() -> None:
     assert flat.vector[12:16].tolist() == [-1] * 4
 
 
-def test_training_on_flat_parameters_is_the_same_training() -> None:
+def test_training_on_flat_parameters_is_the_same_training():
     torch.manual_seed(0)
     ours, plain = convolution(), convolution()
     plain.load_state_dict(ours.state_dict())
@@ -78,7 +74,7 @@ def test_training_on_flat_parameters_is_the_same_training() -> None:
     assert torch.equal(flat.vector, torch.cat(in_memory))
 
 
-def test_channels_last_strides_survive() -> None:
+def test_channels_last_strides_survive():
     module = convolution()
     strides = [p.stride() for p in module.parameters()]
     assert strides[0] == (27, 1, 9, 3)
@@ -94,7 +90,7 @@ def test_channels_last_strides_survive() -> None:
 
 
 @given(st.lists(st.integers(1, 3), min_size=0, max_size=4), st.randoms())
-def test_any_permutation_of_dimensions_keeps_values_and_strides(shape: list[int], random: object) -> None:
+def test_any_permutation_of_dimensions_keeps_values_and_strides(shape, random):
     order = list(range(len(shape)))
     random.shuffle(order)  # type: ignore[attr-defined]
     parameter = nn.Parameter(torch.randn(shape).permute(order))
@@ -105,25 +101,21 @@ def test_any_permutation_of_dimensions_keeps_values_and_strides(shape: list[int]
     assert sorted(flat.vector[1:].tolist()) == sorted(value.flatten().tolist())  # no gap, no overlap
 
 
-def test_a_parameter_with_gaps_becomes_contiguous() -> None:
+def test_parameters_with_gaps_become_contiguous_and_tied_ones_count_once():
     parameter = nn.Parameter(torch.arange(12.0).view(3, 4)[:, ::2])
     flat = FlatParameters([("it", parameter)])
     assert flat.vector.tolist() == [0, 2, 4, 6, 8, 10]
     assert parameter.tolist() == [[0, 2], [4, 6], [8, 10]]
-
-
-def test_tied_parameters_once() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[1].weight = module[0].weight
     flat = FlatParameters.of(module)
-    assert flat.numel == 9 + 3 + 3
-    assert flat.names == ["0.weight", "0.bias", "1.bias"]
+    assert (flat.numel, flat.names) == (9 + 3 + 3, ["0.weight", "0.bias", "1.bias"])
     flat.load(torch.arange(15.0))
     assert module[1].weight is module[0].weight
     assert module[1].weight.flatten().tolist() == list(range(9))
 
 
-def test_frozen_and_local_parameters_left_out() -> None:
+def test_frozen_and_local_parameters_left_out_and_nothing_to_federate_is_an_error():
     module = network()
     module[0].bias.requires_grad_(False)
     frozen, head = module[0].bias.detach().clone(), module[2].weight.detach().clone()
@@ -135,9 +127,6 @@ def test_frozen_and_local_parameters_left_out() -> None:
     flat.load(torch.zeros(12))
     assert torch.equal(module[0].bias, frozen)
     assert torch.equal(module[2].weight, head)
-
-
-def test_nothing_to_federate_is_an_error() -> None:
     module = network()
     with pytest.raises(UserError, match=r"Sequential has no trainable parameters.*beside those kept local by \['\*'\]"):
         FlatParameters.of(module, local=["*"])
@@ -145,7 +134,7 @@ def test_nothing_to_federate_is_an_error() -> None:
 
 
 @pytest.fixture
-def mixed() -> nn.Sequential:
+def mixed():
     """float64, float32 and bfloat16 in one module, interleaved."""
     double, single = nn.Linear(2, 2).double(), nn.Linear(2, 3)
     module = nn.Sequential(double, single, nn.Linear(3, 1).double(), nn.Linear(1, 2).bfloat16())
@@ -154,12 +143,11 @@ def mixed() -> nn.Sequential:
     return module
 
 
-def test_several_dtypes(mixed: nn.Sequential) -> None:
+def test_several_dtypes_with_slices_and_views(mixed):
     values = {n: p.detach().clone() for n, p in mixed.named_parameters()}
     flat = FlatParameters.of(mixed)
     assert not flat.is_live
-    assert flat.dtype == torch.float64
-    assert flat.vector.dtype == torch.float64
+    assert (flat.dtype, flat.vector.dtype) == (torch.float64, torch.float64)
     assert flat.numel == sum(p.numel() for p in mixed.parameters())
     for name, value in flat.as_dict(flat.vector).items():
         assert value.dtype == values[name].dtype
@@ -168,9 +156,6 @@ def test_several_dtypes(mixed: nn.Sequential) -> None:
     for name, parameter in mixed.named_parameters():
         assert torch.equal(parameter, values[name] * 2), name
     assert len({p.untyped_storage().data_ptr() for p in mixed.parameters()}) == 3
-
-
-def test_slices_and_views_of_several_dtypes(mixed: nn.Sequential) -> None:
     flat = FlatParameters.of(mixed)
     vector = flat.vector
     for module in mixed:
@@ -181,7 +166,7 @@ def test_slices_and_views_of_several_dtypes(mixed: nn.Sequential) -> None:
         assert torch.equal(view, parameter.double())
 
 
-def test_restore_gives_ordinary_storage() -> None:
+def test_restore_gives_ordinary_storage():
     module = convolution()
     flat = FlatParameters.of(module)
     before = [p.detach().clone() for p in module.parameters()]
@@ -193,27 +178,24 @@ def test_restore_gives_ordinary_storage() -> None:
     assert all(torch.equal(p, v) for p, v in zip(module.parameters(), before, strict=True))
 
 
-def test_neighbours_merge_to_one_slice() -> None:
+def test_neighbours_merge_to_one_slice_and_prefixes_are_not_confused():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     flat = FlatParameters.of(module)
     assert flat.slices(module.parameters()) == [slice(0, 18)]
     assert flat.slices([*module[2].parameters(), *module[0].parameters()]) == [slice(0, 6), slice(12, 18)]
     assert flat.slices([module[1].bias]) == [slice(10, 12)]
     assert flat.slices([nn.Parameter(torch.ones(3))]) == []  # not federated
-
-
-def test_named_slices_do_not_confuse_prefixes() -> None:
     module = nn.ModuleDict({"head": nn.Linear(1, 1), "header": nn.Linear(1, 1)})
     flat = FlatParameters.of(module)
     assert flat.named("head") == [slice(0, 2)]
     assert flat.named("header") == [slice(2, 4)]
 
 
-def optimized(flat: FlatParameters, index: int, parameters: list[nn.Parameter]) -> OptimizedParameters:
+def optimized(flat, index, parameters):
     return OptimizedParameters(index, torch.optim.SGD(parameters, lr=0.5), flat, parameters)
 
 
-def test_one_parameter_in_two_optimizers() -> None:
+def test_one_parameter_in_two_optimizers_and_parts_in_step(mixed):
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     flat = FlatParameters.of(module)
     both = optimized(flat, 0, list(module.parameters()))
@@ -222,9 +204,6 @@ def test_one_parameter_in_two_optimizers() -> None:
     assert both.live[0][6:].tolist() == [7] * 6
     assert both.live[0][:6].tolist() != [7] * 6
     assert [s.tolist() for s in second.parts(torch.arange(12))] == [list(range(6, 12))]
-
-
-def test_parts_and_live_are_in_step(mixed: nn.Sequential) -> None:
     flat = FlatParameters.of(mixed)
     some = optimized(flat, 0, [mixed[3].weight, mixed[0].bias])
     for part, live in zip(some.parts(flat.vector), some.live, strict=True):
@@ -233,7 +212,7 @@ def test_parts_and_live_are_in_step(mixed: nn.Sequential) -> None:
     assert mixed[3].weight.tolist() == [[3], [3]]
 
 
-def test_with_gradient_leaves_out_parameters_without_one() -> None:
+def test_an_optimizers_parameters_may_lack_gradients_and_its_lr_is_the_one_before_any_schedule():
     module = network()
     flat = FlatParameters.of(module)
     own = optimized(flat, 0, list(module.parameters()))
@@ -241,15 +220,11 @@ def test_with_gradient_leaves_out_parameters_without_one() -> None:
     parameters, gradients = own.with_gradient()
     assert [id(p) for p in parameters] == [id(module[2].weight), id(module[2].bias)]
     assert gradients[1].tolist() == [1, 1]
-
-
-def test_lr_is_the_one_before_any_schedule() -> None:
     module = network()
     own = optimized(FlatParameters.of(module), 0, list(module.parameters()))
     assert own.lr == 0.5
     torch.optim.lr_scheduler.LambdaLR(own.optimizer, lambda _: 0.1)
-    assert own.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
-    assert own.lr == 0.5
+    assert (own.optimizer.param_groups[0]["lr"], own.lr) == (pytest.approx(0.05), 0.5)
 
 
 QUIET: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
@@ -272,7 +247,7 @@ class Teacher(Regression):
         return torch.optim.SGD(self.body.parameters(), lr=self.lr)
 
 
-def test_a_frozen_teacher_starts_from_the_servers_and_is_merged_by_records() -> None:
+def test_a_frozen_teacher_starts_from_the_servers_and_is_merged_by_records():
     """One step a client: after it client k's teacher is (t + w_k) / 2; the server's is their mean by n_k."""
     module = Teacher()
     start = module.teacher.weight.detach().clone().double()
@@ -296,7 +271,7 @@ class Clamped(Regression):
                 parameter.data = parameter.data.clamp(-0.3, 0.3)
 
 
-def test_replaced_storage_is_taken_back() -> None:
+def test_replaced_storage_is_taken_back():
     torch.manual_seed(0)
     replaced, in_place = Clamped(in_place=False), Clamped(in_place=True)
     in_place.load_state_dict(replaced.state_dict())
@@ -322,7 +297,7 @@ class Unfreezing(Regression):
         self.starts.append(self.body[0].weight.detach().clone())
 
 
-def test_a_layer_unfrozen_later_starts_from_the_servers_too() -> None:
+def test_a_layer_unfrozen_later_starts_from_the_servers_too():
     module = Unfreezing()
     fit(module, federation(local_steps=1), rounds=2)
     first, second = module.starts[: len(SIZES)], module.starts[len(SIZES) :]
@@ -331,7 +306,7 @@ def test_a_layer_unfrozen_later_starts_from_the_servers_too() -> None:
     assert not torch.equal(module.body[0].weight, first[0])
 
 
-def test_weight_averaging_callbacks_and_dataloader_iter_are_refused() -> None:
+def test_what_a_federation_cannot_do_for_a_module_is_refused():
     trainer = Trainer(callbacks=[EMAWeightAveraging()], logger=False)
     assert_refused("EMAWeightAveraging would average one client's weights into the next one's", check_trainer, trainer)
 
@@ -340,9 +315,6 @@ def test_weight_averaging_callbacks_and_dataloader_iter_are_refused() -> None:
             return None
 
     assert_refused("reads past the end of a client", check_module, Iterating(), RoundLoop.of(Trainer(**QUIET)), ranks=1)
-
-
-def test_meeting_other_ranks_in_a_step_is_refused() -> None:
     module = Regression()
     loop = RoundLoop.of(Trainer(**QUIET))
     check_module(module, loop, ranks=2)
@@ -354,7 +326,7 @@ def test_meeting_other_ranks_in_a_step_is_refused() -> None:
 @pytest.mark.parametrize(
     ("frequency", "second", "sentence"), [(2, None, "frequency 2"), (1, "epoch", "one of the two")]
 )
-def test_schedules_that_cannot_belong_to_a_client(frequency: int, second: str | None, sentence: str) -> None:
+def test_schedules_that_cannot_belong_to_a_client(frequency, second, sentence):
     class Scheduled(Regression):
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
@@ -365,7 +337,7 @@ def test_schedules_that_cannot_belong_to_a_client(frequency: int, second: str | 
     assert_refused(sentence, fit, Scheduled(), federation(), rounds=1)
 
 
-def test_several_loaders_of_one_institution_are_refused() -> None:
+def test_several_loaders_of_one_institution_are_refused():
     from lightning.pytorch import LightningDataModule
     from torch.utils.data import DataLoader
 
@@ -376,7 +348,7 @@ def test_several_loaders_of_one_institution_are_refused() -> None:
     assert_refused("several training loaders", fit, Regression(), Institutions({"one": Two()}), rounds=1)
 
 
-def test_a_frozen_parameter_that_moved_before_a_restart_goes_back() -> None:
+def test_a_frozen_parameter_that_moved_before_a_restart_goes_back():
     """After a restart, and after a client that was given up, a teacher is the server's."""
 
     class Restarting(Algorithm):

@@ -24,14 +24,11 @@ from lit_epgan.bayes.simulator import GaussianMixture
 from lit_epgan.randomness import generator_for
 
 
-def normal(*shape: int, stream: str = "normal") -> Tensor:
+def normal(*shape, stream="normal"):
     return torch.randn(*shape, generator=generator_for(stream), dtype=torch.float64)
 
 
-# ---------------------------------------------------------------- weights
-
-
-def test_the_effective_size_is_the_textbooks_whatever_the_scale() -> None:
+def test_the_effective_size_is_the_textbooks_whatever_the_scale():
     """Weights 1, 2, 3: (1 + 2 + 3)^2 / (1 + 4 + 9)."""
     log_weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).log()
     for shift in (0.0, -2000.0, 700.0):
@@ -41,19 +38,16 @@ def test_the_effective_size_is_the_textbooks_whatever_the_scale() -> None:
 
 
 @pytest.mark.parametrize("slope", [10.0, 1e3, 1e9])
-def test_the_largest_step_leaves_the_share_that_is_asked_for(slope: float) -> None:
+def test_the_largest_step_leaves_the_share_that_is_asked_for(slope):
     """Half of the weights are 1, half r = exp(-slope b): (1 + r)^2 / (2 + 2 r^2) = 3/4 at r = 2 - sqrt 3."""
     down = torch.tensor([0.0, -slope], dtype=torch.float64).repeat(50)
     found = largest_step(lambda b: b * down, 0.75)
     assert found == pytest.approx(-math.log(2 - math.sqrt(3)) / slope, rel=2e-3)
     assert effective_size(found * down) >= 75
-
-
-def test_a_step_to_the_end_is_one_exactly() -> None:
     assert largest_step(lambda b: b * torch.tensor([0.0, -0.1]), 0.5) == 1.0
 
 
-def test_every_particle_is_drawn_as_often_as_its_weight_says_up_to_one() -> None:
+def test_every_particle_is_drawn_as_often_as_its_weight_says_up_to_one_and_nothing_behind_the_last():
     weights = torch.rand(40, generator=generator_for("weights"), dtype=torch.float64) ** 4
     expected = 40 * weights / weights.sum()
     total = torch.zeros(40)
@@ -64,23 +58,18 @@ def test_every_particle_is_drawn_as_often_as_its_weight_says_up_to_one() -> None
         total += counts
     share = expected - expected.floor()  # a coin of this probability, 400 times
     assert ((total / 400 - expected).abs() <= 4.5 * (share * (1 - share) / 400).sqrt() + 1e-9).all()
-
-
-def test_no_place_lies_behind_the_last_particle() -> None:
     log_weights = torch.full((1000,), -math.inf)
     log_weights[0] = 0.0
     assert resampled(log_weights, generator_for("one")).unique().tolist() == [0]
     assert int(resampled(torch.rand(10_001), generator_for("many")).max()) < 10_001
 
 
-# ---------------------------------------------------------------- moves
-
 MEAN = torch.tensor([3.0, -2.0], dtype=torch.float64)
 FACTOR = torch.tensor([[2.0, 0.0], [-1.5, 0.5]], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("step", [0.1, 0.6, 1.0])
-def test_a_proposal_keeps_the_reference(step: float) -> None:
+def test_a_proposal_keeps_the_reference(step):
     """40,000 draws from N(m, L L^T), proposed from once, have its moments; what they were shows by sqrt(1 - h^2)."""
     kernel = CrankNicolson(step, MEAN, FACTOR)
     before = MEAN + normal(40_000, 2) @ FACTOR.T
@@ -92,23 +81,11 @@ def test_a_proposal_keeps_the_reference(step: float) -> None:
     assert torch.allclose(both, math.sqrt(1 - step**2) * covariance, atol=0.08)
 
 
-def test_a_chain_of_proposals_comes_to_the_reference_from_anywhere() -> None:
-    kernel, generator = CrankNicolson(0.5, MEAN, FACTOR), generator_for("chain")
-    theta = torch.full((20_000, 2), 40.0, dtype=torch.float64)
-    for _ in range(60):
-        theta = kernel.propose(theta, generator)
-    assert torch.allclose(theta.mean(0), MEAN, atol=0.06)
-    assert torch.allclose(torch.cov(theta.T), FACTOR @ FACTOR.T, atol=0.15)
-
-
-def test_the_reference_density_is_scipys_up_to_a_constant() -> None:
+def test_a_references_density_is_scipys_and_it_is_a_fifth_wider_than_the_particles():
     theta = normal(5, 2)
     expected = torch.from_numpy(stats.multivariate_normal.logpdf(theta, MEAN, FACTOR @ FACTOR.T))
     found = CrankNicolson(0.5, MEAN, FACTOR).log_reference(theta)
     assert torch.allclose(found - found[0], expected - expected[0])
-
-
-def test_a_reference_is_a_fifth_wider_than_the_particles() -> None:
     theta = MEAN + normal(50, 2) @ FACTOR.T
     kernel = CrankNicolson.fitted(theta, 0.5)
     assert torch.allclose(kernel.mean, theta.mean(0))
@@ -117,7 +94,7 @@ def test_a_reference_is_a_fifth_wider_than_the_particles() -> None:
     assert single.factor.square().tolist() == [[pytest.approx(1.2 * float(theta[:, 0].var()))]]
 
 
-def test_a_step_grows_while_moves_are_accepted_and_stays_in_its_range() -> None:
+def test_a_step_grows_while_moves_are_accepted_and_a_difference_is_that_of_two_particles():
     kernel = CrankNicolson(0.4, MEAN, FACTOR)
     kernel.adapt(0.3)
     assert kernel.step == pytest.approx(0.4)
@@ -127,9 +104,6 @@ def test_a_step_grows_while_moves_are_accepted_and_stays_in_its_range() -> None:
         for _ in range(20):
             kernel.adapt(accepted)
         assert kernel.step == end
-
-
-def test_a_difference_is_that_of_two_particles() -> None:
     population = normal(6, 2)
     start = normal(500, 2, stream="start")
     moved = Differences(0.7, population).propose(start, generator_for("propose")) - start
@@ -139,7 +113,7 @@ def test_a_difference_is_that_of_two_particles() -> None:
     assert len(nearest.indices.unique()) == 36 - 5  # all pairs; those of a particle with itself are one
 
 
-def test_differences_come_to_both_of_two_narrow_places() -> None:
+def test_differences_come_to_both_of_two_narrow_places():
     """N(-20, .1^2) and N(20, .1^2) of equal weight: most differences are as long as one of them is wide.
 
     Steps as long as one covariance of all particles says are hardly ever accepted.
@@ -166,7 +140,7 @@ def test_differences_come_to_both_of_two_narrow_places() -> None:
         assert torch.allclose(own.std(0), torch.full((2,), 0.1, dtype=torch.float64), rtol=0.1)
 
 
-def test_chains_draw_from_a_target_that_is_no_gaussian() -> None:
+def test_chains_draw_from_a_target_that_is_no_gaussian():
     """theta_1 the log of a Gamma(2) variable, theta_2 given it N(theta_1^2, 1/4): moments in closed form.
 
     A move that left the reference out would draw from target x reference.
@@ -188,7 +162,7 @@ def test_chains_draw_from_a_target_that_is_no_gaussian() -> None:
     assert stats.kstest(x.exp().numpy()[::3], stats.gamma(2).cdf).pvalue > 1e-3
 
 
-def test_chains_draw_from_a_narrow_gaussian() -> None:
+def test_chains_draw_from_a_narrow_gaussian():
     covariance = 0.01 * FACTOR @ FACTOR.T
     inverse = torch.linalg.inv(covariance)
 
@@ -200,18 +174,17 @@ def test_chains_draw_from_a_narrow_gaussian() -> None:
     assert torch.allclose(torch.cov(theta.T), covariance, atol=0.004)
 
 
-# ---------------------------------------------------------------- names
-
 MIXTURE = GaussianMixture(3, 2)
 
 
-def test_a_row_is_named_as_is_nearest_to_the_reference() -> None:
+def test_a_row_is_named_as_is_nearest_to_the_reference():
     """By brute force over the six orders, in units of the spread that is left; one coordinate in six is all noise."""
     orders = MIXTURE.symmetries()
     reference = torch.arange(float(MIXTURE.size), dtype=torch.float64)
     wide = torch.ones(MIXTURE.size, dtype=torch.float64).index_fill(0, torch.tensor([1, 7, 13]), 500.0)
     theta = reference + 0.5 * wide * normal(200, MIXTURE.size)
     theta = theta.gather(1, orders[torch.randint(6, (200,), generator=generator_for("orders"))])
+    assert aligned(theta, reference, torch.arange(MIXTURE.size)[None]) is theta  # without symmetries
     found = aligned(theta, reference, orders)
     scale = (found - reference).abs().median(0).values
     for row, own in zip(theta, found, strict=True):
@@ -219,7 +192,7 @@ def test_a_row_is_named_as_is_nearest_to_the_reference() -> None:
         assert torch.equal(own, min(ways, key=lambda way: float(((way - reference) / scale).square().sum())))
 
 
-def test_particles_named_at_random_get_one_naming() -> None:
+def test_particles_named_at_random_get_one_naming_nearest_to_its_own_mean():
     """Three components far apart: whatever the names were, each block holds the same component in every row."""
     orders = MIXTURE.symmetries()
     centre = torch.arange(float(MIXTURE.size), dtype=torch.float64)
@@ -228,15 +201,5 @@ def test_particles_named_at_random_get_one_naming() -> None:
     found = consistent(renamed, orders)
     assert any(torch.equal(found, theta[:, order]) for order in orders)
     assert not torch.equal(renamed, theta)
-
-
-def test_one_naming_is_the_nearest_to_its_own_mean() -> None:
-    orders = MIXTURE.symmetries()
-    centre = torch.arange(float(MIXTURE.size), dtype=torch.float64)
     found = consistent(centre + 6 * normal(200, MIXTURE.size), orders, sweeps=100)
     assert torch.equal(aligned(found, found.mean(0), orders), found)
-
-
-def test_a_model_without_symmetries_keeps_its_names() -> None:
-    theta = normal(4, 3)
-    assert aligned(theta, theta[0], torch.arange(3)[None]) is theta

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
-from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.errors import UserError
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
@@ -26,19 +24,19 @@ class HeldOut(Regression):
         self.log("test_loss", self.loss(batch))
 
 
-def saved() -> dict[str, Any]:
+def saved():
     return {"callbacks": [RoundCheckpoint()], "enable_checkpointing": True}
 
 
-def held_out() -> dict[str, TensorDataset]:
+def held_out():
     return dict(zip(["client-0", "client-2"], client_sets((5, 11)), strict=True))
 
 
-def data() -> FederatedDataModule:
+def data():
     return federation(val_dataset=held_out(), test_dataset=held_out())
 
 
-def expected(module: Regression, rounds: int = 3) -> dict[str, float]:
+def expected(module, rounds=3):
     """The loss of each client's own model on its own held-out data."""
     loop = PlainLoop(sgd, kept=is_head)
     reference, losses = loop.run(module, rounds), {}
@@ -49,14 +47,14 @@ def expected(module: Regression, rounds: int = 3) -> dict[str, float]:
     return losses
 
 
-def evaluated(stage: str, trainer: Any, module: Any, **options: Any) -> dict[str, float]:
+def evaluated(stage, trainer, module, **options):
     getattr(trainer, stage)(module, datamodule=data(), verbose=False, **options)
     name = "test_loss" if stage == "test" else "val_loss"
     return {c: float(trainer.callback_metrics[f"{name}/client/{c}"]) for c in held_out()}
 
 
 @pytest.mark.parametrize("stage", ["validate", "test"])
-def test_every_client_is_evaluated_with_its_own_layers_from_the_checkpoint(stage: str, tmp_path: Path) -> None:
+def test_every_client_is_evaluated_with_its_own_layers_from_the_checkpoint(stage, tmp_path):
     """In a process of its own, so to speak: another module, data module, callback and trainer."""
     module = HeldOut()
     losses = expected(module)
@@ -68,14 +66,14 @@ def test_every_client_is_evaluated_with_its_own_layers_from_the_checkpoint(stage
     assert all(torch.equal(value.float(), written[name].float()) for name, value in fresh.state_dict().items())
 
 
-def test_right_after_the_fit_no_checkpoint_is_needed() -> None:
+def test_right_after_the_fit_no_checkpoint_is_needed():
     module = HeldOut()
     losses = expected(module)
     trainer = fit(module, data(), rounds=3, local=HEAD)
     assert evaluated("test", trainer, module) == pytest.approx(losses, rel=1e-6)
 
 
-def test_local_buffers_are_evaluated_too(tmp_path: Path) -> None:
+def test_local_buffers_are_evaluated_too(tmp_path):
     """Batch norm's statistics: the clients' data differ, and so do the losses under the server's."""
     module = HeldOut(batch_norm=True)
     trainer = fit(module, data(), 2, tmp_path, buffers="local", **saved())
@@ -87,21 +85,15 @@ def test_local_buffers_are_evaluated_too(tmp_path: Path) -> None:
     assert found != pytest.approx(merged, rel=0.1)
 
 
-def test_without_a_checkpoint_personal_layers_are_refused() -> None:
+def test_personal_layers_that_are_missing_are_said(tmp_path):
     with pytest.raises(UserError, match="personal layers stand in a run's checkpoint: give it, as ckpt_path="):
         evaluated("test", evaluator(FederationCallback(local=HEAD)), HeldOut())
-
-
-def test_a_checkpoint_of_no_federation_is_refused(tmp_path: Path) -> None:
     module = HeldOut()
     trainer = evaluator()
     trainer.validate(module, datamodule=data(), verbose=False)
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     with pytest.raises(UserError, match=r"plain\.ckpt holds no personal layers, as federation\.local asks for"):
         evaluated("test", evaluator(FederationCallback(local=HEAD)), module, ckpt_path=tmp_path / "plain.ckpt")
-
-
-def test_whose_layers_are_missing_and_that_a_common_set_is_nobodys_is_said(tmp_path: Path) -> None:
     few = federation(clients_per_round=1, test_dataset=held_out(), seed=1)  # client 0 or 2 is not drawn
     assert set(few.sampler.draw([0, 1, 2, 3], 1, 0)[0]) != {0}
     fit(HeldOut(), few, 1, tmp_path, local=HEAD, **saved())
@@ -116,8 +108,7 @@ def test_whose_layers_are_missing_and_that_a_common_set_is_nobodys_is_said(tmp_p
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_best_works_beside_round_checkpoint(first: bool, tmp_path: Path) -> None:
-    """Whichever of the two callbacks comes first."""
+def test_best_works_beside_round_checkpoint(first, tmp_path):
     best = ModelCheckpoint(monitor="val_loss", mode="max", dirpath=tmp_path / "best")  # the first round is the worst
     callbacks = [RoundCheckpoint(), best] if first else [best, RoundCheckpoint()]
     module = HeldOut()

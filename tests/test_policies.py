@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule, ImageDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.hardship import Hardship, mistaken
-from lit_epgan.engine import Broadcast, Client, ComingAndGoing, EveryoneAtFirst, FixedSize, Message, Sampler
+from lit_epgan.engine import Broadcast, Client, ComingAndGoing, EveryoneAtFirst, FixedSize, Message
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
 from lit_epgan.modules.supervised import Classifier
@@ -26,11 +27,11 @@ from tests.refusals import assert_refused
 from tests.test_federation import assert_same, gan_steps, sgd_steps
 
 
-def sgd(local: Any, batches: list[Any], client: int, round_: int) -> None:
+def sgd(local, batches, client, round_):
     sgd_steps(local, batches)
 
 
-def names(state: dict[str, Any], part: str) -> dict[str, Any]:
+def names(state, part):
     return {client: private[part] for client, private in state["clients"].items() if private[part]}
 
 
@@ -49,7 +50,7 @@ class Kept:
 
 
 @pytest.mark.parametrize("cohort", [None, 2])
-def test_kept_momentum_is_the_clients_own(cohort: int | None) -> None:
+def test_kept_momentum_is_the_clients_own(cohort):
     module = Regression(dropout=0.2)
     loop = PlainLoop(Kept(sgd_steps), **({"cohort": two_of_four} if cohort else {}))
     reference, reset = loop.run(module, 5), copy.deepcopy(module)
@@ -60,19 +61,28 @@ def test_kept_momentum_is_the_clients_own(cohort: int | None) -> None:
         assert_same(reset, reference, tolerance=1e-3)
 
 
-def test_kept_adam_of_two_optimizers() -> None:
+def test_kept_adam_of_two_optimizers_and_averaged_statistics_of_length_one():
     module = TwoOptimizers()
     reference = PlainLoop(Kept(gan_steps)).run(module, 4)
     fit(module, federation(), rounds=4, optimizer_state="keep")
     noise = ("generator.0.bias", "running_mean")  # a bias before BatchNorm moves by rounding
     assert_same(module, reference, skip=noise, tolerance=1e-6)
+    # A module that has been trained before may hold such ones
+    module = Regression(batch_norm=True).double()
+    norm = module.body[1]
+    norm.running_mean.copy_(nn.functional.normalize(torch.arange(8.0), dim=0))  # type: ignore[operator]
+    reference = PlainLoop(sgd).run(module, 2)
+    fit(module, federation(), rounds=2)
+    assert_same(module, reference)
 
 
-def test_unknown_policies_are_named() -> None:
+def test_unknown_policies_and_patterns_that_match_nothing_are_named():
     with pytest.raises(UserError, match=r"optimizer_state is 'remember'; choose reset or keep"):
         fit(Regression(), federation(), rounds=1, optimizer_state="remember")
     with pytest.raises(UserError, match=r"buffers is 'mean'; choose merge, local or exclude"):
         fit(Regression(), federation(), rounds=1, buffers="mean")
+    with pytest.raises(UserError, match=r"no parameter or buffer matches the local name pattern tail\.\*"):
+        fit(Regression(), federation(), rounds=1, local=["body.3.*", "tail.*"])
 
 
 class Drifting(Regression):
@@ -89,12 +99,12 @@ class Drifting(Regression):
         return super().loss((x, y - self.offset + 1e-3 * self.seen))
 
 
-def is_buffer(name: str) -> bool:
+def is_buffer(name):
     return name in ("offset", "seen") or "running" in name or "tracked" in name
 
 
 @pytest.mark.parametrize("policy", ["merge", "local", "exclude"])
-def test_buffers(policy: str) -> None:
+def test_buffers(policy):
     module = Drifting()
     initial = {n: b.clone() for n, b in module.named_buffers()}
     options: dict[str, Any] = {
@@ -118,22 +128,12 @@ def test_buffers(policy: str) -> None:
             torch.testing.assert_close(value, loop.private[int(client[-1])][name], rtol=1e-7, atol=1e-7)
 
 
-def test_statistics_that_happen_to_be_of_length_one_are_averaged() -> None:
-    """A module that has been trained before may hold such ones."""
-    module = Regression(batch_norm=True).double()
-    norm = module.body[1]
-    norm.running_mean.copy_(nn.functional.normalize(torch.arange(8.0), dim=0))  # type: ignore[operator]
-    reference = PlainLoop(sgd).run(module, 2)
-    fit(module, federation(), rounds=2)
-    assert_same(module, reference)
-
-
-def is_head(name: str) -> bool:
+def is_head(name):
     return name.startswith("body.3.")
 
 
 @pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
-def test_personal_layers_are_never_merged(optimizer_state: str) -> None:
+def test_personal_layers_are_never_merged(optimizer_state):
     module = Regression(dropout=0.1)
     head = {n: p.detach().double() for n, p in module.named_parameters() if is_head(n)}
     loop = PlainLoop(Kept(sgd_steps) if optimizer_state == "keep" else sgd, cohort=two_of_four, kept=is_head)
@@ -150,19 +150,18 @@ def test_personal_layers_are_never_merged(optimizer_state: str) -> None:
             torch.testing.assert_close(value, loop.private[int(client[-1])][name], rtol=1e-10, atol=1e-10)
 
 
-def test_a_client_is_validated_with_its_own_layers() -> None:
+def test_a_client_is_validated_with_its_own_layers():
     module = Regression()
     loop = PlainLoop(sgd, kept=is_head)
     reference = loop.run(module, 3)
     held_out = dict(zip(["client-0", "client-2"], client_sets((5, 11)), strict=True))
     heads = []
 
-    class Watch(Callback):
-        def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            heads.append(pl_module.get_parameter("body.3.weight").detach().clone())
+    def look(trainer: Trainer, module: LightningModule) -> None:
+        heads.append(module.get_parameter("body.3.weight").detach().clone())
 
     data = federation(val_dataset=held_out)
-    trainer = fit(module, data, rounds=3, local=["body.3.*"], callbacks=[Watch()])
+    trainer = fit(module, data, rounds=3, local=["body.3.*"], callbacks=[LambdaCallback(on_validation_end=look)])
     for client, dataset in held_out.items():
         own = copy.deepcopy(reference).eval()
         own.load_state_dict(loop.private[int(client[-1])], strict=False)
@@ -173,13 +172,8 @@ def test_a_client_is_validated_with_its_own_layers() -> None:
         assert torch.equal(head, reference.get_parameter("body.3.weight"))
 
 
-def test_a_pattern_that_matches_nothing_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"no parameter or buffer matches the local name pattern tail\.\*"):
-        fit(Regression(), federation(), rounds=1, local=["body.3.*", "tail.*"])
-
-
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_fedbn_merges_everything_but_the_norms(norm: Any) -> None:
+def test_fedbn_merges_everything_but_the_norms(norm):
     """With the settings of algorithms/fedbn.yaml, which are the same for both of ResNet-18's norms."""
     config = yaml.safe_load(find_config("algorithms/fedbn.yaml").read_text())
     options = config["federation"]["init_args"]
@@ -199,7 +193,7 @@ def test_fedbn_merges_everything_but_the_norms(norm: Any) -> None:
     assert [set(own) for own in personal.values()] == [norms, norms]
 
 
-def test_a_restart_within_the_round_keeps_the_personal_layers() -> None:
+def test_a_restart_within_the_round_keeps_the_personal_layers():
     class Restarting(FedAvg):
         def train(self, client: Client, sent: Broadcast) -> Message:
             client.fit(sent["parameters"], steps=1)
@@ -223,7 +217,7 @@ def test_a_restart_within_the_round_keeps_the_personal_layers() -> None:
     torch.testing.assert_close(personal["client-2"]["body.3.bias"], loop.private[2]["body.3.bias"])
 
 
-def data(clients: int = 4, n: int = 30) -> ClientData:
+def data(clients=4, n=30):
     """Client k holds n records k, k + .01, ... of the classes 0, 5 and 7 in turn."""
     labels = torch.tensor([0, 5, 7]).repeat(n // 3)
     values = [k + torch.arange(n) / 100 for k in range(clients)]
@@ -244,14 +238,14 @@ class Listed(torch.utils.data.Dataset[Any]):
         return self.dataset[index]
 
 
-def held(hard: ClientData, name: str) -> list[Tensor]:
+def held(hard, name):
     module = FederatedDataModule.from_datasets(hard.train, batch_size=100)
     module.setup()
     (batch,) = module.clients[module.client_names.index(name)].batches(None, 1, 0, 0, 0)
     return list(batch)
 
 
-def test_a_client_keeps_at_most_so_many_of_its_records() -> None:
+def test_sizes_follow_the_power_of_ranks_and_most_records_what_is_kept():
     hard = Hardship(most_records=20).on(data(), seed=0)
     for k, name in enumerate(hard.train):
         values, labels = held(hard, name)
@@ -261,9 +255,10 @@ def test_a_client_keeps_at_most_so_many_of_its_records() -> None:
         assert torch.equal(labels, torch.tensor([0, 5, 7])[places % 3])
     other = Hardship(most_records=20).on(data(), seed=1)
     assert not torch.equal(other.train["client-0"].rows, hard.train["client-0"].rows)  # type: ignore[attr-defined]
-
-
-def test_sizes_follow_the_power_of_ranks_that_are_drawn() -> None:
+    module = ImageDataModule(clients=10, seed=4, hardship=Hardship(most_records=20))
+    module.setup()
+    assert [client.records for client in module.clients] == [20] * 10
+    assert len(module.data.test) > 300  # type: ignore[arg-type]
     hard = Hardship(size_power=1.5).on(data(6), seed=3)
     sizes = [len(dataset) for dataset in hard.train.values()]  # type: ignore[arg-type]
     assert sorted(sizes, reverse=True) == [round(30 * r**-1.5) for r in range(1, 7)]
@@ -272,7 +267,7 @@ def test_sizes_follow_the_power_of_ranks_that_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_a_share_of_a_clients_labels_is_wrong(batched: bool) -> None:
+def test_a_share_of_a_clients_labels_is_wrong(batched):
     clean = data()
     if not batched:
         clean.train = {name: Listed(dataset) for name, dataset in clean.train.items()}  # type: ignore[arg-type]
@@ -285,14 +280,6 @@ def test_a_share_of_a_clients_labels_is_wrong(batched: bool) -> None:
         assert sorted(hard.labels[name].tolist()) == sorted(labels.tolist())  # type: ignore[index]
 
 
-def test_a_wrong_label_is_any_other_with_the_same_probability() -> None:
-    labels, classes = torch.full((9000,), 5), torch.tensor([0, 5, 7, 9])
-    wrong = mistaken(labels, 1.0, classes, torch.Generator().manual_seed(0))
-    counts = [(wrong == c).sum().item() for c in (0, 5, 7, 9)]
-    assert counts[1] == 0
-    assert all(abs(count - 3000) < 5 * 45 for count in (counts[0], *counts[2:]))  # five standard deviations
-
-
 @pytest.mark.parametrize(
     ("hardship", "said"),
     [
@@ -302,66 +289,51 @@ def test_a_wrong_label_is_any_other_with_the_same_probability() -> None:
         (Hardship(wrong_labels={"client-1": 1.5}), "wrong_labels.client-1 is 1.5; it must lie in"),
     ],
 )
-def test_settings_out_of_their_range_are_refused(hardship: Hardship, said: str) -> None:
+def test_settings_out_of_their_range_are_refused(hardship, said):
     assert_refused(said, hardship.on, data(), 0)
 
 
-def test_wrong_labels_need_labels() -> None:
+def test_wrong_labels_need_labels_and_a_wrong_one_is_any_other_with_the_same_probability():
     without = data()
     without.labels = None
     assert_refused("needs data whose labels are classes", Hardship(wrong_labels={"client-1": 0.5}).on, without, 0)
+    labels, classes = torch.full((9000,), 5), torch.tensor([0, 5, 7, 9])
+    wrong = mistaken(labels, 1.0, classes, torch.Generator().manual_seed(0))
+    counts = [(wrong == c).sum().item() for c in (0, 5, 7, 9)]
+    assert counts[1] == 0
+    assert all(abs(count - 3000) < 5 * 45 for count in (counts[0], *counts[2:]))  # five standard deviations
 
 
-def test_a_data_module_puts_it_on_what_it_loads() -> None:
-    module = ImageDataModule(clients=10, seed=4, hardship=Hardship(most_records=20))
-    module.setup()
-    assert [client.records for client in module.clients] == [20] * 10
-    assert len(module.data.test) > 300  # type: ignore[arg-type]
-
-
-def there(sampler: Sampler, round_: int, clients: int = 10) -> set[int]:
+def there(sampler, round_, clients=10):
     return {k for chain in sampler.draw(list(range(clients)), 0, round_) for k in chain}
 
 
-def test_late_clients_join_and_others_leave() -> None:
+def test_late_clients_join_others_leave_or_everyone_takes_part_at_first():
     sampler = ComingAndGoing(late=0.3, joins=2, leaving=0.2, leaves=4)
     rounds = [there(sampler, r) for r in range(6)]
     assert [len(each) for each in rounds] == [7, 7, 10, 10, 8, 8]
     late, gone = rounds[2] - rounds[1], rounds[3] - rounds[4]
-    assert rounds[0] == rounds[1]
-    assert rounds[4] == rounds[5]
+    assert (rounds[0], rounds[4]) == (rounds[1], rounds[5])
     assert (len(late), len(gone), late & gone) == (3, 2, set())
+    sampler, cohorts = EveryoneAtFirst(FixedSize(4)), FixedSize(4)
+    assert there(sampler, 0) == set(range(10))
+    assert [there(sampler, r) for r in range(1, 6)] == [there(cohorts, r) for r in range(1, 6)]
 
 
-def test_a_cohort_is_drawn_among_those_who_are_there() -> None:
+def test_a_cohort_is_drawn_among_those_who_are_there():
     sampler = ComingAndGoing(late=0.5, joins=3, of=FixedSize(4))
     present = there(ComingAndGoing(late=0.5, joins=3), 0)
     cohorts = [there(sampler, r) for r in range(3)]
     assert all(len(cohort) == 4 and cohort <= present for cohort in cohorts)
     assert len(set(map(frozenset, cohorts))) > 1
     assert any(not there(sampler, r) <= present for r in range(3, 9))
-
-
-def test_a_cohort_larger_than_those_who_are_there_is_refused() -> None:
     ComingAndGoing(late=0.3, joins=2, leaving=0.3, leaves=5, of=FixedSize(7)).check(10)
     with pytest.raises(UserError, match="only 4 clients"):
         ComingAndGoing(late=0.3, joins=5, leaving=0.3, leaves=2, of=FixedSize(7)).check(10)
 
 
-def test_no_accountant_can_read_a_rate() -> None:
-    assert_refused("has no rate that an accountant could read", ComingAndGoing(late=0.3).rate, 10)
-
-
-def test_shares_that_leave_nobody_are_refused() -> None:
+def test_shares_that_leave_nobody_are_refused_and_no_accountant_can_read_a_rate():
     assert_refused(r"late and leaving are 0.6 and 0.4", ComingAndGoing, late=0.6, leaving=0.4)
-
-
-def test_everyone_takes_part_at_first_and_cohorts_after_it() -> None:
-    sampler, cohorts = EveryoneAtFirst(FixedSize(4)), FixedSize(4)
-    assert there(sampler, 0) == set(range(10))
-    assert [there(sampler, r) for r in range(1, 6)] == [there(cohorts, r) for r in range(1, 6)]
-
-
-def test_everyone_at_first_is_checked_as_its_cohorts_and_has_no_rate() -> None:
+    assert_refused("has no rate that an accountant could read", ComingAndGoing(late=0.3).rate, 10)
     assert_refused("only 10 clients", EveryoneAtFirst(FixedSize(11)).check, 10)
     assert_refused("has no rate that an accountant could read", EveryoneAtFirst(FixedSize(4)).rate, 10)

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Prior, Snapshots, UniformPrior
+from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Snapshots, UniformPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from lit_epgan.objectives import OBJECTIVES, objective
 from tests.refusals import assert_refused
@@ -18,7 +17,7 @@ from tests.refusals import assert_refused
 MEMBERS = 3
 
 
-def networks(kind: str, norm: str, members: int = MEMBERS) -> tuple[nn.Module, nn.Module]:
+def networks(kind, norm, members=MEMBERS):
     torch.manual_seed(0)
     if kind == "mlp":
         generator: nn.Module = MLPGenerator((3,), 5, (6, 4), norm="batch", members=members)
@@ -30,20 +29,17 @@ def networks(kind: str, norm: str, members: int = MEMBERS) -> tuple[nn.Module, n
 
 
 @torch.no_grad()
-def randomised(network: nn.Module) -> nn.Module:
+def randomised(network):
     for parameter in network.parameters():
         parameter.copy_(torch.randn_like(parameter) * 0.5 + (parameter.dim() == 1))
     return network
 
 
-def gradients(loss: Tensor, network: nn.Module) -> list[Tensor]:
+def gradients(loss, network):
     return list(torch.autograd.grad(loss, list(network.parameters()), materialize_grads=True, retain_graph=True))
 
 
-# Snapshots ------------------------------------------------------------------------------------------------------------
-
-
-def test_snapshots_are_the_last_ones_newest_first() -> None:
+def test_snapshots_are_the_last_ones_newest_first():
     network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     snapshots, taken = Snapshots(network, 3), []
     assert not snapshots.read().any()
@@ -62,9 +58,7 @@ def test_snapshots_are_the_last_ones_newest_first() -> None:
     weights=st.lists(st.floats(0.1, 5), min_size=4, max_size=4),
     seed=st.integers(0, 1000),
 )
-def test_averaged_snapshots_are_the_mean_of_those_that_have_one(
-    taken: list[int], weights: list[float], seed: int
-) -> None:
+def test_averaged_snapshots_are_the_mean_of_those_that_have_one(taken, weights, seed):
     """Buffers are averaged over clients, some of which have taken fewer snapshots than others, or none."""
     stream = torch.Generator().manual_seed(seed)
     network, size = nn.Linear(2, 2).double(), 3
@@ -87,10 +81,7 @@ def test_averaged_snapshots_are_the_mean_of_those_that_have_one(
         assert server.filled[place].item() == pytest.approx(sum(w for w, _ in have) / total)
 
 
-# Gaussian -------------------------------------------------------------------------------------------------------------
-
-
-def test_gaussian_prior_adds_the_gradient_of_its_own_density() -> None:
+def test_a_gaussian_prior_adds_the_gradient_of_its_own_density_and_a_uniform_one_nothing():
     """-log N(theta; 0, 1 / precision), differentiated by autograd."""
     network, prior = nn.Linear(3, 2).double(), GaussianPrior(0.3)
     parameters = list(network.parameters())
@@ -101,9 +92,6 @@ def test_gaussian_prior_adds_the_gradient_of_its_own_density() -> None:
     with torch.no_grad():
         prior.adjust_gradients(parameters, data)
     torch.testing.assert_close(data, expected)
-
-
-def test_a_uniform_prior_adds_nothing() -> None:
     prior, gradient = UniformPrior(), [torch.ones(3)]
     prior.adjust_gradients([torch.randn(3)], gradient)
     assert torch.equal(gradient[0], torch.ones(3))
@@ -111,10 +99,7 @@ def test_a_uniform_prior_adds_nothing() -> None:
     assert not prior.state_dict()
 
 
-# Partial summation ----------------------------------------------------------------------------------------------------
-
-
-def built(prior: Prior, generator: nn.Module, discriminator: nn.Module, name: str = "lsgan") -> Prior:
+def built(prior, generator, discriminator, name="lsgan"):
     prior.build(generator, discriminator, objective(name))
     return prior.double()
 
@@ -123,7 +108,7 @@ def built(prior: Prior, generator: nn.Module, discriminator: nn.Module, name: st
 @pytest.mark.parametrize(
     ("kind", "norm"), [("mlp", "none"), ("mlp", "batch"), ("dcgan", "batch"), ("dcgan", "group"), ("dcgan", "none")]
 )
-def test_partial_summation_equals_a_loop_over_past_discriminators(kind: str, norm: str, name: str) -> None:
+def test_partial_summation_equals_a_loop_over_past_discriminators(kind, norm, name):
     generator, discriminator = networks(kind, norm)
     prior = built(HistoryPrior(size=3, every=2, weight=0.7), generator, discriminator, name)
     past: list[nn.Module] = []
@@ -135,17 +120,15 @@ def test_partial_summation_equals_a_loop_over_past_discriminators(kind: str, nor
     fake = generator(torch.randn(4 * MEMBERS, 5, dtype=torch.double))
     loss = prior.generator_loss(generator, discriminator, fake)
     expected = 0.7 * sum(objective(name).generator_loss(network(fake)) for network in past[-3:]) / 3
-    assert loss is not None
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradients(loss, generator), gradients(expected, generator))  # type: ignore[arg-type]
 
 
-def test_a_history_that_is_not_full_is_a_mean_of_what_there_is() -> None:
+def test_a_history_that_is_not_full_is_a_mean_of_what_there_is():
     generator, discriminator = networks("mlp", "none")
     prior = built(HistoryPrior(size=5, every=1), generator, discriminator)
     fake = generator(torch.randn(6, 5, dtype=torch.double))
     empty = prior.generator_loss(generator, discriminator, fake)
-    assert empty is not None
     assert empty.item() == 0
     assert not any(gradient.any() for gradient in gradients(empty, generator))
     prior.before_step(0, generator, discriminator)
@@ -153,7 +136,7 @@ def test_a_history_that_is_not_full_is_a_mean_of_what_there_is() -> None:
     torch.testing.assert_close(one, objective("lsgan").generator_loss(discriminator(fake)))
 
 
-def test_one_snapshot_each_step_has_the_expectation_of_all() -> None:
+def test_one_snapshot_each_step_has_the_expectation_of_all():
     """Each of the drawn losses is one snapshot's, all come up, and their mean is the whole history's."""
     generator, discriminator = networks("mlp", "none")
     whole = built(HistoryPrior(size=5, every=1, weight=0.7), generator, discriminator)
@@ -170,7 +153,6 @@ def test_one_snapshot_each_step_has_the_expectation_of_all() -> None:
         prior.snapshots.vectors[2] *= 0.5
     weights = [0.2, 0.4, 0.4]
     expected = whole.generator_loss(generator, discriminator, fake)
-    assert expected is not None
     assert expected.item() == pytest.approx(sum(w * loss for w, loss in zip(weights, each, strict=True)))
     torch.manual_seed(0)
     draws = [one.generator_loss(generator, discriminator, fake).item() for _ in range(300)]  # type: ignore[union-attr]
@@ -179,7 +161,7 @@ def test_one_snapshot_each_step_has_the_expectation_of_all() -> None:
     assert shares == pytest.approx(weights, abs=4 * math.sqrt(0.24 / 300))
 
 
-def test_the_history_leaves_the_present_discriminator_alone() -> None:
+def test_the_history_leaves_the_present_discriminator_alone():
     """Its statistics do not move, its hooks see nothing, its parameters get no gradient, and it may train on."""
     generator, discriminator = networks("dcgan", "batch")
     prior = built(HistoryPrior(), generator, discriminator)
@@ -188,7 +170,6 @@ def test_the_history_leaves_the_present_discriminator_alone() -> None:
     for part in discriminator.modules():
         part.register_forward_hook(lambda *_: calls.append(1))
     loss = prior.generator_loss(generator, discriminator, generator(torch.randn(MEMBERS * 2, 5, dtype=torch.double)))
-    assert loss is not None
     loss.backward()
     assert not calls
     assert all(torch.equal(a, b) for a, b in zip(before.values(), discriminator.state_dict().values(), strict=True))
@@ -198,7 +179,7 @@ def test_the_history_leaves_the_present_discriminator_alone() -> None:
     assert all(buffer.is_floating_point() for buffer in prior.buffers())  # so that a federation averages them
 
 
-def test_a_discriminator_with_buffers_of_its_own() -> None:
+def test_a_discriminator_with_buffers_of_its_own():
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -218,10 +199,7 @@ def test_a_discriminator_with_buffers_of_its_own() -> None:
     torch.testing.assert_close(prior.generator_loss(generator, discriminator, fake), expected)
 
 
-# Gaussian mixture approximation ---------------------------------------------------------------------------------------
-
-
-def theta(generator: nn.Module, m: int, members: int) -> Tensor:
+def theta(generator, m, members):
     disjoint = ("layers.0.", "layers.1.") if members > 1 else ()
     parts = []
     for name, parameter in generator.named_parameters():
@@ -231,7 +209,7 @@ def theta(generator: nn.Module, m: int, members: int) -> Tensor:
 
 
 @pytest.mark.parametrize("members", [1, MEMBERS])
-def test_mixture_approximation_equals_loops_over_members_and_samples(members: int) -> None:
+def test_mixture_approximation_equals_loops_over_members_and_samples(members):
     generator, discriminator = networks("mlp", "none", members)
     prior = built(HistoryPrior(every=3, weight=0.7, approximation="gma", variance=20.0), generator, discriminator)
     prior.before_step(0, generator, discriminator)
@@ -248,26 +226,20 @@ def test_mixture_approximation_equals_loops_over_members_and_samples(members: in
         own = theta(generator, m, members)
         kernels = [torch.exp(-((own - sample) ** 2).sum() / 40) for sample in samples]
         log_prior = log_prior + torch.log(torch.stack(kernels).mean()) / members
-    assert loss is not None
     torch.testing.assert_close(loss, -0.7 * log_prior)
     torch.testing.assert_close(gradients(loss, generator), gradients(-0.7 * log_prior, generator))
 
 
-def test_mixture_approximation_has_a_gradient_at_its_own_samples() -> None:
+def test_mixture_approximation_has_a_gradient_at_its_own_samples():
     """Right after a snapshot the distances are zero, where a square root has no derivative."""
     generator, discriminator = networks("mlp", "none")
     prior = built(HistoryPrior(approximation="gma", variance=0.1), generator, discriminator)
     nothing = prior.generator_loss(generator, discriminator, torch.zeros(1, 3))
-    assert nothing is not None
     assert not any(gradient.any() for gradient in gradients(nothing, generator))  # no snapshot yet
     prior.before_step(0, generator, discriminator)
     loss = prior.generator_loss(generator, discriminator, torch.zeros(1, 3))
-    assert loss is not None
     assert loss.item() == pytest.approx(math.log(MEMBERS))  # members far apart: each knows its own sample only
     assert all(gradient.isfinite().all() for gradient in gradients(loss, generator))
-
-
-# Mistakes -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -283,5 +255,5 @@ def test_mixture_approximation_has_a_gradient_at_its_own_samples() -> None:
         (lambda: HistoryPrior(approximation="laplace"), "psa or gma"),  # type: ignore[arg-type]
     ],
 )
-def test_nonsense_is_refused_in_a_sentence(build: Any, words: str) -> None:
+def test_nonsense_is_refused_in_a_sentence(build, words):
     assert_refused(words, build)

@@ -1,14 +1,13 @@
 """The Gaussian mechanism: how far one record moves a release, how large the noise is, what that guarantees."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import scipy.stats
 import torch
 from scipy.stats import norm
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lit_epgan.bayes import EmbeddingFactor, NormalisedMoments, RandomFourierFeatures
@@ -18,7 +17,7 @@ from lit_epgan.engine import Client, Message, Report, Rounds, Server, passing
 from lit_epgan.engine.mechanisms import flat_norm
 from lit_epgan.engine.messages import Broadcast, tensor_of
 from lit_epgan.errors import UserError
-from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, MatchedEmbedding
+from lit_epgan.federated import EmbeddingOnServer, MatchedEmbedding
 from lit_epgan.privacy import CentralNoise, DistributedNoise, GaussianMechanism, Releases, spent
 from lit_epgan.randomness import secure_normal
 from tests.federations import fit
@@ -34,48 +33,36 @@ class Recorder(GaussianMechanism):
         return vector
 
 
-def noised(x: Tensor, phi: nn.Module) -> Recorder:
-    mechanism = Recorder(1.0)
-    EmbeddingFactor.of(x.split(5), phi, x).released(mechanism)
-    return mechanism
+def moves(x, phi):
+    """The sensitivity that is stated, and how far each record moves the release when it is taken out."""
+
+    def noised(x: Tensor) -> Recorder:
+        mechanism = Recorder(1.0)
+        EmbeddingFactor.of(x.split(5), phi, x).released(mechanism)
+        return mechanism
+
+    whole = noised(x).__dict__
+    without = (noised(torch.cat([x[:i], x[i + 1 :]])).__dict__["vector"] for i in range(len(x)))
+    return whole["sensitivity"], [float((whole["vector"] - vector).norm()) for vector in without]
 
 
-def test_no_record_moves_the_release_further_than_its_sensitivity() -> None:
+ABSURD = torch.tensor([[math.nan, 0, 0], [math.inf, 1, 1]])
+
+
+def test_no_record_moves_the_release_further_than_its_sensitivity():
     """Every record is taken out in turn, absurd ones among them; nearly all move it by exactly the stated norm."""
     phi = RandomFourierFeatures(3, 40, (0.1, 1.0), stream("sensitivity"))
-    x = torch.cat([rows(12, 3), 1e9 * rows(3, 3), torch.tensor([[math.nan, 0, 0], [math.inf, 1, 1]])])
-    whole = noised(x, phi)
-    moves = []
-    for i in range(len(x)):
-        without = noised(torch.cat([x[:i], x[i + 1 :]]), phi)
-        moves.append(float((whole.__dict__["vector"] - without.__dict__["vector"]).norm()))
-    assert whole.__dict__["sensitivity"] == SENSITIVITY
-    assert max(moves) <= SENSITIVITY * (1 + 1e-9)
-    assert sorted(moves)[2:] == pytest.approx([SENSITIVITY] * (len(x) - 2))
-
-
-def test_no_record_moves_the_moments_further_either() -> None:
-    """A record without features, and ones that are not finite, move the count alone."""
-    phi = NormalisedMoments()
-    x = torch.cat(
-        [rows(12, 3), 1e9 * rows(3, 3), torch.zeros(1, 3), torch.tensor([[math.nan, 0, 0], [math.inf, 1, 1]])]
-    )
-    whole = noised(x, phi)
-    moves = []
-    for i in range(len(x)):
-        without = noised(torch.cat([x[:i], x[i + 1 :]]), phi)
-        moves.append(float((whole.__dict__["vector"] - without.__dict__["vector"]).norm()))
-    assert moves == pytest.approx([SENSITIVITY] * (len(x) - 3) + [COUNT_WEIGHT] * 3)
-
-
-def test_features_that_break_their_promise_are_clipped() -> None:
-    x = rows(6, 3)
-    factor = EmbeddingFactor.of([x], lambda x: 50 * x, x)
-    torch.testing.assert_close(factor.statistics[1:], (x / x.norm(dim=1, keepdim=True)).sum(0))
+    stated, found = moves(torch.cat([rows(12, 3), 1e9 * rows(3, 3), ABSURD]), phi)
+    assert stated == SENSITIVITY
+    assert max(found) <= SENSITIVITY * (1 + 1e-9)
+    assert sorted(found)[2:] == pytest.approx([SENSITIVITY] * 15)
+    # a record without moments, and ones that are not finite, move the count alone
+    _, found = moves(torch.cat([rows(12, 3), 1e9 * rows(3, 3), torch.zeros(1, 3), ABSURD]), NormalisedMoments())
+    assert found == pytest.approx([SENSITIVITY] * 15 + [COUNT_WEIGHT] * 3)
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_the_noise_has_the_stated_standard_deviation(seed: int | None) -> None:
+def test_the_noise_has_the_stated_standard_deviation(seed):
     n, z = 200_000, 1.7
     released = EmbeddingFactor(torch.zeros(n, dtype=torch.float64)).released(GaussianMechanism(z, noise_seed=seed), 0)
     sums = released.statistics[1:]
@@ -89,37 +76,42 @@ def test_the_noise_has_the_stated_standard_deviation(seed: int | None) -> None:
     assert torch.tensor(counts).std() == pytest.approx(sigma / COUNT_WEIGHT, rel=4 / math.sqrt(2 * 400))
 
 
-def delta_of(epsilon: float, z: float) -> float:
+def delta_of(epsilon, z):
     """Balle and Wang (2018), theorem 8: the least delta of the Gaussian mechanism with sigma = z sensitivity."""
     return float(norm.cdf(0.5 / z - epsilon * z) - math.exp(epsilon) * norm.cdf(-0.5 / z - epsilon * z))
 
 
 @pytest.mark.parametrize(("z", "delta"), [(0.5, 1e-3), (1.0, 1e-5), (2.0, 1e-5), (2.0, 1e-7), (10.0, 1e-6)])
-def test_epsilon_is_the_exact_one(z: float, delta: float) -> None:
+def test_epsilon_is_the_exact_one(z, delta):
     guarantee = GaussianMechanism(z, delta).guarantee(3.0)
-    assert guarantee is not None
     assert delta_of(guarantee.epsilon, z) == pytest.approx(delta, rel=1e-6)
     assert guarantee.sigma == 3 * z
 
 
-def test_the_known_values_and_the_sentence() -> None:
+def test_the_known_values_and_the_sentence_and_features_that_break_their_promise():
     assert str(GaussianMechanism(1.0).guarantee(SENSITIVITY)).startswith(
         "(4.38, 1e-05)-differential privacy for one record added to or removed from one client's data: one release"
     )
     assert "can be predicted from noise_seed" in str(GaussianMechanism(1.0, noise_seed=1).guarantee(1.0))
     assert GaussianMechanism(0.0).guarantee(1.0) is None
+    x = rows(6, 3)
+    factor = EmbeddingFactor.of([x], lambda x: 50 * x, x)
+    torch.testing.assert_close(factor.statistics[1:], (x / x.norm(dim=1, keepdim=True)).sum(0))
+    with pytest.raises(UserError, match=r"give the federation a mechanism: CentralNoise"):
+        EmbeddingOnServer(unit="user", noise_multiplier=1.0)
+    with pytest.raises(UserError, match="a record or a user"):
+        EmbeddingOnServer(unit="patient")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("z", "epsilon"), [(1.0, 9.63), (2.0, 4.23)])
-def test_a_record_that_is_replaced_costs_what_the_page_says(z: float, epsilon: float) -> None:
+def test_a_record_that_is_replaced_costs_what_the_page_says(z, epsilon):
     """Its number stays, its features of norm one move the sum by 2 at most: docs/methods/private_release.md."""
     guarantee = GaussianMechanism(z * SENSITIVITY / 2).guarantee(2.0)
-    assert guarantee is not None
     assert guarantee.epsilon == pytest.approx(epsilon, abs=0.005)
     assert delta_of(guarantee.epsilon, z * SENSITIVITY / 2) == pytest.approx(1e-5, rel=1e-6)
 
 
-def test_public_seeds_do_not_tell_the_noise() -> None:
+def test_public_seeds_do_not_tell_the_noise_but_a_studys_is_repeatable_and_every_clients_own():
     draws = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -128,22 +120,15 @@ def test_public_seeds_do_not_tell_the_noise() -> None:
         assert torch.equal(torch.get_rng_state(), state)
     assert not (draws[0] == draws[1]).any()
     assert bool(torch.isfinite(secure_normal(100_000)).all())
-
-
-def test_a_studys_noise_is_repeatable_and_every_clients_own() -> None:
     mechanism, zeros = GaussianMechanism(1.0, noise_seed=5), torch.zeros(50, dtype=torch.float64)
     first, again, other = (mechanism.release(zeros, 1.0, 0, client) for client in (0, 0, 1))
     assert torch.equal(first, again)
     assert not (first == other).any()
-
-
-def test_without_noise_the_release_is_exact() -> None:
-    x = rows(5, 3)
-    assert torch.equal(GaussianMechanism(0.0).release(x, 1.0), x)
+    assert torch.equal(GaussianMechanism(0.0).release(first, 1.0), first)  # without noise it is exact
 
 
 @pytest.mark.parametrize("z", [-1.0, math.inf, math.nan])
-def test_wrong_settings_are_refused(z: float) -> None:
+def test_wrong_settings_are_refused(z):
     assert_refused("noise_multiplier", GaussianMechanism, z)
     for delta in (0.0, 1.0, -1e-5):
         assert_refused("delta", GaussianMechanism, 1.0, delta)
@@ -176,25 +161,20 @@ class Totals(EmbeddingOnServer):
         self.statistics.append(server.state["embedding"].clone())
 
 
-def means(algorithm: EmbeddingOnServer | EmbeddingSites) -> Tensor:
+def means(algorithm):
     """Every client's mean embedding (3, D), worked out outside the federation."""
     phi = algorithm.release._released_phi
     return torch.stack([phi(x).mean(0) for x in records()])
 
 
-def test_every_user_counts_alike_and_the_divisor_is_their_number(tmp_path: Path) -> None:
+def test_every_user_counts_alike_by_a_vector_of_norm_one(tmp_path):
     """40, 60 and 100 records: the mean of means, not of records."""
-    algorithm = Totals()
-    fit(Cloud(), data(), 2, tmp_path, algorithm=algorithm, mechanism=CentralNoise(1.0, NOTHING))
+    algorithm, mechanism = Totals(), Watching(1.0, NOTHING)
+    fit(Cloud(), data(), 2, tmp_path, algorithm=algorithm, mechanism=mechanism)
     total = EmbeddingFactor(algorithm.statistics[0])
     assert float(total.count) == len(SIZES)
     torch.testing.assert_close(total.mean, means(algorithm).mean(0), rtol=1e-6, atol=1e-9)
     assert torch.equal(algorithm.statistics[0], algorithm.statistics[1])  # one release: later rounds ask nobody
-
-
-def test_a_client_sends_a_vector_of_norm_one_at_most_and_no_number_of_records(tmp_path: Path) -> None:
-    mechanism = Watching(1.0, NOTHING)
-    fit(Cloud(), data(), 1, tmp_path, algorithm=Totals(), mechanism=mechanism)
     assert len(mechanism.came) == 3
     for came, left in zip(mechanism.came, mechanism.left, strict=True):
         assert set(came) == {"embedding", "members"}
@@ -204,7 +184,7 @@ def test_a_client_sends_a_vector_of_norm_one_at_most_and_no_number_of_records(tm
 
 
 @pytest.mark.parametrize("wrong", [1e30, float("nan"), float("inf")])
-def test_no_user_moves_the_sum_by_more_than_one(tmp_path: Path, wrong: float) -> None:
+def test_no_user_moves_the_sum_by_more_than_one(tmp_path, wrong):
     """One user's whole data set emptied, against the same user's with anything in it."""
     rows = records()
     rows[1] = torch.cat([torch.full((500, 2), wrong, dtype=torch.float64), rows[1]])
@@ -218,7 +198,7 @@ def test_no_user_moves_the_sum_by_more_than_one(tmp_path: Path, wrong: float) ->
 @pytest.mark.parametrize(
     "mechanism", [CentralNoise(1.0, 3.0), DistributedNoise(1.0, 3.0, honest=1.0)], ids=["central", "distributed"]
 )
-def test_the_noise_on_the_sum_is_drawn_once(tmp_path: Path, mechanism: CentralNoise) -> None:
+def test_the_noise_on_the_sum_is_drawn_once(tmp_path, mechanism):
     """z on every coordinate, whatever the number of users: at the server, or in shares that add up to it."""
     algorithm = Totals(frequencies=20_000, points=4, herding_steps=1)
     fit(Cloud(), data(), 1, tmp_path, algorithm=algorithm, mechanism=mechanism)
@@ -227,9 +207,7 @@ def test_the_noise_on_the_sum_is_drawn_once(tmp_path: Path, mechanism: CentralNo
     assert float(algorithm.statistics[0][0]) == 3  # the divisor is public
 
 
-def test_one_release_is_promised_for_users_and_stands_in_the_ledger(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_release_is_promised_for_users_and_stands_in_the_ledger(tmp_path, caplog):
     with caplog.at_level("INFO"):
         fit(Cloud(), data(), 3, tmp_path, algorithm=Totals(), mechanism=CentralNoise(1.0, 2.0))
     (account,) = the_ledger().read().accounts.values()
@@ -243,7 +221,7 @@ def test_one_release_is_promised_for_users_and_stands_in_the_ledger(
     assert_refused(told, fit, Cloud(), data(), 3, tmp_path / "second", algorithm=Totals(), mechanism=budget)
 
 
-def test_a_generator_is_matched_to_the_users_sum(tmp_path: Path) -> None:
+def test_a_generator_is_matched_to_the_users_sum(tmp_path):
     """DP-MERF on the mean of means: the clouds' centre, each cloud a third."""
     module = Cloud()
     algorithm = MatchedEmbedding(
@@ -254,7 +232,7 @@ def test_a_generator_is_matched_to_the_users_sum(tmp_path: Path) -> None:
     torch.testing.assert_close(module.generator.mean.detach(), centre, rtol=0, atol=0.3)
 
 
-def test_nothing_exact_of_a_user_is_kept(tmp_path: Path) -> None:
+def test_nothing_exact_of_a_user_is_kept(tmp_path):
     kept: list[dict[str, Tensor]] = []
 
     class Peeking(Totals):
@@ -266,23 +244,15 @@ def test_nothing_exact_of_a_user_is_kept(tmp_path: Path) -> None:
     assert kept == [{}, {}, {}]
 
 
-def test_sites_of_users_divide_the_own_one_out() -> None:
+def test_sites_of_users_divide_the_own_one_out():
     """Round 1's cavity is the sum of the other two users' means, counted two; own rows weigh a third."""
     module, algorithm = Cloud(), Cavities(unit="user", herding_steps=2)
     fit(module, data(local_steps=3), 2, algorithm=algorithm)
     each = means(algorithm)
     for k in range(3):
         cavity = algorithm.met[1, k]
-        assert cavity is not None
         assert float(cavity.count) == 2
         torch.testing.assert_close(cavity.mean, (each.sum(0) - each[k]) / 2, rtol=1e-5, atol=1e-7)
     later = [seen for seen in module.seen if seen.round == 1]
     assert len(later) == 9
     assert all(float(seen.weight[:8].sum()) == pytest.approx(1 / 3) for seen in later)  # type: ignore[index]
-
-
-def test_a_records_noise_does_not_protect_users() -> None:
-    with pytest.raises(UserError, match=r"give the federation a mechanism: CentralNoise"):
-        EmbeddingOnServer(unit="user", noise_multiplier=1.0)
-    with pytest.raises(UserError, match="a record or a user"):
-        EmbeddingOnServer(unit="patient")  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
 """A private run: only the protected model leaves, and it is trained as it is said to be."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
@@ -15,11 +15,9 @@ from lit_epgan.engine import (
     Broadcast,
     Client,
     Exchange,
-    Mechanism,
     Median,
     Message,
     NormClipping,
-    PlainFederation,
     Plan,
     Rounds,
     Server,
@@ -31,12 +29,10 @@ from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedSeq
 from lit_epgan.privacy import CentralNoise, RecordNoise
 from tests.federations import client_sets, federation, fit
 from tests.ledgers import the_ledger
-from tests.modules import Regression
+from tests.modules import Regression, vector
+from tests.plain_federation import descending
 
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")  # a working directory of their own
 
 
 class Telling(Regression):
@@ -77,7 +73,7 @@ class Gathering(Regression):
         self.found.append(len(self.losses))
 
 
-def test_what_training_gathered_is_found_by_the_modules_hooks_in_an_open_run_alone(caplog: Any) -> None:
+def test_what_training_gathered_is_found_by_the_modules_hooks_in_an_open_run_alone(caplog):
     """Four clients with two steps each."""
     for mechanism, found in ((None, 8), (CentralNoise(1.0, 1.0), 0)):
         module = Gathering()
@@ -91,58 +87,49 @@ def test_what_training_gathered_is_found_by_the_modules_hooks_in_an_open_run_alo
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), SCAFFOLD()], ids=lambda a: type(a).__name__)
-def test_almost_no_noise_is_plain_clipping_by_equal_weights(algorithm: Any) -> None:
+def test_almost_no_noise_is_plain_clipping_by_equal_weights(algorithm):
     """The noise goes on the sum of clipped reports, and the mean is over the cohort."""
     models = []
     for mechanism in (CentralNoise(0.5, 1e-9), NormClipping(0.5)):
         torch.manual_seed(0)
         module = Regression().double()
         fit(module, federation(), algorithm=algorithm, mechanism=mechanism)
-        models.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+        models.append(vector(module))
     torch.testing.assert_close(models[0], models[1], rtol=1e-6, atol=1e-7)
 
 
-def test_expectation_propagation_counts_its_second_exchange(tmp_path: Path) -> None:
-    fit(
-        Regression(),
-        federation(),
-        algorithm=ExpectationPropagation(),
-        mechanism=CentralNoise(1.0, 1e-3),
-        folder=tmp_path,
-    )
+def test_expectation_propagation_counts_its_second_exchange(tmp_path):
+    noise = CentralNoise(1.0, 1e-3)
+    fit(Regression(), federation(), folder=tmp_path, algorithm=ExpectationPropagation(), mechanism=noise)
     (account,) = the_ledger().read().accounts.values()
     assert (account.made, account.planned.count, account.ended) == (4, 4, True)
 
 
-def test_a_client_with_poison_counts_as_zero_and_is_not_named(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_client_with_poison_counts_as_zero_and_is_not_named(recwarn):
     class Poisoned(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             return super().training_step(batch, batch_idx) * float("nan")
 
     module = Poisoned().double()
-    before = torch.cat([p.detach().flatten() for p in module.parameters()])
+    before = vector(module)
     fit(module, federation(), rounds=1, mechanism=CentralNoise(0.1, 1e-6))
-    after = torch.cat([p.detach().flatten() for p in module.parameters()])
+    after = vector(module)
     torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
     assert not [w for w in recwarn if "client" in str(w.message) and "finite" in str(w.message)]
 
 
-def test_a_client_that_diverges_for_a_round_keeps_what_it_had_and_is_heard_again() -> None:
+def test_a_client_that_diverges_for_a_round_keeps_what_it_had_and_is_heard_again():
     """Its report counts as zero, so its control variate stays that of the round before, too."""
 
     def batches(client: int, round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         x = torch.randn(8, 3, generator=torch.Generator().manual_seed(10 * client + round_))
         return [(x, x.sum(1, keepdim=True) * (float("nan") if (client, round_) == (0, 1) else 1.0))]
 
-    plain = PlainFederation(
-        SCAFFOLD(),
-        nn.Linear(3, 1),
-        lambda module, batch: (module(batch[0]) - batch[1]).square().mean(),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.05),
-        batches,
-        [8.0, 8.0],
-        mechanism=CentralNoise(1.0, 1e-9),
-    )
+    def loss(module: nn.Module, batch: Any) -> torch.Tensor:
+        return (module(batch[0]) - batch[1]).square().mean()
+
+    noise = CentralNoise(1.0, 1e-9)
+    plain = descending(SCAFFOLD(), nn.Linear(3, 1), loss, batches, [8.0, 8.0], 0.05, mechanism=noise)
     plain.federation.mechanism.begin(Plan(plain.federation.sampler, 2, 3))  # type: ignore[union-attr]
     kept = []
     for number in range(3):
@@ -154,32 +141,23 @@ def test_a_client_that_diverges_for_a_round_keeps_what_it_had_and_is_heard_again
 
 
 @pytest.mark.parametrize(("mechanism", "steps"), [(CentralNoise(1.0, 1.0), [0, 0]), (NormClipping(1.0), [1, 3])])
-def test_an_answer_tells_no_steps_where_users_are_hidden(mechanism: Mechanism, steps: list[int]) -> None:
+def test_an_answer_tells_no_steps_where_users_are_hidden(mechanism, steps):
     """Their sum would be exact beside the noised sum, also under secure aggregation."""
-    plain = PlainFederation(
-        FedAvg(),
-        nn.Linear(3, 1),
-        lambda module, batch: module(batch[0]).square().mean(),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.05),
-        lambda client, round_: [(torch.ones(8, 3),)] * (1 + 2 * client),
-        [8.0, 24.0],
-        mechanism=mechanism,
-    )
+
+    def batches(client: int, round_: int) -> list[Any]:
+        return [(torch.ones(8, 3),)] * (1 + 2 * client)
+
+    squares = lambda module, batch: module(batch[0]).square().mean()  # noqa: E731
+    plain = descending(FedAvg(), nn.Linear(3, 1), squares, batches, [8.0, 24.0], mechanism=mechanism)
     mechanism.begin(Plan(plain.federation.sampler, 2, 1))
     round_ = Round(plain.federation, 0)
     assert [answer.steps for _, answer in plain.answers(plain._asked(round_))] == steps
 
 
-def test_training_logs_and_clients_own_metrics_are_left_out(tmp_path: Path) -> None:
+def test_training_logs_and_clients_own_metrics_are_left_out(tmp_path):
     data = federation(val_dataset=dict.fromkeys(("client-0", "client-3"), client_sets()[0]))
-    trainer = fit(
-        Telling(),
-        data,
-        mechanism=CentralNoise(0.5, 1.0),
-        callbacks=[PartitionReport()],
-        logger=CSVLogger(tmp_path),
-        log_every_n_steps=1,
-    )
+    options: dict[str, Any] = {"logger": CSVLogger(tmp_path), "log_every_n_steps": 1}
+    trainer = fit(Telling(), data, mechanism=CentralNoise(0.5, 1.0), callbacks=[PartitionReport()], **options)
     names = set(trainer.logged_metrics) | set(trainer.callback_metrics) | set(trainer.progress_bar_metrics)
     assert "val_loss" in names
     assert not names & {"loss", "double", "client/steps"}
@@ -206,7 +184,7 @@ class Look(RoundEvaluation):
         pl_module.log("distance", 1.0)
 
 
-def test_what_is_measured_of_the_servers_model_is_kept(tmp_path: Path) -> None:
+def test_what_is_measured_of_the_servers_model_is_kept(tmp_path):
     """Without validation, too, where the round's own end is the time to look; the price of a round is public."""
     trainer = fit(Regression(), federation(), mechanism=CentralNoise(0.5, 1.0), callbacks=[Look()])
     assert {"distance", "client/bytes_up", "client/bytes_down"} <= set(trainer.callback_metrics)
@@ -221,15 +199,19 @@ def test_what_is_measured_of_the_servers_model_is_kept(tmp_path: Path) -> None:
         ({"algorithm": FedSeq(length=2)}, "Chains have no accountant"),
     ],
 )
-def test_settings_that_would_tell_more_are_refused(options: dict[str, Any], named: str) -> None:
+def test_settings_that_would_tell_more_are_refused(options, named):
     with pytest.raises(UserError, match=named):
         fit(Regression(), federation(), mechanism=CentralNoise(0.5, 1.0), **options)
 
 
-def test_running_statistics_are_refused_with_the_remedy() -> None:
+def test_running_statistics_are_refused_with_the_remedy_and_counters_before_anything_is_released(tmp_path):
     with pytest.raises(UserError, match=r"layers\.1\.running_mean.*use GroupNorm"):
         fit(Normalised(), federation(), mechanism=CentralNoise(0.5, 1.0))
     fit(Normalised(), federation(), mechanism=CentralNoise(0.5, 1.0), buffers="exclude", rounds=1)
+    with pytest.raises(UserError, match="clients have changed 'seen'"):
+        fit(Counting(), federation(), mechanism=CentralNoise(0.5, 1.0), folder=tmp_path)
+    *_, account = the_ledger().read().accounts.values()
+    assert account.made == 0
 
 
 class Counting(Regression):
@@ -242,22 +224,20 @@ class Counting(Regression):
         return super().training_step(batch, batch_idx)
 
 
-def test_a_counter_of_records_is_refused_before_anything_is_released(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="clients have changed 'seen'"):
-        fit(Counting(), federation(), mechanism=CentralNoise(0.5, 1.0), folder=tmp_path)
-    (account,) = the_ledger().read().accounts.values()
-    assert account.made == 0
-
-
 class Everybody(FedAvg):
     def round(self, server: Server) -> Rounds:
         yield Exchange({"parameters": server.parameters}, to=range(server.clients))
 
 
-def test_clients_beside_the_cohort_are_not_asked() -> None:
+def test_clients_beside_the_cohort_are_not_asked_and_a_drawn_cohort_is_not_asked_again(tmp_path):
     """Whoever is asked more often than the sampler says pays for more than is said."""
     with pytest.raises(UserError, match="Everybody asks clients beside the round's cohort"):
         fit(Regression(), federation(clients_per_round=3), algorithm=Everybody(), mechanism=CentralNoise(0.5, 1.0))
+    data, noise = federation(clients_per_round=3), CentralNoise(0.5, 1.0)
+    with pytest.raises(UserError, match="asks a drawn cohort more than once a round"):
+        fit(Regression(), data, folder=tmp_path, algorithm=Again(), mechanism=noise)
+    *_, account = the_ledger().read().accounts.values()
+    assert account.made == 1
 
 
 class One(Message):
@@ -275,33 +255,16 @@ class Again(FedAvg):
         return One(one=torch.ones(1))
 
 
-def test_a_drawn_cohort_is_not_asked_again_whatever_was_announced(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="asks a drawn cohort more than once a round"):
-        fit(
-            Regression(),
-            federation(clients_per_round=3),
-            folder=tmp_path,
-            algorithm=Again(),
-            mechanism=CentralNoise(0.5, 1.0),
-        )
-    (account,) = the_ledger().read().accounts.values()
-    assert account.made == 1
-
-
-class Stop(Callback):
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.should_stop = True
-
-
 @pytest.mark.parametrize("mechanism", [CentralNoise(0.5, 1.0), RecordNoise(0.5, 1.0)])
-def test_a_private_run_without_a_last_round_is_refused(mechanism: Mechanism) -> None:
+def test_a_private_run_without_a_last_round_is_refused(mechanism):
     """No release would be planned, and an epsilon of 0 be promised."""
+    stop = LambdaCallback(on_train_epoch_end=lambda trainer, module: setattr(trainer, "should_stop", True))
     with pytest.raises(UserError, match=r"how many rounds there will be.*set trainer\.max_epochs"):
-        fit(Regression(), federation(), -1, mechanism=mechanism, callbacks=[Stop()])
-    fit(Regression(), federation(), -1, mechanism=NormClipping(0.5), callbacks=[Stop()])
+        fit(Regression(), federation(), -1, mechanism=mechanism, callbacks=[stop])
+    fit(Regression(), federation(), -1, mechanism=NormClipping(0.5), callbacks=[stop])
 
 
-def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path: Path) -> None:
+def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path):
     class Unread(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             raise AssertionError("data are read")
@@ -310,7 +273,7 @@ def test_the_budget_ends_a_run_before_any_data_are_read(tmp_path: Path) -> None:
         fit(Unread(), federation(), folder=tmp_path, mechanism=CentralNoise(0.5, 1.0, budget=1.0))
 
 
-def test_what_is_promised_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_promised_is_said(caplog):
     with caplog.at_level("INFO"):
         fit(Regression(), federation(), mechanism=CentralNoise(0.5, 8.0))
     said = "\n".join(record.getMessage() for record in caplog.records)

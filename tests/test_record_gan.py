@@ -1,6 +1,5 @@
 """A GAN under DP-SGD: the discriminator's real half is of records, and nothing else sees any."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,31 +21,25 @@ from lit_epgan.privacy import RecordNoise
 from lit_epgan.privacy.noisy_steps import ClippedGradients
 from tests.federations import fit
 from tests.gans import bayesian_gan, gan
+from tests.modules import vector
 from tests.test_linear_layers import of_each
 
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")  # a working directory of their own
 
 
-def digits_like(clients: int = 3, n: int = 40) -> list[TensorDataset]:
+def digits_like(clients=3, n=40):
     generator = torch.Generator().manual_seed(0)
     return [TensorDataset(torch.rand(n, 1, 8, 8, generator=generator) * 2 - 1) for _ in range(clients)]
 
 
-def federation(sets: list[TensorDataset] | None = None, **options: Any) -> FederatedDataModule:
+def federation(sets=None, **options):
     given = {"batch_size": 8, "local_steps": 3, **options}
     return FederatedDataModule.from_datasets(sets or digits_like(), **given)
 
 
-def vector(network: torch.nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in network.parameters()])
-
-
 @pytest.mark.parametrize("options", [{"r1": 0.5}, {"objective": "lsgan"}], ids=["r1", "lsgan"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_cut_into_records_it_is_the_same_loss(options: dict[str, Any], weighted: bool) -> None:
+def test_cut_into_records_it_is_the_same_loss(options, weighted):
     """By one call for all rows, the loss and its gradient are those of the ordinary discriminator's step."""
     module = gan(**options)
     x = digits_like(1, 6)[0].tensors[0]
@@ -62,7 +55,7 @@ def test_cut_into_records_it_is_the_same_loss(options: dict[str, Any], weighted:
 
 
 @pytest.mark.parametrize("penalty", ["r1", "wgan-gp"])
-def test_gradients_of_penalties_are_each_records_own(penalty: str) -> None:
+def test_gradients_of_penalties_are_each_records_own(penalty):
     """Against a loop over records by plain autograd; the penalty's generated row is the same for all."""
     torch.manual_seed(0)
     discriminator = MLPDiscriminator(hidden=(16,)).double()
@@ -89,7 +82,7 @@ def test_gradients_of_penalties_are_each_records_own(penalty: str) -> None:
             torch.testing.assert_close(each[k], torch.zeros_like(each[k]) if wanted is None else wanted)
 
 
-def test_wgan_gps_penalty_is_the_same_from_its_parts() -> None:
+def test_wgan_gps_penalty_is_the_same_from_its_parts():
     torch.manual_seed(0)
     discriminator, x = MLPDiscriminator(hidden=(16,)), digits_like(1, 6)[0].tensors[0]
     module = gan(objective="wgan-gp")
@@ -105,7 +98,7 @@ def test_wgan_gps_penalty_is_the_same_from_its_parts() -> None:
     assert float(gradient_penalty(discriminator, x, fake)) > 0
 
 
-def test_a_generator_sees_the_discriminator_alone() -> None:
+def test_a_generator_sees_the_discriminator_alone():
     """Another record moves the discriminator; given the discriminator, every step of the generator is the same."""
     seen: list[list[Tensor]] = []
 
@@ -138,19 +131,13 @@ def test_a_generator_sees_the_discriminator_alone() -> None:
     assert any(not torch.equal(a, b) for a, b in zip(*seen, strict=True))
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        FedAvg(),
-        FedAvgGAN(server_steps=2, batch_size=8),
-        F2A(server_steps=2, batch_size=8),
-        MDGAN(batch_size=8, swap_every=1),
-        ExpectationPropagation(prior_scale=10.0),
-        GeneratorSites("average", own_rows=4, pool=20),
-    ],
-    ids=lambda a: type(a).__name__,
-)
-def test_every_algorithm_for_gans_trains_so(algorithm: Algorithm) -> None:
+ON_SERVER = {"server_steps": 2, "batch_size": 8}
+FOR_GANS: list[Algorithm] = [FedAvg(), FedAvgGAN(**ON_SERVER), F2A(**ON_SERVER), MDGAN(batch_size=8, swap_every=1)]
+FOR_GANS += [ExpectationPropagation(prior_scale=10.0), GeneratorSites("average", own_rows=4, pool=20)]
+
+
+@pytest.mark.parametrize("algorithm", FOR_GANS, ids=lambda a: type(a).__name__)
+def test_every_algorithm_for_gans_trains_so(algorithm):
     prior = None if isinstance(algorithm, MDGAN) else HistoryPrior(size=2, every=2)
     module = gan(average=0.9, r1=0.5, r1_every=2, prior=prior)
     before = vector(module)
@@ -162,7 +149,7 @@ def test_every_algorithm_for_gans_trains_so(algorithm: Algorithm) -> None:
     assert module.over_records is None
 
 
-def test_rows_of_other_sites_have_their_gradient_as_it_is() -> None:
+def test_rows_of_other_sites_have_their_gradient_as_it_is():
     """Own rows weigh what the algorithm gives them in all, by the mean of the real records; the others by their own."""
     from lit_epgan.federated.tilted_batch import tilted_batch
     from lit_epgan.privacy.noisy_steps import NoisySteps
@@ -189,7 +176,7 @@ def test_rows_of_other_sites_have_their_gradient_as_it_is() -> None:
     torch.testing.assert_close(found, tuple(a + b for a, b in zip(own, others, strict=True)))
 
 
-def test_what_looks_at_labels_or_batches_elsewhere_is_refused() -> None:
+def test_what_looks_at_labels_or_batches_is_refused_but_a_generators_batch_norm_sees_noise():
     labelled = [TensorDataset(*each.tensors, torch.arange(40) % 3) for each in digits_like()]
     conditional = ConditionalGAN(MLPGenerator(latent_dim=8, hidden=(16,)), MLPDiscriminator(hidden=(16,), heads=3), 3)
     with pytest.raises(UserError, match="ConditionalGAN optimizes by itself"):
@@ -198,9 +185,6 @@ def test_what_looks_at_labels_or_batches_elsewhere_is_refused() -> None:
     normalised.discriminator = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1))
     with pytest.raises(UserError, match=r"the layer discriminator\.1 \(BatchNorm1d\) .*use GroupNorm"):
         fit(normalised, federation(), mechanism=RecordNoise(1.0, 1.0), precision="32-true")
-
-
-def test_a_generators_batch_norm_sees_noise_alone() -> None:
     points = [TensorDataset(each.tensors[0].flatten(1)[:, :3]) for each in digits_like()]
     module = bayesian_gan()
     fit(module, federation(points), rounds=1, mechanism=RecordNoise(1.0, 1.0), precision="32-true")

@@ -1,8 +1,6 @@
 """DP-SGD at every client of a federation: what is promised, what is paid, what leaves, and what is refused."""
 
 import copy
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import PartitionReport
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.clients import DatasetClient
-from lit_epgan.engine import Algorithm, PlainFederation
 from lit_epgan.engine.mechanisms import LocalPlan, Plan
 from lit_epgan.engine.samplers import Everyone
 from lit_epgan.errors import UserError
@@ -31,17 +28,11 @@ from lit_epgan.federated import (
 from lit_epgan.privacy import Ledger, RecordNoise, Releases, spent
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.ledgers import the_ledger
-from tests.modules import Regression, TwoOptimizers
+from tests.modules import Regression, TwoOptimizers, vector
+from tests.plain_federation import descending
 from tests.refusals import assert_refused
 
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def vector(module: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
+pytestmark = pytest.mark.usefixtures("folder")  # a working directory of their own
 
 
 class Batches(Callback):
@@ -52,15 +43,10 @@ class Batches(Callback):
         self.seen.append((batch, outputs))
 
 
-# What it is -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "algorithm", [FedAvg(), FedProx(0.5), SCAFFOLD(), FedDyn(), ExpectationPropagation(prior_scale=10.0)]
 )
-def test_without_noise_and_clipping_full_batches_are_the_algorithms_own_steps(
-    algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_noise_and_clipping_full_batches_are_the_algorithms_own_steps(algorithm, monkeypatch):
     """Batches as large as every client: each coin says yes, and the mean gradient is the module's own."""
     monkeypatch.setattr("lit_epgan.privacy.records.secure_normal", lambda n: torch.zeros(n, dtype=torch.float64))
     models = []
@@ -73,7 +59,7 @@ def test_without_noise_and_clipping_full_batches_are_the_algorithms_own_steps(
     torch.testing.assert_close(models[0], models[1], rtol=1e-9, atol=1e-10)
 
 
-def test_the_noise_of_a_step_is_as_large_as_it_is_said_to_be() -> None:
+def test_the_noise_of_a_step_is_as_large_as_it_is_said_to_be():
     """Without a gradient, one step of SGD leaves lr z C / b N(0, I): over 40,000 coordinates within 2 %."""
 
     class Flat(Regression):
@@ -93,7 +79,7 @@ def test_the_noise_of_a_step_is_as_large_as_it_is_said_to_be() -> None:
     assert abs(float(noise.mean())) < 0.01 * float(noise.std()) * 2.5
 
 
-def test_steps_without_a_record_are_noise_alone_and_nobody_sees_a_record(tmp_path: Path) -> None:
+def test_steps_without_a_record_are_noise_alone_and_nobody_sees_a_record(tmp_path):
     """At a rate of 1 / 34 a third of the batches are empty; what callbacks see says nothing, and losses are 0."""
     watch = Batches()
     module = Regression().double()
@@ -106,7 +92,7 @@ def test_steps_without_a_record_are_noise_alone_and_nobody_sees_a_record(tmp_pat
     assert bool(vector(module).isfinite().all())
 
 
-def test_poison_in_one_record_is_not_learnt() -> None:
+def test_poison_in_one_record_is_not_learnt():
     (data,) = client_sets((20,))
     data.tensors[0][7] = float("nan")
     data.tensors[0][3] = 1e30
@@ -118,7 +104,7 @@ def test_poison_in_one_record_is_not_learnt() -> None:
     assert not torch.equal(vector(module), before)
 
 
-def test_a_layer_that_is_thawed_within_a_round_is_trained_from_then_on() -> None:
+def test_a_layer_that_is_thawed_within_a_round_is_trained_from_then_on():
     class Thawing(Regression):
         def __init__(self) -> None:
             super().__init__(momentum=0.0)
@@ -136,15 +122,12 @@ def test_a_layer_that_is_thawed_within_a_round_is_trained_from_then_on() -> None
     assert module.moved == [False, False, True]
 
 
-# What is promised and paid --------------------------------------------------------------------------------------------
-
-
-def plan(records: dict[int, int], batch_size: int, steps: dict[int, int], rounds: int = 5, **more: Any) -> Plan:
+def plan(records, batch_size, steps, rounds=5, **more):
     local = LocalPlan(records, ["a", "b", "c"], batch_size, lambda round_: steps)
     return Plan(Everyone(), len(records), rounds, rounds=range(rounds), local=local, **({"data": "data"} | more))
 
 
-def test_the_client_who_pays_most_states_the_guarantee() -> None:
+def test_the_client_who_pays_most_states_the_guarantee():
     """Clients are parallel: five rounds cost the dearest one's 50 steps, not the sum of all; another has more."""
     mechanism = RecordNoise(1.0, 2.0)
     mechanism.begin(plan({0: 100, 1: 40, 2: 1000}, 10, {0: 10, 1: 1, 2: 100}))
@@ -161,15 +144,17 @@ def test_the_client_who_pays_most_states_the_guarantee() -> None:
     assert mechanism.spent().epsilon == 0
 
 
-def test_a_target_is_reached_by_every_client() -> None:
+def test_a_target_is_reached_by_every_client_and_a_budget_needs_a_ledger():
     mechanism = RecordNoise(1.0, target_epsilon=2.0, delta=1e-4)
     mechanism.begin(plan({0: 100, 1: 10}, 10, {0: 10, 1: 1}))
     costs = [spent([each], 1e-4).epsilon for each in mechanism._payments.planned.values()]
     assert 1.97 < max(costs) <= 2.0
     assert {each.sampling for each in mechanism._payments.planned.values()} == {"poisson", "everyone"}
+    with pytest.raises(UserError, match="budget needs a ledger: give RecordNoise ledger=FILE"):
+        RecordNoise(1.0, 4.0, budget=8.0).begin(plan({0: 100}, 10, {0: 10}, data=None))
 
 
-def test_the_accountant_agrees_with_opacus() -> None:
+def test_the_accountant_agrees_with_opacus():
     """Its Renyi bound is looser by up to 15 %; its numerical one is an estimate within 0.5 %."""
     from opacus.accountants import PRVAccountant, RDPAccountant
 
@@ -180,7 +165,7 @@ def test_the_accountant_agrees_with_opacus() -> None:
     assert ours <= rdp.get_epsilon(1e-5) <= 1.15 * ours
 
 
-def test_every_client_pays_for_its_own_steps_and_a_repeated_round_twice(tmp_path: Path) -> None:
+def test_every_client_pays_for_its_own_steps_and_a_repeated_round_twice(tmp_path):
     """Killed in the third of four rounds, after its first client's steps, and resumed: the third counts twice."""
 
     class Kill(Callback):
@@ -211,12 +196,7 @@ def test_every_client_pays_for_its_own_steps_and_a_repeated_round_twice(tmp_path
     assert rates == {f"client-{k}": min(1.0, 8 / n) for k, n in enumerate(SIZES)}
 
 
-def test_a_budget_without_a_ledger_is_refused() -> None:
-    with pytest.raises(UserError, match="budget needs a ledger: give RecordNoise ledger=FILE"):
-        RecordNoise(1.0, 4.0, budget=8.0).begin(plan({0: 100}, 10, {0: 10}, data=None))
-
-
-def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_unit(tmp_path: Path) -> None:
+def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_unit(tmp_path):
     class Unread(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             raise AssertionError("data are read")
@@ -230,7 +210,7 @@ def test_the_budget_ends_a_run_before_data_are_read_and_the_ledger_counts_one_un
     assert_refused("do not add up", spent, [Releases(1.0), Releases(1.0, unit="record")], 1e-5)
 
 
-def test_a_fits_first_batch_is_drawn_by_coins_like_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fits_first_batch_is_drawn_by_coins_like_all_others(tmp_path, monkeypatch):
     """A Trainer makes it before training starts; a resumed fit does so again."""
     shuffled: list[Any] = []
     original = DatasetClient.draw
@@ -249,7 +229,7 @@ def test_a_fits_first_batch_is_drawn_by_coins_like_all_others(tmp_path: Path, mo
     assert shuffled  # without the noise
 
 
-def test_every_rank_pays_for_its_own_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_pays_for_its_own_clients(tmp_path, monkeypatch):
     """Rank 0 announces for all; each rank writes the steps of the clients that it trains, once a round."""
     asked = plan({0: 100, 1: 40, 2: 1000}, 10, {0: 10, 1: 4, 2: 100}, folder=tmp_path)
     shared = []
@@ -266,12 +246,7 @@ def test_every_rank_pays_for_its_own_clients(tmp_path: Path, monkeypatch: pytest
     assert made == {"a": 20, "b": 8, "c": 200}
 
 
-# What leaves ----------------------------------------------------------------------------------------------------------
-
-
-def test_training_logs_and_reports_on_single_clients_are_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_logs_and_reports_on_single_clients_are_left_out(tmp_path, caplog):
     data = federation(val_dataset=dict.fromkeys(("client-0", "client-3"), client_sets()[0]))
     with caplog.at_level("INFO"):
         trainer = fit(
@@ -282,9 +257,6 @@ def test_training_logs_and_reports_on_single_clients_are_left_out(
     assert not list(tmp_path.rglob("partition*"))
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "RecordNoise: all that the clients send, and so the model after all rounds, has (" in said
-
-
-# What is refused ------------------------------------------------------------------------------------------------------
 
 
 class Contrasting(Regression):
@@ -344,7 +316,7 @@ class Searching(Regression):
         (TwoOptimizers, "TwoOptimizers optimizes by itself, .* class attribute over_records = None"),
     ],
 )
-def test_modules_that_it_cannot_protect_are_refused(module: Callable[[], Any], named: str) -> None:
+def test_modules_that_it_cannot_protect_are_refused(module, named):
     assert_refused(named, fit, module(), federation(), rounds=1, mechanism=RecordNoise(1.0, 1.0))
 
 
@@ -358,12 +330,12 @@ def test_modules_that_it_cannot_protect_are_refused(module: Callable[[], Any], n
     ],
     ids=lambda case: case if isinstance(case, str) else type(case).__name__,
 )
-def test_algorithms_that_look_at_records_elsewhere_are_refused(algorithm: Algorithm, named: str) -> None:
+def test_algorithms_that_look_at_records_elsewhere_are_refused(algorithm, named):
     with pytest.raises(UserError, match=named):
         fit(Regression(), federation(), rounds=1, algorithm=algorithm, mechanism=RecordNoise(1.0, 1.0))
 
 
-def test_data_whose_draws_nobody_knows_are_refused() -> None:
+def test_data_whose_draws_nobody_knows_and_batches_of_more_than_tensors_are_refused():
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Any:
             return iter(client_sets((20,))[0])
@@ -371,19 +343,14 @@ def test_data_whose_draws_nobody_knows_are_refused() -> None:
     data = FederatedDataModule.from_datasets([Stream()], batch_size=8)
     with pytest.raises(UserError, match="the records of client-0 are drawn by a loader of their own"):
         fit(Regression(), data, mechanism=RecordNoise(1.0, 1.0))
-    plain = PlainFederation(
-        FedAvg(),
-        nn.Linear(3, 1),
-        lambda module, batch: module(batch).mean(),
-        lambda parameters: torch.optim.SGD(parameters, 0.1),
-        lambda client, round_: [torch.ones(2, 3)],
-        [2],
-        mechanism=RecordNoise(1.0, 1.0),
-    )
+
+    def mean(module: nn.Module, batch: Tensor) -> Tensor:
+        return module(batch).mean()
+
+    ones = lambda client, round_: [torch.ones(2, 3)]  # noqa: E731
+    plain = descending(FedAvg(), nn.Linear(3, 1), mean, ones, [2], mechanism=RecordNoise(1.0, 1.0))
     assert_refused("train by the FederationCallback", plain.run, 1)
 
-
-def test_a_batch_that_holds_more_than_tensors_is_refused() -> None:
     class Named(TensorDataset):
         def __getitem__(self, index: int) -> Any:
             return (*super().__getitem__(index), "name")
@@ -405,11 +372,11 @@ def test_a_batch_that_holds_more_than_tensors_is_refused() -> None:
         ({"noise_multiplier": 1.0, "at_once": 0}, "at_once"),
     ],
 )
-def test_what_cannot_be_is_refused(given: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_is_refused(given, named):
     assert_refused(named, RecordNoise, **given)
 
 
-def test_a_padding_row_stays_zero() -> None:
+def test_a_padding_row_stays_zero():
     class Words(Regression):
         def __init__(self) -> None:
             super().__init__()

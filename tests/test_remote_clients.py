@@ -1,21 +1,19 @@
-"""The server's end of links to institutions: what they send wrong, late, twice or not at all leaves them out."""
+"""The server's end of links to institutions: what they send wrong, late or not at all, and the operator's page."""
 
 import csv
+import html
 import json
+import re
 import secrets
-from collections.abc import Iterator
 from multiprocessing import AuthenticationError, Pipe
 from multiprocessing.connection import Client, Connection
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from lit_epgan.carriers.contributions import Contribution, Contributions
+from lit_epgan.carriers.contributions import Contribution, Contributions, in_words, operator_page, read_contributions
 from lit_epgan.carriers.policy import Policy, ReportFilter
-from lit_epgan.carriers.protocol import VERSION, Endpoint, Frame, Kind, answer_to, answered
+from lit_epgan.carriers.protocol import VERSION, Endpoint, Frame, Kind, answered
 from lit_epgan.carriers.remote_clients import RemoteClients, Shapes, agreed
 from lit_epgan.carriers.remote_server import RemoteServer
 from lit_epgan.engine.messages import Count, Task, Weighted, scalar
@@ -29,36 +27,36 @@ PATIENCE, LARGEST = 0.2, 10_000
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Endpoint:
+def at(tmp_path):
     return Endpoint("server", str(tmp_path / "s"), secrets.token_hex(16))
 
 
 @pytest.fixture
-def clients(at: Endpoint) -> Iterator[RemoteClients]:
+def clients(at):
     found = RemoteClients(at.listener(), NAMES, PATIENCE, LARGEST)
     yield found
     found.end()
 
 
-def called(at: Endpoint, name: str, version: Any = VERSION) -> Any:
+def called(at, name, version=VERSION):
     link = at.called()
     link.send_bytes(Frame.of(Kind.HELLO, name=name, version=version).written())
     return link
 
 
-def task(client: int, round_: int = 3, exchange: int = 1) -> Task:
+def task(client, round_=3, exchange=1):
     return Task(client, round_, exchange, "train", True, {"parameters": torch.ones(2)})
 
 
-def answer(value: float = 1.0) -> Answer:
+def answer(value=1.0):
     return Answer({"change": Weighted(torch.full((2,), value), 5.0), "weight": Count(5.0, True)}, Private(), 4)
 
 
-def note(value: float = 1.0, round_: int = 3, exchange: int = 1) -> bytes:
+def note(value=1.0, round_=3, exchange=1):
     return answered(task(0, round_, exchange), encode_answer(answer(value))).written()
 
 
-def saying(**instead: Any) -> bytes:
+def saying(**instead):
     """An answer whose header says something else; its tensors are whole."""
     body = encode_answer(answer())
     end = LENGTH + int.from_bytes(body[:LENGTH], "little")
@@ -66,7 +64,7 @@ def saying(**instead: Any) -> bytes:
     return answered(task(0), len(words).to_bytes(LENGTH, "little") + words + body[end:]).written()
 
 
-def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at: Endpoint, clients: RemoteClients) -> None:
+def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at, clients):
     links = [called(at, name) for name in NAMES]
     assert clients.meet(range(3)) == {0, 1, 2}
     for k in (2, 0, 1):
@@ -101,9 +99,7 @@ def test_answers_come_in_the_order_of_the_tasks_whoever_is_quick(at: Endpoint, c
         (Frame.of(Kind.REFUSED).written(), "says REFUSED where ANSWER was expected"),
     ],
 )
-def test_what_is_no_answer_leaves_one_institution_out(
-    at: Endpoint, clients: RemoteClients, sent: bytes | None, why: str
-) -> None:
+def test_what_is_no_answer_leaves_one_institution_out(at, clients, sent, why):
     good, bad = called(at, "a"), called(at, "b")
     clients.meet([0, 1])
     if sent is not None:
@@ -117,7 +113,7 @@ def test_what_is_no_answer_leaves_one_institution_out(
     assert [k for k, each in clients.ask({1: task(1)}) if each is not None] == []  # nobody is asked: nothing waits
 
 
-def test_an_answer_that_comes_twice_is_not_counted_twice(at: Endpoint, clients: RemoteClients) -> None:
+def test_an_answer_that_comes_twice_is_not_counted_twice_and_what_was_heard_of_it_is_its_seconds_and_bytes(at, clients):
     link = called(at, "a")
     clients.meet([0])
     link.send_bytes(note())
@@ -127,9 +123,11 @@ def test_an_answer_that_comes_twice_is_not_counted_twice(at: Endpoint, clients: 
     ((_, second),) = clients.ask({0: task(0, exchange=2)})
     assert second is None
     assert "another question" in clients.lost[0]
+    assert clients.heard[0].bytes == len(note())
+    assert 0 <= clients.heard[0].seconds < PATIENCE
 
 
-def test_who_is_lost_calls_again_and_takes_part_from_then_on(at: Endpoint, clients: RemoteClients) -> None:
+def test_who_is_lost_calls_again_and_takes_part_from_then_on(at, clients):
     first = called(at, "a")
     clients.meet([0])
     first.close()
@@ -143,7 +141,7 @@ def test_who_is_lost_calls_again_and_takes_part_from_then_on(at: Endpoint, clien
     assert not clients.lost
 
 
-def test_strangers_are_not_let_in(at: Endpoint, clients: RemoteClients) -> None:
+def test_strangers_are_not_let_in_and_one_that_says_nothing_holds_nobody_up(at, clients):
     """A wrong key, a name that is not expected, a note that is no hello, and no note at all."""
     with pytest.raises(AuthenticationError):
         Client(at.address, "AF_UNIX", authkey=b"wrong")
@@ -155,9 +153,13 @@ def test_strangers_are_not_let_in(at: Endpoint, clients: RemoteClients) -> None:
     assert clients.meet([2]) == {2}
     assert clients.present == {2}
     link.close()
+    silent = at.called()
+    called(at, "a")
+    assert clients.meet([0], seconds=5) == {0}
+    silent.close()
 
 
-def test_one_under_other_settings_is_told_which_they_are(at: Endpoint, recwarn: pytest.WarningsRecorder) -> None:
+def test_one_under_other_settings_is_told_which_they_are(at, recwarn):
     ours = RemoteClients(at.listener(), NAMES, PATIENCE, LARGEST, agreed({"model.lr": "0.1"}))
     link = at.called()
     link.send_bytes(Frame.of(Kind.HELLO, name="b", version=VERSION, settings=agreed({"model.lr": "0.2"})).written())
@@ -173,14 +175,7 @@ def test_one_under_other_settings_is_told_which_they_are(at: Endpoint, recwarn: 
     ours.end()
 
 
-def test_one_that_says_nothing_holds_nobody_up(at: Endpoint, clients: RemoteClients) -> None:
-    silent = at.called()
-    called(at, "a")
-    assert clients.meet([0], seconds=5) == {0}
-    silent.close()
-
-
-def test_rounds_are_told_to_everybody(at: Endpoint, clients: RemoteClients) -> None:
+def test_rounds_and_refusals_are_told(at, clients, tmp_path):
     links = {k: called(at, NAMES[k]) for k in (0, 1)}
     clients.meet(links)
     clients.begin(7, [1, 2, 3], True)
@@ -191,13 +186,15 @@ def test_rounds_are_told_to_everybody(at: Endpoint, clients: RemoteClients) -> N
         assert told[0].about() == {"round": 7, "trains": k == 1, "cohort": 3}
         assert told[1].about() == {"round": 7, "counts": k != 0}
         assert told[2].kind is Kind.END
+    ours, theirs = Pipe()
+    institution = RemoteServer(ours, "a", 0, ReportFilter(Policy(), tmp_path / "sent.csv"))
+    assert Frame.read(theirs.recv_bytes()).about() == {"name": "a", "version": VERSION, "settings": {}}
+    theirs.send_bytes(Frame.of(Kind.REFUSED, why="the server speaks version 2").written())
+    with pytest.raises(UserError, match="does not let this institution in: the server speaks version 2"):
+        institution.trains(0)
 
 
-def test_an_answer_is_read_back(at: Endpoint) -> None:
-    assert answer_to(task(0), Frame.read(note())) == encode_answer(answer())
-
-
-def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it() -> None:
+def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it():
     """The first one is wrong in one entry, the last one in another; the third one has an entry of its own."""
     reports = [
         {"change": torch.zeros(4), "n": Count(1.0)},
@@ -215,7 +212,7 @@ def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it() -> No
 
 
 @pytest.mark.parametrize(("sent", "right"), [({"theta": torch.zeros(3)}, 1), ({"theta": torch.zeros(4)}, 0), ({}, 0)])
-def test_of_two_shapes_that_are_as_frequent_the_servers_own_is_right(sent: dict[str, Tensor], right: int) -> None:
+def test_of_two_shapes_that_are_as_frequent_the_servers_own_is_right(sent, right):
     reports = [{"x": torch.zeros(4)}, {"x": torch.zeros(3)}]
     shapes = Shapes(reports, sent)
     assert [shapes.misfit(each) is None for each in reports] == [k == right for k in range(2)]
@@ -223,9 +220,7 @@ def test_of_two_shapes_that_are_as_frequent_the_servers_own_is_right(sent: dict[
 
 @pytest.mark.filterwarnings("ignore:'a' is not let in")
 @pytest.mark.parametrize("version", [None, 0, VERSION + 1, "1", [VERSION]])
-def test_another_version_of_the_protocol_is_refused_in_a_sentence_at_both_ends(
-    at: Endpoint, clients: RemoteClients, version: Any
-) -> None:
+def test_another_version_of_the_protocol_is_refused_in_a_sentence_at_both_ends(at, clients, version):
     link = called(at, "a", version)
     assert link.poll(30)
     refused = Frame.read(link.recv_bytes())
@@ -236,27 +231,7 @@ def test_another_version_of_the_protocol_is_refused_in_a_sentence_at_both_ends(
     assert clients.present == {1}
 
 
-def test_an_institution_that_is_refused_ends_in_a_sentence(tmp_path: Path) -> None:
-    ours, theirs = Pipe()
-    institution = RemoteServer(ours, "a", 0, ReportFilter(Policy(), tmp_path / "sent.csv"))
-    assert Frame.read(theirs.recv_bytes()).about() == {"name": "a", "version": VERSION, "settings": {}}
-    theirs.send_bytes(Frame.of(Kind.REFUSED, why="the server speaks version 2").written())
-    with pytest.raises(UserError, match="does not let this institution in: the server speaks version 2"):
-        institution.trains(0)
-
-
-def test_what_was_heard_of_an_answer_is_its_seconds_and_bytes(at: Endpoint, clients: RemoteClients) -> None:
-    link = called(at, "a")
-    clients.meet([0])
-    link.send_bytes(note())
-    list(clients.ask({0: task(0)}))
-    assert clients.heard[0].bytes == len(note())
-    assert 0 <= clients.heard[0].seconds < PATIENCE
-
-
-def test_all_have_the_same_time_to_answer(
-    at: Endpoint, clients: RemoteClients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_have_the_same_time_to_answer(at, clients, monkeypatch):
     """After one was silent for all of it, the next one is waited for no more."""
     links = [called(at, name) for name in ("a", "b")]
     clients.meet([0, 1])
@@ -269,7 +244,7 @@ def test_all_have_the_same_time_to_answer(
     assert len(links) == 2
 
 
-def test_contributions_are_listed_by_round_and_repeated_rounds_anew(tmp_path: Path) -> None:
+def test_contributions_are_listed_by_round_and_repeated_rounds_anew(tmp_path):
     path = tmp_path / "run" / "contributions.csv"
     first = Contributions(path)
     for round_ in range(3):
@@ -283,3 +258,64 @@ def test_contributions_are_listed_by_round_and_repeated_rounds_anew(tmp_path: Pa
         ["0", "b", "0", "0", "0.000", "0", ""],
         ["1", "a", "1", "0", "0.250", "0", "its link is broken"],
     ]
+
+
+@pytest.fixture
+def path(tmp_path):
+    list_ = Contributions(tmp_path / "contributions.csv")
+    for round_ in range(3):
+        lost = Contribution(asked=True, why="its <link> is broken") if round_ == 1 else Contribution(True, True, 2.0, 5)
+        list_.note(round_, {"a": Contribution(True, True, 1.0 + round_, 500_000), "b": lost, "c": Contribution()})
+    return tmp_path / "contributions.csv"
+
+
+def rows(page):
+    found = re.findall(r'<tr>\s*<th scope="row">(.*?)</th>(.*?)</tr>', page, re.DOTALL)
+    return {name: html.unescape(re.sub(r"<[^>]*>|\s+", " ", cells)) for name, cells in found}
+
+
+def test_it_says_who_contributed_when(path):
+    page = operator_page(path, "scans", 4, over=False)
+    told = rows(page)
+    assert "3 of 3" in told["a"]
+    assert "2.0" in told["a"]  # the median of 1, 2 and 3 seconds
+    assert "1.5 MB" in told["a"]
+    assert "2 of 3" in told["b"]
+    assert "takes part" in told["b"]
+    assert "0 of 0" in told["c"]
+    assert "Round 3 of 4" in page
+    assert page.count('class="lost"') == 2  # b's round, and the key
+    assert "Round 2: b is left out: its &lt;link&gt; is broken." in page
+    assert "Round 3: b takes part again." in page
+    assert "<link>" not in page
+    assert not re.search(r"(src|href)=", page)  # nothing comes from elsewhere
+
+
+def test_a_page_of_a_running_training_loads_itself_again(path):
+    assert 'http-equiv="refresh"' in operator_page(path, "scans", None, over=False)
+    ended = operator_page(path, "scans", None, over=True)
+    assert 'http-equiv="refresh"' not in ended
+    assert "The training has ended." in ended
+
+
+def test_a_run_that_goes_on_loses_no_row_if_it_is_stopped_at_its_start_but_one_that_was_cut_off(path, monkeypatch):
+    before = path.read_bytes()
+
+    def refuses(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lit_epgan.carriers.contributions.csv.writer", refuses)
+    with pytest.raises(KeyboardInterrupt):
+        Contributions(path).note(3, {})
+    assert path.read_bytes() == before
+    read = read_contributions(path)
+    with path.open("a") as file:
+        file.write("3,a,1")
+    assert read_contributions(path) == read
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (10**13, "10.0 TB")]
+)
+def test_bytes_have_a_unit(size, words):
+    assert in_words(size) == words

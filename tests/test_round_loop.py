@@ -1,6 +1,7 @@
 """Lightning's private names that the federation uses: each test's message says what is broken with a new Lightning."""
 
 import ast
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 import lit_epgan
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.fit import loop
 from lit_epgan.fit.loop import (
-    RoundLoop,
     between_rounds,
     forget_earlier,
     logged_step,
@@ -66,14 +67,6 @@ def test_the_step_at_which_metrics_are_logged(tmp_path: Path) -> None:
     steps, table = Steps(), MetricsFile(str(tmp_path))
     fit(Regression(), steps, epochs=2, logger=table)
     assert steps.seen == [row["step"] for rows in table.finished(2).values() for row in rows if "x" in row] == [2, 5]
-
-
-def test_no_rank_waits_for_the_others_after_a_batch() -> None:
-    """Else ranks with other numbers of batches would wait for each other for ever."""
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    assert callable(trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor)
-    assert RoundLoop.of(trainer)._broadcast_sigterm_tensor() is None
-    assert RoundLoop.of(trainer) is trainer.fit_loop.epoch_loop
 
 
 def test_a_checkpoint_can_wait_for_the_rounds_end(tmp_path: Path) -> None:
@@ -192,6 +185,40 @@ def test_minus_one_ends_a_client_and_not_the_round() -> None:
     assert trainer.optimizers[0].param_groups[0]["lr"] == module.lr / 4  # once a round, not once a client
 
 
+@pytest.mark.parametrize("how", ["module", "callback"])
+def test_a_hook_set_on_the_object_is_heard(how: str) -> None:
+    """A hook that nobody overrides is not called; one that is given to the object afterwards is."""
+    module, callback, heard = Regression(), Callback(), list[str]()
+    hooked: Any = module if how == "module" else callback
+    hooked.on_train_batch_start = lambda *args: heard.append("start")
+    hooked.on_train_batch_end = lambda *args: heard.append("end")
+    federated(module, federation(sizes=(16,)), rounds=1, callbacks=[callback])
+    assert heard == ["start", "end"] * 2
+
+
+def test_no_step_is_taken_on_a_batch_that_is_none() -> None:
+    """As in plain Lightning, which warns; batches are counted all the same."""
+
+    made = itertools.count()
+
+    def every_other(rows: list[Any]) -> Any:
+        return None if next(made) % 2 else torch.utils.data.default_collate(rows)
+
+    class Seen(Callback):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.seen.append(batch_idx)
+
+    module, batches = Counting(), Seen()
+    datamodule = FederatedDataModule.from_datasets(client_sets((32,)), batch_size=8, collate_fn=every_other)
+    with pytest.warns(UserWarning, match="None in place of a batch"):
+        federated(module, datamodule, rounds=1, callbacks=[batches])
+    assert batches.seen == [0, 1, 2, 3]
+    assert len(module.steps) == 2
+
+
 class Hooks(Callback):
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -213,7 +240,6 @@ def test_a_single_client_hears_what_plain_lightning_says() -> None:
 
 
 PRIVATE_OF_LIGHTNING = {
-    "_broadcast_sigterm_tensor",
     "_save_on_train_epoch_end",
     "_current_fx_name",
     "_checkpoint_connector",

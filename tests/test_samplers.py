@@ -1,6 +1,5 @@
 """Who takes part: rates against frequencies, and cohorts that depend on seed and round alone."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,8 @@ from lit_epgan.engine import (
     Exchange,
     FixedSize,
     InTurn,
-    PlainFederation,
     Poisson,
     Rounds,
-    Sampler,
     Server,
     stages,
 )
@@ -29,6 +26,7 @@ from lit_epgan.federated import FedAvg
 from lit_epgan.modules.gan import GAN
 from lit_epgan.randomness import derive_seed
 from tests.generative import Images, gan, trainer
+from tests.plain_federation import descending
 from tests.refusals import assert_refused
 from tests.test_sealed_server import federation
 
@@ -40,7 +38,7 @@ CLIENTS = list(range(3, 23))
     [Everyone(), FixedSize(5), Poisson(0.3), InTurn(4), Chains(3, FixedSize(7))],
     ids=lambda s: type(s).__name__,
 )
-def test_a_sampler_states_its_rate(sampler: Sampler) -> None:
+def test_a_sampler_states_its_rate(sampler):
     """Every client's frequency over 2,000 rounds is within four standard deviations of the rate."""
     rounds, counts = 2000, dict.fromkeys(CLIENTS, 0)
     for r in range(rounds):
@@ -52,14 +50,14 @@ def test_a_sampler_states_its_rate(sampler: Sampler) -> None:
     assert all(abs(n / rounds - rate) <= spread for n in counts.values())
 
 
-def test_poisson_cohorts_have_binomial_sizes() -> None:
+def test_poisson_cohorts_have_binomial_sizes():
     sizes = torch.tensor([float(len(Poisson(0.3).draw(CLIENTS, 1, r))) for r in range(3000)])
     assert float(sizes.mean()) == pytest.approx(6, abs=0.15)
     assert float(sizes.var()) == pytest.approx(20 * 0.3 * 0.7, rel=0.1)
 
 
 @pytest.mark.parametrize("sampler", [FixedSize(5), Poisson(0.5), Chains(2)], ids=lambda s: type(s).__name__)
-def test_a_draw_depends_on_seed_and_round_alone(sampler: Sampler) -> None:
+def test_a_draw_depends_on_seed_and_round_alone(sampler):
     first = sampler.draw(CLIENTS, 0, 4)
     sampler.draw(CLIENTS, 0, 5)
     assert sampler.draw(CLIENTS, 0, 4) == first
@@ -68,7 +66,7 @@ def test_a_draw_depends_on_seed_and_round_alone(sampler: Sampler) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 3, 20])
-def test_in_turn_every_client_takes_part_once_in_as_many_rounds_as_there_are_groups(groups: int) -> None:
+def test_in_turn_every_client_takes_part_once_in_as_many_rounds_as_there_are_groups(groups):
     """Whatever round one begins with, and in groups of nearly one size; whatever the seed."""
     drawn = [[k for chain in InTurn(groups).draw(CLIENTS, r, r) for k in chain] for r in range(3 * groups)]
     for start in range(2 * groups):
@@ -78,35 +76,26 @@ def test_in_turn_every_client_takes_part_once_in_as_many_rounds_as_there_are_gro
     assert InTurn(groups).separation == groups
 
 
-def test_in_turn_groups_of_neighbours_follow_each_other() -> None:
+def test_in_turn_groups_of_neighbours_follow_each_other_and_others_promise_no_separation():
     sampler, clients = InTurn(3), [1, 2, 4, 5, 6, 7, 8, 9]
     assert [[k for (k,) in sampler.draw(clients, 0, r)] for r in range(4)] == [[1, 2], [4, 5, 6], [7, 8, 9], [1, 2]]
     assert sampler.rate(8) == pytest.approx(1 / 3)
-
-
-def test_what_others_promise_of_participation() -> None:
     promised = [s.separation for s in (Everyone(), FixedSize(2), Poisson(0.5), Chains(2))]
     assert promised == [1, None, None, None]
 
 
-def test_chains_deal_the_cohort_of_another_sampler() -> None:
+def test_chains_deal_the_cohort_of_another_sampler_and_stages_are_the_places_in_them():
     chains = Chains(3, FixedSize(8)).draw(CLIENTS, 0, 0)
     assert sorted(map(len, chains), reverse=True) == [3, 3, 2]
     assert sorted(k for chain in chains for k in chain) == [c[0] for c in FixedSize(8).draw(CLIENTS, 0, 0)]
-
-
-def test_stages_are_the_places_in_the_chains() -> None:
     assert stages([[1, 2, 3], [4], [5, 6]]) == [[1, 4, 5], [2, 6], [3]]
     assert stages([]) == []
 
 
-def test_a_round_that_nobody_takes_part_in_changes_nothing() -> None:
+def test_a_round_that_nobody_takes_part_in_changes_nothing_and_too_large_a_cohort_is_refused():
     plain = federation(FedAvg(), sampler=Poisson(1e-9))
     before = plain.server.parameters.clone()
     assert torch.equal(plain.run(2), before)
-
-
-def test_a_cohort_larger_than_the_federation_is_refused() -> None:
     assert_refused("choose at most 3", FixedSize(4).check, 3)
     assert_refused("take at most that", InTurn(4).check, 3)
     assert_refused("at least one group", InTurn, 0)
@@ -118,12 +107,12 @@ class Asking(Algorithm):
         yield Exchange({"parameters": server.parameters})
 
 
-def draws(seed: int) -> float:
+def draws(seed):
     torch.manual_seed(seed)
     return float(torch.rand(()))
 
 
-def test_who_is_asked_the_same_again_in_a_round_draws_anew() -> None:
+def test_who_is_asked_the_same_again_in_a_round_draws_anew_also_elsewhere():
     drawn: list[float] = []
 
     def loss(module: nn.Module, batch: list[Tensor]) -> Tensor:
@@ -131,21 +120,13 @@ def test_who_is_asked_the_same_again_in_a_round_draws_anew() -> None:
         out: Tensor = module(batch[0]).square().mean()
         return out
 
-    plain = PlainFederation(
-        Asking(),
-        nn.Linear(1, 1),
-        loss,
-        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        lambda client, round_: [[torch.ones(2, 1)]],
-        [2.0, 2.0],
-        seed=7,
-    )
+    def batches(client: int, round_: int) -> list[list[Tensor]]:
+        return [[torch.ones(2, 1)]]
+
+    plain = descending(Asking(), nn.Linear(1, 1), loss, batches, [2.0, 2.0], seed=7)
     plain.run(2)
     words = [(0, 0, "steps"), (0, 0, "steps", 1), (0, 1, "steps"), (1, 0, "steps"), (1, 0, "steps", 1), (1, 1, "steps")]
     assert drawn == [draws(derive_seed(7, *each)) for each in words]
-
-
-def test_that_it_is_asked_again_reaches_a_client_elsewhere() -> None:
     for again in (False, True):
         assert decode_task(encode_task(Task(1, 4, 2, "train", True, {}, again=again)), {}).again == again
 
@@ -173,7 +154,7 @@ class Judged(GAN):
         self.log("rows", float(len(batch[0])))
 
 
-def test_held_out_images_that_no_step_looks_at_are_not_walked(tmp_path: Path) -> None:
+def test_held_out_images_are_walked_for_a_step_of_ones_own_alone(tmp_path):
     """One batch a round is fetched, so that validation happens and callbacks can look."""
     seen = Batches()
     run = trainer(tmp_path, seen)
@@ -183,9 +164,6 @@ def test_held_out_images_that_no_step_looks_at_are_not_walked(tmp_path: Path) ->
     run.test(gan(), SmallBatches(), verbose=False)
     assert (seen.validated, seen.tested) == (3, 1)
     assert (run.limit_val_batches, run.limit_test_batches) == (1.0, 1.0)  # all, for whatever is evaluated next
-
-
-def test_a_step_of_ones_own_sees_all_batches(tmp_path: Path) -> None:
     module = gan()
     module.__class__ = Judged
     seen = Batches()
@@ -194,7 +172,7 @@ def test_a_step_of_ones_own_sees_all_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["limit_val_batches", "limit_test_batches"])
-def test_what_is_switched_off_stays_off(name: str, tmp_path: Path) -> None:
+def test_what_is_switched_off_stays_off(name, tmp_path):
     run = trainer(tmp_path, **{name: 0})
     run.fit(gan(), SmallBatches())
     assert getattr(run, name) == 0

@@ -3,7 +3,6 @@
 import os
 import secrets
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ WORDS = ["--config", "digits_classifier.yaml", "--config", "algorithms/fedprox.y
 WORDS += ["--data.batch_size", "7", "--data.local_steps", "6", "--trainer.max_epochs", "2"]
 
 
-def test_each_rank_has_its_rows_and_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_its_rows_and_its_weight_by_which_a_loss_counts(monkeypatch):
     batch = {"x": torch.arange(7), "scale": torch.tensor(2.0), "y": (torch.arange(7),)}
     factors = []
     for rank, rows in ((0, [0, 3, 6]), (1, [1, 4]), (2, [2, 5])):
@@ -31,14 +30,12 @@ def test_each_rank_has_its_rows_and_its_weight(monkeypatch: pytest.MonkeyPatch) 
         assert part["x"].tolist() == part["y"][0].tolist() == rows
         assert part["scale"] == 2.0
         factors.append(client.factor)
-    assert sum(factors) == pytest.approx(3)
-    assert factors == pytest.approx([9 / 7, 6 / 7, 6 / 7])
+    assert (sum(factors), factors) == (pytest.approx(3), pytest.approx([9 / 7, 6 / 7, 6 / 7]))
     client = SharedClient()
     assert client.part(torch.arange(2)).tolist() == [0, 1]  # fewer rows than ranks: all have all
     assert client.factor == 1
-
-
-def test_a_loss_counts_by_its_rows() -> None:
+    assert rows_of([torch.zeros(5, 2), torch.zeros(3)]) == 5
+    assert rows_of("no tensor") == 0
     client, weight = SharedClient(), torch.tensor(3.0, requires_grad=True)
     client.factor = 0.5
     loss = weight * 2
@@ -48,13 +45,8 @@ def test_a_loss_counts_by_its_rows() -> None:
     assert weight.grad == 0.5 * 2 + 10
 
 
-def test_rows_are_those_of_the_first_tensor() -> None:
-    assert rows_of([torch.zeros(5, 2), torch.zeros(3)]) == 5
-    assert rows_of("no tensor") == 0
-
-
 @pytest.mark.slow
-def test_two_ranks_of_an_institution_train_the_model_of_one(tmp_path: Path) -> None:
+def test_two_ranks_of_an_institution_train_the_model_of_one(tmp_path):
     address, key = str(tmp_path / "s"), secrets.token_hex(16)
     server = Endpoint("server", address, key)
     fits = {"server": (server, WORDS)}
@@ -72,6 +64,6 @@ def test_two_ranks_of_an_institution_train_the_model_of_one(tmp_path: Path) -> N
     assert len(sent) == 1 + len((tmp_path / "client-0" / "run" / "sent.csv").read_text().splitlines()[1:])
 
 
-def started(folder: Path, where: Endpoint, words: list[str]) -> Started:
+def started(folder, where, words):
     command = [sys.executable, "-m", "lit_epgan", "fit", *words, "--trainer.default_root_dir", str(folder / "run")]
     return Started(command, **where.environment(), MASTER_PORT=str(20_000 + os.getpid() % 20_000))

@@ -12,10 +12,11 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import Algorithm, NormClipping
+from lit_epgan.engine import NormClipping
 from lit_epgan.errors import UserError
 from lit_epgan.federated import APFL, SCAFFOLD, FedAvg, FedProx
 from lit_epgan.privacy import CentralNoise, RecordNoise
+from tests.modules import vector
 
 SIZES = (20, 33, 20, 7)  # records of the clients: some go together, others do not
 
@@ -40,7 +41,7 @@ class Net(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
 
-def data(**options: Any) -> FederatedDataModule:
+def data(**options):
     generator = torch.Generator().manual_seed(1)
     sets = [
         TensorDataset(torch.randn(n, 5, generator=generator), torch.randint(3, (n,), generator=generator))
@@ -49,28 +50,15 @@ def data(**options: Any) -> FederatedDataModule:
     return FederatedDataModule.from_datasets(sets, batch_size=10, val_dataset=sets[0], **options)
 
 
-def fit(
-    folder: Path, module: LightningModule, rounds: int = 3, trainer: dict[str, Any] | None = None, **options: Any
-) -> Trainer:
+def fit(folder, module, rounds=3, trainer=None, **options):
     resumed = options.pop("ckpt_path", None)
     clients = options.pop("data", {})
     own = clients if callable(clients) else lambda: data(**clients)
-    fitted = Trainer(
-        default_root_dir=folder,
-        accelerator="cpu",
-        max_epochs=rounds,
-        callbacks=[FederationCallback(**options), RoundCheckpoint()],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **(trainer or {}),
-    )
+    off = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False) | (trainer or {})
+    callbacks = [FederationCallback(**options), RoundCheckpoint()]
+    fitted = Trainer(accelerator="cpu", max_epochs=rounds, callbacks=callbacks, default_root_dir=folder, **off)
     fitted.fit(module, datamodule=own(), ckpt_path=resumed)
     return fitted
-
-
-def weights(module: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
 @pytest.mark.parametrize(
@@ -85,51 +73,48 @@ def weights(module: nn.Module) -> Tensor:
         {"algorithm": FedAvg(), "local": ["net.3.*"]},
     ],
 )
-def test_models_and_metrics_are_those_of_lightnings_loop(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_models_and_metrics_are_those_of_lightnings_loop(tmp_path, options):
     ends = {}
     for kind in ("trainer", "engine"):
         module = Net()
         metrics = fit(tmp_path / kind, module, side_by_side=kind == "engine", **options).callback_metrics
-        ends[kind] = weights(module), {n: float(metrics[n]) for n in ("loss", "both_epoch", "val_loss", "client/steps")}
-    assert (ends["trainer"][0] - weights(Net())).abs().max() > 1e-2
+        ends[kind] = vector(module), {n: float(metrics[n]) for n in ("loss", "both_epoch", "val_loss", "client/steps")}
+    assert (ends["trainer"][0] - vector(Net())).abs().max() > 1e-2
     torch.testing.assert_close(ends["engine"][0], ends["trainer"][0], rtol=1e-5, atol=1e-6)
     assert ends["engine"][1] == pytest.approx(ends["trainer"][1], rel=1e-5)
 
 
-def test_a_resumed_run_ends_bit_identical_to_one_that_was_not_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_bit_identical_to_one_that_was_not_stopped(tmp_path):
     whole, first, second = Net(), Net(), Net()
     fit(tmp_path / "whole", whole, 4, algorithm=SCAFFOLD(), side_by_side=True)
     stopped = fit(tmp_path / "parts", first, 2, algorithm=SCAFFOLD(), side_by_side=True)
     (checkpoint,) = Path(stopped.default_root_dir).rglob("last*.ckpt")
     fit(tmp_path / "parts", second, 4, algorithm=SCAFFOLD(), side_by_side=True, ckpt_path=str(checkpoint))
-    assert torch.equal(weights(second), weights(whole))
+    assert torch.equal(vector(second), vector(whole))
 
 
-def test_clients_that_cannot_go_side_by_side_go_one_after_another(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Bit by bit as by Lightning's loop: the same steps in the same order."""
+def test_clients_that_cannot_go_side_by_side_go_one_after_another(tmp_path, caplog):
     ends = []
     for kind in ("trainer", "engine"):
         module = Net(nn.Dropout(0.5))
         with caplog.at_level("INFO"):
             fit(tmp_path / kind, module, side_by_side=kind == "engine")
-        ends.append(weights(module))
+        ends.append(vector(module))
     assert "one after another, and not side by side: a training step draws" in caplog.text
     assert torch.equal(*ends)
 
 
-def test_what_a_private_runs_training_logs_is_left_out(tmp_path: Path) -> None:
+def test_what_private_training_logs_is_left_out_and_a_skipped_batch_refused(tmp_path):
     private = CentralNoise(1.0, 1.0, delta=1e-3, noise_seed=0, ledger=str(tmp_path / "privacy.jsonl"))
     known = fit(tmp_path, Net(), 1, mechanism=private, side_by_side=True).callback_metrics
     assert "val_loss" in known
     assert not {"loss", "both", "both_epoch"} & set(known)
+    with pytest.raises(UserError, match=r"Skipping\.training_step gives no loss.* side_by_side: false"):
+        fit(tmp_path, Skipping(), 1, side_by_side=True)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(0.3), SCAFFOLD()])
-def test_steps_that_hide_records_are_those_of_lightnings_loop(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, algorithm: Algorithm
-) -> None:
+def test_steps_that_hide_records_are_those_of_lightnings_loop(tmp_path, caplog, algorithm):
     """Bit by bit: the same coins, the same noise, the same account."""
     ends, spent = [], []
     for kind in ("trainer", "engine"):
@@ -137,11 +122,11 @@ def test_steps_that_hide_records_are_those_of_lightnings_loop(
         module, noise = Net(), RecordNoise(0.5, 1.0, delta=1e-3, noise_seed=0, ledger=own)
         with caplog.at_level("INFO"):
             fit(tmp_path / kind, module, algorithm=algorithm, mechanism=noise, side_by_side=kind == "engine")
-        ends.append(weights(module))
+        ends.append(vector(module))
         spent.append(noise.spent())
     assert "not side by side: the mechanism treats the records of each by themselves" in caplog.text
     assert caplog.text.count("not side by side") == 1  # nobody tries it
-    assert (ends[0] - weights(Net())).abs().max() > 1e-2
+    assert (ends[0] - vector(Net())).abs().max() > 1e-2
     assert torch.equal(*ends)
     assert spent[0] == spent[1]
     ledgers = [(tmp_path / f"{kind}.jsonl").read_text().count("\n") for kind in ("trainer", "engine")]
@@ -155,7 +140,7 @@ class Overflowing(Net):
 
 @pytest.mark.parametrize("kind", ["trainer", "engine"])
 @pytest.mark.parametrize("hidden", [False, True])
-def test_records_that_noise_hides_are_not_looked_at_for_a_cause(tmp_path: Path, kind: str, hidden: bool) -> None:
+def test_records_that_noise_hides_are_not_looked_at_for_a_cause(tmp_path, kind, hidden):
     def poisoned() -> FederatedDataModule:
         bad = TensorDataset(torch.full((20, 5), float("nan")), torch.zeros(20, dtype=torch.long))
         return FederatedDataModule.from_datasets([bad], batch_size=10)
@@ -170,11 +155,6 @@ def test_records_that_noise_hides_are_not_looked_at_for_a_cause(tmp_path: Path, 
 class Skipping(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return super().training_step(batch, batch_idx) if batch_idx == 0 else None
-
-
-def test_a_step_that_skips_its_batch_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"Skipping\.training_step gives no loss.* side_by_side: false"):
-        fit(tmp_path, Skipping(), 1, side_by_side=True)
 
 
 class Hooked(Net):
@@ -212,12 +192,10 @@ class ByStep(Net):
         ("the precision is bf16-mixed", Net, {"trainer": {"precision": "bf16-mixed"}}),
     ],
 )
-def test_what_needs_lightnings_loop_gets_it_with_the_reason(
-    tmp_path: Path, reason: str, kind: type[Net], options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_needs_lightnings_loop_gets_it_with_the_reason(tmp_path, reason, kind, options, caplog):
     first, second = kind(), kind()
     fit(tmp_path / "trainer", first, 1, **options)
     with caplog.at_level("INFO"):
         fit(tmp_path / "engine", second, 1, side_by_side=True, **options)
     assert f"and not side by side: {reason}" in caplog.text
-    assert torch.equal(weights(first), weights(second))
+    assert torch.equal(vector(first), vector(second))

@@ -52,32 +52,30 @@ def manifest(folder, rows, header="session,speaker,text,audio,seconds,split"):
     return path
 
 
-def test_no_two_pools_share_a_sentence():
+def test_pools_share_no_sentence_have_pronunciations_and_fill_sessions():
     uniform = [1 / len(TOPICS)] * len(TOPICS)
     drawn = {pool: set(islice(sentences(pool, uniform, 0, pool), 500)) for pool in set(POOLS)}
     assert all(len(own) == 500 for own in drawn.values())
     assert len(set.union(*drawn.values())) == 500 * len(drawn)
     assert all(pool_of(sentence) == pool for pool, own in drawn.items() for sentence in own)
-
-
-def test_every_word_has_a_pronunciation():
     assert not [word for word in vocabulary() if word not in cmudict()]
-
-
-def test_every_topic_can_fill_a_session():
     for topic in range(len(TOPICS)):
         only = [float(topic == k) for k in range(len(TOPICS))]
         for pool in ("dev", "eval"):
             assert len(list(islice(sentences(pool, only, topic), 80))) == 80
 
 
-def test_nobody_who_trains_is_heard_in_evaluation():
+def test_nobody_who_trains_is_heard_in_evaluation_and_lengths_are_imbalanced():
     """No two speakers have voice, pitch and vocal tract in common, and no two sessions the room."""
     plans = plan_sessions(SESSIONS, 60, 3000, speakers=200)  # so many that chance alone would repeat some
     speakers = [s for p in plans for s in p.speakers]
     assert len({s.name for s in speakers}) == len(speakers)
     assert len({(s.voice, s.pitch, s.tract) for s in speakers}) == len(speakers)
     assert len({p.own for p in plans}) == len(plans)
+    plans = plan_sessions(SESSIONS, 60, 3000, imbalance=4)
+    train = [p.seconds for p in plans if p.split == "train"]
+    assert (sum(train), max(train) / min(train)) == (pytest.approx(3600), pytest.approx(4))
+    assert sum(p.words for p in plans if p.split == "eval") >= 3000
 
 
 def test_a_session_sounds_alike_whatever_was_spoken_before_it_or_beside(tmp_path):
@@ -86,14 +84,6 @@ def test_a_session_sounds_alike_whatever_was_spoken_before_it_or_beside(tmp_path
     time.sleep(1.1)  # espeak's random numbers would be those of another second
     second = corpus(plans[::-1], Stages(tmp_path / "b"), workers=2)
     assert [digest_of_result(each) for each in first] == [digest_of_result(each) for each in second[::-1]]
-
-
-def test_lengths_are_imbalanced_and_add_up():
-    plans = plan_sessions(SESSIONS, 60, 3000, imbalance=4)
-    train = [p.seconds for p in plans if p.split == "train"]
-    assert sum(train) == pytest.approx(3600)
-    assert max(train) / min(train) == pytest.approx(4)
-    assert sum(p.words for p in plans if p.split == "eval") >= 3000
 
 
 def test_few_sessions_cover_every_range_evenly():
@@ -122,8 +112,7 @@ def test_a_manifest_is_read(tmp_path):
     rows = ["S1,anna,Turn it OFF!,a.wav,1.0,train", "S2,bert,two,a.wav,1.0,dev", "S3,carl,two,a.wav,0.5,eval"]
     corpus = from_manifest(manifest(tmp_path, rows))
     assert [r.text for r in corpus.recordings] == ["turn it off", "two", "two"]
-    assert corpus.grammar == ["turn it off"]
-    assert corpus.words == ["it", "off", "turn"]
+    assert (corpus.grammar, corpus.words) == (["turn it off"], ["it", "off", "turn"])
 
 
 @pytest.mark.parametrize(
@@ -143,32 +132,23 @@ def test_a_mistake_in_a_manifest_is_named(tmp_path, row, said):
     assert_refused(said, read_manifest, manifest(tmp_path, ["S1,anna,two,a.wav,1.0,train", row]))
 
 
-def test_a_header_that_ends_in_a_comma_lets_no_text_be_cut(tmp_path):
+def test_commas_at_a_headers_end_and_in_quotation_marks(tmp_path):
     tone(tmp_path / "a.wav")
     header = "session,speaker,audio,seconds,text,"
     row = "S1,anna,a.wav,1.0,two,"
     assert read_manifest(manifest(tmp_path, [row], header))[0].text == "two"
     rows = [row, "S1,anna,a.wav,1.0,well, I think so"]
-    assert_refused(
-        "line 3 holds 'I think so' where the first line names no column",
-        read_manifest,
-        manifest(tmp_path, rows, header),
-    )
-
-
-def test_a_comma_in_quotation_marks_belongs_to_the_text(tmp_path):
+    said = "line 3 holds 'I think so' where the first line names no column"
+    assert_refused(said, read_manifest, manifest(tmp_path, rows, header))
     tone(tmp_path / "a.wav")
     (read,) = read_manifest(manifest(tmp_path, ['S1,anna,"well, I think so",a.wav,1.0,train']))
     assert read.text == "well i think so"
 
 
-def test_a_column_that_is_there_twice_is_refused(tmp_path):
+def test_a_column_that_is_there_twice_and_one_or_a_split_that_is_missing_are_refused(tmp_path):
     tone(tmp_path / "a.wav")
     with pytest.raises(UserError, match="more than one column 'text'"):
         read_manifest(manifest(tmp_path, ["S1,anna,a,b,a.wav,1"], "session,speaker,text,Text,audio,seconds"))
-
-
-def test_a_manifest_without_a_column_or_split_is_refused(tmp_path):
     tone(tmp_path / "a.wav")
     with pytest.raises(UserError, match="no column 'speaker'"):
         read_manifest(manifest(tmp_path, ["S1,two,a.wav,1"], "session,text,audio,seconds"))
@@ -273,6 +253,7 @@ def test_bad_audio_is_named_and_refused_or_skipped(tmp_path, fault):
 
 
 def test_chime5s_published_layout(tmp_path):
+    assert_refused("not CHiME-5", chime5, tmp_path)
     for split, session, speaker in (("train", "S03", "P09"), ("dev", "S02", "P05"), ("eval", "S01", "P01")):
         stereo = np.stack([np.sin(np.arange(4 * RATE) / 9), np.zeros(4 * RATE)], 1)
         (tmp_path / "audio" / split).mkdir(parents=True)
@@ -301,7 +282,3 @@ def test_chime5s_published_layout(tmp_path):
     transcription = tmp_path / "transcriptions" / "eval" / "S01.json"
     transcription.write_text(transcription.read_text().replace("P01", "/../../elsewhere"))
     assert_refused(r"S01\.json: the speaker '/\.\./\.\./elsewhere' is no part of a file's name", chime5, tmp_path)
-
-
-def test_a_folder_that_is_not_chime5_is_refused(tmp_path):
-    assert_refused("not CHiME-5", chime5, tmp_path)

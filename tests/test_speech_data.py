@@ -60,16 +60,13 @@ def test_sessions_are_clients_and_iid_deals_the_same_chunks(settings):
     assert not torch.equal(iid.data.train["S01"].starts.sort().values, sessions.data.train["S01"].starts.sort().values)
 
 
-def test_features_are_normalised_by_speaker_and_aligned(settings):
+def test_features_of_a_speaker_are_normalised_and_sentences_from_different_pools(settings):
     data = SpeechDataModule(**settings)
     own = [u for u in data.utterances("train") if u.recording.speaker == "S01-1"]
     frames = torch.cat([u.mel for u in own])
     torch.testing.assert_close(frames.mean(0), torch.zeros(40), atol=1e-3, rtol=0)
     torch.testing.assert_close(frames.std(0), torch.ones(40), atol=1e-2, rtol=0)
     assert all(len(u.pdfs) == len(u.mel) and u.pdfs[0] != UNALIGNED for u in own)
-
-
-def test_sentences_of_the_splits_and_of_the_grammar_are_from_different_pools(settings):
     corpus = SpeechDataModule(**settings)._corpus()
     for split in ("train", "dev", "eval"):
         assert {pool_of(r.text) for r in corpus.recordings if r.split == split} == {split}
@@ -91,7 +88,6 @@ def test_what_is_made_is_kept(settings, monkeypatch):
 
 
 def test_a_users_manifest_with_a_broken_file(settings, tmp_path):
-    """The miniature, copied as a user's own corpus; one file of it is cut."""
     own = SpeechDataModule(**settings)
     rows = ["session,speaker,text,audio,seconds,split"]
     for split in ("train", "dev", "eval"):
@@ -109,10 +105,6 @@ def test_a_users_manifest_with_a_broken_file(settings, tmp_path):
     kept = data.utterances("train")
     assert len(kept) == len(own.utterances("train")) - 1
     np.testing.assert_allclose(kept[0].mel, own.utterances("train")[0].mel, atol=0.5)
-
-
-def test_two_corpora_are_one_too_many():
-    assert_refused(r"data\.manifest and data\.chime5", SpeechDataModule, manifest="a", chime5="b")
 
 
 def test_what_is_unknown_and_what_cannot_be_is_said(settings, speech_cache, monkeypatch):
@@ -174,7 +166,7 @@ def test_the_masked_share_is_half_of_the_widest_mask():
     assert masked(20000, bins=0, frames=6).float().mean() == pytest.approx(3 / 24, rel=0.1)
 
 
-def test_masks_are_runs_of_every_length_and_reach_both_ends():
+def test_masks_reach_both_ends_are_each_chunks_own_and_leave_what_was_given():
     found = runs((20000, 1), MELS, 4, generator_for(1)).int()
     lengths = found.sum(1)
     assert lengths.bincount().div(20000).tolist() == pytest.approx([0.2] * 5, rel=0.1)
@@ -183,15 +175,9 @@ def test_masks_are_runs_of_every_length_and_reach_both_ends():
     assert found[:, 0].any()
     assert found[:, -1].any()
     assert runs((100, 1), 4, 4, generator_for(1)).sum(1).max() == 4
-
-
-def test_every_chunk_has_masks_of_its_own_and_more_masks_hide_more():
     one, two = (masked(4000, bins=8, frames=0, masks=n)[:, 0, 0] for n in (1, 2))
     assert len(one.unique(dim=0)) > 100
     assert two.float().mean() > 1.7 * one.float().mean()
-
-
-def test_what_was_given_stays_and_nothing_is_masked_at_zero():
     x = torch.randn(8, CHUNK, INPUTS)
     kept = x.clone()
     assert torch.equal(SpectralMasking(bins=0, frames=0)(x, generator_for(0)), kept)
@@ -202,9 +188,6 @@ def test_what_was_given_stays_and_nothing_is_masked_at_zero():
 @pytest.mark.parametrize("wrong", [{"bins": 41}, {"bins": -1}, {"frames": 25}, {"masks": 0}])
 def test_a_mask_that_a_chunk_has_no_room_for_is_refused(wrong):
     assert_refused("masking's bins, frames and masks", SpectralMasking, **wrong)
-
-
-def test_without_being_asked_nothing_is_masked():
     assert SpeechDataModule().masking is None
     assert_refused("at most 40 bins", SpeechDataModule, mask_bins=50)
 
@@ -246,7 +229,6 @@ def test_only_what_is_trained_on_is_masked():
     assert all(x.eq(0).any() for x in seen.trained)
     assert seen.validated
     assert not any(x.eq(0).any() for x in seen.validated)
-    assert data.trainer is not None
     assert not any(x.eq(0).any() for x, _ in data.records(1, 0))  # what an algorithm reads beside a round
 
 

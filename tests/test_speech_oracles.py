@@ -18,8 +18,6 @@ from lit_epgan.speech.stages import Stages
 from lit_epgan.speech.synthesis import embedded
 
 QUIET = Conditions(reverberation=0.1, noise="white", snr=40.0, low=50.0, high=7800.0)
-
-
 NEAR = 3  # frames
 
 
@@ -86,9 +84,13 @@ def phones_of(decoder, recording, frames):
 
 
 DATA = Path("/usr/share/pocketsphinx/test/data")
-
-
 READERS = {"cards": "cards.transcription", "librivox": "transcription"}
+
+
+def of_people(test):
+    there = all((DATA / reader / file).is_file() for reader, file in READERS.items())
+    why = "needs recordings of people: apt-get install pocketsphinx-testdata"
+    return pytest.mark.slow(pytest.mark.skipif(not there, reason=why)(test))
 
 
 def recordings():
@@ -123,11 +125,7 @@ def phones(utterance):
     return [PHONES[pdf // 3] for pdf in states if pdf % 3 == 0 and PHONES[pdf // 3] != SILENCE]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not all(((DATA / reader / file).is_file() for reader, file in READERS.items())),
-    reason="needs recordings of people: apt-get install pocketsphinx-testdata",
-)
+@of_people
 def test_every_recording_has_finite_features_and_all_its_phones_in_order(utterances):
     assert len(utterances) == 10
     for each in utterances:
@@ -142,11 +140,7 @@ def test_every_recording_has_finite_features_and_all_its_phones_in_order(utteran
         assert len(found) in ends, each.recording.text
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not all(((DATA / reader / file).is_file() for reader, file in READERS.items())),
-    reason="needs recordings of people: apt-get install pocketsphinx-testdata",
-)
+@of_people
 def test_phones_lie_where_another_aligner_finds_them(utterances):
     """Of our frames of speech 80 to 85 % were near in three syntheses, and 34 % with phones of equal length."""
     decoder = pocketsphinx.Decoder(pocketsphinx.Config(lm=None, loglevel="FATAL"))

@@ -38,16 +38,13 @@ class Maker:
         (folder / "b.txt").write_text(self.text)
 
 
-def test_the_same_origin_is_made_once_and_another_one_anew(stages):
+def test_the_same_origin_is_made_once_and_called_by_its_content(stages):
     make = Maker()
     folder = stages.result("stage", {"x": 1}, make)
     assert stages.result("stage", {"x": 1}, make) == folder
     assert make.calls == 1
     assert stages.result("stage", {"x": 2}, make) != folder
     assert make.calls == 2
-
-
-def test_a_result_is_called_by_its_content(stages):
     one, same = (stages.result("stage", k, Maker()) for k in (1, 2))
     other = stages.result("stage", 3, Maker("other"))
     assert digest_of_result(one) == digest_of_result(same) != digest_of_result(other)
@@ -235,7 +232,6 @@ def test_a_build_that_is_killed_again_and_again(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_what_a_living_process_makes_is_left_alone(tmp_path):
-    """Only what the dead have left is removed."""
     stages = Stages(tmp_path)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()

@@ -77,15 +77,12 @@ def test_the_last_round_of_a_study_is_tested_or_held_against_the_development_ses
     assert_refused("one of nothing, dev, test", WordErrorRate, last="eval")
 
 
-def test_the_scale_is_sought_upwards_until_error_rates_rise():
+def test_scales_are_sought_and_what_cannot_be_decoded_is_not():
     rates, tried = {0.1: 9.0, 0.15: 7.0, 0.2: 7.0, 0.3: 8.0, 0.5: 1.0}, []
     assert lowest([0.5, 0.1, 0.15, 0.2, 0.3], lambda scale: tried.append(scale) or rates[scale]) == (0.2, 7.0)
     assert tried == [0.1, 0.15, 0.2, 0.3]
     assert lowest([0.3], rates.get) == (0.3, 8.0)
-
-
-def test_the_scale_is_chosen_on_development_sessions_alone():
-    """A scale that is best for the development sessions is taken, whatever the evaluation sessions would like."""
+    # A scale that is best for the development sessions is taken, whatever the evaluation sessions would like
     data = SimpleNamespace(
         utterances=lambda split: (
             [SimpleNamespace(recording=SimpleNamespace(text="one two"))] if split == "dev" else 1 / 0
@@ -93,6 +90,10 @@ def test_the_scale_is_chosen_on_development_sessions_alone():
         decoder=SimpleNamespace(words=lambda scores, scale: "one two" if scale == 0.125 else "one"),
     )
     assert WordErrorRate()._best_scale(data, [None]) == (0.125, 0.0)
+    decoder = object.__new__(Decoder)
+    assert_refused(r"diverged; lower model\.lr", decoder.words, np.full((3, 123), np.nan), 0.1)
+    with pytest.raises(UserError, match="WordErrorRate decodes speech"):
+        WordErrorRate().setup(SimpleNamespace(datamodule=object()), None, "fit")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -104,27 +105,13 @@ def test_posteriors_of_utterances_of_any_length_and_of_networks_of_any_precision
     assert all(each.dtype == np.float32 and np.isfinite(each).all() for each in scores)
 
 
-def test_posteriors_that_are_no_numbers_are_not_decoded():
-    decoder = object.__new__(Decoder)
-    assert_refused(r"diverged; lower model\.lr", decoder.words, np.full((3, 123), np.nan), 0.1)
-
-
-def test_other_data_cannot_be_decoded():
-    with pytest.raises(UserError, match="WordErrorRate decodes speech"):
-        WordErrorRate().setup(SimpleNamespace(datamodule=object()), None, "fit")
-
-
 ROWS = ["S1,anna,two,a.wav,1.0,train", "S2,bert,two,a.wav,1.0,dev", "S3,carl,two,a.wav,1.0,eval"]
-
-
 COLUMNS = "session,speaker,text,audio,seconds,split"
-
-
 SPOKEN = {"speaker": "P01", "words": "two", "start_time": "0:00:00.00", "end_time": "0:00:01.00"}
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, only_fit):
     """A working directory with a second of noise."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -163,16 +150,13 @@ def test_a_manifest_that_is_not_there_or_lacks_something(folder, capsys):
     assert "own.csv cannot be read as a CSV table in UTF-8" in told(capsys, "--data.manifest", "own.csv")
 
 
-def test_audio_that_is_no_audio_or_too_short(folder, capsys):
+def test_a_folder_that_is_not_chime5_or_audio_that_is_none_or_too_short(folder, capsys):
     (folder / "b.wav").write_text("no audio " * 100)
     sentence = told(capsys, *manifest(folder, *ROWS, "S1,anna,two,b.wav,1.0,train"))
     assert sentence.startswith("b.wav cannot be read as audio")
     assert sentence.endswith("or set --data.on_error skip to leave such audio out.")
     assert "a.wav holds 1.00 of 9.00 s" in told(capsys, *manifest(folder, *ROWS, "S1,anna,two,a.wav,9.0,train"))
     assert "CMUdict has none" in told(capsys, *manifest(folder, *(row.replace("two", "qqxzz") for row in ROWS)))
-
-
-def test_a_folder_that_is_not_chime5_or_lacks_its_audio(folder, capsys):
     assert "nowhere is not CHiME-5's folder" in told(capsys, "--data.chime5", "nowhere")
     assert "CHiME5/audio/train/S03_P01.wav is not there" in told(capsys, *chime5(folder, [SPOKEN]))
 

@@ -20,41 +20,37 @@ with contextlib.suppress(SystemExit):
 """
 
 
-def last_line(code: str) -> str:
+def last_line(code):
     """What a fresh interpreter prints last."""
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout.splitlines()[-1]
 
 
-def loaded_by(code: str) -> set[str]:
+def loaded_by(code):
     return set(last_line(f"{code}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})").split())
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["fit", "--help"]])
-def test_what_only_prints_a_text_imports_no_library(words: list[str]) -> None:
-    assert not loaded_by(COMMAND.format(words=words)) & {"torch", "numpy", "lightning", "jsonargparse"}
+def test_what_only_prints_a_text_imports_no_library():
+    commands = "\n".join(COMMAND.format(words=words) for words in (["--version"], ["--help"], ["fit", "--help"]))
+    assert not loaded_by(commands) & {"torch", "numpy", "lightning", "jsonargparse"}
 
 
 @pytest.mark.slow
-def test_a_configuration_is_shown_without_what_makes_tables_and_pages_or_a_look_for_garbage() -> None:
-    """Lightning and PyTorch alone make more than a quarter of a million objects, which are frozen."""
+def test_neither_a_script_nor_a_shown_configuration_imports_what_makes_tables_and_pages():
+    """Nor looks for garbage: Lightning and PyTorch alone make more than a quarter of a million objects, now frozen."""
+    names = "{name.split('.')[0] for name in sys.modules}"
+    script = f"import sys, lit_epgan.callbacks, lit_epgan.datamodules, lit_epgan.modules\nscript = {names}\n"
     shown = COMMAND.format(words=["fit", "--config", "toy.yaml", "--print_config"])
-    frozen, *found = last_line(
-        f"{shown}\nimport gc, sys\nprint(gc.get_freeze_count(), *{{name.split('.')[0] for name in sys.modules}})"
-    ).split()
+    asked = f"import gc\nprint(gc.get_freeze_count(), 'wandb' in script, *script | {names})"
+    frozen, logs, *found = last_line(script + shown + asked).split()
     assert "lightning" in found
     assert not {*found} & {"pandas", "jinja2", "sklearn"}
+    assert logs == "False"
     assert int(frozen) > 250_000
 
 
-@pytest.mark.slow
-def test_a_script_imports_neither_what_makes_tables_and_pages_nor_a_logger() -> None:
-    found = loaded_by("import lit_epgan.callbacks, lit_epgan.datamodules, lit_epgan.modules")
-    assert not found & {"pandas", "jinja2", "sklearn", "wandb"}
-
-
-def test_garbage_is_collected_again_also_after_an_error() -> None:
+def test_garbage_is_collected_again_also_after_an_error_unless_somebody_has_switched_that_off():
     def fail() -> None:
         with no_collection():
             assert not gc.isenabled()
@@ -63,9 +59,6 @@ def test_garbage_is_collected_again_also_after_an_error() -> None:
     with pytest.raises(ImportError):
         fail()
     assert gc.isenabled()
-
-
-def test_whoever_has_switched_collection_off_finds_it_off() -> None:
     gc.disable()
     try:
         with no_collection():
@@ -79,7 +72,7 @@ SEARCH = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 @pytest.mark.parametrize(("gpu", "searches"), [(False, "0"), (True, "1")])
-def test_a_federation_in_a_script_makes_no_search(monkeypatch: pytest.MonkeyPatch, gpu: bool, searches: str) -> None:
+def test_a_federation_in_a_script_makes_no_search(monkeypatch, gpu, searches):
     """With a GPU, Lightning's setting stands."""
     monkeypatch.setenv(SEARCH, "1")  # as Lightning's import sets it
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)

@@ -1,11 +1,10 @@
 """What clients keep, in files: the same states as in memory, and no file that a checkpoint refers to is lost."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.engine.private import Private, PrivateStates
@@ -20,21 +19,21 @@ NAMES = [f"ward-{k}" for k in range(4)]
 CPU = torch.device("cpu")
 
 
-def state(value: float, **more: Any) -> Private:
+def state(value, **more):
     return Private(algorithm={"c": torch.tensor([value, -value])}, **more)
 
 
-def value(states: PrivateStates, name: str) -> float | None:
+def value(states, name):
     held = states.take_up(name).algorithm
     return float(held["c"][0]) if held else None
 
 
 @pytest.fixture(params=["memory", "disk"])
-def states(request: pytest.FixtureRequest, tmp_path: Path) -> PrivateStates:
+def states(request, tmp_path):
     return PrivateStates() if request.param == "memory" else StatesOnDisk(tmp_path, NAMES)
 
 
-def test_a_proposal_counts_when_the_round_is_finished(states: PrivateStates) -> None:
+def test_a_proposal_counts_when_the_round_is_finished(states):
     states.propose("ward-1", state(1.0))
     assert (value(states, "ward-1"), value(states, "ward-0")) == (1.0, None)
     states.commit()
@@ -47,7 +46,7 @@ def test_a_proposal_counts_when_the_round_is_finished(states: PrivateStates) -> 
     assert value(states, "ward-1") is None
 
 
-def test_a_client_that_is_left_out_keeps_what_it_had_and_what_it_has_released(states: PrivateStates) -> None:
+def test_a_client_that_is_left_out_and_what_is_taken_up_change_nothing_that_is_kept(states):
     states.propose("ward-2", state(1.0))
     states.commit()
     states.propose("ward-2", state(2.0, released={"r": torch.ones(1)}))
@@ -55,9 +54,6 @@ def test_a_client_that_is_left_out_keeps_what_it_had_and_what_it_has_released(st
     states.commit()
     kept = states.take_up("ward-2")
     assert (float(kept.algorithm["c"][0]), list(kept.released)) == (1.0, ["r"])
-
-
-def test_what_is_taken_up_may_be_changed(states: PrivateStates) -> None:
     states.propose("ward-0", state(1.0, delivered={"q": 3}))
     states.commit()
     taken = states.take_up("ward-0")
@@ -68,7 +64,7 @@ def test_what_is_taken_up_may_be_changed(states: PrivateStates) -> None:
     assert states.take_up("ward-0").delivered == {"q": 3}
 
 
-def test_an_attribute_that_is_no_clients_own_any_more_is_left_out(states: PrivateStates) -> None:
+def test_an_attribute_that_is_no_clients_own_any_more_is_left_out(states):
     """Of what was kept before; a client may change it again later."""
     states.propose("ward-0", Private(attributes={"body": {"count": 1, "other": 2}}))
     states.commit()
@@ -79,11 +75,11 @@ def test_an_attribute_that_is_no_clients_own_any_more_is_left_out(states: Privat
     assert states.take_up("ward-0").attributes == {"body": {"count": 5}}
 
 
-def numbers(states: StatesOnDisk) -> set[str]:
+def numbers(states):
     return {path.name for path in states.folder.iterdir()}
 
 
-def test_files_stay_as_long_as_one_of_two_checkpoints_refers_to_them(tmp_path: Path) -> None:
+def test_files_stay_as_long_as_one_of_two_checkpoints_refers_to_them(tmp_path):
     """Client 0 works in every round, client 1 in the first; a checkpoint after each round."""
     states = StatesOnDisk(tmp_path, NAMES)
     states.propose("ward-1", state(9.0))
@@ -94,8 +90,7 @@ def test_files_stay_as_long_as_one_of_two_checkpoints_refers_to_them(tmp_path: P
         checkpoints.append(states.saved())
         states.checkpointed()
         held.append(numbers(states))
-    assert held[0] == {"0.0.pt", "1.0.pt"}
-    assert held[1] == {"0.0.pt", "0.1.pt", "1.0.pt"}
+    assert (held[0], held[1]) == ({"0.0.pt", "1.0.pt"}, {"0.0.pt", "0.1.pt", "1.0.pt"})
     assert held[2] == {"0.1.pt", "0.2.pt", "1.0.pt"}
     assert held[3] == {"0.2.pt", "0.3.pt", "1.0.pt"}
     for round_ in (2, 3):  # the last two
@@ -104,17 +99,7 @@ def test_files_stay_as_long_as_one_of_two_checkpoints_refers_to_them(tmp_path: P
         assert (value(resumed, "ward-0"), value(resumed, "ward-1")) == (float(round_), 9.0)
 
 
-def test_a_checkpoint_whose_files_are_gone_is_refused(tmp_path: Path) -> None:
-    states = StatesOnDisk(tmp_path, NAMES)
-    states.propose("ward-1", state(1.0))
-    states.commit()
-    saved = states.saved()
-    (states.folder / "1.0.pt").unlink()
-    with pytest.raises(UserError, match=r"client 'ward-1' keeps its state in .*1\.0\.pt, which is not there"):
-        StatesOnDisk(tmp_path, NAMES).load(*saved, CPU)
-
-
-def test_what_a_resumed_run_does_not_refer_to_goes(tmp_path: Path) -> None:
+def test_what_a_resumed_run_does_not_refer_to_goes(tmp_path):
     """Two rounds were made after the checkpoint; they are repeated, and the files of before them go in the end."""
     states = StatesOnDisk(tmp_path, NAMES)
     for round_ in range(2):
@@ -135,7 +120,7 @@ def test_what_a_resumed_run_does_not_refer_to_goes(tmp_path: Path) -> None:
     assert numbers(resumed) == {"0.3.pt", "0.4.pt"}
 
 
-def test_another_runs_files_stay_until_both_of_its_checkpoints_are_replaced(tmp_path: Path) -> None:
+def test_another_runs_files_stay_until_both_of_its_checkpoints_are_replaced(tmp_path):
     before, now = StatesOnDisk(tmp_path, NAMES), StatesOnDisk(tmp_path, NAMES)
     for states in (before, now):
         states.propose("ward-0", state(1.0))
@@ -149,7 +134,7 @@ def test_another_runs_files_stay_until_both_of_its_checkpoints_are_replaced(tmp_
     assert [path.name for path in tmp_path.iterdir()] == [now.folder.name]
 
 
-def test_states_of_memory_are_taken_over(tmp_path: Path) -> None:
+def test_states_of_memory_are_taken_over_and_a_checkpoint_whose_files_are_gone_is_refused(tmp_path):
     memory, disk = PrivateStates(), StatesOnDisk(tmp_path, NAMES)
     memory.propose("ward-3", state(3.0))
     memory.commit()
@@ -158,9 +143,16 @@ def test_states_of_memory_are_taken_over(tmp_path: Path) -> None:
     disk.forget("ward-3")
     assert value(disk, "ward-3") == 3.0
     assert_refused("private_states: disk", PrivateStates().load, *disk.saved(), CPU)
+    states = StatesOnDisk(tmp_path, NAMES)
+    states.propose("ward-1", state(1.0))
+    states.commit()
+    saved = states.saved()
+    (states.folder / "1.0.pt").unlink()
+    with pytest.raises(UserError, match=r"client 'ward-1' keeps its state in .*1\.0\.pt, which is not there"):
+        StatesOnDisk(tmp_path, NAMES).load(*saved, CPU)
 
 
-def share(monkeypatch: pytest.MonkeyPatch, *ranks: PrivateStates) -> None:
+def share(monkeypatch, *ranks):
     """Every rank's call of ``share_personal``, as it is where all see what all give."""
     given: list[Any] = []
     monkeypatch.setattr("lit_epgan.engine.private.gather_objects", lambda own: given.append(own) or [own])
@@ -171,7 +163,7 @@ def share(monkeypatch: pytest.MonkeyPatch, *ranks: PrivateStates) -> None:
         states.share_personal()
 
 
-def test_personal_layers_are_those_of_the_rank_that_trained_them_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_personal_layers_are_those_of_the_rank_that_trained_them_last(monkeypatch):
     """Whatever other ranks hold from a checkpoint or from an earlier share; rank k trains client k."""
     ranks = PrivateStates(), PrivateStates()
     saved = {name: vars(Private(personal={"head": torch.zeros(1)})) for name in NAMES[:3]}
@@ -186,11 +178,11 @@ def test_personal_layers_are_those_of_the_rank_that_trained_them_last(monkeypatc
             assert [float(states.personal(name)["head"]) for name in NAMES[:3]] == [round_, round_ + 10, 0.0]
 
 
-def large(megabytes: float, **more: Any) -> Private:
+def large(megabytes, **more):
     return Private(optimizers={"state": {0: {"exp_avg": torch.zeros(1).expand(int(megabytes * 250_000))}}}, **more)
 
 
-def told(recwarn: pytest.WarningsRecorder, *kept: Private) -> list[str]:
+def told(recwarn, *kept):
     states = PrivateStates()
     for name, each in zip(NAMES, kept, strict=False):
         states.propose(name, each)
@@ -200,10 +192,14 @@ def told(recwarn: pytest.WarningsRecorder, *kept: Private) -> list[str]:
     return [str(warning.message) for warning in recwarn]
 
 
-def test_large_states_in_a_checkpoint_are_told_once_with_what_spares_them(recwarn: pytest.WarningsRecorder) -> None:
+def test_large_states_in_a_checkpoint_are_told_once(recwarn, tmp_path, monkeypatch):
     (sentence,) = told(recwarn, large(60), large(50))
     assert "what 2 clients keep, 110 MB by now" in sentence
     assert "private_states: disk" in sentence
+    monkeypatch.setattr("lit_epgan.engine.private.LARGE", 1)
+    with pytest.warns(UserWarning, match="every checkpoint writes what . clients keep") as heard:
+        fitted(tmp_path, "memory", RoundCheckpoint())
+    assert sum("every checkpoint writes" in str(warning.message) for warning in heard) == 1
 
 
 @pytest.mark.parametrize(
@@ -211,32 +207,24 @@ def test_large_states_in_a_checkpoint_are_told_once_with_what_spares_them(recwar
     [(large(60), large(30)), (large(200),), (large(60), large(50, personal={"head": torch.zeros(1)}))],
     ids=["small", "one client, as at an institution", "personal layers, which disk refuses"],
 )
-def test_nothing_is_told_where_disk_would_not_help(kept: tuple[Private, ...], recwarn: pytest.WarningsRecorder) -> None:
+def test_nothing_is_told_where_disk_would_not_help(kept, recwarn):
     assert told(recwarn, *kept) == []
 
 
-def test_a_run_in_memory_tells_of_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_epgan.engine.private.LARGE", 1)
-    with pytest.warns(UserWarning, match="every checkpoint writes what . clients keep") as heard:
-        fitted(tmp_path, "memory", RoundCheckpoint())
-    assert sum("every checkpoint writes" in str(warning.message) for warning in heard) == 1
-
-
-def fitted(folder: Path, place: Any, *callbacks: Any) -> tuple[LightningModule, dict[str, Any]]:
+def fitted(folder, place, *callbacks):
     torch.manual_seed(0)
     module, trainer = Regression(), trainer_of(folder, FederationCallback(SCAFFOLD(), private_states=place), *callbacks)
     trainer.fit(module, datamodule=federation(clients_per_round=2))
     return module, torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
 
 
-def trainer_of(folder: Path, *callbacks: Any) -> Trainer:
-    off = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
-    return Trainer(
-        accelerator="cpu", max_epochs=4, precision="64-true", callbacks=list(callbacks), default_root_dir=folder, **off
-    )  # type: ignore[arg-type]
+def trainer_of(folder, *callbacks):
+    off: dict[str, Any] = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
+    off |= {"accelerator": "cpu", "precision": "64-true", "default_root_dir": folder}
+    return Trainer(max_epochs=4, callbacks=list(callbacks), **off)
 
 
-def test_the_same_model_and_a_checkpoint_without_the_clients_tensors(tmp_path: Path) -> None:
+def test_the_same_model_and_a_checkpoint_without_the_clients_tensors(tmp_path):
     memory, held = fitted(tmp_path / "memory", "memory", RoundCheckpoint())
     disk, referred = fitted(tmp_path / "disk", "disk", RoundCheckpoint())
     for name, expected in memory.state_dict().items():
@@ -250,7 +238,7 @@ def test_the_same_model_and_a_checkpoint_without_the_clients_tensors(tmp_path: P
             assert torch.equal(kept["algorithm"]["control"], of_memory["clients"][name]["algorithm"]["control"])
 
 
-def test_where_states_cannot_be_on_disk(tmp_path: Path) -> None:
+def test_where_states_cannot_be_on_disk(tmp_path):
     assert_refused("add RoundCheckpoint", fitted, tmp_path, "disk")
     own_head = FederationCallback(local=["body.3.*"], private_states="disk")
     with pytest.raises(UserError, match="leaves personal layers and buffers out"):

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,12 @@ from tests.test_cli import TINY, refusal
 from tests.test_lock import held_by_another
 
 pytestmark = pytest.mark.usefixtures("folder")
-
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
 ENDLESS = [*TINY, "--trainer.max_epochs", "100000"]
 
 
 @pytest.fixture(autouse=True)
-def _interruptible() -> Iterator[None]:
+def _interruptible():
     """Whoever runs the tests in the background ignores Ctrl-C, and a fit would do so too."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -53,14 +51,7 @@ class Signals(Callback):
 
 
 @pytest.mark.parametrize(("number", "code", "lost"), [(*SIGNALS[0], False), (*SIGNALS[1], True)])
-def test_a_stopped_fit_says_how_to_go_on_and_does(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    code: int,
-    lost: bool,
-) -> None:
+def test_a_stopped_fit_says_how_to_go_on_and_does(folder, only_fit, capsys, monkeypatch, number, code, lost):
     monkeypatch.setattr(Signals, "number", number)
     monkeypatch.setattr(Signals, "lost", lost)
     before = [signal.getsignal(each) for each, _ in SIGNALS]
@@ -69,7 +60,6 @@ def test_a_stopped_fit_says_how_to_go_on_and_does(
     hint = "--trainer.default_root_dir runs/toy --ckpt_path last"
     assert said == f"Stopped after 2 of 100000 rounds. To go on, add to the same command: {hint}"
     end = read_end(folder / "runs" / "toy")
-    assert end is not None
     assert (end.rounds, end.finished) == (2, False)
     assert [signal.getsignal(each) for each, _ in SIGNALS] == before
     if not lost:
@@ -78,9 +68,7 @@ def test_a_stopped_fit_says_how_to_go_on_and_does(
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_stopped_evaluation(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, code: int
-) -> None:
+def test_a_stopped_evaluation(folder, capsys, monkeypatch, number, code):
     monkeypatch.setattr(Signals, "number", number)
     assert main(["fit", *TINY]) == 0
     assert main(["test", *TINY, "--trainer.callbacks+", "tests.test_stopped.Signals"]) == code
@@ -99,27 +87,20 @@ class Fragile:
             pass
 
 
-def _wait(fragile: Fragile) -> None:
+def _wait(fragile):
     del fragile
     time.sleep(60)
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_that_hits_a_destructor_is_not_lost(
-    capsys: pytest.CaptureFixture[str], number: int, code: int
-) -> None:
+def test_a_signal_that_hits_a_destructor_is_not_lost(capsys, number, code):
     with pytest.raises(Stopped) as stopped, stoppable():
         _wait(Fragile(number))
     assert stopped.value.exit_code == code
     assert capsys.readouterr().err == ""
 
 
-def test_what_a_library_makes_of_it_is_its_consequence_and_the_next_one_does_not_disturb() -> None:
-    with pytest.raises(Stopped), stoppable():
-        _draw()
-
-
-def _draw() -> None:
+def _draw():
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
@@ -129,7 +110,7 @@ def _draw() -> None:
         raise ValueError("Invalid affine transformation matrix") from None
 
 
-def test_an_ignored_signal_stays_ignored() -> None:
+def test_an_ignored_signal_stays_ignored_and_the_next_one_does_not_disturb():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with stoppable():
@@ -137,12 +118,14 @@ def test_an_ignored_signal_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+    with pytest.raises(Stopped), stoppable():
+        _draw()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a process's libraries are listed on Linux alone")
 @pytest.mark.parametrize(("number", "code", "moment"), [(*SIGNALS[0], "rounds"), (*SIGNALS[1], "imports")])
-def test_a_process_that_is_stopped(tmp_path: Path, number: signal.Signals, code: int, moment: str) -> None:
+def test_a_process_that_is_stopped(tmp_path, number, code, moment):
     fresh = ["-P"] if moment == "imports" else []  # else the interpreter is a fork that has imported all
     process = Started([sys.executable, *fresh, "-m", "lit_epgan", "fit", *ENDLESS])
     maps, table = Path(f"/proc/{process.pid}/maps"), tmp_path / "runs" / "toy" / "metrics.csv"
@@ -159,9 +142,7 @@ def test_a_process_that_is_stopped(tmp_path: Path, number: signal.Signals, code:
     assert "KeyboardInterrupt" not in said
 
 
-def test_a_second_fit_in_the_folder_is_refused_and_touches_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_fit_or_study_in_the_folder_is_refused_and_touches_nothing(folder, only_fit, capsys):
     run = folder / "runs" / "toy"
     assert main(["fit", *TINY]) == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -172,9 +153,6 @@ def test_a_second_fit_in_the_folder_is_refused_and_touches_nothing(
         refusal(capsys, "fit", *TINY, "--ckpt_path", "last")
     assert {path: path.read_bytes() for path in before} == before
     assert not (folder / "runs" / "toy.1").exists()
-
-
-def test_a_second_study_in_the_output_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with held_by_another(folder / "out") as holder:
         told = refusal(capsys, "study", "--config", "studies/demo.yaml", "--output", "out")
     assert told.startswith(f"out is being written by process {holder.pid} on host")

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from lit_epgan.cli.study_run import Run, runs_of
 from lit_epgan.cli.study_runner import Display, run_all
 from lit_epgan.cli.table import Cell, best, cell_text, markdown, number_text, tabulate
 from tests.refusals import assert_refused
-from tests.studies import read_study, rewritten, run_quietly, write_plan, write_stand_in
+from tests.studies import read_study, rewritten, run_quietly, tabulated, write_plan, write_stand_in
 
 
 @pytest.fixture
@@ -36,11 +35,8 @@ def stand_in(tmp_path):
     return write_stand_in(tmp_path)
 
 
-def test_the_table_has_mean_deviation_and_p_by_hand(plan, stand_in, tmp_path):
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, stand_in)
-    rows = {row.method.name: row for row in tabulate(trial, runs)}
+def test_the_table_has_mean_deviation_and_p_by_hand(plan, tmp_path):
+    trial, _, rows = tabulated(plan, tmp_path)
     # last rounds: 10/3 + seed (+ 3 for plain), seeds 0, 1, 2
     assert rows["plain"].cells["fd"].mean == pytest.approx(10 / 3 + 1 + 3)
     assert rows["clever"].cells["fd"].mean == pytest.approx(10 / 3 + 1)
@@ -58,53 +54,50 @@ def test_the_table_has_mean_deviation_and_p_by_hand(plan, stand_in, tmp_path):
 
 
 @pytest.mark.parametrize("n", [2, 5])
-def test_welch_is_scipys(n):
+def test_welch_and_paired_are_scipys(n):
     draw = np.random.default_rng(n)
     a, b = draw.normal(0, 1, n), draw.normal(1, 5, n + 1)
     assert welch(list(a), list(b)) == pytest.approx(stats.ttest_ind(a, b, equal_var=False).pvalue)
-
-
-def test_welch_without_variance_or_values():
-    assert welch([1.0, 1.0], [1.0, 1.0]) == 1.0
-    assert welch([1.0, 1.0], [2.0, 2.0]) == 0.0
-    assert welch([1.0], [1.0, 2.0]) is None
-
-
-def test_paired_is_scipys():
-    draw = np.random.default_rng(1)
-    a, b = draw.normal(0, 1, 5), draw.normal(1, 5, 5)
+    b = b[:n]
     assert paired(list(a), list(b)) == pytest.approx(stats.ttest_rel(a, b).pvalue)
     assert paired([1.0, 2.0], [1.5, 2.5]) == 0.0
     assert paired([1.0, 2.0], [1.0, 2.0]) == 1.0
     assert paired([1.0], [2.0]) is None
 
 
-def test_a_paired_study_compares_seed_by_seed(plan, stand_in, tmp_path):
+def test_welch_and_paired_are_scipys_or_without_variance_certain():
+    assert welch([1.0, 1.0], [1.0, 1.0]) == 1.0
+    assert welch([1.0, 1.0], [2.0, 2.0]) == 0.0
+    assert welch([1.0], [1.0, 2.0]) is None
+    # Of four: the smallest times 4, then times 3, 2 and 1, never less than the one before; None stays
+    assert holm([0.04, None, 0.01, 0.03, 0.5]) == pytest.approx([0.09, None, 0.04, 0.09, 0.5], nan_ok=True)
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+
+
+def test_a_paired_study_compares_seed_by_seed(plan, tmp_path):
     """Plain is worse by 3 on each seed: no spread at all, which Welch's test cannot see."""
     plan.write_text(plan.read_text() + "test: paired\n")
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, stand_in)
-    rows = {row.method.name: row for row in tabulate(trial, runs)}
+    trial, _, rows = tabulated(plan, tmp_path)
     assert rows["clever"].cells["fd"].p < 1e-9
     assert "paired by seed" in markdown(trial, list(rows.values()))
     plan.write_text(plan.read_text().replace("test: paired", "test: sign"))
     assert_refused("test is 'sign'; it is one of welch, paired", read_study, plan)
 
 
-def test_numbers_are_written_as_people_write_them():
-    assert [number_text(x) for x in (0.0, 0.05, 1.19, 35.21, 12345.6, 2e-5)] == [
-        "0",
-        "0.05",
-        "1.19",
-        "35.2",
-        "12346",
-        "2.00e-05",
-    ]
+def test_numbers_are_written_as_people_write_them_and_nonsense_is_no_progress(tmp_path):
+    numbers = (0.0, 0.05, 1.19, 35.21, 12345.6, 2e-5)
+    assert [number_text(x) for x in numbers] == ["0", "0.05", "1.19", "35.2", "12346", "2.00e-05"]
     assert cell_text(Cell(())) == "-"
     assert cell_text(Cell((1.734596,) * 5)) == "1.73 ± 0"
     assert cell_text(Cell((math.inf, 1.0))) == "inf"
     assert cell_text(Cell((1.0, 3.0), p=1e-9)) == "2 ± 1.41 (p < 0.001)"
+    run = Run(Method("m", "M", [tmp_path]), 0, tmp_path)
+    run.folder.mkdir(parents=True)
+    assert run.progress() == {}
+    (run.folder / "progress.json").write_text("{")
+    assert run.progress() == {}
+    (run.folder / "progress.json").write_text(json.dumps({"done": 1}))
+    assert run.progress() == {"done": 1}
 
 
 def test_csv_files_hold_every_run_and_the_table(plan, stand_in, tmp_path, capsys):
@@ -116,21 +109,21 @@ def test_csv_files_hold_every_run_and_the_table(plan, stand_in, tmp_path, capsys
     with (tmp_path / "out" / "table.csv").open() as file:
         table = {line["method"]: line for line in csv.DictReader(file)}
     assert float(table["clever"]["fd_mean"]) == pytest.approx(10 / 3 + 1)
-    assert (tmp_path / "out" / "table.md").read_text() == markdown(
-        read_study(plan), tabulate(read_study(plan), runs_of(read_study(plan), tmp_path / "out"))
-    )
+    trial = read_study(plan)
+    expected = markdown(trial, tabulate(trial, runs_of(trial, tmp_path / "out")))
+    assert (tmp_path / "out" / "table.md").read_text() == expected
     shown = capsys.readouterr().out
     assert "Clever" in shown
     assert "index.html" in shown
 
 
-def test_a_metric_that_nobody_logged_is_said(plan, stand_in, tmp_path, capsys):
+def test_a_metric_that_nobody_logged_is_said_and_one_that_a_method_does_not_have_is_left_empty(
+    plan, stand_in, tmp_path, capsys
+):
     plan.write_text(plan.read_text().replace("metric: classes", "metric: clases"))
     assert study(["--config", str(plan), "--output", str(tmp_path / "out")], stand_in) == 1
     assert "No run of plain logged 'clases'" in capsys.readouterr().err
-
-
-def test_a_metric_that_a_method_does_not_have_is_left_empty(plan, stand_in, tmp_path, capsys):
+    plan.write_text(plan.read_text().replace("metric: clases", "metric: classes"))
     plan.write_text(plan.read_text().replace("metrics: {fd: union/fid}", "metrics: {fd: null, cls: union/classes}"))
     study(["--config", str(plan), "--output", str(tmp_path / "out")], stand_in)
     said = capsys.readouterr().err
@@ -163,14 +156,11 @@ def test_the_page_stands_alone_and_shows_the_pictures(plan, stand_in, tmp_path):
         assert (output / name).stat().st_size > 500
 
 
-def test_a_live_display_follows_the_runs(plan, stand_in, tmp_path):
+def test_a_live_display_follows_the_runs_and_shows_a_runs_round_and_client(plan, stand_in, tmp_path):
     with (tmp_path / "terminal.txt").open("w") as file:
         display = Display(Console(file=file, force_terminal=True, width=120))
         run_all(runs_of(read_study(plan), tmp_path / "out"), 2, display, stand_in, poll_seconds=0.01)
     assert "6/6" in (tmp_path / "terminal.txt").read_text()
-
-
-def test_a_runs_bar_shows_its_round_and_client(tmp_path):
     now = {"done": 3, "round": 4, "rounds": 9, "client": "a", "client_position": 1, "clients": 2, "metrics": {"fd": 1}}
     with (tmp_path / "terminal.txt").open("w") as file:
         display = Display(Console(file=file, force_terminal=True, width=120))
@@ -203,42 +193,20 @@ def test_a_mistake_in_the_yaml_is_named(plan, old, new, said):
     assert_refused(said.replace("?", r"\?"), read_study, plan)
 
 
-def test_progress_of_a_run_that_writes_nonsense_is_nothing(tmp_path):
-    run = Run(Method("m", "M", [tmp_path]), 0, tmp_path)
-    run.folder.mkdir(parents=True)
-    assert run.progress() == {}
-    (run.folder / "progress.json").write_text("{")
-    assert run.progress() == {}
-    (run.folder / "progress.json").write_text(json.dumps({"done": 1}))
-    assert run.progress() == {"done": 1}
-
-
 FIRST, SECOND = {0: 2.0, 1: 2.4, 2: 2.9, 3: 2.2}, {0: 1.0, 1: 1.3, 2: 1.4, 3: 1.2}
 
 
-def test_holm_by_hand() -> None:
-    """Of four: the smallest times 4, then times 3, 2 and 1, never less than the one before; None stays."""
-    assert holm([0.04, None, 0.01, 0.03, 0.5]) == pytest.approx([0.09, None, 0.04, 0.09, 0.5], nan_ok=True)
-    assert holm([0.6, 0.9]) == [1.0, 1.0]
-
-
-def test_a_paired_ratio_is_that_of_the_logarithms_differences() -> None:
+def test_ratios_are_of_logarithms_paired_or_welchs():
     found = ratio_of_means("paired", FIRST, SECOND)
-    assert found is not None
     logs = [math.log(FIRST[s] / SECOND[s]) for s in FIRST]
     mean = sum(logs) / 4
     error = math.sqrt(sum((x - mean) ** 2 for x in logs) / 3 / 4)
     for level, low, high in ((0.975, found.low, found.high), (0.95, found.inner_low, found.inner_high)):
         reach = stats.t.ppf(level, 3) * error
-        assert (low, found.ratio, high) == pytest.approx(
-            (math.exp(mean - reach), math.exp(mean), math.exp(mean + reach))
-        )
+        expected = (math.exp(mean - reach), math.exp(mean), math.exp(mean + reach))
+        assert (low, found.ratio, high) == pytest.approx(expected)
     assert found.p == pytest.approx(2 * stats.t.sf(mean / error, 3))
-
-
-def test_an_unpaired_ratio_is_welchs() -> None:
     found = ratio_of_means("welch", FIRST, {s + 9: v for s, v in SECOND.items()})
-    assert found is not None
     sides = [[math.log(v) for v in values.values()] for values in (FIRST, SECOND)]
     means = [sum(side) / 4 for side in sides]
     errors = [sum((x - m) ** 2 for x in side) / 3 / 4 for side, m in zip(sides, means, strict=True)]
@@ -248,7 +216,7 @@ def test_an_unpaired_ratio_is_welchs() -> None:
 
 
 @pytest.mark.parametrize("values", [{0: 1.0}, {0: 1.0, 1: 0.0}, {0: 1.0, 1: math.inf}, {}])
-def test_too_few_values_or_none_above_zero_have_no_ratio(values: dict[int, float]) -> None:
+def test_too_few_values_or_none_above_zero_have_no_ratio(values):
     assert ratio_of_means("welch", values, SECOND) is None
 
 
@@ -263,24 +231,19 @@ def test_too_few_values_or_none_above_zero_have_no_ratio(values: dict[int, float
         ({}, ""),
     ],
 )
-def test_verdicts(ratio: dict[str, float], verdict: str) -> None:
+def test_verdicts(ratio, verdict):
     found = RatioOfMeans(1.0, 0.82, 1.3, 0.85, 1.2, 0.9)
     assert Claim(Ratio("fd", "a", "b", **ratio), found, 0.9).verdict == verdict
 
 
-def test_claims_stand_in_a_file_and_on_the_page(plan: Path, tmp_path: Path) -> None:
-    asked = rewritten(
-        plan,
-        "seeds: [0, 1, 2]",
-        "seeds: [0, 1, 2]\nratios:\n- {metric: fd, of: clever, to: plain, at_most: 0.9}\n"
-        "- {metric: cls, of: clever, to: plain}",
-    )
+def test_claims_stand_in_a_file_and_on_the_page(plan, tmp_path):
+    ratios = "\n- {metric: fd, of: clever, to: plain, at_most: 0.9}\n- {metric: cls, of: clever, to: plain}"
+    asked = rewritten(plan, "seeds: [0, 1, 2]", f"seeds: [0, 1, 2]\nratios:{ratios}")
     output = tmp_path / "out"
     assert study(["--config", str(asked), "--output", str(output)], write_stand_in(tmp_path)) == 0
     table = (output / "ratios.md").read_text()
     clever, plain = ({s: s + value for s in range(3)} for value in (10 / 3, 19 / 3))
     found = ratio_of_means("welch", clever, plain)
-    assert found is not None
     assert table.startswith("| of | to | ratio |")
     assert "Clever, Frechet distance | Plain" in table
     assert f"| {found.ratio:.3g} | {found.low:.3g} - {found.high:.3g} | " in table
@@ -298,21 +261,23 @@ def test_claims_stand_in_a_file_and_on_the_page(plan: Path, tmp_path: Path) -> N
         ("{metric: fd, of: clever, to: plain, equal_within: 0.5}", "equal_within is 0.5; it is a number above 1"),
     ],
 )
-def test_claims_that_are_not_clear_are_refused(plan: Path, entry: str, said: str) -> None:
+def test_claims_that_are_not_clear_are_refused(plan, entry, said):
     asked = rewritten(plan, "seeds: [0, 1, 2]", f"seeds: [0, 1, 2]\nratios: [{entry}]")
     assert_refused(said, read_study, asked)
 
 
-def test_who_holds_what_is_said_in_words(tmp_path: Path) -> None:
+def test_who_holds_what_is_said_in_words_and_a_plot_is_as_wide_as_drawn(tmp_path):
     table = tmp_path / "partition.csv"
     table.write_text("client,0,1\nnorth,1200,0\nsouth,3,4\n")
     assert partition_in_words(table) == "north holds 1,200 examples of 1 class; south holds 7 examples of 2 classes"
     table.write_text("client,0,1\n" + "".join(f"site-{k},{k},1\n" for k in range(21)))
     # 0 + 1 + ... + 20 + 21
     assert partition_in_words(table) == "21 clients hold 231 examples, from 1 to 21 each"
+    imsave(tmp_path / "a.png", np.zeros((10, 300, 3)))
+    assert Picture(tmp_path / "a.png", "", "").width == 192  # 300 pixels at 150 an inch are 2 inches of 96
 
 
-def test_a_drawing_has_the_page_s_ink_and_no_background() -> None:
+def test_a_drawing_has_the_page_s_ink_and_no_background():
     """Black becomes the page's colour, colours stay, and what the text says is not changed."""
     figure = Figure()
     axes = figure.subplots()
@@ -332,12 +297,7 @@ def test_a_drawing_has_the_page_s_ink_and_no_background() -> None:
     assert not ids[0] & ids[1]  # of two drawings on one page
 
 
-def test_a_plot_is_as_wide_as_it_was_drawn(tmp_path: Path) -> None:
-    imsave(tmp_path / "a.png", np.zeros((10, 300, 3)))
-    assert Picture(tmp_path / "a.png", "", "").width == 192  # 300 pixels at 150 an inch are 2 inches of 96
-
-
-def test_curves_tell_more_methods_apart_than_there_are_colours(tmp_path: Path) -> None:
+def test_curves_tell_more_methods_apart_than_there_are_colours(tmp_path):
     """By their dashes; and a long name does not make the figure wider."""
     plan = write_plan(tmp_path)
     more = "".join(f"  more{k}: {{title: {'long ' * 20}{k}, from: clever}}\n" for k in range(9))

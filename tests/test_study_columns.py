@@ -21,27 +21,27 @@ from lit_epgan.cli.table import best, cell_text, tabulate
 from lit_epgan.errors import UserError
 from lit_epgan.runs.config_files import find_config
 from tests.refusals import assert_refused
-from tests.studies import read_study, rewritten, run_quietly, write_plan, write_stand_in
+from tests.studies import read_study, rewritten, tabulated, write_plan, write_stand_in
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Path:
+def plan(tmp_path):
     return write_plan(tmp_path)
 
 
-def test_a_heading_may_be_a_bare_number(plan: Path, tmp_path: Path) -> None:
+def test_a_bare_number_is_a_heading_and_what_is_measured_once_is_not_drawn(plan, tmp_path, monkeypatch):
     rewritten(plan, "title: classes}", "title: 12, after: 1}")
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
+    trial, runs, _ = tabulated(plan, tmp_path)
     write_report(trial, runs, tmp_path / "out", "command")
     assert "| 12 |" in (tmp_path / "out" / "table.md").read_text()
+    curve = Run.curve
+    monkeypatch.setattr(Run, "curve", lambda run, name: curve(run, name)[-1:])
+    write_report(trial, runs, tmp_path / "once", "study")
+    assert not list((tmp_path / "once").glob("curve-*.png"))
 
 
-def test_curves_are_drawn_over_rounds_where_all_methods_have_as_many(plan: Path, tmp_path: Path) -> None:
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
+def test_curves_are_drawn_over_rounds_where_all_methods_have_as_many(plan, tmp_path):
+    trial, runs, _ = tabulated(plan, tmp_path)
     (axes,) = plots.curves(trial, trial.metrics[0], runs).axes
     assert axes.get_xlabel() == "rounds"
     assert axes.lines[0].get_xdata()[-1] == 3
@@ -54,7 +54,7 @@ def test_curves_are_drawn_over_rounds_where_all_methods_have_as_many(plan: Path,
     assert {line.get_xdata()[-1] for line in axes.lines} == {100}
 
 
-def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, tmp_path: Path) -> None:
+def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan, tmp_path):
     rewritten(
         plan,
         "  cls: {metric: classes, better: higher, title: classes}",
@@ -63,10 +63,7 @@ def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, 
         "  second: {metric: classes, better: lower, title: after two, after: 2}\n"
         "  ninth: {metric: classes, better: lower, title: after nine, after: 9}",
     )
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
-    rows = {row.method.name: row for row in tabulate(trial, runs)}
+    trial, runs, rows = tabulated(plan, tmp_path)
     # classes are seed, seed + 1, seed + 2 over three rounds
     assert rows["clever"].cells["cls"].values == (1.5, 3.0, 4.5)
     assert rows["clever"].cells["mean"].values == (1.0, 2.0, 3.0)
@@ -74,20 +71,17 @@ def test_a_price_is_summed_or_averaged_over_rounds_and_not_compared(plan: Path, 
     assert rows["clever"].cells["ninth"].values == ()
     assert rows["clever"].cells["cls"].p is None
     assert best(list(rows.values()), trial.metrics[1]) == set()
-    assert trial.metrics[1].heading == "sum"
-    assert trial.metrics[0].heading == "Frechet distance ↓"
+    assert (trial.metrics[1].heading, trial.metrics[0].heading) == ("sum", "Frechet distance ↓")
     write_report(trial, runs, tmp_path / "out", "study")
     assert [path.name for path in (tmp_path / "out").glob("curve-*.png")] == ["curve-fd.png"]
     assert rows["clever"].rounds == 3
     assert rows["clever"].round_seconds == pytest.approx(rows["clever"].seconds / 3)
 
 
-def test_on_a_narrow_terminal_the_methods_keep_their_names(plan: Path, tmp_path: Path) -> None:
+def test_on_a_narrow_terminal_the_methods_keep_their_names(plan, tmp_path):
     prices = "".join(f"  price{k}: {{metric: classes, better: neither, title: price {k}}}\n" for k in range(9))
     rewritten(plan, "  cls: {metric: classes, better: higher, title: classes}\n", prices)
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
+    trial, runs, _ = tabulated(plan, tmp_path)
 
     def shown(width: int) -> str:
         console = Console(file=io.StringIO(), width=width)
@@ -101,28 +95,16 @@ def test_on_a_narrow_terminal_the_methods_keep_their_names(plan: Path, tmp_path:
     assert "price" not in shown(60)
 
 
-def test_what_is_measured_once_is_not_drawn(plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = read_study(plan)
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
-    curve = Run.curve
-    monkeypatch.setattr(Run, "curve", lambda run, name: curve(run, name)[-1:])
-    write_report(trial, runs, tmp_path / "out", "study")
-    assert not list((tmp_path / "out").glob("curve-*.png"))
-
-
-def test_changes_against_the_baseline(plan: Path, tmp_path: Path) -> None:
-    trial = read_study(rewritten(plan, "title: Frechet distance}", "title: Frechet distance, relative: true}"))
-    runs = runs_of(trial, tmp_path / "out")
-    run_quietly(runs, write_stand_in(tmp_path))
-    rows = {row.method.name: row for row in tabulate(trial, runs)}
+def test_changes_against_the_baseline(plan, tmp_path):
+    asked = rewritten(plan, "title: Frechet distance}", "title: Frechet distance, relative: true}")
+    _, _, rows = tabulated(asked, tmp_path)
     assert rows["clever"].cells["fd"].relative == pytest.approx((10 / 3 + 1) / (10 / 3 + 4) - 1)
     assert rows["plain"].cells["fd"].relative is None
     assert rows["clever"].cells["cls"].relative is None
     assert "(-41 %, p = " in cell_text(rows["clever"].cells["fd"])
 
 
-def test_published_values_stand_beside_ours_with_their_source(plan: Path, tmp_path: Path) -> None:
+def test_published_values_stand_beside_ours_with_their_source(plan, tmp_path):
     rewritten(plan, "title: A trial", "title: A trial\npublished: A paper, table 7")
     rewritten(plan, "plain: {title: Plain}", 'plain: {title: Plain, published: {fd: "95.9 ± 1"}}')
     assert study(["--config", str(plan), "--output", str(tmp_path / "out")], write_stand_in(tmp_path)) == 0
@@ -136,8 +118,7 @@ def test_published_values_stand_beside_ours_with_their_source(plan: Path, tmp_pa
     assert "A paper, table 7" in page
 
 
-def test_all_pairs(plan: Path, tmp_path: Path) -> None:
-    """In a file of their own and on the page; none where the study does not ask."""
+def test_all_pairs(plan, tmp_path):
     output = tmp_path / "out"
     assert study(["--config", str(plan), "--output", str(output)], write_stand_in(tmp_path)) == 0
     assert not (output / "pairwise.md").exists()
@@ -162,11 +143,11 @@ def test_all_pairs(plan: Path, tmp_path: Path) -> None:
         ("plain: {title: Plain}", "plain: {published: {fid: 3}}", r"published names 'fid'; the columns are fd, cls"),
     ],
 )
-def test_a_mistake_is_named(plan: Path, old: str, new: str, said: str) -> None:
+def test_a_mistake_is_named(plan, old, new, said):
     assert_refused(said, read_study, rewritten(plan, old, new))
 
 
-def test_known_runs_are_not_run_again(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_known_runs_are_not_run_again_but_those_of_other_settings(plan, tmp_path, capsys):
     stand_in = write_stand_in(tmp_path)
     study(["--config", str(plan), "--output", str(tmp_path / "first")], stand_in)
     rewritten(plan, "seeds: [0, 1, 2]", "seeds: [0, 1, 2, 3]")
@@ -180,42 +161,31 @@ def test_known_runs_are_not_run_again(plan: Path, tmp_path: Path, capsys: pytest
     for name in ("table.csv", "runs.csv"):
         first, second = (without_seconds(tmp_path / folder / name) for folder in ("whole", "second"))
         pd.testing.assert_frame_equal(first, second)
+    rewritten(plan, "model.lr: 0.5", "model.lr: 0.6")
+    known = tmp_path / "second" / "runs.csv"
+    study(["--config", str(plan), "--output", str(tmp_path / "third"), "--known", str(known)], stand_in)
+    assert "4 runs are known; 4 more were run with other settings" in capsys.readouterr().out
+    assert (tmp_path / "third" / "runs" / "clever" / "seed-0" / "calls.txt").exists()
 
 
-def without_seconds(table: Path) -> pd.DataFrame:
+def without_seconds(table):
     frame = pd.read_csv(table)
     return frame[[column for column in frame if "seconds" not in column]]
-
-
-def test_known_runs_of_other_settings_are_run_again(
-    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stand_in = write_stand_in(tmp_path)
-    study(["--config", str(plan), "--output", str(tmp_path / "first")], stand_in)
-    rewritten(plan, "model.lr: 0.5", "model.lr: 0.6")
-    capsys.readouterr()
-    known = tmp_path / "first" / "runs.csv"
-    study(["--config", str(plan), "--output", str(tmp_path / "second"), "--known", str(known)], stand_in)
-    assert "3 runs are known; 3 more were run with other settings" in capsys.readouterr().out
-    assert (tmp_path / "second" / "runs" / "clever" / "seed-0" / "calls.txt").exists()
 
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
 
-def test_a_table_of_before_runs_told_their_settings_is_read_and_not_trusted(tmp_path: Path) -> None:
+def test_a_table_that_tells_no_settings_is_not_trusted_and_published_ones_tell_them(tmp_path):
     trial, old = read_study(find_config("studies/graffl_boost.yaml")), tmp_path / "runs.csv"
     table = pd.read_csv(RESULTS / "graffl_boost.csv")
     table.drop(columns="settings").to_csv(old, index=False)
     assert take_known(trial, runs_of(trial, tmp_path), old) == (0, len(table))
-
-
-def test_all_published_tables_tell_them() -> None:
     for table in RESULTS.glob("*.csv"):
         assert {"settings", "method", "seed", "exit_code", "seconds"} <= set(pd.read_csv(table, nrows=1))
 
 
-def test_a_comment_changes_no_settings(plan: Path, tmp_path: Path) -> None:
+def test_a_comment_changes_no_settings(plan, tmp_path):
     before = [run.settings for run in runs_of(read_study(plan), tmp_path)]
     base = tmp_path / "base.yaml"
     base.write_text("# a comment\n" + base.read_text())
@@ -228,14 +198,13 @@ def test_a_comment_changes_no_settings(plan: Path, tmp_path: Path) -> None:
     ("content", "said"),
     [(None, "cannot be read"), ("", "it is empty"), ("method,seed\nplain,0\n", "it has no column exit_code")],
 )
-def test_a_file_that_is_no_runs_csv_is_refused(plan: Path, tmp_path: Path, content: str | None, said: str) -> None:
+def test_a_file_that_is_no_runs_csv_is_refused(plan, tmp_path, content, said):
     path = tmp_path / "known.csv"
     if content is not None:
         path.write_text(content)
+    words = ["--config", str(plan), "--output", str(tmp_path / "out")]
     with pytest.raises(UserError, match=said):
-        study(
-            ["--config", str(plan), "--output", str(tmp_path / "out"), "--known", str(path)], write_stand_in(tmp_path)
-        )
+        study([*words, "--known", str(path)], write_stand_in(tmp_path))
 
 
 VARIANTS = """
@@ -254,21 +223,18 @@ published: A paper
 
 
 @pytest.fixture
-def variants_plan(tmp_path: Path) -> Path:
+def variants_plan(tmp_path):
     path = write_plan(tmp_path)
     path.write_text(path.read_text() + VARIANTS)
     return path
 
 
-def test_each_variant_is_a_study_of_its_own(variants_plan: Path) -> None:
+def test_each_variant_is_a_study_of_its_own(variants_plan):
     hard, easy = read_studies(variants_plan)
     assert (hard.variant, easy.variant) == ("hard", "easy")
-    assert hard.title == "A trial: The hard one"
-    assert hard.seeds == [0, 1, 2]
-    assert easy.seeds == [7]
-    assert list(easy.methods) == ["plain", "clever"]
-    assert hard.pairwise == ["plain", "union"]
-    assert easy.pairwise == ["plain"]
+    assert (hard.title, hard.seeds) == ("A trial: The hard one", [0, 1, 2])
+    assert (easy.seeds, list(easy.methods)) == ([7], ["plain", "clever"])
+    assert (hard.pairwise, easy.pairwise) == (["plain", "union"], ["plain"])
     assert [ratio.of for ratio in hard.ratios] == ["clever", "union"]
     assert [ratio.of for ratio in easy.ratios] == ["clever"]
     # the variant's settings first, then the method's own, then the method's in this variant
@@ -279,9 +245,7 @@ def test_each_variant_is_a_study_of_its_own(variants_plan: Path) -> None:
     assert not hard.methods["plain"].published
 
 
-def test_all_run_together_each_with_its_own_page_and_known_again(
-    variants_plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_run_together_each_with_its_own_page_and_known_again(variants_plan, tmp_path, capsys):
     stand_in = write_stand_in(tmp_path)
     out = tmp_path / "out"
     assert study(["--config", str(variants_plan), "--output", str(out)], stand_in) == 0
@@ -301,7 +265,7 @@ def test_all_run_together_each_with_its_own_page_and_known_again(
         assert first == second
 
 
-def test_pages_show_the_samples_of_every_method_in_all_settings(variants_plan: Path, tmp_path: Path) -> None:
+def test_pages_show_the_samples_of_every_method_in_all_settings(variants_plan, tmp_path):
     """A row a method, a column a setting; a method with pictures in one setting alone has no row."""
     stand_in, out, studies = write_stand_in(tmp_path), tmp_path / "out", read_studies(variants_plan)
     words = ["--config", str(variants_plan), "--output", str(out)]
@@ -314,7 +278,6 @@ def test_pages_show_the_samples_of_every_method_in_all_settings(variants_plan: P
         (run.folder / "pictures").mkdir()
         imsave(run.folder / "pictures" / f"{run.method.grid}.png", np.full((4, 8, 3), shade))
     figure = plots.settings(studies, runs)
-    assert figure is not None
     assert len(figure.axes) == 2
     assert figure.axes[0].get_ylabel() == studies[0].methods["plain"].title
     shown = [float(np.asarray(axes.images[0].get_array())[..., :3].mean()) for axes in figure.axes]
@@ -322,17 +285,14 @@ def test_pages_show_the_samples_of_every_method_in_all_settings(variants_plan: P
     assert study(words, stand_in) == 0
     assert (out / "settings.png").is_file()
     for variant in ("hard", "easy"):
-        drawn = re.search(
-            r'<figure[^>]*>\s*<div role="img".*?</figure>', (out / variant / "index.html").read_text(), re.S
-        )
-        assert drawn is not None
+        page = (out / variant / "index.html").read_text()
+        drawn = re.search(r'<figure[^>]*>\s*<div role="img".*?</figure>', page, re.S)
         assert drawn[0].count("<image") == 2
-        assert [title in drawn[0] for title in ("Plain", "The hard one", "The easy one", "Clever")] == [True] * 3 + [
-            False
-        ]
+        assert all(title in drawn[0] for title in ("Plain", "The hard one", "The easy one"))
+        assert "Clever" not in drawn[0]
 
 
-def test_only_the_variants_that_are_named_run(variants_plan: Path, tmp_path: Path) -> None:
+def test_only_the_variants_that_are_named_run(variants_plan, tmp_path):
     out = tmp_path / "out"
     words = ["--config", str(variants_plan), "--output", str(out), "--variants"]
     assert study([*words, "easy"], write_stand_in(tmp_path)) == 0
@@ -349,7 +309,7 @@ def test_only_the_variants_that_are_named_run(variants_plan: Path, tmp_path: Pat
         ("methods: {plain: {model.lr: 0.9}, clever: null}", "methods: [clever]", "the baseline 'plain' is none"),
     ],
 )
-def test_a_mistake_in_variants_is_named(variants_plan: Path, old: str, new: str, said: str) -> None:
+def test_a_mistake_in_variants_is_named(variants_plan, old, new, said):
     text = variants_plan.read_text()
     assert old in text
     variants_plan.write_text(text.replace(old, new))

@@ -4,7 +4,6 @@ import csv
 import io
 import unicodedata
 import warnings
-from pathlib import Path
 
 import pytest
 import yaml
@@ -45,17 +44,15 @@ BAD = {
     7: "is no text",
     None: "is no text",
 }
-
-
 TITLES = ["[/] [bold]x", "_a | b `c`", r"$\frac$ and $x$", "a\x1b[31mb\u2028c\ud800"]
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Path:
+def plan(tmp_path):
     return write_plan(tmp_path)
 
 
-def changed(plan: Path, change) -> Path:  # type: ignore[no-untyped-def]
+def changed(plan, change):  # type: ignore[no-untyped-def]
     content = yaml.safe_load(plan.read_text())
     change(content)
     plan.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -63,7 +60,7 @@ def changed(plan: Path, change) -> Path:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(("name", "said"), BAD.items())
-def test_a_name_that_no_file_can_have_is_refused_with_its_key(plan: Path, name: object, said: str) -> None:
+def test_a_name_that_no_file_can_have_is_refused_with_its_key(plan, name, said):
     def method(content):  # type: ignore[no-untyped-def]
         content["methods"][name] = {}
 
@@ -83,7 +80,7 @@ def test_a_name_that_no_file_can_have_is_refused_with_its_key(plan: Path, name: 
 
 
 @pytest.mark.parametrize("key", ["partition", "methods.plain.grid"])
-def test_so_is_a_picture_from_elsewhere(plan: Path, key: str) -> None:
+def test_so_is_a_picture_from_elsewhere(plan, key):
     def change(content):  # type: ignore[no-untyped-def]
         *path, last = key.split(".")
         for word in path:
@@ -94,13 +91,13 @@ def test_so_is_a_picture_from_elsewhere(plan: Path, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["metrics", "methods", "variants"])
-def test_a_list_where_names_belong(plan: Path, key: str) -> None:
+def test_a_list_where_names_belong(plan, key):
     with pytest.raises(UserError, match=f"{key} is no mapping of names"):
         read_studies(changed(plan, lambda content: content.__setitem__(key, ["x"])))
 
 
 @pytest.mark.parametrize("title", TITLES)
-def test_whatever_a_title_says_the_report_is_written_and_says_it(plan: Path, tmp_path: Path, title: str) -> None:
+def test_whatever_a_title_says_the_report_is_written_and_says_it(plan, tmp_path, title):
     def change(content):  # type: ignore[no-untyped-def]
         content |= {"title": title, "published": title, "pairwise": ["plain", "clever"], "description": title}
         content["metrics"]["fd"]["title"] = title
@@ -126,9 +123,7 @@ def test_whatever_a_title_says_the_report_is_written_and_says_it(plan: Path, tmp
     assert len(axes.figure.legends[0].get_texts()) == 3  # type: ignore[union-attr]
 
 
-def test_a_name_that_a_spreadsheet_would_compute_is_text_in_every_csv_and_known_again(
-    plan: Path, tmp_path: Path
-) -> None:
+def test_a_name_that_a_spreadsheet_would_compute_is_text_in_every_csv_and_known_again(plan, tmp_path):
     text = plan.read_text().replace("plain", "=1+1").replace("fd:", "'@fd':").replace("{fd:", "{'@fd':")
     plan.write_text(text)
     out, stand_in = tmp_path / "out", write_stand_in(tmp_path)
@@ -145,18 +140,11 @@ def test_a_name_that_a_spreadsheet_would_compute_is_text_in_every_csv_and_known_
     assert (out / "table.csv").read_text() == (tmp_path / "again" / "table.csv").read_text()
 
 
-def test_names_and_logs_do_not_command_the_terminal(plan: Path, tmp_path: Path) -> None:
+def test_names_and_logs_do_not_command_the_terminal(plan, tmp_path):
     (trial,) = read_studies(changed(plan, lambda content: content["methods"].__setitem__("a [bold] :x:", {})))
     run, other = (Run(trial.methods["a [bold] :x:"], seed, tmp_path) for seed in (0, 1))
-    now = {
-        "done": 3,
-        "round": 4,
-        "rounds": 9,
-        "client": "\x1b[2J[/]",
-        "client_position": 1,
-        "clients": 2,
-        "metrics": {},
-    }
+    now = {"done": 3, "round": 4, "rounds": 9, "client_position": 1, "clients": 2, "metrics": {}}
+    now["client"] = "\x1b[2J[/]"
     for terminal in (True, False):
         console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=120)
         display = Display(console)
@@ -174,7 +162,7 @@ def test_names_and_logs_do_not_command_the_terminal(plan: Path, tmp_path: Path) 
         assert "\x1b[2J" not in shown
 
 
-def test_the_tables_are_those_of_the_rows(plan: Path, tmp_path: Path) -> None:
+def test_the_tables_are_those_of_the_rows(plan, tmp_path):
     """Nothing is escaped in numbers: a spread below 0 or a difference stays one."""
     (trial,) = read_studies(plan)
     runs = runs_of(trial, tmp_path / "out")
@@ -193,7 +181,7 @@ ORDINARY = ["client-1", "Zürich", "名前", "a b", "a\\b", "👩‍👩‍👧"
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_names_stay(name: str) -> None:
+def test_ordinary_names_stay(name):
     assert printable(name) == name
 
 
@@ -208,12 +196,12 @@ def test_ordinary_names_stay(name: str) -> None:
         ("\x9b2J", r"\x9b2J"),
     ],
 )
-def test_what_moves_a_terminal_becomes_visible(name: str, shown: str) -> None:
+def test_what_moves_a_terminal_becomes_visible(name, shown):
     assert printable(name) == shown
 
 
 @given(names)
-def test_one_line_in_utf_8_without_controls(name: str) -> None:
+def test_one_line_in_utf_8_without_controls(name):
     shown = printable(name)
     assert len(shown.encode().decode().splitlines()) <= 1
     assert not {unicodedata.category(c) for c in shown} & {"Cc", "Cs", "Zl", "Zp"}
@@ -221,21 +209,21 @@ def test_one_line_in_utf_8_without_controls(name: str) -> None:
 
 
 @given(names, names)
-def test_rich_shows_it_as_it_is_between_tags(first: str, second: str) -> None:
+def test_rich_shows_it_as_it_is_between_tags(first, second):
     shown = Text.from_markup(f"[bold]{markup(first)}[/bold]{markup(second)}[red]x[/]")
     assert shown.plain == f"{printable(first)}{printable(second)}x"
     assert Text.from_markup(markup(first)).plain == printable(first)
 
 
 @given(names, names)
-def test_matplotlib_draws_it_as_it_is(first: str, second: str) -> None:
+def test_matplotlib_draws_it_as_it_is(first, second):
     text = f"{mathtext(first)} {mathtext(second)}"
     assert not is_math_text(text)
     assert Drawn(0, 0, text)._preprocess_math(text) == (f"{printable(first)} {printable(second)}", False)
 
 
 @given(names)
-def test_a_cell_of_a_markdown_table_holds_it(name: str) -> None:
+def test_a_cell_of_a_markdown_table_holds_it(name):
     """A pipe parts cells unless a backslash that is not itself escaped stands before it."""
     row, cells, escaped = f"|{markdown(name)}|x|", [""], False
     for character in row:
@@ -251,7 +239,7 @@ def test_a_cell_of_a_markdown_table_holds_it(name: str) -> None:
 
 
 @given(names)
-def test_a_spreadsheet_finds_no_formula(name: str) -> None:
+def test_a_spreadsheet_finds_no_formula(name):
     file = io.StringIO(newline="")
     csv.writer(file, lineterminator="\n").writerow([csv_cell(name), "x"])
     cell, _ = next(csv.reader([file.getvalue()]))
@@ -260,5 +248,5 @@ def test_a_spreadsheet_finds_no_formula(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "cell"), [("-1.5", "-1.5"), ("+1e3", "+1e3"), ("-a", "'-a"), ("=1", "'=1")])
-def test_numbers_are_no_formulas(name: str, cell: str) -> None:
+def test_numbers_are_no_formulas(name, cell):
     assert csv_cell(name) == cell

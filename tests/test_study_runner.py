@@ -42,18 +42,15 @@ def test_every_method_and_seed_runs_once_and_no_finished_run_again(plan, stand_i
     assert [calls(run) for run in runs] == [[""]] * 6
 
 
-def test_a_changed_setting_runs_that_method_again_from_the_start(plan, stand_in, tmp_path):
+def test_a_changed_setting_runs_that_method_again_from_the_start_and_a_changed_config_everything(
+    plan, stand_in, tmp_path
+):
     run_quietly(runs_of(read_study(plan), tmp_path / "out"), stand_in)
     plan.write_text(plan.read_text().replace("model.lr: 0.5", "model.lr: 0.25"))
     runs = runs_of(read_study(plan), tmp_path / "out")
     run_quietly(runs, stand_in)
     for run in runs:
         assert calls(run) == ([""] if run.method.name == "plain" else ["", ""])
-
-
-def test_a_changed_config_runs_everything_again(plan, stand_in, tmp_path):
-    runs = runs_of(read_study(plan), tmp_path / "out")
-    run_quietly(runs, stand_in)
     (tmp_path / "base.yaml").write_text("model: {lr: 1}\n")
     assert not any(run.is_finished() for run in runs)
 
@@ -72,9 +69,8 @@ def test_a_failed_run_is_named_with_its_last_lines_and_the_others_go_on(plan, st
 
     (tmp_path / "out" / "runs" / "plain" / "fail").unlink()
     assert study(arguments, stand_in) == 0  # only the failed ones are repeated
-    assert all(
-        len(calls(run)) == 1 for run in runs_of(read_study(plan), tmp_path / "out") if run.method.name == "clever"
-    )
+    again = [len(calls(run)) for run in runs_of(read_study(plan), tmp_path / "out") if run.method.name == "clever"]
+    assert again == [1] * 3
 
 
 STUDY_PROCESS = """
@@ -94,13 +90,10 @@ def test_stopped_it_stops_its_runs_and_goes_on_from_their_checkpoints(plan, stan
     script = STUDY_PROCESS.format(
         tests=str(Path(__file__).parent), script=str(tmp_path / "stand_in.py"), plan=str(plan), output=str(output)
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        # a shell's background jobs inherit an ignored SIGINT
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    # a shell's background jobs inherit an ignored SIGINT
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    process = subprocess.Popen([sys.executable, "-c", script], **silent, **heard)
     runs = runs_of(read_study(plan), output)
     wait_for(lambda: sum(run.can_go_on() for run in runs) == 2)
     process.send_signal(number)
@@ -122,7 +115,7 @@ def wait_for(condition, seconds=20.0):
         time.sleep(0.02)
 
 
-def command_lines() -> list[str]:
+def command_lines():
     return [
         path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         for path in Path("/proc").glob("[0-9]*/cmdline")
@@ -148,7 +141,7 @@ def test_the_longest_known_method_starts_first(plan, stand_in, tmp_path):
     assert order == ["clever", "clever", "plain", "plain"]
 
 
-def test_a_method_may_have_configs_on_top_of_each_other(plan, tmp_path):
+def test_a_method_may_have_several_configs_and_the_command_says_all(plan, tmp_path):
     top = tmp_path / "top.yaml"
     top.write_text("trainer: {}\n")
     config = f"[{tmp_path / 'base.yaml'}, {top}]"
@@ -158,9 +151,6 @@ def test_a_method_may_have_configs_on_top_of_each_other(plan, tmp_path):
     settings = plain.settings
     top.write_text("trainer: {max_epochs: 2}\n")
     assert plain.settings != settings
-
-
-def test_the_real_command_says_folder_seed_and_settings(tmp_path):
     method = Method(
         "m", "M", [Path("base.yaml")], {"model.objective": "lsgan", "model.lr": 0.5, "federation.algorithm": {"a": 1}}
     )
@@ -173,26 +163,20 @@ def test_the_real_command_says_folder_seed_and_settings(tmp_path):
 
 
 FIT = [*CLI, "fit", "--config", "toy.yaml", "--data.points", "64", "--data.batch_size", "16", "--data.local_steps", "2"]
-
-
 FIT += ["--data.warmup_steps", "2", "--trainer.max_epochs", "2"]
 
 
-def alive(pid: int) -> bool:
+def on_linux(test):
+    return pytest.mark.slow(pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")(test))
+
+
+def alive(pid):
     status = Path(f"/proc/{pid}/stat")
     return status.is_file() and status.read_text().split()[2] != "Z"
 
 
-def wait_for_file(path: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not path.is_file():
-        assert time.monotonic() < deadline, f"{path} was never written"
-        time.sleep(0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
-def test_a_forked_run_is_that_of_a_new_interpreter(tmp_path: Path) -> None:
+@on_linux
+def test_a_forked_run_is_that_of_a_new_interpreter(tmp_path):
     forked = start([*FIT, "--trainer.default_root_dir", str(tmp_path / "forked")], tmp_path / "forked.log", False)
     assert isinstance(forked, Fork)
     # another path to the same interpreter, for which nothing is forked
@@ -207,9 +191,8 @@ def test_a_forked_run_is_that_of_a_new_interpreter(tmp_path: Path) -> None:
     assert "max_epochs=2" in (tmp_path / "forked.log").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
-def test_its_mistakes_are_in_its_log_which_may_go_on(tmp_path: Path) -> None:
+@on_linux
+def test_its_mistakes_are_in_its_log_which_may_go_on(tmp_path):
     log = tmp_path / "log"
     log.write_text("before\n")
     for _ in range(2):
@@ -218,13 +201,12 @@ def test_its_mistakes_are_in_its_log_which_may_go_on(tmp_path: Path) -> None:
     assert log.read_text().count("error: There is no config 'none.yaml'") == 2
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
-def test_it_is_ended_by_a_signal_to_its_group(tmp_path: Path) -> None:
+@on_linux
+def test_it_is_ended_by_a_signal_to_its_group(tmp_path):
     run = start(
         [*FIT, "--trainer.max_epochs", "100000", "--trainer.default_root_dir", str(tmp_path)], tmp_path / "l", False
     )
-    wait_for_file(tmp_path / "metrics.csv")
+    wait_for((tmp_path / "metrics.csv").is_file, 60)
     assert run.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         run.wait(0.01)
@@ -232,25 +214,20 @@ def test_it_is_ended_by_a_signal_to_its_group(tmp_path: Path) -> None:
     assert run.wait(10) == -signal.SIGKILL
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
-def test_it_does_not_outlive_the_study(tmp_path: Path) -> None:
+@on_linux
+def test_it_does_not_outlive_the_study(tmp_path):
     words = [*FIT, "--trainer.max_epochs", "100000", "--trainer.default_root_dir", str(tmp_path)]
     script = (
         "import pathlib, time; from lit_epgan.cli.study_runner import start\n"
         f"print(start({words!r}, pathlib.Path({str(tmp_path / 'log')!r}), False).pid, flush=True); time.sleep(600)"
     )
     study = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert study.stdout is not None
     pid = int(study.stdout.readline())
-    wait_for_file(tmp_path / "metrics.csv")
+    wait_for((tmp_path / "metrics.csv").is_file, 60)
     assert alive(pid)
     study.kill()
     study.wait()
-    deadline = time.monotonic() + 20
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not alive(pid)
+    wait_for(lambda: not alive(pid))
 
 
 class Fails(Callback):
@@ -264,7 +241,7 @@ class Refuses(Callback):
         raise UserError("out of order")
 
 
-def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder, only_fit, capsys):
     run, resume = folder / "runs" / "toy", ["--ckpt_path", "last"]
     assert main(["fit", *TINY]) == 0
     assert read_end(run) == FitEnd(rounds=2, of=2, finished=True, logged=2)
@@ -278,7 +255,7 @@ def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder: Path, capsys:
     assert read_end(run) == FitEnd(rounds=1, of=2, finished=False, logged=1)
 
 
-def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder, only_fit, monkeypatch):
     run, seen = folder / "runs" / "toy", []
     assert main(["fit", *TINY]) == 0
     monkeypatch.setattr(Fails, "on_train_epoch_start", lambda *args: seen.append((run / END).exists()))
@@ -288,7 +265,7 @@ def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder: Path, monkeypat
     assert read_end(run) == FitEnd(rounds=3, of=3, finished=True, logged=3)
 
 
-def test_early_stopping_is_an_end(folder: Path) -> None:
+def test_early_stopping_is_an_end(folder, only_fit):
     stop = {
         "class_path": "lightning.pytorch.callbacks.EarlyStopping",
         "init_args": {"monitor": "loss/generator", "mode": "max", "patience": 1, "min_delta": 1e9},
@@ -296,14 +273,11 @@ def test_early_stopping_is_an_end(folder: Path) -> None:
     words = ["--trainer.max_epochs", "9", "--trainer.callbacks+", json.dumps(stop)]
     assert main(["fit", *TINY, *words]) == 0
     end = read_end(folder / "runs" / "toy")
-    assert end is not None
     assert end.finished
     assert end.rounds == end.logged < 9
 
 
-def test_a_fit_ends_with_its_numbers_and_every_path_worth_opening(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fit_ends_with_its_numbers_and_every_path_worth_opening(folder, only_fit, capsys):
     assert main(["fit", *TINY]) == 0
     told, run = capsys.readouterr().err.splitlines(), Path("runs") / "toy"
     with (run / "metrics.csv").open() as file:
@@ -318,7 +292,7 @@ def test_a_fit_ends_with_its_numbers_and_every_path_worth_opening(
 
 
 @pytest.mark.usefixtures("folder")
-def test_last_and_best_of_headline_metrics_by_hand(tmp_path: Path) -> None:
+def test_last_and_best_of_headline_metrics_by_hand(tmp_path):
     """Of one metric a family; what is no number is never the best; a metric may end before the run does."""
     head = "epoch,step,loss/generator,fid_digits,union/fid_digits,fid_digits_val,is_digits,wer"
     rows = ["0,1,.1,8.0,1.0,7,2.5,", "1,2,.1,nan,,,9.5,", "2,3,.2,4.0,,,inf,", "3,4,.2,5.0,,,3.5,"]
@@ -332,16 +306,14 @@ def test_last_and_best_of_headline_metrics_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rounds": 3}'])
-def test_a_torn_file_says_nothing(tmp_path: Path, text: str) -> None:
+def test_a_torn_file_says_nothing(tmp_path, text):
     (tmp_path / END).write_text(text)
     assert read_end(tmp_path) is None
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("fault", ["no end", "stopped", "a row is missing"])
-def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(
-    tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(tmp_path, fault, capsys):
     """It counts in no table, and goes on from its checkpoint when the study does."""
     plan, stand_in = write_plan(tmp_path), write_stand_in(tmp_path)
     runs = runs_of(read_study(plan), tmp_path / "out")
@@ -362,8 +334,7 @@ def test_a_run_that_is_short_is_repaired_whatever_its_exit_code(
         assert [line["rounds"] for line in csv.DictReader(file)] == ["3"] * 9
 
 
-@pytest.mark.usefixtures("folder")
-def test_an_exit_code_of_0_alone_is_a_failure_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exit_code_of_0_alone_is_a_failure_that_is_named(tmp_path, capsys):
     plan, stand_in = write_plan(tmp_path), write_stand_in(tmp_path)
     script = tmp_path / "stand_in.py"
     script.write_text(script.read_text().replace("rows = [", "sys.exit(0)\nrows = ["))

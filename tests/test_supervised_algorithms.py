@@ -1,13 +1,12 @@
 """SCAFFOLD, FedPA and FedLA on quadratics that can be worked by hand; and what holds for all."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lit_epgan.engine import Algorithm, Broadcast, Client, Rounds, Server
+from lit_epgan.engine import Broadcast, Client, Rounds, Server
 from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     APFL,
@@ -32,11 +31,9 @@ from tests.quadratics import CENTRES, CURVATURES, RATE, RECORDS, clients, optimu
 from tests.refusals import assert_refused
 from tests.test_federation import assert_same, plain_batches
 
-# ---------------------------------------------------------------- SCAFFOLD
-
 
 @pytest.mark.parametrize("control", ["path", "gradient"])
-def test_two_rounds_of_scaffold_by_hand(control: Any) -> None:
+def test_two_rounds_of_scaffold_by_hand(control):
     theta, c = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     own = [torch.zeros_like(c) for _ in RECORDS]
     for _ in range(2):
@@ -55,13 +52,13 @@ def test_two_rounds_of_scaffold_by_hand(control: Any) -> None:
 
 
 @pytest.mark.parametrize("control", ["path", "gradient"])
-def test_scaffold_reaches_the_optimum_that_fedavg_misses(control: Any) -> None:
+def test_scaffold_reaches_the_optimum_that_fedavg_misses(control):
     torch.testing.assert_close(trained(SCAFFOLD(control), 60), optimum(), rtol=1e-6, atol=1e-6)
     assert (trained(FedAvg(), 60) - optimum()).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("cohort", [1, 2, None])
-def test_the_servers_control_is_the_mean_over_all_clients(cohort: int | None) -> None:
+def test_the_servers_control_is_the_mean_over_all_clients(cohort):
     """Clients of 6, 10 and 24 records, some of them a round: after each c = sum n_k c_k / sum n_k.
 
     Until all are known, those unknown hold c_k = 0 and as many records as the known on average.
@@ -85,7 +82,7 @@ def test_the_servers_control_is_the_mean_over_all_clients(cohort: int | None) ->
     assert len(own) == 3
 
 
-def test_the_whole_gradient_weighs_rows_and_leaves_no_trace() -> None:
+def test_the_whole_gradient_weighs_rows_and_leaves_no_trace():
     """Batches of 8 of 20 rows, the last of 4; BatchNorm's statistics and what is logged stay as they were."""
     module = Regression(batch_norm=True)
     seen: list[tuple[Tensor, dict[str, Tensor]]] = []
@@ -112,11 +109,8 @@ def test_the_whole_gradient_weighs_rows_and_leaves_no_trace() -> None:
     torch.testing.assert_close(seen[0][0], expected)
 
 
-# ---------------------------------------------------------------- FedPA
-
-
 @pytest.mark.parametrize("samples", [1, 2, 5, 9])
-def test_the_recursion_is_the_exact_solve(samples: int) -> None:
+def test_the_recursion_is_the_exact_solve(samples):
     generator = torch.Generator().manual_seed(samples)
     x = torch.randn(samples, 6, dtype=torch.float64, generator=generator) * 3
     v = torch.randn(6, dtype=torch.float64, generator=generator)
@@ -130,7 +124,7 @@ def test_the_recursion_is_the_exact_solve(samples: int) -> None:
     torch.testing.assert_close(covariance.mean, x.mean(0))
 
 
-def test_two_rounds_of_fedpa_by_hand() -> None:
+def test_two_rounds_of_fedpa_by_hand():
     """One step of burn-in, then samples of two steps each; the fifth step is of no whole sample."""
     theta = torch.zeros(2, dtype=torch.float64)
     for _ in range(2):
@@ -148,7 +142,7 @@ def test_two_rounds_of_fedpa_by_hand() -> None:
     torch.testing.assert_close(found, theta, rtol=1e-12, atol=1e-12)
 
 
-def test_fedpa_without_a_covariance_is_fedavg() -> None:
+def test_fedpa_without_a_covariance_is_fedavg():
     torch.testing.assert_close(trained(FedPA(burn_in=3, every=1, rho=0.0), 3), trained(FedAvg(), 3))
     torch.testing.assert_close(trained(FedPA(burn_in_rounds=3), 3), trained(FedAvg(), 3))
     with pytest.warns(UserWarning, match="no sample of client-0, whose round of 4 steps is shorter"):
@@ -156,7 +150,7 @@ def test_fedpa_without_a_covariance_is_fedavg() -> None:
     torch.testing.assert_close(found, trained(FedAvg(), 3))
 
 
-def test_exact_posteriors_take_fedpa_to_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_posteriors_take_fedpa_to_the_optimum(monkeypatch):
     """With the clients' true means and covariances in the place of samples, one round is enough."""
 
     scale = (CURVATURES * torch.tensor(RECORDS).double()[:, None]).sum(0) / sum(RECORDS)
@@ -177,10 +171,7 @@ def test_exact_posteriors_take_fedpa_to_the_optimum(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(trained(FedPA(every=1), 1), optimum(), rtol=1e-12, atol=1e-12)
 
 
-# ---------------------------------------------------------------- FedLA
-
-
-def test_a_round_of_fedla_by_hand() -> None:
+def test_a_round_of_fedla_by_hand():
     """The second round, in which the first one's Fisher information is the prior."""
     theta, precision = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     for _ in range(2):
@@ -197,9 +188,6 @@ def test_a_round_of_fedla_by_hand() -> None:
             fishers.append(n * fisher / sum(RECORDS))
         theta, precision = sum(tops) / sum(bottoms), sum(fishers)  # type: ignore[assignment, operator]
     torch.testing.assert_close(trained(FedLA(strength=0.3), 2), theta, rtol=1e-12, atol=1e-12)
-
-
-# ---------------------------------------------------------------- all
 
 
 ALONE = {
@@ -219,7 +207,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_one_client_is_centralised_training(name: str) -> None:
+def test_one_client_is_centralised_training(name):
     """A plain loop with one optimizer; MOON's contrast between a model and itself has no gradient."""
     module = Regression()
     plain = copy.deepcopy(module).double()
@@ -234,18 +222,17 @@ def test_one_client_is_centralised_training(name: str) -> None:
     assert_same(module, plain)
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [SCAFFOLD(), FedDyn(), FedPA(every=2), FedLA(), FedAdam(), FedYogi()],
-    ids=lambda algorithm: type(algorithm).__name__,
-)
-def test_any_number_of_optimizers(algorithm: Algorithm) -> None:
+STATEFUL = [SCAFFOLD(), FedDyn(), FedPA(every=2), FedLA(), FedAdam(), FedYogi()]
+
+
+@pytest.mark.parametrize("algorithm", STATEFUL, ids=lambda algorithm: type(algorithm).__name__)
+def test_any_number_of_optimizers(algorithm):
     module = TwoOptimizers()
     fit(module, federation(local_steps=4), 2, algorithm=algorithm)
     assert all(torch.isfinite(p).all() for p in module.parameters())
 
 
-def test_a_users_mistakes() -> None:
+def test_a_users_mistakes():
     for build, said in (
         (lambda: SCAFFOLD("paths"), "give path or gradient"),  # type: ignore[arg-type]
         (lambda: FedPA(every=0), "every is 0; it must be at least 1"),

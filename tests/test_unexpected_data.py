@@ -19,33 +19,27 @@ from tests.test_federation import assert_same
 from tests.test_institutions import Institution, in_order, institutions
 from tests.test_policies import sgd
 
-# The stages -----------------------------------------------------------------------------------------------------------
-
 
 class ByStage(Institution):
     """Makes the data of its stage, and no others."""
 
     def setup(self, stage: str) -> None:
-        if stage == "fit":
-            self.train, self.val = client_sets()[self.k], client_sets((6,))[0]
-        elif stage == "validate":
-            self.val = client_sets((6,))[0]
-        elif stage == "test":
-            self.held_out = client_sets((9,))[0]
-        else:
-            self.new = client_sets((4,))[0]
+        sizes = {"validate": 6, "test": 9, "predict": 4}
+        sets = {"train": client_sets()[self.k], "val": client_sets((6,))[0]} if stage == "fit" else {}
+        name = {"validate": "val"}.get(stage, stage)
+        self.made = sets or {name: client_sets((sizes[stage],))[0]}
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.train, batch_size=5)
+        return DataLoader(self.made["train"], batch_size=5)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.val, batch_size=5)
+        return DataLoader(self.made["val"], batch_size=5)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.held_out, batch_size=5)
+        return DataLoader(self.made["test"], batch_size=5)
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(self.new, batch_size=5)
+        return DataLoader(self.made["predict"], batch_size=5)
 
 
 class Staged(Regression):
@@ -56,13 +50,13 @@ class Staged(Regression):
         return self.body(batch[0])
 
 
-def plain(**options: Any) -> Trainer:
+def plain(**options):
     off: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
     return Trainer(**({"accelerator": "cpu", "precision": "64-true", "enable_model_summary": False} | off | options))
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
-def test_a_stage_needs_no_training_data(stage: str) -> None:
+def test_a_stage_needs_no_training_data(stage):
     module = Staged()
     trainer, alone = plain(), plain()
     arguments: dict[str, Any] = {} if stage == "predict" else {"verbose": False}
@@ -75,8 +69,7 @@ def test_a_stage_needs_no_training_data(stage: str) -> None:
         assert ours[0] == pytest.approx(theirs[0])  # every institution's held-out data are the same
 
 
-def test_stages_follow_each_other() -> None:
-    """Tested, fitted, tested again, with one data module."""
+def test_stages_follow_each_other():
     module, data = Staged(), institutions(ByStage)
     reference = PlainLoop(sgd, batches=in_order).run(module, 2)
     plain().test(module, datamodule=data, verbose=False)
@@ -85,11 +78,8 @@ def test_stages_follow_each_other() -> None:
     assert trainer.test(module, datamodule=data, verbose=False)[0]["test_loss"] > 0
 
 
-# Held-out data --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("nothing", [None, [], {}], ids=str)
-def test_an_institution_may_have_no_validation_data(nothing: Any) -> None:
+def test_an_institution_may_have_no_validation_data(nothing):
     class Some(Institution):
         def val_dataloader(self) -> Any:
             return nothing if self.k else DataLoader(self.dataset, batch_size=4)
@@ -103,7 +93,7 @@ def test_an_institution_may_have_no_validation_data(nothing: Any) -> None:
     assert "val_loss" not in fit(Regression(), institutions(None_), rounds=1).callback_metrics
 
 
-def test_a_list_of_one_loader_is_that_loader() -> None:
+def test_a_list_of_one_loader_is_that_loader():
     class Listed(Institution):
         def train_dataloader(self) -> Any:
             return [super().train_dataloader()]
@@ -118,15 +108,18 @@ def test_a_list_of_one_loader_is_that_loader() -> None:
     assert "val_loss/client/hospital-3" in trainer.callback_metrics
 
 
-def test_loaders_that_lightning_made_of_data_sets_count() -> None:
+def test_loaders_that_lightning_made_of_data_sets_count_and_empty_held_out_sets_do_not():
     """``LightningDataModule.from_datasets`` puts them on the instance."""
     sets = client_sets()
     made = {f"h{k}": LightningDataModule.from_datasets(s, val_dataset=s, batch_size=5) for k, s in enumerate(sets)}
     trainer = fit(Regression(), Institutions(made), rounds=1)
     assert "val_loss/client/h2" in trainer.callback_metrics
+    nobody = TensorDataset(*(t[:0] for t in client_sets()[0].tensors))
+    trainer = fit(Regression(), federation(val_dataset={"client-0": client_sets()[0], "client-1": nobody}), rounds=1)
+    assert [n for n in trainer.callback_metrics if "/client/" in n] == ["val_loss/client/client-0"]
 
 
-def test_held_out_streams_have_no_length() -> None:
+def test_held_out_streams_have_no_length():
     class Streaming(Institution):
         def predict_dataloader(self) -> Any:
             return DataLoader(Stream(self.k), batch_size=4)
@@ -142,9 +135,6 @@ def test_held_out_streams_have_no_length() -> None:
     assert sum(len(each) for each in plain().predict(Staged(), datamodule=data) or []) == 20
 
 
-# Streams --------------------------------------------------------------------------------------------------------------
-
-
 class Shrinking(IterableDataset[Any]):
     """In its n-th pass, the first ``rows[n]`` records; no length."""
 
@@ -158,7 +148,7 @@ class Shrinking(IterableDataset[Any]):
         return zip(self.x[:n], self.y[:n], strict=True)
 
 
-def shrinking_loop(module: Regression, rows: dict[int, list[int]], rounds: int) -> Any:
+def shrinking_loop(module, rows, rounds):
     """A plain loop in which a client has other rows in each round, and counts with them; without any it sits out."""
     for round_ in range(rounds):
         own = {k: each[round_] for k, each in rows.items() if each[round_]}
@@ -172,7 +162,7 @@ def shrinking_loop(module: Regression, rows: dict[int, list[int]], rounds: int) 
     return module
 
 
-def test_a_stream_may_be_shorter_in_a_later_round_and_end() -> None:
+def test_a_stream_may_be_shorter_in_a_later_round_and_end():
     """Read once, or shorter each time: who has nothing left sits out that round, by name."""
     rows = {0: [20, 9, 0], 1: [7, 0, 0], 2: [34, 34, 34], 3: [12, 3, 0]}
     module = Regression()
@@ -185,7 +175,7 @@ def test_a_stream_may_be_shorter_in_a_later_round_and_end() -> None:
     assert [n[:26] for n in named] == [f"round {r}: client 'client-{k}'" for r, k in ((1, 1), (2, 0), (2, 1), (2, 3))]
 
 
-def test_a_round_in_which_nobody_has_anything_learns_nothing() -> None:
+def test_a_round_in_which_nobody_has_anything_learns_nothing():
     module, before = Regression(), Regression()
     before.load_state_dict(module.state_dict())
     fit(before, FederatedDataModule.from_datasets([Stream(k) for k in range(4)], batch_size=8), rounds=1)
@@ -197,9 +187,7 @@ def test_a_round_in_which_nobody_has_anything_learns_nothing() -> None:
     assert trainer.current_epoch == 3
 
 
-def test_fewer_local_steps_than_asked_for() -> None:
-    """A stream that is read once gives what it has."""
-
+def test_fewer_local_steps_than_asked_for():
     class Once(IterableDataset[Any]):
         def __init__(self, k: int) -> None:
             self.records = iter(list(zip(*client_sets()[k].tensors, strict=True)))
@@ -217,8 +205,7 @@ def test_fewer_local_steps_than_asked_for() -> None:
     assert_same(module, reference)
 
 
-def test_an_institutions_data_may_change_between_rounds() -> None:
-    """Its loader is asked anew, and its records are counted anew."""
+def test_an_institutions_data_may_change_between_rounds():
     rows = {0: [20, 9], 1: [7, 7], 2: [34, 16], 3: [12, 3]}
 
     class Changing(Institution):
@@ -233,16 +220,13 @@ def test_an_institutions_data_may_change_between_rounds() -> None:
     assert_same(module, reference)
 
 
-def test_a_batch_without_a_number_of_rows_is_named() -> None:
+def test_a_batch_without_a_number_of_rows_is_named():
     data = FederatedDataModule.from_datasets([Stream(0), Stream(1)], batch_size=8, collate_fn=lambda rows: object())
     with pytest.raises(UserError, match=r"client 'client-0' does not say how many records it has.*__len__"):
         fit(Regression(), data, rounds=1)
 
 
-# Batches that never fill ----------------------------------------------------------------------------------------------
-
-
-def test_drop_last_with_fewer_records_than_a_batch() -> None:
+def test_drop_last_with_fewer_records_than_a_batch():
     class Whole(Institution):
         def train_dataloader(self) -> DataLoader[Any]:
             return DataLoader(self.dataset, batch_size=10, drop_last=True)
@@ -259,7 +243,7 @@ def test_drop_last_with_fewer_records_than_a_batch() -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, []], ids=str)
-def test_an_institution_without_training_data_sits_out(nothing: Any) -> None:
+def test_an_institution_without_training_data_sits_out(nothing):
     class Some(Institution):
         def train_dataloader(self) -> Any:
             return nothing if self.k == 1 else super().train_dataloader()
@@ -269,9 +253,3 @@ def test_an_institution_without_training_data_sits_out(nothing: Any) -> None:
     with pytest.warns(UserWarning, match="clients without training data sit out: hospital-1"):
         fit(module, institutions(Some), rounds=2)
     assert_same(module, reference)
-
-
-def test_empty_held_out_sets() -> None:
-    nobody = TensorDataset(*(t[:0] for t in client_sets()[0].tensors))
-    trainer = fit(Regression(), federation(val_dataset={"client-0": client_sets()[0], "client-1": nobody}), rounds=1)
-    assert [n for n in trainer.callback_metrics if "/client/" in n] == ["val_loss/client/client-0"]

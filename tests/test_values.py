@@ -12,14 +12,14 @@ import pytest
 
 from tests.values import Draw, attempt, draws, kind_of
 
-COUNT, SEED = int(os.environ.get("DRAWS", "12")), 29
+COUNT, SEED = int(os.environ.get("DRAWS", "8")), 29
 AT_ONCE = os.cpu_count() or 1
 SECONDS = 90  # for one that its limit of ten seconds of a processor does not end
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="limits of processes are POSIX's")
-def test_a_number_is_taken_or_refused_by_its_key(tmp_path: Path) -> None:
+def test_a_number_is_taken_or_refused_by_its_key(tmp_path):
     wrong, alive = [], deque[tuple[Draw, Path, BaseProcess]]()
 
     def end() -> None:

@@ -38,39 +38,31 @@ class Net(nn.Module):
         return logits
 
 
-def batches_of(client: int, round_: int, steps: int = 4, rows: int = 5) -> list[Batch]:
+def batches_of(client, round_, steps=4, rows=5):
     generator = torch.Generator().manual_seed(100 * round_ + client)
     xs = [torch.randn(rows, 6, generator=generator) for _ in range(steps)]
     return [(x, torch.randint(3, (rows,), generator=generator)) for x in xs]
 
 
-def unequal(client: int, round_: int) -> list[Batch]:
+def unequal(client, round_):
     whole = batches_of(client, round_, 1 + client % 3)
     x, y = whole[-1]
     return [*whole[:-1], (x[: 1 + client], y[: 1 + client])]
 
 
-def cross_entropy(module: nn.Module, batch: Batch) -> Tensor:
+def cross_entropy(module, batch):
     return F.cross_entropy(module(batch[0]), batch[1])
 
 
-def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
-def still(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def still(parameters):
     return torch.optim.SGD(parameters, lr=0.0)
 
 
-def run(
-    vectorized: bool,
-    algorithm: Callable[[], Algorithm] = FedAvg,
-    net: Callable[[], nn.Module] = Net,
-    loss: Callable[[nn.Module, Any], Tensor] = cross_entropy,
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = sgd,
-    batches: Callable[[int, int], list[Any]] = batches_of,
-    **options: Any,
-) -> PlainFederation:
+def run(vectorized, algorithm=FedAvg, net=Net, loss=cross_entropy, optimizer=sgd, batches=batches_of, **options):
     torch.manual_seed(0)
     records = [10.0 * (k + 1) for k in range(CLIENTS)]
     parts = (algorithm(), net(), loss, optimizer, batches, records)
@@ -79,65 +71,67 @@ def run(
     return federation
 
 
-def same(first: PlainFederation, second: PlainFederation) -> float:
+def same(first, second):
     a, b = first.server.parameters, second.server.parameters
     return float((a - b).abs().max() / a.abs().max())
 
 
-def assert_side_by_side(**options: Any) -> None:
+def assert_side_by_side(**options):
     together, alone = run(True, **options), run(False, **options)
     assert together.sequential_for is None
     assert (alone.server.parameters - run(False, **options | {"optimizer": still}).server.parameters).abs().max() > 1e-4
     assert same(together, alone) < 1e-6
 
 
-def assert_one_after_another(reason: str, **options: Any) -> None:
+def assert_one_after_another(reason, **options):
     together, alone = run(True, **options), run(False, **options)
     assert reason in (together.sequential_for or "")
     assert torch.equal(together.server.parameters, alone.server.parameters)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_clients_end_where_they_end_one_after_another(algorithm: Callable[[], Algorithm]) -> None:
+def test_clients_end_where_they_end_one_after_another(algorithm):
     assert_side_by_side(algorithm=algorithm)
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE)
-def test_so_they_do_with_every_elementwise_optimizer(kind: type[torch.optim.Optimizer]) -> None:
+def test_so_they_do_with_every_elementwise_optimizer(kind):
     assert_side_by_side(optimizer=lambda parameters: kind(parameters, lr=0.01))  # type: ignore[call-arg]
 
 
-def test_groups_of_parameters_have_their_own_settings() -> None:
+def test_groups_unequal_steps_and_tied_weights_go_together():
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         first, *others, last = parameters
         return torch.optim.Adam([{"params": [first, last], "lr": 0.05}, {"params": others}], lr=0.01, fused=True)
 
     assert_side_by_side(optimizer=optimizer)
-
-
-def test_clients_of_unequal_steps_and_batches_go_with_those_alike() -> None:
     assert_side_by_side(batches=unequal)
+
+    class Tied(Net):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+            self.backbone[3].weight = self.backbone[1].weight
+
+    assert_side_by_side(net=Tied)
 
 
 @pytest.mark.parametrize(
     "made", [list, lambda b: Pair(*b), lambda b: {0: b[0], 1: b[1]}, lambda b: (b[0], b[1], ({"mask": b[0]}, [b[1]]))]
 )
-def test_batches_have_any_structure(made: Callable[[Batch], Any]) -> None:
+def test_batches_have_any_structure(made):
     assert_side_by_side(batches=lambda k, r: [made(batch) for batch in batches_of(k, r)])
 
 
-def test_more_clients_than_go_together_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_clients_than_go_together_go_in_parts_and_each_report_passes_the_mechanism(monkeypatch):
     monkeypatch.setattr("lit_epgan.engine.side_by_side.CLIENTS", 2)
     assert_side_by_side(algorithm=SCAFFOLD)
-
-
-def test_each_report_passes_the_mechanism() -> None:
     assert_side_by_side(mechanism=NormClipping(0.05))
 
 
-def test_budget_and_private_states_are_those_of_clients_one_after_another() -> None:
+def test_budget_and_private_states_are_those_of_clients_one_after_another():
     together, alone = run(True, algorithm=SCAFFOLD), run(False, algorithm=SCAFFOLD)
     assert together.round(ROUNDS).budget == alone.round(ROUNDS).budget
+    assert run(True).round(ROUNDS).budget["client/steps"] == 4  # where no work looks at them, too
     controls = [
         [f.federation.private.clients[f"client-{k}"].algorithm["control"] for k in range(CLIENTS)]
         for f in (together, alone)
@@ -146,29 +140,13 @@ def test_budget_and_private_states_are_those_of_clients_one_after_another() -> N
         torch.testing.assert_close(own, other)
 
 
-def test_a_client_that_diverges_is_left_out_by_itself() -> None:
+def test_a_client_that_diverges_is_left_out_by_itself():
     def batches(client: int, round_: int) -> list[Batch]:
         x, y = batches_of(client, round_)[0]
         return [(x * float("nan") if client == 2 else x, y)]
 
     with pytest.warns(UserWarning, match="client-2"):
         assert_side_by_side(batches=batches)
-
-
-def test_steps_are_counted_where_no_work_looks_at_them() -> None:
-    together, alone = run(True), run(False)
-    budget = together.round(ROUNDS).budget
-    assert budget["client/steps"] == 4
-    assert budget == alone.round(ROUNDS).budget
-
-
-def test_weights_that_are_tied_stay_tied() -> None:
-    class Tied(Net):
-        def __init__(self) -> None:
-            super().__init__(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
-            self.backbone[3].weight = self.backbone[1].weight
-
-    assert_side_by_side(net=Tied)
 
 
 class Counting(Net):
@@ -187,12 +165,12 @@ class Unused(Net):
         self.never = nn.Linear(2, 2)
 
 
-def looking(module: nn.Module, batch: Batch) -> Tensor:
+def looking(module, batch):
     loss = cross_entropy(module, batch)
     return loss if loss.item() < 100 else 2 * loss
 
 
-def hooked(when: str) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+def hooked(when):
     def halve(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         optimizer.param_groups[0]["lr"] /= 2
 
@@ -223,13 +201,11 @@ def hooked(when: str) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimize
         ("with convolutions", {"net": lambda: Net(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 1, 1), nn.Flatten())}),
     ],
 )
-def test_where_they_cannot_go_together_the_reason_is_said_and_nothing_changes(
-    reason: str, options: dict[str, Any]
-) -> None:
+def test_where_they_cannot_go_together_the_reason_is_said_and_nothing_changes(reason, options):
     assert_one_after_another(reason, **options)
 
 
-def test_large_models_go_one_after_another_on_a_processor() -> None:
+def test_large_models_go_one_after_another_on_a_processor():
     class Wide(Net):
         def __init__(self) -> None:
             super().__init__(nn.Linear(8, QUICK // 8), nn.Tanh(), nn.Linear(QUICK // 8, 8))
@@ -237,7 +213,7 @@ def test_large_models_go_one_after_another_on_a_processor() -> None:
     assert_one_after_another("as quick on a processor", net=Wide)
 
 
-def test_batches_that_stop_being_tensors_end_the_run_with_a_sentence() -> None:
+def test_batches_that_stop_being_tensors_end_the_run_with_a_sentence():
     def batches(client: int, round_: int) -> list[Any]:
         return [(*batch, "name") if round_ == 2 else batch for batch in batches_of(client, round_)]
 
@@ -246,6 +222,6 @@ def test_batches_that_stop_being_tensors_end_the_run_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, -1.0, float("nan")])
-def test_a_client_without_records_is_refused(number: float) -> None:
+def test_a_client_without_records_is_refused(number):
     with pytest.raises(UserError, match="records are not above 0 for client-1"):
         PlainFederation(FedAvg(), Net(), cross_entropy, sgd, batches_of, [4.0, number, 4.0])

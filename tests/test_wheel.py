@@ -48,7 +48,7 @@ assert callbacks.OWNER == datamodules.OWNER == "user"
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     copy = tmp_path_factory.mktemp("checkout")
     for part in CHECKOUT:
         if (ROOT / part).is_dir():
@@ -59,37 +59,37 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(checkout: Path) -> Path:
+def wheel(checkout):
     return build_wheel(checkout, checkout.parent / "wheel")
 
 
-def build_wheel(source: Path, folder: Path) -> Path:
+def build_wheel(source, folder):
     """As pip does it, by the package's own build system."""
     folder.mkdir()
     with contextlib.chdir(source):
         return folder / build_meta.build_wheel(str(folder))
 
 
-def contents(wheel: Path) -> set[str]:
+def contents(wheel):
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-def in_checkout(pattern: str) -> set[str]:
+def in_checkout(pattern):
     within = {"lit_epgan": "", "datamodules": "lit_epgan/", "callbacks": "lit_epgan/", "configs": "lit_epgan/"}
     files = {within[top] + path.relative_to(ROOT).as_posix() for top in TOP for path in (ROOT / top).rglob(pattern)}
     return {path for path in files if "__pycache__" not in path}
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel):
     assert contents(wheel) == in_checkout("*.py") | in_checkout("*.yaml") | in_checkout("*.html") | {
         "lit_epgan/py.typed"
     }
 
 
 @pytest.mark.slow
-def test_a_source_distribution_builds_the_same_wheel(wheel: Path, checkout: Path, tmp_path: Path) -> None:
+def test_a_source_distribution_builds_the_same_wheel(wheel, checkout, tmp_path):
     with contextlib.chdir(checkout):
         archive = build_meta.build_sdist(str(tmp_path))
     shutil.unpack_archive(tmp_path / archive, tmp_path)
@@ -98,9 +98,7 @@ def test_a_source_distribution_builds_the_same_wheel(wheel: Path, checkout: Path
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_runs_the_readmes_example_beside_a_users_own_packages_and_finds_its_configs(
-    wheel: Path, tmp_path: Path
-) -> None:
+def test_an_installed_wheel_runs_the_readmes_example_beside_a_users_own_packages_and_finds_its_configs(wheel, tmp_path):
     unpacked, own = tmp_path / "site", tmp_path / "own"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(unpacked)
@@ -117,7 +115,7 @@ def test_an_installed_wheel_runs_the_readmes_example_beside_a_users_own_packages
     assert "lr: 0.5" in ran.stdout
 
 
-def test_what_is_installed_here_claims_one_name(tmp_path: Path) -> None:
+def test_what_is_installed_here_claims_one_name(tmp_path):
     """Under ``pip install -e`` too, whose interpreter must not see the checkout's other folders."""
     code = (
         "import sys; from importlib.util import find_spec; import lit_epgan.configs;"

@@ -10,6 +10,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -123,6 +124,7 @@ def may_be_number(hint: Any) -> bool:
     return get_origin(hint) is not Callable and any(map(may_be_number, get_args(hint)))
 
 
+@cache
 def keys_of(configuration: str) -> tuple[dict[str, Any], list[tuple[tuple[Any, ...], Any]]]:
     config = resolved(words_of(configuration))
     found = [(("seed_everything",), 0)]
@@ -138,11 +140,10 @@ def keys_of(configuration: str) -> tuple[dict[str, Any], list[tuple[tuple[Any, .
 def draws(count: int, seed: int) -> list[Draw]:
     """``count`` draws: configuration, key and value."""
     source = random.Random(seed)
-    known = {name: keys_of(name) for name in CONFIGURATIONS}
     made = []
     for _ in range(count):
-        name = source.choice(list(known))
-        config, keys = known[name]
+        name = source.choice(list(CONFIGURATIONS))
+        config, keys = keys_of(name)
         path, now = source.choice(keys)
         value = source.choice(VALUES)
         if isinstance(now, list) and now and source.random() < 0.8:

@@ -7,31 +7,26 @@ that says what would break with a new Lightning.
 import copy
 import os
 import subprocess
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
-
-
-class _Fetched:
-    """One batch where Lightning's loop asks its data fetcher for the next."""
-
-    def __init__(self, batch: Any, last: bool) -> None:
-        self._batch, self.done = batch, last
-
-    def __next__(self) -> tuple[Any, int, int]:
-        return self._batch, 0, 0
+from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 
 class RoundLoop(_TrainingEpochLoop):
     """An epoch that is a round: ``round`` runs it, and calls ``step`` for each batch of each client.
 
-    A step is Lightning's own, with all its hooks. Batches are counted by client, so that gradients are accumulated,
-    and a schedule of interval "step" runs, as if the client were alone.
+    A step is Lightning's own automatic or manual optimization, with every hook that anyone has overridden. Batches are
+    counted by client, so that gradients are accumulated, and a schedule of interval "step" runs, as if the client were
+    alone. No rank waits for the others after a batch: they have different numbers of batches.
 
     Args:
         trainer: whose loop it is.
@@ -84,17 +79,66 @@ class RoundLoop(_TrainingEpochLoop):
             number: the client's steps before this one.
         """
         if number == 0:
-            self.batch_progress.reset_on_run()
-        fetched: Any = _Fetched(batch, last)
+            self._client_begins()
         self.client_trains = True
         try:
-            self.advance(fetched)
-            self.on_advance_end(fetched)
-        except StopIteration:
-            return False
+            return self._step(batch, last, number)
         finally:
             self.client_trains = False
+
+    def _client_begins(self) -> None:
+        self.batch_progress.reset_on_run()
+        module = self.trainer.lightning_module
+        self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self._begin_is_heard, self._end_is_heard = map(self._is_heard, ("on_train_batch_start", "on_train_batch_end"))
+
+    def _is_heard(self, hook: str) -> bool:
+        """Whether the module or a callback does anything at a hook."""
+        heard = [getattr(each, hook) for each in (*self.trainer.callbacks, self.trainer.lightning_module)]
+        nothing = (getattr(Callback, hook), getattr(LightningModule, hook))
+        return any(callable(each) and getattr(each, "__func__", each) not in nothing for each in heard)
+
+    def _step(self, batch: Any, last: bool, number: int) -> bool:
+        """What Lightning does with a batch (``advance``), less what nobody hears."""
+        trainer, lightning_module, progress = self.trainer, self.trainer.lightning_module, self.batch_progress
+        progress.is_last_batch = last
+        batch = lightning_module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
+        batch = trainer.strategy.batch_to_device(batch)
+        progress.increment_ready()
+        trainer._logger_connector.on_batch_start(batch)
+        output: Any = None
+        ends = False
+        if batch is None:
+            rank_zero_warn("a client's data gave None in place of a batch: no step is taken on it")
+        else:
+            if self._begin_is_heard:
+                _call_callback_hooks(trainer, "on_train_batch_start", batch, number)
+                ends = _call_lightning_module_hook(trainer, "on_train_batch_start", batch, number) == -1
+            if not ends:
+                output = self._optimize(batch, number)
+        progress.increment_processed()
+        self.update_lr_schedulers("step", update_plateau_schedulers=False)
+        if ends:
+            return False
+        if self._end_is_heard:
+            _call_callback_hooks(trainer, "on_train_batch_end", output, batch, number)
+            _call_lightning_module_hook(trainer, "on_train_batch_end", output, batch, number)
+        trainer._logger_connector.on_batch_end()
+        progress.increment_completed()
+        trainer._logger_connector.update_train_step_metrics()
+        self.on_advance_end(None)  # type: ignore[arg-type]  # which asks its fetcher whether to validate: not now
         return True
+
+    def _optimize(self, batch: Any, number: int) -> Any:
+        trainer = self.trainer
+        self.batch_progress.increment_started()
+        arguments = OrderedDict(batch=batch)
+        if self._takes_index:
+            arguments["batch_idx"] = number
+        with trainer.profiler.profile("run_training_batch"):
+            if trainer.lightning_module.automatic_optimization:
+                return self.automatic_optimization.run(trainer.optimizers[0], number, arguments)
+            return self.manual_optimization.run(arguments)
 
     def stepped(self, steps: int) -> None:
         """Clients have taken so many steps outside of this loop: side by side."""
@@ -113,14 +157,11 @@ class RoundLoop(_TrainingEpochLoop):
 
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
         """Schedules of interval "step" run with a client's steps, those of interval "epoch" with the rounds."""
-        if (interval == "step") == self.client_trains:
+        if (interval == "step") == self.client_trains and self.trainer.lr_scheduler_configs:
             super().update_lr_schedulers(interval, update_plateau_schedulers)
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         return not self.client_trains and super()._should_check_val_fx(data_fetcher)
-
-    def _broadcast_sigterm_tensor(self) -> None:
-        """No rank waits for the others after each batch, for they have different numbers of batches."""
 
 
 class RoundProgress(NamedTuple):
